@@ -446,9 +446,11 @@ def test_the_doctor_reports_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     means."""
     from milpplan.optimize.milp import solver_self_test
 
-    good = solver_self_test.CanaryResult("cbc: x", True, "1", "1", "nothing")
-    bad = solver_self_test.CanaryResult("cbc: x", False, "1", "2", "it lies")
-    none = solver_self_test.CanaryResult("cbc: y", False, "an answer", "No space left", "unusable", answered=False)
+    good = solver_self_test.SelfTestResult("cbc: x", True, "1", "1", "nothing")
+    bad = solver_self_test.SelfTestResult("cbc: x", False, "1", "2", "it lies")
+    none = solver_self_test.SelfTestResult(
+        "cbc: y", False, "an answer", "No space left", "unusable", answered=False
+    )
     monkeypatch.setattr(solver_self_test, "run_canaries", lambda: (good,))
     assert run("doctor").exit_code == 0
     monkeypatch.setattr(solver_self_test, "run_canaries", lambda: (good, none))

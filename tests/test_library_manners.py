@@ -19,9 +19,9 @@ import pytest
 import milpplan
 from milpplan import PlanResult, Problem
 from milpplan.graph import GraphProgress, StrategyGraph
-from milpplan.optimize.layout.layout_outcome import Resolution
+from milpplan.optimize.layout.layout_outcome import LayoutOutcome
 from milpplan.optimize.layout.layout_solver import LayoutSolver
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import AUTO, BACKENDS, backend
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Limits
@@ -176,7 +176,9 @@ def taken(problem: Problem, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple
     way: list[object] = []
     resolve = LayoutSolver.resolve
 
-    def noted(self: LayoutSolver, setting: Setting, cutoff: int, bound: int, effort: int = 1) -> Resolution:
+    def noted(
+        self: LayoutSolver, setting: LayoutContext, cutoff: int, bound: int, effort: int = 1
+    ) -> LayoutOutcome:
         way.append((setting.layout, cutoff, bound, effort))
         return resolve(self, setting, cutoff, bound, effort)
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from milpplan.errors import InfeasibleError
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.result import GroupedResult
 from milpplan.groups.search import ranked_sets, solve_groups
@@ -160,7 +160,7 @@ def planned(
 
 def _quick_bound_ms(problem: GroupedProblem) -> float:
     """The first bound of the search, before any program."""
-    return ranked_sets(problem, {kind: KindCuts(kind) for kind in problem.kinds})[0].bound_ns / NS_PER_MS
+    return ranked_sets(problem, {kind: PipelineCuts(kind) for kind in problem.kinds})[0].bound_ns / NS_PER_MS
 
 
 def _together(results: Sequence[GroupedResult]) -> Answer:

@@ -26,7 +26,7 @@ from milpplan.cli.solving import (
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.run_totals import run_totals
 from milpplan.launchers.restriction import restrict
-from milpplan.optimize.certificate import Certification, Check, Claim, Verdict
+from milpplan.optimize.certificate import Certification, Check, ClaimedResult, Verdict
 from milpplan.optimize.certify import (
     ROUNDING,
     SecondProofs,
@@ -288,7 +288,7 @@ def _check_claims(document: ResultDocument, source: str) -> None:
     check_forbidden(certificate.forbid)
 
 
-def claim_of(document: ResultDocument, source: str) -> Claim:
+def claim_of(document: ResultDocument, source: str) -> ClaimedResult:
     """Read the claims of a document.
 
     Raises:
@@ -296,7 +296,7 @@ def claim_of(document: ResultDocument, source: str) -> Claim:
     """
     certificate = document.certificate
     assert certificate is not None
-    return Claim(
+    return ClaimedResult(
         status=document.status,
         plan=None if document.plan is None else document.plan.restored(source),
         step_time_s=document.step_time_s,
@@ -313,7 +313,7 @@ def claim_of(document: ResultDocument, source: str) -> Claim:
     )
 
 
-def rebuilt(document: ResultDocument, claim: Claim, source: str) -> ResultDocument:
+def rebuilt(document: ResultDocument, claim: ClaimedResult, source: str) -> ResultDocument:
     """Build a result again from what it is about and the bounds that it claims.
 
     Raises:
@@ -366,7 +366,7 @@ def rebuilt(document: ResultDocument, claim: Claim, source: str) -> ResultDocume
     return with_parts(built)
 
 
-def _explained(document: ResultDocument, claim: Claim) -> MilpplanError:
+def _explained(document: ResultDocument, claim: ClaimedResult) -> MilpplanError:
     """Why there is no plan; nobody may have waited for that."""
     said = document.infeasible
     if said is not None and (said.seen, said.expected, said.do) == _words(INTERRUPTED):
@@ -378,7 +378,7 @@ def _words(error: MilpplanError) -> tuple[str, str, str]:
     return error.seen, error.expected, error.do
 
 
-def _result_again(document: ResultDocument, claim: Claim, source: str) -> PlanResult:
+def _result_again(document: ResultDocument, claim: ClaimedResult, source: str) -> PlanResult:
     """The result of a solve with the claimed plan and bounds; what is not certified is the document's."""
     problem, plan = document.problem, claim.plan
     report = None if plan is None else simulate(problem, plan)
@@ -426,7 +426,7 @@ def _status(without: Status, gap: float | None, tolerance: float) -> Status:
     return "optimal" if gap is not None and gap <= tolerance * (1 + ROUNDING) else without
 
 
-def _step_bound(problem: Problem, claim: Claim, report: StepReport | None) -> float | None:
+def _step_bound(problem: Problem, claim: ClaimedResult, report: StepReport | None) -> float | None:
     """The bound of the step time: the objective's in seconds; where the fewest GPUs are sought one by itself."""
     listed = listed_problem(problem, claim.plan)
     if report is None or claim.bound is None or not has_one_step_time(listed):
@@ -437,7 +437,7 @@ def _step_bound(problem: Problem, claim: Claim, report: StepReport | None) -> fl
     return claim.bound / printed_unit(problem)[0] / of_one_second(problem)
 
 
-def _other_plans(document: ResultDocument, claim: Claim, source: str) -> tuple[Plan, ...]:
+def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) -> tuple[Plan, ...]:
     """The plans that a result compares with: plans of the space that fit."""
     problem = document.problem
     plans = tuple(other.plan.restored(source) for other in document.runners_up)
@@ -455,7 +455,7 @@ def _other_plans(document: ResultDocument, claim: Claim, source: str) -> tuple[P
     return plans
 
 
-def _price(document: ResultDocument, result: PlanResult, claim: Claim, source: str) -> TargetPrice | None:
+def _price(document: ResultDocument, result: PlanResult, claim: ClaimedResult, source: str) -> TargetPrice | None:
     """Price the restriction to a launcher from the best plan and the bound that are claimed without it."""
     claimed = None if document.target is None else document.target.price
     target = document.problem.space.target
@@ -482,7 +482,7 @@ def _price(document: ResultDocument, result: PlanResult, claim: Claim, source: s
 
 
 def _others_proved(
-    document: ResultDocument, claim: Claim, proofs: SecondProofs
+    document: ResultDocument, claim: ClaimedResult, proofs: SecondProofs
 ) -> Iterator[tuple[Check, Verdict]]:
     """Prove again what is claimed of other problems: without the launcher, and at the ends of the uncertainty."""
     problem = document.problem
@@ -499,7 +499,7 @@ def _others_proved(
 
 
 def _bounded(
-    name: str, problem: Problem, claim: Claim, value: float, bound: float, proofs: SecondProofs
+    name: str, problem: Problem, claim: ClaimedResult, value: float, bound: float, proofs: SecondProofs
 ) -> tuple[Check, Verdict]:
     """Prove that no plan of a problem is better than a bound."""
     gap = max(claim.tolerance, 1.0 - bound / value)

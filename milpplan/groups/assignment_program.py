@@ -40,12 +40,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.groups.bounds.idle_time import Room
+from milpplan.groups.bounds.idle_time import CapacityRow
 from milpplan.groups.bounds.path_duals import SCALE_BITS
-from milpplan.groups.bounds.pipeline_bounds import KindCuts, Slot
+from milpplan.groups.bounds.pipeline_bounds import CountCuts, PipelineCuts
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
-from milpplan.groups.tour_costs import GroupPrices, every_strategy_is_used
+from milpplan.groups.tour_costs import TourCostRows, every_strategy_is_used
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 
 Floors = Mapping[int, Sequence[tuple[FloatArray, float]]]
@@ -73,7 +73,7 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Master:
+class AssignmentProgram:
     """The program of one set of strategies, and where its decisions are."""
 
     program: Program
@@ -92,13 +92,13 @@ class Master:
 def master_program(
     problem: GroupedProblem,
     used: tuple[int, ...],
-    cuts: Mapping[Kind, KindCuts],
+    cuts: Mapping[Kind, PipelineCuts],
     unit_ns: int,
     fractions: int = DEFAULT_FRACTIONS,
     profiles: bool = True,
-    waits: Mapping[Kind, Room] | None = None,
+    waits: Mapping[Kind, CapacityRow] | None = None,
     floors: Floors | None = None,
-) -> Master:
+) -> AssignmentProgram:
     """The program for exactly the strategies ``used``; without ``profiles`` their cuts stay out, and unsought.
 
     ``waits`` hold for plans with the groups' times in the interval that they were made for; ``floors`` as far as
@@ -108,7 +108,7 @@ def master_program(
     kinds = tuple(kind for s in used for kind in problem.kinds_of(s))
     rows = [row for of in (floors or {}).values() for row in of]
     highest_ns = max((_highest(shares, problem.counts) + constant for shares, constant in rows), default=0.0)
-    prices = GroupPrices.add(builder, problem, used, kinds, unit_ns, highest_ns)
+    prices = TourCostRows.add(builder, problem, used, kinds, unit_ns, highest_ns)
     columns = [_add_columns(builder, kind, prices.times[kind.strategy]) for kind in kinds]
     every_sequence_runs(builder, problem, columns)
     # Beside pipelines their slots prove next to nothing, and cost time.
@@ -133,7 +133,7 @@ def master_program(
             takes_at_least(builder, f"{name},{number}", mine, shares / unit_ns, constant / unit_ns, fractions)
     prices.minimize(builder)
     table = np.array([one.sequences for one in columns], np.int64)
-    return Master(builder.build(), kinds, table, unit_ns)
+    return AssignmentProgram(builder.build(), kinds, table, unit_ns)
 
 
 def _highest(shares: FloatArray, counts: Int64Array) -> float:
@@ -173,7 +173,7 @@ def _work(one: _Columns, unit_ns: int) -> tuple[list[int], list[int]]:
 def load_has_one_slot(
     builder: ProgramBuilder,
     one: _Columns,
-    slots: tuple[Slot, ...],
+    slots: tuple[CountCuts, ...],
     rooms: list[float],
     unit_ns: int,
     alone: bool,
@@ -201,7 +201,7 @@ def load_has_one_slot(
 
 
 def slowest_replica_obeys_cuts(
-    builder: ProgramBuilder, one: _Columns, slots: tuple[Slot, ...], unit_ns: int, fractions: int
+    builder: ProgramBuilder, one: _Columns, slots: tuple[CountCuts, ...], unit_ns: int, fractions: int
 ) -> None:
     """F D Z >= sum_v [floor(F slope / parts) W_v + floor(F D constant / unit) slot_v], for each layer of cuts."""
     kind, parts = one.kind, one.kind.pipeline.parts
@@ -295,7 +295,9 @@ def takes_at_least(
     )
 
 
-def waits_around_long(builder: ProgramBuilder, one: _Columns, room: Room, unit_ns: int, fractions: int) -> None:
+def waits_around_long(
+    builder: ProgramBuilder, one: _Columns, room: CapacityRow, unit_ns: int, fractions: int
+) -> None:
     """F Z >= floor(F / A) work - F b_0 / A + sum_i F (b_{i-1} - b_i) / A G_i; G_i = 1 where one of its lengths is
     present, and falling."""
     columns, works = _work(one, unit_ns)

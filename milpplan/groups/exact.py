@@ -32,7 +32,7 @@ from milpplan.groups.packing.pack import Packing
 from milpplan.groups.plan import Group
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.strategies import Int64Array
-from milpplan.groups.tour_costs import GroupPrices, every_strategy_is_used, serial_ns
+from milpplan.groups.tour_costs import TourCostRows, every_strategy_is_used, serial_ns
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 
 
@@ -84,7 +84,7 @@ def exact_program(problem: GroupedProblem, used: tuple[int, ...], unit_ns: int) 
     """The program for exactly the strategies ``used``."""
     builder = ProgramBuilder(f"exact {'+'.join(problem.strategies[s].name for s in used)}")
     kinds = [kind for s in used for kind in problem.kinds_of(s)]
-    prices = GroupPrices.add(builder, problem, used, kinds, unit_ns)
+    prices = TourCostRows.add(builder, problem, used, kinds, unit_ns)
     replicas = [_replica(builder, kind, r) for kind in kinds for r in range(kind.num_replicas)]
     for k, (length, count) in enumerate(zip(problem.lengths.tolist(), problem.counts.tolist(), strict=True)):
         columns = [place[k] for one in replicas for place in one.sequences if place[k] >= 0]

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.document import Degrees
 from milpplan.groups.packing.pack import Packing, pack
 from milpplan.groups.plan import Group, GroupedPlan, check
@@ -210,7 +210,7 @@ def _boundaries(plan: GroupedPlan, groups: Sequence[Group]) -> tuple[int, ...]:
 def _repacked(plan: GroupedPlan, group: Group, counts: Int64Array) -> Group:
     """The group with other sequences; only where its replicas are alike."""
     kinds = plan.problem.kinds_of(group.strategy)
-    packing: Packing | None = pack(kinds[0], KindCuts(kinds[0]), counts) if len(kinds) == 1 else None
+    packing: Packing | None = pack(kinds[0], PipelineCuts(kinds[0]), counts) if len(kinds) == 1 else None
     if packing is None:
         name = plan.problem.strategies[group.strategy].name
         raise IllegalPlanError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.groups.bounds.path_duals import SCALE_BITS
-from milpplan.groups.bounds.pipeline_bounds import KindCuts, last_stage_cut
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts, last_stage_cut
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
 from milpplan.groups.tours import least_overhead_ns
@@ -30,7 +30,7 @@ class SetRecord:
     by: Proof = "sum"
 
 
-def ranked_sets(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> list[SetRecord]:
+def ranked_sets(problem: GroupedProblem, cuts: dict[Kind, PipelineCuts]) -> list[SetRecord]:
     """All sets of at most ``max_strategies`` strategies that hold every length, by their *sum* bound."""
     shares, constants = sequence_shares(problem, cuts)
     useful = [s for s in range(len(problem.strategies)) if np.isfinite(shares[s]).any()]
@@ -68,7 +68,7 @@ def alone_ns(problem: GroupedProblem, strategy: int) -> FloatArray:
     return np.asarray(np.min(times, axis=0))
 
 
-def sequence_shares(problem: GroupedProblem, cuts: dict[Kind, KindCuts]) -> tuple[FloatArray, Int64Array]:
+def sequence_shares(problem: GroupedProblem, cuts: dict[Kind, PipelineCuts]) -> tuple[FloatArray, Int64Array]:
     """What a sequence, and a group before its sequences, add to the group's time at least, ns.
 
     Shapes [strategies, K], infinite where none fits, and [strategies]. For kinds j side by side and any weights

@@ -28,8 +28,8 @@ import numpy as np
 
 from milpplan.errors import SolverError
 from milpplan.groups.assignment_program import DEFAULT_FRACTIONS, Floors, master_program
-from milpplan.groups.bounds.idle_time import Waits
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.idle_time import IdleTimeBound
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.exact import exact_program, exact_size
 from milpplan.groups.packing.levelled import joined, leveled, packed
 from milpplan.groups.packing.pair_exchange import exchanged
@@ -141,7 +141,7 @@ class _Search:
         self.floors = floors
         self.cpu_start = time.process_time()
         self.deadline = time.perf_counter() + time_limit_s
-        self.cuts = {kind: KindCuts(kind) for kind in problem.kinds}
+        self.cuts = {kind: PipelineCuts(kind) for kind in problem.kinds}
         self.best: GroupedPlan | None = None
         self.sets = ranked_sets(problem, self.cuts)
 
@@ -216,7 +216,7 @@ class _Search:
 
     def _wait(self) -> None:
         """Waits around long sequences, while the set with the least bound is one of them that learns any."""
-        learned: dict[Kind, Waits] = {}
+        learned: dict[Kind, IdleTimeBound] = {}
         shared = dict.fromkeys((one.used for one in self.sets), 0)
         while self.best is not None and time.perf_counter() < self.deadline:
             record = min(self.sets, key=lambda one: one.bound_ns)
@@ -224,7 +224,7 @@ class _Search:
             if record.bound_ns >= self.target_ns() or len(record.used) > 1 or not pipelines:
                 return
             first = [kind for kind in pipelines if kind not in learned]
-            learned |= {kind: Waits(kind, self.cuts[kind]) for kind in first}
+            learned |= {kind: IdleTimeBound(kind, self.cuts[kind]) for kind in first}
             waits = {kind: learned[kind] for kind in pipelines}
             if first:
                 self._learn_from_best(record, waits)
@@ -241,7 +241,7 @@ class _Search:
             if not new and not nearer:
                 return
 
-    def _learn_from_best(self, record: SetRecord, waits: dict[Kind, Waits]) -> None:
+    def _learn_from_best(self, record: SetRecord, waits: dict[Kind, IdleTimeBound]) -> None:
         """Learn of the longest sequences that the best plan gives to kinds of the set."""
         assert self.best is not None
         packings = [packing for group in self.best.groups for packing in group.packings]
@@ -263,7 +263,9 @@ class _Search:
         constants = [price.constant_ns for price in tour_prices(self.problem, record.used)]
         return record.bound_ns - max(constants), self.best.time_ns - min(constants) + 2 * unit_ns
 
-    def _learn(self, record: SetRecord, waits: dict[Kind, Waits]) -> tuple[bool, dict[Kind, Int64Array] | None]:
+    def _learn(
+        self, record: SetRecord, waits: dict[Kind, IdleTimeBound]
+    ) -> tuple[bool, dict[Kind, Int64Array] | None]:
         """Solve a set's master with what is known, and learn of the longest sequences in its answer: whether that
         is anything new, and the answer."""
         assert self.best is not None
@@ -280,7 +282,7 @@ class _Search:
         news = [waits[kind].learn(int(held[-1]), low, high) for kind, held in longest.items() if held.size]
         return any(news), loads
 
-    def _share(self, record: SetRecord, loads: dict[Kind, Int64Array], waits: dict[Kind, Waits]) -> None:
+    def _share(self, record: SetRecord, loads: dict[Kind, Int64Array], waits: dict[Kind, IdleTimeBound]) -> None:
         """Pack a master's answer, and those of masters that know by how much each kind came out later than its
         bound."""
         assert self.best is not None

@@ -12,7 +12,7 @@ from milpplan.optimize.milp.program import ProgramBuilder
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPrices:
+class TourCostRows:
     """Columns of the groups' times by strategy, and of the tours, with the tours' prices in units."""
 
     times: dict[int, int]
@@ -27,7 +27,7 @@ class GroupPrices:
         kinds: Sequence[Kind],
         unit_ns: int,
         highest_ns: float = 0.0,
-    ) -> GroupPrices:
+    ) -> TourCostRows:
         """Add Z_s, y_t and the rows ``one_tour``. ``highest_ns``: what is known of groups from elsewhere may be
         above all that the strategies' tables allow, which are below the true times."""
         prices = tour_prices(problem, used)
@@ -39,7 +39,7 @@ class GroupPrices:
         }
         tours = builder.add_variables([f"tour[{t}]" for t in range(len(prices))], 0, 1)
         one_tour(builder, tours, times, prices, unit_ns)
-        return GroupPrices(times, tours, tuple(price.constant_ns // unit_ns for price in prices))
+        return TourCostRows(times, tours, tuple(price.constant_ns // unit_ns for price in prices))
 
     def minimize(self, builder: ProgramBuilder) -> None:
         """Set the objective: the time of the step."""

@@ -31,7 +31,7 @@ from milpplan.groups.strategies import Strategy
 from milpplan.groups.tours import tour_time_ns
 from milpplan.lengths.flexsp_rule import flexsp_step
 from milpplan.lengths.records import BaselineStep
-from milpplan.lengths.strategy_tables import Packed, Pool
+from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.lengths.switches import NEVER_NS, Switches
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
@@ -44,7 +44,7 @@ Degrees = tuple[int, int, int]
 
 
 def baseline_steps(
-    pool: Pool, switches: Switches, time_limit_s: float, backend: str, given: Sequence[Degrees] = ()
+    pool: StrategyTables, switches: Switches, time_limit_s: float, backend: str, given: Sequence[Degrees] = ()
 ) -> tuple[BaselineStep, ...]:
     """Steps of the three rules; with ``given`` degrees of HotSPa's strategies (longest bucket first) one more, by
     these on its first buckets. FlexSP's programs stop after ``time_limit_s``."""
@@ -91,7 +91,7 @@ def dealt(rows: IntArray, num_replicas: int) -> tuple[IntArray, ...]:
     return tuple(rows[first::num_replicas] for first in range(num_replicas))
 
 
-def bucketing_step(pool: Pool) -> BaselineStep:
+def bucketing_step(pool: StrategyTables) -> BaselineStep:
     """The shortest step of one strategy whose micro-batches hold sequences of one bucket."""
     found = bucketed_step(pool)
     # A pool without room for the longest sequence is refused.
@@ -102,7 +102,7 @@ def bucketing_step(pool: Pool) -> BaselineStep:
 
 
 def bucketed_step(
-    pool: Pool, below_ns: float = float("inf"), deadline: float = float("inf")
+    pool: StrategyTables, below_ns: float = float("inf"), deadline: float = float("inf")
 ) -> tuple[int, Packed] | None:
     """The member with the shortest step of ``bucketing``, and its packing; None if none is below ``below_ns`` of
     those looked at before the ``deadline`` (of ``perf_counter``)."""
@@ -120,24 +120,24 @@ def bucketed_step(
     return best
 
 
-def _bucketed(pool: Pool, member: int, grains: int) -> Packed:
+def _bucketed(pool: StrategyTables, member: int, grains: int) -> Packed:
     tokens = grains * pool.load.grain
     rows = [_of_bucket(pool, one, tokens) for one in buckets(pool.load.lengths, BOUNDARIES[0])]
     return pool.timed(member, dealt(np.concatenate(rows), _replicas(pool, member)), grains)
 
 
-def _of_bucket(pool: Pool, bucket: Bucket, most_tokens: int) -> IntArray:
+def _of_bucket(pool: StrategyTables, bucket: Bucket, most_tokens: int) -> IntArray:
     """Packs of a bucket over all lengths of the workload, [m, n]."""
     held = np.zeros_like(pool.load.counts)
     held[bucket.places] = pool.load.counts[bucket.places]
     return packs(pool.load.lengths, held, most_tokens)
 
 
-def _replicas(pool: Pool, member: int) -> int:
+def _replicas(pool: StrategyTables, member: int) -> int:
     return pool.members[member].candidate.layout.dp
 
 
-def hotspa_step(pool: Pool, switches: Switches, given: Sequence[Degrees] = ()) -> BaselineStep:
+def hotspa_step(pool: StrategyTables, switches: Switches, given: Sequence[Degrees] = ()) -> BaselineStep:
     """HotSPa's step, the shorter one of its two sets of buckets; ``given``: see ``baseline_steps``."""
     name = "HotSPa, its strategies" if given else "HotSPa"
     steps = [_Buckets(pool, switches, name, ends, given).step() for ends in BOUNDARIES[: 1 if given else None]]
@@ -148,7 +148,7 @@ class _Buckets:
     """One set of buckets under HotSPa's rules."""
 
     def __init__(
-        self, pool: Pool, switches: Switches, name: str, ends: Sequence[int], given: Sequence[Degrees]
+        self, pool: StrategyTables, switches: Switches, name: str, ends: Sequence[int], given: Sequence[Degrees]
     ) -> None:
         self.pool, self.switches, self.name, self.given = pool, switches, name, given
         self.buckets = buckets(pool.load.lengths, ends)

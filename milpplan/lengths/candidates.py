@@ -162,7 +162,7 @@ def candidates(problem: Problem) -> list[Candidate]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class SizedCandidate:
     """A candidate with its constants and the most grains of a micro-batch: alone in its step, and beside others
     (0: not even one)."""
 
@@ -173,7 +173,7 @@ class Sized:
     beside_grains: int
 
 
-def sized(problem: Problem, found: Sequence[Candidate], most_grains: int) -> list[Sized]:
+def sized(problem: Problem, found: Sequence[Candidate], most_grains: int) -> list[SizedCandidate]:
     """Capacities of all candidates, without those that hold nothing; no micro-batch is above ``most_grains``."""
     peaks = _Peaks(problem, tuple(found))
     usable = problem.hardware.usable_bytes
@@ -193,7 +193,7 @@ def sized(problem: Problem, found: Sequence[Candidate], most_grains: int) -> lis
     shares = -(-2 * states * grad_bytes(problem) // ADAM_STATE_BYTES)
     beside = _most_grains(peaks, np.full(len(some), states + shares), usable, most_grains)
     return [
-        Sized(one, costs, stages, int(alone[row]), int(beside[place]))
+        SizedCandidate(one, costs, stages, int(alone[row]), int(beside[place]))
         for place, (row, one, (costs, stages)) in enumerate(zip(some, peaks.found, peaks.constants(), strict=True))
     ]
 

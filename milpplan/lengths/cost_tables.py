@@ -31,10 +31,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy, TabledPipeline
-from milpplan.lengths.candidates import Candidate, Sized
+from milpplan.lengths.candidates import Candidate, SizedCandidate
 from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.replica_time import StageTimes, stage_layers
 from milpplan.lengths.ring_attention import layout_times, ring_times, staged
@@ -241,7 +241,7 @@ def _slopes(problem: Problem, candidate: Candidate) -> tuple[float, float]:
     return 1.0 - (1.0 - share) * (size - 1) / size, 1.0
 
 
-def strategy_of(tables: Tables, one: Sized, most_grains: int) -> Strategy:
+def strategy_of(tables: Tables, one: SizedCandidate, most_grains: int) -> Strategy:
     """The strategy with micro-batches of up to ``most_grains`` grains, never slower than it is."""
     layout, load = one.candidate.layout, tables.load
     reduce_ns = once_ns(one, Term.REDUCE)
@@ -252,13 +252,13 @@ def strategy_of(tables: Tables, one: Sized, most_grains: int) -> Strategy:
         return Strategy.of(pipeline, layout.dp, reduce_ns, one.candidate.name)
     equal, last, ramp_ns = _pipelines(tables, one, most_grains)
     kinds = [Kind(0, pipeline, layout.dp, load.lengths, load.counts) for pipeline in (equal, last)]
-    proved = [KindCuts(kind).inflation * kind.total_units * kind.pipeline.parts / layout.dp for kind in kinds]
+    proved = [PipelineCuts(kind).inflation * kind.total_units * kind.pipeline.parts / layout.dp for kind in kinds]
     if proved[0] >= proved[1] + ramp_ns:
         return Strategy.of(equal, layout.dp, reduce_ns, one.candidate.name)
     return Strategy.of(last, layout.dp, reduce_ns + ramp_ns, one.candidate.name)
 
 
-def typical_pipeline(tables: Tables, one: Sized, most_grains: int) -> TabledPipeline:
+def typical_pipeline(tables: Tables, one: SizedCandidate, most_grains: int) -> TabledPipeline:
     """A pipeline of equal stages that packings begin with: no bound, but what full micro-batches and those of an
     eighth of that take on the last stage, with a line between them."""
     stages, layout = one.candidate.layout.pp, one.candidate.layout
@@ -281,7 +281,9 @@ def typical_pipeline(tables: Tables, one: Sized, most_grains: int) -> TabledPipe
     return replace(pipeline, num_gpus=layout.num_gpus // layout.dp)
 
 
-def _pipelines(tables: Tables, one: Sized, most_grains: int) -> tuple[TabledPipeline, TabledPipeline, int]:
+def _pipelines(
+    tables: Tables, one: SizedCandidate, most_grains: int
+) -> tuple[TabledPipeline, TabledPipeline, int]:
     """*equal*, *last* and its ramp in ns."""
     stages, load = list(range(one.candidate.layout.pp)), tables.load
     at = min(float(most_grains), load.grains / (one.candidate.layout.dp * 4 * len(stages)))
@@ -299,7 +301,7 @@ def _pipelines(tables: Tables, one: Sized, most_grains: int) -> tuple[TabledPipe
 
 
 def _tabled(
-    one: Sized,
+    one: SizedCandidate,
     load: Load,
     most_grains: int,
     lines: list[tuple[int, Affine]],
@@ -327,11 +329,11 @@ def _tabled(
     )
 
 
-def once_ns(one: Sized, term: Term) -> int:
+def once_ns(one: SizedCandidate, term: Term) -> int:
     """What the slowest stage takes once a step: a reduction, a gather, an update."""
     return max(int(stage.terms[term, 0]) for stage in one.stages)
 
 
-def finish_ns(one: Sized) -> int:
+def finish_ns(one: SizedCandidate) -> int:
     """What ends a step at home: the norm of the gradients, the update, and the gather of the parameters."""
     return int(one.costs.barrier_ns) + once_ns(one, Term.OPTIMIZER) + once_ns(one, Term.GATHER)

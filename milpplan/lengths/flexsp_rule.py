@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.plan import GroupedPlan
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.screen_subsets import ranked_sets
@@ -35,7 +35,7 @@ from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
 from milpplan.lengths.records import BaselineStep
 from milpplan.lengths.replica_time import replicas_ns
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
 
@@ -51,7 +51,7 @@ class _Family:
 
     members: dict[int, int]
 
-    def most_tokens(self, pool: Pool, num_gpus: int) -> int:
+    def most_tokens(self, pool: StrategyTables, num_gpus: int) -> int:
         """Most tokens of a round."""
         return max(
             num_gpus // degree * pool.grains(member, beside=False) * pool.load.grain
@@ -59,7 +59,7 @@ class _Family:
         )
 
 
-def flexsp_step(pool: Pool, time_limit_s: float, backend: str) -> BaselineStep:
+def flexsp_step(pool: StrategyTables, time_limit_s: float, backend: str) -> BaselineStep:
     """The shortest step of the rule found in the time, or why there is none."""
     deadline = time.perf_counter() + time_limit_s
     best: BaselineStep | None = None
@@ -75,7 +75,7 @@ def flexsp_step(pool: Pool, time_limit_s: float, backend: str) -> BaselineStep:
     return best
 
 
-def _families(pool: Pool) -> list[_Family]:
+def _families(pool: StrategyTables) -> list[_Family]:
     """Least work first."""
     found: dict[tuple[object, ...], dict[int, int]] = {}
     for member, one in enumerate(pool.members):
@@ -94,11 +94,11 @@ def _families(pool: Pool) -> list[_Family]:
     return [_Family(one) for one in sorted(kept, key=lambda one: least[id(one)])]
 
 
-def _num_gpus(pool: Pool) -> int:
+def _num_gpus(pool: StrategyTables) -> int:
     return pool.members[0].candidate.layout.num_gpus
 
 
-def _numbers(pool: Pool, family: _Family) -> range:
+def _numbers(pool: StrategyTables, family: _Family) -> range:
     fewest = -(-pool.load.grains * pool.load.grain // family.most_tokens(pool, _num_gpus(pool)))
     return range(fewest, min(fewest + _OPTIONS, int(pool.load.counts.sum()) + 1))
 
@@ -126,7 +126,7 @@ def rounds(lengths: IntArray, counts: IntArray, number: int) -> list[IntArray]:
 
 
 def _shorter(
-    pool: Pool, family: _Family, number: int, best: BaselineStep | None, solver: tuple[str, float]
+    pool: StrategyTables, family: _Family, number: int, best: BaselineStep | None, solver: tuple[str, float]
 ) -> BaselineStep | None:
     """The step of so many rounds, if it is shorter than the best; ``solver``: backend, seconds a round."""
     used = list(family.members.values())
@@ -154,10 +154,10 @@ def _shorter(
 
 def _least_ns(problem: GroupedProblem) -> int:
     """The first bound of the search for a round."""
-    return ranked_sets(problem, {kind: KindCuts(kind) for kind in problem.kinds})[0].bound_ns
+    return ranked_sets(problem, {kind: PipelineCuts(kind) for kind in problem.kinds})[0].bound_ns
 
 
-def _round(pool: Pool, family: _Family, counts: IntArray) -> GroupedProblem:
+def _round(pool: StrategyTables, family: _Family, counts: IntArray) -> GroupedProblem:
     """One round: every way to fill the cluster is a strategy, of which one is chosen."""
     held = np.flatnonzero(counts)
     lengths = pool.load.lengths[held]
@@ -197,7 +197,7 @@ def _mixes(num_gpus: int, degrees: list[int]) -> Iterator[tuple[tuple[int, int],
         yield from (mine + others for others in _mixes(num_gpus - count * largest, degrees[:-1]))
 
 
-def _exact_ns(pool: Pool, family: _Family, plan: GroupedPlan) -> int:
+def _exact_ns(pool: StrategyTables, family: _Family, plan: GroupedPlan) -> int:
     """The slowest group of a round."""
     slowest = 0
     for group in plan.groups:

@@ -166,7 +166,7 @@ class SideBySide:
 
 
 @dataclass(frozen=True, slots=True)
-class UnlikeReplicas:
+class HeterogeneousReplicas:
     """What is known of steps of unlike replicas (``unlike``): the best one found that is shorter than all others,
     None without one, and what each of its replicas runs; no such step of any of ``num_strategies`` takes less than
     ``lower_bound_s`` (None without a strategy)."""
@@ -245,7 +245,7 @@ class LengthsResult:
     rules: SequenceRules = PACKED
     side_by_side: SideBySide | None = None
     interrupted: bool = False
-    unlike_replicas: UnlikeReplicas | None = None
+    unlike_replicas: HeterogeneousReplicas | None = None
 
     @property
     def is_side_by_side(self) -> bool:

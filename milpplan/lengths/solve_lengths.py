@@ -27,17 +27,17 @@ from milpplan.groups.workload.workload import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.heterogeneous.search import BestUnlike, UnlikeSearch
+from milpplan.lengths.heterogeneous.search import BestHeterogeneousStep, HeterogeneousSearch
 from milpplan.lengths.records import PACKED, BaselineStep, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_search, check_step
 from milpplan.lengths.side_by_side.team_steps import VISITS, BestTeams, TeamSearch
-from milpplan.lengths.single.single_strategy_process import StaticProcess, can_help
-from milpplan.lengths.single.single_strategy_search import Statics
+from milpplan.lengths.single.single_strategy_process import SingleStrategyProcess, can_help
+from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.step_groups import groups_of, home_of
 from milpplan.lengths.steps import AnyStep, Step
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.set_process import SetProcess
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.problem.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -96,9 +96,9 @@ def solve_lengths(
     check_step(problem, workload, alignment)
     check_rules(problem, rules, baselines, bool(side_by_side), unlike_replicas)
     load = Load(workload.lengths, workload.counts, alignment, rules)
-    pool = Pool.of(grain_problem(problem, alignment), load)
+    pool = StrategyTables.of(grain_problem(problem, alignment), load)
     beside = not rules.padded if side_by_side is None else side_by_side
-    statics = Statics(pool, gap, backend, started[0] + time_limit_s)
+    statics = SingleStrategySearch(pool, gap, backend, started[0] + time_limit_s)
     search = _Search(problem, statics, max_strategies, (beside, unlike_replicas))
     interrupted = False
     try:
@@ -120,16 +120,18 @@ class _Search:
     """All that is known of one step, and how more comes to be known. ``ways`` beside strategies in turn: degrees
     side by side, unlike replicas."""
 
-    def __init__(self, problem: Problem, statics: Statics, max_strategies: int, ways: tuple[bool, bool]) -> None:
+    def __init__(
+        self, problem: Problem, statics: SingleStrategySearch, max_strategies: int, ways: tuple[bool, bool]
+    ) -> None:
         beside, unlike = ways
         self.problem, self.statics, self.max_strategies = problem, statics, max_strategies
         self.pool, self.gap = statics.pool, statics.gap
         self.teams: BestTeams | None = None
         self.team_search = TeamSearch(statics.pool, statics.gap) if beside else None
-        self.unlike_search = UnlikeSearch(statics.pool, statics.gap, statics.backend) if unlike else None
-        self.unlike: BestUnlike | None = None
-        self.several: Several | None = None
-        self.other: StaticProcess | None = None
+        self.unlike_search = HeterogeneousSearch(statics.pool, statics.gap, statics.backend) if unlike else None
+        self.unlike: BestHeterogeneousStep | None = None
+        self.several: TurnSearch | None = None
+        self.other: SingleStrategyProcess | None = None
         self.helper: SetProcess | None = None
         # Whether there may be another process.
         self.two = False
@@ -139,7 +141,7 @@ class _Search:
         self.proved_s, self.packed_s = 0.0, 0.0
 
     @property
-    def sets(self) -> Several:
+    def sets(self) -> TurnSearch:
         """The sets, and the best step of all; there is one.
 
         Raises:
@@ -167,7 +169,7 @@ class _Search:
         several = self.max_strategies > 1
         self.two = several and can_help(workers) and time_limit_s >= _WORTH_S
         if self.two and statics.open_pipelines:
-            self.other = StaticProcess(statics, below_ns, deadline)
+            self.other = SingleStrategyProcess(statics, below_ns, deadline)
             # The sooner there is something to beat, the less of the others is looked at.
             below_ns = self._static(below_ns, _FIRST_S)
             self._hear()
@@ -351,7 +353,7 @@ class _Search:
     def _take(self, step: AnyStep | None) -> None:
         """A step that was found, if it is the shortest."""
         if step is not None and self.several is None:
-            self.several = Several(self.pool, step, self.gap, self.statics.backend)
+            self.several = TurnSearch(self.pool, step, self.gap, self.statics.backend)
         elif step is not None:
             self.sets.take(step)
 

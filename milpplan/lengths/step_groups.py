@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from milpplan.lengths.heterogeneous.replicas import UnlikeStep, unlike_groups
+from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, unlike_groups
 from milpplan.lengths.records import LengthGroup
 from milpplan.lengths.side_by_side.team_steps import team_groups
 from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.steps import AnyStep, Step
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.units import NS_PER_S
 
 
@@ -16,16 +16,16 @@ def home_of(step: AnyStep) -> int:
     return step.order[-1] if isinstance(step, TeamStep) else step.home
 
 
-def groups_of(pool: Pool, step: AnyStep) -> tuple[LengthGroup, ...]:
+def groups_of(pool: StrategyTables, step: AnyStep) -> tuple[LengthGroup, ...]:
     """What runs under every strategy, in order."""
     if isinstance(step, TeamStep):
         return team_groups(step)
-    if isinstance(step, UnlikeStep):
+    if isinstance(step, HeterogeneousStep):
         return unlike_groups(step)
     return tuple(_group(pool, step, member) for member in step.order)
 
 
-def _group(pool: Pool, step: Step, member: int) -> LengthGroup:
+def _group(pool: StrategyTables, step: Step, member: int) -> LengthGroup:
     one = pool.members[member]
     grains = one.alone_grains if len(step.order) == 1 else one.beside_grains
     return pool.group(member, step.packed[member], grains, pool.reduce_ns(member) / NS_PER_S)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.lengths.heterogeneous.replicas import UnlikeStep
+from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep
 from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.strategy_tables import Packed
 
@@ -30,5 +30,5 @@ def enough_ns(time_ns: float, gap: float) -> float:
     return float(np.ceil(time_ns * (1.0 - gap)))
 
 
-AnyStep = Step | TeamStep | UnlikeStep
+AnyStep = Step | TeamStep | HeterogeneousStep
 """One that is compared with the others by its time."""

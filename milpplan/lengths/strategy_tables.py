@@ -9,15 +9,21 @@ from enum import IntEnum
 import numpy as np
 
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
-from milpplan.groups.bounds.pipeline_bounds import KindCuts, Slot
+from milpplan.groups.bounds.pipeline_bounds import CountCuts, PipelineCuts
 from milpplan.groups.packing.pack import pack
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.lengths.bounds.exclusive_pipelines import forced_pipeline_bounds
 from milpplan.lengths.bounds.exclusive_sequences import forced_bounds, most_whole
-from milpplan.lengths.bounds.micro_batch_pricing import StageContents
-from milpplan.lengths.bounds.work_bounds import BESIDE_SHARE, Loads, WorkBounds, serial_times, work_bounds
-from milpplan.lengths.candidates import Sized, candidates, sized
+from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
+from milpplan.lengths.bounds.work_bounds import (
+    BESIDE_SHARE,
+    LinearBounds,
+    PipelineWorkBound,
+    serial_times,
+    work_bounds,
+)
+from milpplan.lengths.candidates import SizedCandidate, candidates, sized
 from milpplan.lengths.cost_tables import (
     Load,
     Tables,
@@ -45,7 +51,7 @@ MAX_GRAINS = 4096
 _ROUNDS = 30
 
 
-class Care(IntEnum):
+class Effort(IntEnum):
     """Work of improving a packing at its own times: in the search, of the packings that count more, and of the one
     that counts most."""
 
@@ -58,11 +64,11 @@ LoadsKey = tuple[int, bool, bool]
 """A member, whether it is beside others, and whether its programs are exact."""
 
 
-class _RoughCuts(KindCuts):
+class _RoughCuts(PipelineCuts):
     """Cuts for packing only: which numbers of micro-batches look best, without the programs that prove it."""
 
     @property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[CountCuts, ...]:
         """Slots without profiles."""
         return self.rough
 
@@ -81,29 +87,29 @@ class Packed:
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class StrategyTables:
     """All strategies that hold something, with tables; ``problem`` is that of one grain."""
 
     problem: Problem
     load: Load
-    members: tuple[Sized, ...]
+    members: tuple[SizedCandidate, ...]
     tables: tuple[Tables, ...]
     known: dict[tuple[int, int], Strategy] = field(default_factory=dict)
-    bounded: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
-    loaded: dict[LoadsKey, Loads] = field(default_factory=dict)
-    fine: dict[int, Loads] = field(default_factory=dict)
-    told: dict[int, Loads] = field(default_factory=dict)
+    bounded: dict[tuple[int, int], LinearBounds] = field(default_factory=dict)
+    loaded: dict[LoadsKey, PipelineWorkBound] = field(default_factory=dict)
+    fine: dict[int, PipelineWorkBound] = field(default_factory=dict)
+    told: dict[int, PipelineWorkBound] = field(default_factory=dict)
     serial: dict[tuple[int, int], float] = field(default_factory=dict)
-    whole: dict[tuple[int, int], WorkBounds] = field(default_factory=dict)
+    whole: dict[tuple[int, int], LinearBounds] = field(default_factory=dict)
     held_for_sure: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @staticmethod
-    def of(problem: Problem, load: Load, most_grains: int | None = None) -> Pool:
+    def of(problem: Problem, load: Load, most_grains: int | None = None) -> StrategyTables:
         """The candidates of the problem without those that others dominate, with micro-batches of up to
         ``most_grains`` (None: no more than there are of the load)."""
         most_grains = min(load.grains, MAX_GRAINS) if most_grains is None else most_grains
         found = sized(problem, candidates(problem), most_grains)
-        alike: dict[Layout, list[Sized]] = {}
+        alike: dict[Layout, list[SizedCandidate]] = {}
         for one in found:
             alike.setdefault(one.candidate.layout, []).append(one)
         kept = [one for one in found if not any(_dominates(other, one) for other in alike[one.candidate.layout])]
@@ -124,7 +130,7 @@ class Pool:
             )
         sizes = [one.alone_grains for one in kept]
         tables = tables_of(problem, [one.candidate for one in kept], load, sizes)
-        return Pool(problem, load, tuple(kept), tuple(tables))
+        return StrategyTables(problem, load, tuple(kept), tuple(tables))
 
     def grains(self, member: int, *, beside: bool) -> int:
         """Grains that a micro-batch may hold, beside other strategies or alone."""
@@ -144,7 +150,7 @@ class Pool:
         one = self.strategy(member, beside=beside)
         return replace(one, reduce_ns=self.reduce_ns(member))
 
-    def bounds(self, member: int, *, beside: bool) -> WorkBounds:
+    def bounds(self, member: int, *, beside: bool) -> LinearBounds:
         """Linear bounds of the time of whatever the strategy holds."""
         key = (member, self.grains(member, beside=beside))
         if key not in self.bounded:
@@ -168,7 +174,7 @@ class Pool:
         most = max(self.grains(one, beside=True) for one in others) * self.load.grain
         return int((self.load.lengths <= most).sum())
 
-    def holding(self, member: int, number: int) -> WorkBounds:
+    def holding(self, member: int, number: int) -> LinearBounds:
         """Bounds of groups beside other strategies that hold the ``number`` longest sequences."""
         key = (member, number)
         if key not in self.whole:
@@ -188,16 +194,18 @@ class Pool:
         number = min(number, most_whole(self.members[member]))
         return max(found, self.holding(member, number).at(held)) if number else found
 
-    def loads(self, member: int, *, beside: bool, exact: bool = False) -> Loads:
+    def loads(self, member: int, *, beside: bool, exact: bool = False) -> PipelineWorkBound:
         """The bound of a pipeline by its load; dear where it is ``exact``."""
         # With as much memory alone these are not the same, either: lines and classes differ.
         key = (member, beside, exact)
         if key not in self.loaded:
             share, grains = BESIDE_SHARE if beside else 1.0, self.grains(member, beside=beside)
-            self.loaded[key] = Loads.of(self.tables[member], self.members[member], grains, share, exact=exact)
+            self.loaded[key] = PipelineWorkBound.of(
+                self.tables[member], self.members[member], grains, share, exact=exact
+            )
         return self.loaded[key]
 
-    def lengthened(self, member: int, enough_ns: float) -> Loads:
+    def lengthened(self, member: int, enough_ns: float) -> PipelineWorkBound:
         """``loads`` alone, the dearest known, with what the longest sequence adds, up to ``enough_ns``."""
         exact = (member, False, True) in self.loaded
         found = self.loads(member, beside=False, exact=exact)
@@ -206,7 +214,7 @@ class Pool:
             self.loaded[member, False, exact] = found
         return found
 
-    def alone(self, member: int) -> Loads:
+    def alone(self, member: int) -> PipelineWorkBound:
         """The most that is known of a pipeline alone."""
         known = self.told.get(member, self.loaded.get((member, False, True)))
         return self.loads(member, beside=False) if known is None else known
@@ -215,35 +223,37 @@ class Pool:
         """Whether more than linear bounds is known of a pipeline alone."""
         return member in self.told or any((member, False, exact) in self.loaded for exact in (False, True))
 
-    def tell(self, member: int, loads: Loads) -> None:
+    def tell(self, member: int, loads: PipelineWorkBound) -> None:
         """Bounds of a pipeline alone from elsewhere, if they are more than what is known: with lines of other
         stages, so nothing is raised further from there."""
         if loads.highest > self.alone(member).highest:
             self.told[member] = loads
 
-    def join(self, loaded: Mapping[LoadsKey, Loads]) -> None:
+    def join(self, loaded: Mapping[LoadsKey, PipelineWorkBound]) -> None:
         """What ``loads`` and ``lengthened`` gave elsewhere."""
         for key, one in loaded.items():
             if key not in self.loaded or (one.classes and not self.loaded[key].classes):
                 self.loaded[key] = one
 
-    def contents(self, member: int, *, beside: bool = False) -> StageContents:
+    def contents(self, member: int, *, beside: bool = False) -> MicroBatchPricing:
         """What micro-batches of a pipeline may hold."""
-        return StageContents.of(self.tables[member], self.num_stages(member), self.grains(member, beside=beside))
+        return MicroBatchPricing.of(
+            self.tables[member], self.num_stages(member), self.grains(member, beside=beside)
+        )
 
-    def know(self, member: int, loads: Loads) -> None:
+    def know(self, member: int, loads: PipelineWorkBound) -> None:
         """More of a pipeline alone."""
         self.loaded[member, False, True] = loads
         if member in self.told and self.told[member].highest <= loads.highest:
             del self.told[member]
 
-    def classified(self, member: int, *, only_longest: bool = False) -> Loads:
+    def classified(self, member: int, *, only_longest: bool = False) -> PipelineWorkBound:
         """``finer`` with groups told apart by their longest sequence."""
         grains = self.grains(member, beside=True)
         fitting = int((self.load.lengths <= grains * self.load.grain).sum())
         return self.finer(member).classified(fitting, only_longest=only_longest)
 
-    def finer(self, member: int) -> Loads:
+    def finer(self, member: int) -> PipelineWorkBound:
         """``loads`` beside other strategies, with a bound that is high for parts of the load, too."""
         if member not in self.fine:
             self.fine[member] = self.loads(member, beside=True).finer()
@@ -313,16 +323,16 @@ class Pool:
         found = pack(kind, _RoughCuts(kind), counts[chosen], _ROUNDS, deadline)
         if found is None:
             return None
-        return self._improved(member, self._whole(chosen, found.replicas), most_grains, Care.LITTLE)
+        return self._improved(member, self._whole(chosen, found.replicas), most_grains, Effort.LITTLE)
 
-    def polished(self, member: int, packed: Packed, most_grains: int, care: Care = Care.MORE) -> Packed:
+    def polished(self, member: int, packed: Packed, most_grains: int, care: Effort = Effort.MORE) -> Packed:
         """A packing improved with so much care: a quarter of a second, one, three."""
         if self.load.rules.padded:
             return packed
         found = self._improved(member, packed.replicas, most_grains, care)
         return min(packed, found, key=_time_ns)
 
-    def _improved(self, member: int, replicas: tuple[IntArray, ...], most_grains: int, care: Care) -> Packed:
+    def _improved(self, member: int, replicas: tuple[IntArray, ...], most_grains: int, care: Effort) -> Packed:
         timer = Timer.of(self.tables[member], most_grains)
         return self.timed(member, tuple(improved(timer, list(replicas), care)), most_grains)
 
@@ -376,14 +386,14 @@ def _time_ns(packed: Packed) -> int:
     return packed.time_ns
 
 
-def _dominates(other: Sized, one: Sized) -> bool:
+def _dominates(other: SizedCandidate, one: SizedCandidate) -> bool:
     """Whether ``other`` recomputes less than ``one`` in the same layout and holds as many tokens: every packing of
     ``one`` is one of ``other``, no slower, with the same states, reduction and switches."""
     more = other.alone_grains >= one.alone_grains and other.beside_grains >= one.beside_grains
     return recomputes_less(other, one) and more
 
 
-def recomputes_less(other: Sized, one: Sized) -> bool:
+def recomputes_less(other: SizedCandidate, one: SizedCandidate) -> bool:
     """Whether ``other`` recomputes less than ``one`` in the same layout: none of its micro-batches is slower."""
     order = ("none", "selective", "full")
     a, b = other.candidate, one.candidate

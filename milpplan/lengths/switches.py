@@ -16,7 +16,7 @@ import numpy as np
 from milpplan.groups.strategies import SwitchTimes
 from milpplan.lengths.candidates import Place
 from milpplan.lengths.records import LengthSwitch
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
 from milpplan.switching.links import Links
 from milpplan.switching.order import least_switch_s, switch_costs
@@ -39,7 +39,7 @@ class Arc:
 class Switches:
     """Switches between layouts of a pool, with relays; those asked for are priced once."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: StrategyTables) -> None:
         self.pool = pool
         self.known: dict[tuple[Place, Place], Arc] = {}
         # Seconds that nothing undercuts, (parameters, gradients).

@@ -9,7 +9,7 @@ from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import SwitchTimes
 from milpplan.groups.tours import best_tour, least_overhead_ns
 from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import Packed, Pool
+from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.lengths.switches import Switches
 from milpplan.simulation.layout_columns import IntArray
 
@@ -18,7 +18,7 @@ from milpplan.simulation.layout_columns import IntArray
 class Orders:
     """Of strategies of a pool, with the ``switches`` that were priced."""
 
-    pool: Pool
+    pool: StrategyTables
     switches: Switches
 
     def problem(self, members: list[int], times: SwitchTimes) -> GroupedProblem:

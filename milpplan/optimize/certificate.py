@@ -14,7 +14,7 @@ Verdict = Literal["certified", "refuted", "unproved"]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedResult:
     """What a result says, apart from its problem. ``step_time_s``, ``value`` and ``bound`` are those of the plan
     and of the objective; None where there is no plan, or nothing proved. ``lower_bound_s`` is a claim of its own
     where the fewest GPUs are sought: no step on so many is shorter. ``strength``: what the proof rests on."""
@@ -34,7 +34,7 @@ class Claim:
     strength: Strength = "none"
 
     @staticmethod
-    def of(result: PlanResult, options: SolveOptions) -> Claim:
+    def of(result: PlanResult, options: SolveOptions) -> ClaimedResult:
         """What a result says that was solved for with these options.
 
         Raises:
@@ -48,7 +48,7 @@ class Claim:
                 "Expected one with a plan and a bound, or one that is proved infeasible.",
                 "Solve the problem with more time.",
             )
-        return Claim(
+        return ClaimedResult(
             status=result.status,
             plan=result.plan,
             step_time_s=result.step_time_s,

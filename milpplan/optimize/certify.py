@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from milpplan.optimize.certificate import Certification, Check, Claim, Verdict
+from milpplan.optimize.certificate import Certification, Check, ClaimedResult, Verdict
 from milpplan.optimize.objective import objective_weights, on_gpus, printed_unit
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
@@ -96,7 +96,7 @@ class SecondProofs:
         limit = options.time_limit_s
         return SecondProofs(options, None if limit is None else time.monotonic() + limit)
 
-    def of(self, problem: Problem, claim: Claim, plan: Plan | None) -> SecondProof:
+    def of(self, problem: Problem, claim: ClaimedResult, plan: Plan | None) -> SecondProof:
         """Return the proof of a problem from a plan, without the layouts that the claim leaves out."""
         key = problem, plan, repr([sorted(partial.items()) for partial in claim.forbid])
         if key not in self.known:
@@ -106,7 +106,7 @@ class SecondProofs:
 
 
 def certify(
-    problem: Problem, claim: Claim, options: SolveOptions | None = None, proofs: SecondProofs | None = None
+    problem: Problem, claim: ClaimedResult, options: SolveOptions | None = None, proofs: SecondProofs | None = None
 ) -> Certification:
     """Prove a claim about a problem again.
 
@@ -159,7 +159,7 @@ def objective_of(problem: Problem, plan: Plan, report: StepReport) -> float:
     return report.step_time_ns * weight * printed_unit(problem)[0]
 
 
-def _makes_sense(claim: Claim) -> Check:
+def _makes_sense(claim: ClaimedResult) -> Check:
     """Check: an optimum has a gap within the tolerance, and bounds lie between nothing and the plan."""
     gap, optimal = claim.gap, claim.status == "optimal"
     bounds = [bound for bound in (claim.bound, claim.any_chunks_bound) if bound is not None]
@@ -174,14 +174,14 @@ def _makes_sense(claim: Claim) -> Check:
     )
 
 
-def _layouts_again(space: LayoutSpace, claim: Claim) -> Check:
+def _layouts_again(space: LayoutSpace, claim: ClaimedResult) -> Check:
     """The legal layouts are those that the result was proved over."""
     same = len(space) == claim.legal and space.sha256() == claim.layouts_sha256
     seen = counted(len(space), "legal layout") + ("" if same else f", not the {claim.legal:,} that were claimed")
     return Check("layouts listed again", same, seen)
 
 
-def _plan_again(problem: Problem, space: LayoutSpace, claim: Claim) -> Check:
+def _plan_again(problem: Problem, space: LayoutSpace, claim: ClaimedResult) -> Check:
     """The plan is one of the space, fits, meets the deadline, and takes as long as claimed."""
     plan = claim.plan
     assert plan is not None
@@ -231,7 +231,7 @@ Step = tuple[Check, Verdict, PlanResult]
 """A check, the verdict where it fails, and the second result that it rests on."""
 
 
-def _proofs_again(problem: Problem, claim: Claim, proofs: SecondProofs) -> Iterator[Step]:
+def _proofs_again(problem: Problem, claim: ClaimedResult, proofs: SecondProofs) -> Iterator[Step]:
     """Prove every bound of a claim again; the first check that fails decides."""
     used: list[SecondProof] = []
     if problem.job.objective == "num_gpus":
@@ -262,7 +262,7 @@ def _none_again(count: int, again: PlanResult) -> Step:
     return Check(name, none, seen), "refuted" if again.plan is not None else "unproved", again
 
 
-def _on_its_gpus(problem: Problem, claim: Claim) -> tuple[Problem, Claim]:
+def _on_its_gpus(problem: Problem, claim: ClaimedResult) -> tuple[Problem, ClaimedResult]:
     """The claim about the shortest step on the fewest GPUs."""
     there, least = listed_problem(problem, claim.plan), claim.lower_bound_s
     tokens = max(problem.job.global_batch_values) * problem.job.sequence_length
@@ -270,7 +270,7 @@ def _on_its_gpus(problem: Problem, claim: Claim) -> tuple[Problem, Claim]:
     return there, replace(claim, value=value, bound=None if least is None else least / tokens)
 
 
-def _proved_again(claim: Claim, proof: SecondProof) -> Step:
+def _proved_again(claim: ClaimedResult, proof: SecondProof) -> Step:
     """No plan is faster than the claimed bound, by a proof that comes as far."""
     infeasible = claim.status == "infeasible"
     name = "no plan exists, proved again" if infeasible else "bound proved again"
@@ -298,7 +298,7 @@ def _reached(bound: float, wanted: float) -> bool:
     return bound >= wanted * (1.0 - ROUNDING)
 
 
-def _any_chunks_again(claim: Claim, proof: SecondProof) -> Step:
+def _any_chunks_again(claim: ClaimedResult, proof: SecondProof) -> Step:
     """No plan with interleaved chunks of any size is faster than the bound claimed for these."""
     name, wanted = "chunks of any size bounded again", claim.any_chunks_bound
     assert wanted is not None

@@ -13,7 +13,7 @@ from milpplan.optimize.search.candidate_layouts import BUDGET, Budget
 
 
 @dataclass(slots=True)
-class Means:
+class SolveContext:
     """Of one search. ``deadline``: of ``time.monotonic``."""
 
     options: SolveOptions

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from milpplan.optimize.context import Means
+from milpplan.optimize.context import SolveContext
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.problem.plan import RANK_ORDERS, Plan
@@ -39,7 +39,7 @@ OFFLOADS: Final = ("offload_weights", "offload_activations", "offload_optimizer"
 """Fields that are turned on at last."""
 
 
-def first_plan(problem: Problem, means: Means) -> Plan | None:
+def first_plan(problem: Problem, means: SolveContext) -> Plan | None:
     """A plan of the problem's space that fits, found soon; None where no such part of the space has one, or none
     was found in the time.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from milpplan.errors import InfeasibleError
 from milpplan.optimize import nearby_problems
-from milpplan.optimize.nearby_problems import Effort, Floor, Forbidden
+from milpplan.optimize.nearby_problems import Effort, Forbidden, LeastMemory
 from milpplan.optimize.result import PlanResult
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.layout_table import SHARDING_RULES, layout_space
@@ -127,7 +127,7 @@ def _batch_words(job: Job) -> str:
 
 
 def _too_large(
-    problem: Problem, space: LayoutSpace, bounds: Floor, forbidden: Forbidden, effort: Effort
+    problem: Problem, space: LayoutSpace, bounds: LeastMemory, forbidden: Forbidden, effort: Effort
 ) -> InfeasibleError:
     usable, hardware = usable_memory_bytes(problem), max(problem.node_types, key=lambda one: one.usable_bytes)
     layouts = f"over {counted(len(space), 'layout')}"
@@ -185,7 +185,7 @@ def _more_gpus_text(
 
 def _too_slow(
     problem: Problem,
-    bounds: Floor,
+    bounds: LeastMemory,
     forbidden: Forbidden,
     per_sequence_s: float,
     layout: Layout,

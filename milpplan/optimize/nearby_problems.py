@@ -78,7 +78,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class LeastMemory:
     """Proved lower bounds over all layouts: the least peak in bytes and whose it is, and, of the layouts that
     the memory bound admits, the least step per sequence in seconds (infinite without any)."""
 
@@ -87,7 +87,7 @@ class Floor:
     seconds_per_sequence: float
 
 
-def floor(problem: Problem, space: LayoutSpace) -> Floor | None:
+def floor(problem: Problem, space: LayoutSpace) -> LeastMemory | None:
     """The bounds of a problem's space, None if it is empty."""
     if not len(space):
         return None
@@ -109,7 +109,7 @@ def floor(problem: Problem, space: LayoutSpace) -> Floor | None:
             time_ns = np.where(fits, bounds.step_time_ns, np.inf)
         fastest = min(fastest, float((time_ns / part.global_batch_size).min()))
     least = int(memory.argmin())
-    return Floor(float(memory[least]), space.at(least), fastest / NS_PER_S)
+    return LeastMemory(float(memory[least]), space.at(least), fastest / NS_PER_S)
 
 
 def with_job(problem: Problem, **changes: object) -> Problem:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from milpplan.optimize.milp.program import Program
-from milpplan.optimize.search.prune_reasons import LayoutFates
+from milpplan.optimize.search.prune_reasons import PruneRecord
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.report import StepReport
@@ -145,7 +145,7 @@ class PlanResult:
     gap: float | None
     rejected: dict[str, int]
     enumerated: int
-    layouts: LayoutFates | None
+    layouts: PruneRecord | None
     log: tuple[Progress, ...]
     work: SolverWork
     wall_time_s: float

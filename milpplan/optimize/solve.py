@@ -12,11 +12,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.optimize.context import Means
+from milpplan.optimize.context import SolveContext
 from milpplan.optimize.deadline import Deadline
 from milpplan.optimize.fewest import FewestSearch
 from milpplan.optimize.first_plan import first_plan
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.cross_check import witnesses
 from milpplan.optimize.milp.solution import undisturbed
@@ -171,7 +171,7 @@ def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) 
     """One search; ``known`` are plans to start from, beside the caller's."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
-    means = Means(options, backend_named(options.backend), witnesses(options), deadline)
+    means = SolveContext(options, backend_named(options.backend), witnesses(options), deadline)
     starts = [*([] if options.warm_start is None else [options.warm_start]), *known]
     search, message = None, ""
     try:
@@ -251,12 +251,12 @@ def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[
     for plan in best[:MOVED_PLANS]:
         if plan.layout.vpp > 1 and not plan.layout.replica_micro_batches:
             costs = costs_of(problem, plan.layout)
-            setting = Setting.of(problem, plan.layout, costs, usable_memory_bytes(problem))
+            setting = LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem))
             known.append(moved(setting, plan, deadline))
     return known
 
 
-def _unsearched(problem: Problem, means: Means, starts: Sequence[Plan], started: float) -> PlanResult:
+def _unsearched(problem: Problem, means: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
     """Return the result before the layouts of the space are: the best of some plans of the space, and no bound."""
     best: tuple[float, Plan, StepReport] | None = None
     for plan in starts:
@@ -289,7 +289,7 @@ def _unsearched(problem: Problem, means: Means, starts: Sequence[Plan], started:
     )
 
 
-def _work(means: Means, status: Status) -> SolverWork:
+def _work(means: SolveContext, status: Status) -> SolverWork:
     """Return what the solvers did."""
     counters = means.counters
     return SolverWork(

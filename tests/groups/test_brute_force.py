@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from milpplan.groups.assignment_program import master_program
-from milpplan.groups.bounds.idle_time import Waits
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.idle_time import IdleTimeBound
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.screen_subsets import ranked_sets
 from milpplan.groups.search import solve_groups, solve_set
 from milpplan.groups.tours import tour_prices
@@ -49,7 +49,7 @@ def test_one_set_is_that_of_all_its_plans(seed: int, backend_name: str) -> None:
     found or known that is shorter, by fewer strategies or from elsewhere; what is known of a strategy's group
     counts, and nothing else does."""
     problem = random_problem(seed)
-    cuts, best = {kind: KindCuts(kind) for kind in problem.kinds}, least_time_ns(problem)
+    cuts, best = {kind: PipelineCuts(kind) for kind in problem.kinds}, least_time_ns(problem)
     for record in ranked_sets(problem, cuts):
         least = least_time_ns(problem, record.used)
         nothing, first = np.zeros(len(problem.lengths)), record.used[0]
@@ -95,7 +95,7 @@ def test_bounds_of_sets_are_bounds(block: int) -> None:
     solver = backend("cpsat")
     for seed in range(block, block + 5):
         problem = random_problem(seed)
-        cuts = {kind: KindCuts(kind) for kind in problem.kinds}
+        cuts = {kind: PipelineCuts(kind) for kind in problem.kinds}
         for record in ranked_sets(problem, cuts):
             least = least_time_ns(problem, record.used)
             assert record.bound_ns <= least, (seed, record.used)
@@ -112,7 +112,7 @@ def check_waits(seeds: range) -> None:
     solver = backend("cpsat")
     for seed in seeds:
         problem = random_problem(seed)
-        cuts = {kind: KindCuts(kind) for kind in problem.kinds}
+        cuts = {kind: PipelineCuts(kind) for kind in problem.kinds}
         for record in ranked_sets(problem, cuts):
             kinds = problem.kinds_of(record.used[0])
             least = least_time_ns(problem, record.used)
@@ -126,7 +126,7 @@ def check_waits(seeds: range) -> None:
             ends = float(record.bound_ns - max(constants)), 1.1 * least - min(constants)
             rooms = {}
             for kind in kinds:
-                waits = Waits(kind, cuts[kind])
+                waits = IdleTimeBound(kind, cuts[kind])
                 for length in np.flatnonzero(kind.fits)[-2:] if kind.pipeline.num_stages > 1 else ():
                     waits.learn(int(length), *ends)
                     rooms[kind] = waits.room(*ends)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.document import Degrees
 from milpplan.groups.hetu_configuration import SCRIPT, as_buckets, exported, parallel_config, runtime_packs
 from milpplan.groups.packing.pack import pack
@@ -42,7 +42,7 @@ def plan_of(table: list[list[int]]) -> GroupedPlan:
     groups = []
     for strategy, row in enumerate(table):
         kind = step.kinds_of(strategy)[0]
-        packing = pack(kind, KindCuts(kind), np.array(row, np.int64))
+        packing = pack(kind, PipelineCuts(kind), np.array(row, np.int64))
         assert packing is not None
         groups.append(Group(strategy, (packing,)))
     return arranged(step, groups)

@@ -9,7 +9,7 @@ import pytest
 
 from milpplan.groups.bounds.load_shapes import around, peaks
 from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
-from milpplan.groups.bounds.work_envelope import BatchKind, KindTable
+from milpplan.groups.bounds.work_envelope import BatchKind, PipelineTable
 from milpplan.groups.dispatch.batch_packing import Placed, place, place_around
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline
@@ -66,7 +66,7 @@ def _kind(number: int, *, long: int) -> tuple[BatchKind, Int64Array, Int64Array]
     random = np.random.default_rng(number)
     given = np.append(random.integers(64, 512, number), [LONGEST] * long)
     lengths, at, counts = np.unique(given, return_inverse=True, return_counts=True)
-    table = KindTable.of(Kind(0, PIPELINE, 2, lengths, counts), 0, int(counts @ PIPELINE.units(lengths)))
+    table = PipelineTable.of(Kind(0, PIPELINE, 2, lengths, counts), 0, int(counts @ PIPELINE.units(lengths)))
     return BatchKind(table, lengths, counts), at, lengths
 
 
@@ -103,6 +103,6 @@ def test_sequences_without_work_are_around_none() -> None:
     free = replace(PIPELINE, quadratic_ns=0.0, linear_ns=1e-6)
     lengths, counts = np.array([1, 8_000_000]), np.array([2, 1])
     kind = Kind(0, replace(free, micro_batch_tokens=10_000_000), 2, lengths, counts)
-    batch = BatchKind(KindTable.of(kind, 0, int(counts @ kind.units)), lengths, counts)
+    batch = BatchKind(PipelineTable.of(kind, 0, int(counts @ kind.units)), lengths, counts)
     assert not kind.units[0]
     assert place_around(batch, np.array([0, 0]), lengths, slice(2)) == []

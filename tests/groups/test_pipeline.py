@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from milpplan.groups.bounds.path_duals import best_profile
-from milpplan.groups.bounds.pipeline_bounds import KindCuts, drain_cut, last_stage_cut
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts, drain_cut, last_stage_cut
 from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Pipeline
@@ -101,7 +101,7 @@ def test_slowest_replica_bound_is_below_equal_sharing() -> None:
     """The bound of D replicas at a load never exceeds the best real loads of one replica at its share."""
     lengths = np.arange(1, 61)
     kind = Kind(0, pipeline(3, micro_batch_ns=90.0), 2, lengths, np.full(60, 2))
-    cuts = KindCuts(kind)
+    cuts = PipelineCuts(kind)
     for share in (0.25, 0.5, 1.0):
         load = 2 * int(share * kind.total_units / 2)
         times = []

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.length_groups import case_problem
 from examples.adapters import hydraulis
-from milpplan.groups.bounds.idle_time import Room, Waits
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.idle_time import CapacityRow, IdleTimeBound
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
 from milpplan.groups.packing.around_longest import pack_around
 from milpplan.groups.packing.pack import pack
@@ -29,10 +29,10 @@ def kind_of(stages: int, replicas: int, transfer_ns: int = 0) -> Kind:
 
 
 @cache
-def known(stages: int, replicas: int, transfer_ns: int, low: float, high: float) -> tuple[Kind, Room]:
+def known(stages: int, replicas: int, transfer_ns: int, low: float, high: float) -> tuple[Kind, CapacityRow]:
     """What is known after learning the three longest lengths."""
     kind = kind_of(stages, replicas, transfer_ns)
-    waits = Waits(kind, KindCuts(kind))
+    waits = IdleTimeBound(kind, PipelineCuts(kind))
     for length in (5, 4, 3):
         assert waits.learn(length, low, high)
         assert not waits.learn(length, low, high)
@@ -88,7 +88,7 @@ def test_bound_is_reached_where_one_sequence_is_all() -> None:
     pipeline = Pipeline("p", 4, 0.2, 300.0, 2_000.0, 600)
     kind = Kind(0, pipeline, 1, np.array([400]), np.array([1]))
     alone = 4 * 3 * (int(kind.units[0]) + pipeline.micro_batch_units)
-    waits = Waits(kind, KindCuts(kind))
+    waits = IdleTimeBound(kind, PipelineCuts(kind))
     waits.learn(0, 0.9 * alone, 1.1 * alone)
     room = waits.room(0.9 * alone, 1.1 * alone)
     bound = (float(kind.units[0] * 3) - room.rooms[0][1]) / room.slope
@@ -99,7 +99,7 @@ def test_bound_is_reached_where_one_sequence_is_all() -> None:
 def test_packing_around_the_longest_keeps_every_sequence(stages: int, replicas: int) -> None:
     """Each sequence exactly once, within memory; no longer than the packing that knows only the others' shape."""
     kind = kind_of(stages, replicas)
-    cuts = KindCuts(kind)
+    cuts = PipelineCuts(kind)
     packing = pack_around(kind, cuts, COUNTS)
     plain = pack(kind, cuts, COUNTS)
     assert packing is not None
@@ -111,10 +111,10 @@ def test_packing_around_the_longest_keeps_every_sequence(stages: int, replicas: 
 
 def test_nothing_is_packed_around_what_nobody_waits_for() -> None:
     """One stage, no sequences, or all of one length: there is no long one."""
-    assert pack_around(kind_of(1, 2), KindCuts(kind_of(1, 2)), COUNTS) is None
+    assert pack_around(kind_of(1, 2), PipelineCuts(kind_of(1, 2)), COUNTS) is None
     kind = kind_of(4, 1)
-    assert pack_around(kind, KindCuts(kind), np.zeros_like(COUNTS)) is None
-    assert pack_around(kind, KindCuts(kind), np.array([8, 0, 0, 0, 0, 0])) is None
+    assert pack_around(kind, PipelineCuts(kind), np.zeros_like(COUNTS)) is None
+    assert pack_around(kind, PipelineCuts(kind), np.array([8, 0, 0, 0, 0, 0])) is None
 
 
 @pytest.mark.long

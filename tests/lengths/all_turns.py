@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from milpplan.lengths.replica_time import micro_batch_times, pipeline_ns
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.switches import Switches
 
 Counts = tuple[int, ...]
@@ -22,7 +22,7 @@ NEVER = 10**18
 class AllTurns:
     """The exact optimum of single strategies and of pairs, for a pool of a few sequences."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: StrategyTables) -> None:
         self.pool, self.counts = pool, tuple(pool.load.counts.tolist())
         self.group = cache(self._group)
         self.replica = cache(self._replica)

@@ -9,7 +9,7 @@ import numpy as np
 from milpplan.groups.workload.workload import Workload, workload_of
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, even_weights, raised_ns
 from milpplan.problem.problem import Problem
 from tests.small import small_model, small_problem
@@ -26,24 +26,26 @@ def workload(*, long: int = 2, short: int = 16, longest: int = 24_576) -> Worklo
 
 
 @cache
-def pool() -> Pool:
+def pool() -> StrategyTables:
     """All strategies of the small problem for the workload, made once."""
     return pool_of(small_problem(memory_gib=40), workload())
 
 
 @cache
-def deep_pool() -> Pool:
+def deep_pool() -> StrategyTables:
     """Of twice as many short sequences and more layers, so that pipelines have up to four stages."""
     problem = small_problem(num_gpus=8, memory_gib=40).model_copy(update={"model": small_model(num_layers=8)})
     return pool_of(problem, workload(short=32))
 
 
-def pool_of(problem: Problem, steps: Workload) -> Pool:
+def pool_of(problem: Problem, steps: Workload) -> StrategyTables:
     """All strategies of a problem for a workload."""
-    return Pool.of(grain_problem(problem, GRAIN), Load(steps.lengths, steps.counts, GRAIN))
+    return StrategyTables.of(grain_problem(problem, GRAIN), Load(steps.lengths, steps.counts, GRAIN))
 
 
-def random_micro_batches(found: Pool, most_grains: int, random: np.random.Generator, number: int) -> np.ndarray:
+def random_micro_batches(
+    found: StrategyTables, most_grains: int, random: np.random.Generator, number: int
+) -> np.ndarray:
     """Micro-batches [number, n] that fit, from nearly empty to full."""
     lengths = found.load.lengths
     rows = np.zeros((number, len(lengths)), dtype=np.int64)
@@ -56,7 +58,9 @@ def random_micro_batches(found: Pool, most_grains: int, random: np.random.Genera
     return rows[rows.any(axis=1)]
 
 
-def random_packings(found: Pool, member: int, held: np.ndarray, random: np.random.Generator) -> list[np.ndarray]:
+def random_packings(
+    found: StrategyTables, member: int, held: np.ndarray, random: np.random.Generator
+) -> list[np.ndarray]:
     """``held`` [n] sequences on random replicas in random micro-batches that fit, full ones or not, in any order,
     falling, or rising and then falling."""
     one, lengths = found.members[member], found.load.lengths

@@ -15,8 +15,8 @@ from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.steps import Step
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.turn_order import Orders
-from milpplan.lengths.turns.replica_inequalities import LedGroup
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.turns.replica_inequalities import ReplicaInequalities
+from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.all_turns import AllTurns
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import GIB, small_model, small_problem
@@ -95,7 +95,7 @@ def test_no_way_to_know_more_of_a_set_says_too_much(
     found = pool_of(problem, workload_of(lengths, GRAIN))
     turns = AllTurns(found)
     target_ns = 3 * min(turns.single_ns(one) for one in range(len(found.members)))
-    search = Several(found, Step(0, (0,), {}, target_ns), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0, "highs")
     search.deadline = time.perf_counter() + 60.0
     search.switches.price(search.members)
     kept, checked = search.screened(2).left, 0
@@ -126,7 +126,7 @@ def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) ->
     for member in pipelines:
         found.lengthened(member, float("inf"))
     target_ns = 5 * min(turns.single_ns(one) for one in range(len(found.members)))
-    search = Several(found, Step(0, (0,), {}, target_ns), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0, "highs")
     search.deadline = time.perf_counter() + 60.0
     search.switches.price(search.members)
     kept = search.screened(2).left
@@ -152,7 +152,7 @@ def test_prices_of_a_replica_hold_whoever_updates() -> None:
     times = micro_batch_times(problem, candidate, found.load.lengths, rows, found.load.rules.mask)
     total = (times.forward + times.backward).sum(axis=0)
     assert 0 < found.finish_ns(member) + found.reduce_ns(member) < total[2] - total[:2].max()
-    group, counts = LedGroup(found, member, float(total[2])), found.load.counts.astype(np.float64)
+    group, counts = ReplicaInequalities(found, member, float(total[2])), found.load.counts.astype(np.float64)
     assert group.learn(float(total[2]), [(group.kind, 1.0, counts)], time.perf_counter() + 10.0)
     worths = rows @ group.kind.prices[0]
     assert (worths <= total).all()
@@ -179,7 +179,7 @@ def test_the_optimizers_home_runs_something() -> None:
 def test_what_is_known_of_nothing_is_shared_out_over_nothing() -> None:
     """Where the bound that is highest for what a strategy holds is a constant, another one is shared out."""
     found = pool_of(small_problem(memory_gib=60), workload_of([128, 512], GRAIN))
-    search = Several(found, Step(0, (0,), {}, 10**12), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, 10**12), 0.0, "highs")
     search.screened(2)
     bounds = search.bounds
     for place in range(len(search.members)):

@@ -12,7 +12,7 @@ from milpplan.lengths.baselines import BOUNDARIES, Bucket, bucketing_step, bucke
 from milpplan.lengths.flexsp_rule import flexsp_step, rounds
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.switches import Switches
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
@@ -87,7 +87,9 @@ def test_hotspas_step_adds_up() -> None:
     assert any(step.step_time_s == pytest.approx(one, rel=1e-9) for one in possible)
 
 
-def _hotspa_s(found: Pool, switches: Switches, order: list[int], given: list[tuple[Bucket, int]]) -> float:
+def _hotspa_s(
+    found: StrategyTables, switches: Switches, order: list[int], given: list[tuple[Bucket, int]]
+) -> float:
     """Seconds of a step of HotSPa's, written out: ``order`` of the members, the last one at home."""
     lengths, counts = found.load.lengths, found.load.counts
     moved = {(one.source, one.target, one.what): one.time_s for one in switches.of_step(order[-1], order)}
@@ -159,5 +161,5 @@ def test_baselines_of_a_solve() -> None:
     assert [one["rule"] for one in result.to_dict()["baselines"]] == list(rules)
 
 
-def _member(found: Pool, name: str) -> int:
+def _member(found: StrategyTables, name: str) -> int:
     return next(place for place, one in enumerate(found.members) if one.candidate.name == name)

@@ -14,10 +14,10 @@ from milpplan.groups.bounds.long_sequence import group_ns, long_bound
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import StageLoads
 from milpplan.lengths.bounds.stage_lines import heaviest
-from milpplan.lengths.bounds.work_bounds import WorkBounds, serial_times
+from milpplan.lengths.bounds.work_bounds import LinearBounds, serial_times
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.replica_time import pipeline_ns, replicas_ns
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, sharpened_ns
 from milpplan.lengths.turns.screening import branched, screened, split
 from tests.lengths.cases import GRAIN, mixed_ns, pool, pool_of, random_micro_batches, workload
@@ -440,7 +440,7 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
     for _ in range(12):
         size = int(random.integers(2, 4))
         shares = random.integers(1, 30, (size, 3, 5)).astype(float)
-        bounds = [WorkBounds(table, random.integers(0, 9, 3).astype(float)) for table in shares]
+        bounds = [LinearBounds(table, random.integers(0, 9, 3).astype(float)) for table in shares]
         serial = shares[:, :, -1].max(axis=1) + random.integers(0, 60, size)
         once, counts = random.integers(0, 9, size).astype(float), np.ones(5, dtype=np.int64)
         finish = random.integers(0, 9, size).astype(float)
@@ -500,7 +500,7 @@ def test_the_least_time_of_a_strategy_knows_the_passage_of_the_longest() -> None
 
 
 def _dealt(
-    found: Pool, most_grains: int, num_replicas: int, random: np.random.Generator
+    found: StrategyTables, most_grains: int, num_replicas: int, random: np.random.Generator
 ) -> tuple[np.ndarray, ...]:
     """All sequences in random micro-batches that fit, these on random replicas."""
     lengths, rows = found.load.lengths, [np.zeros(len(found.load.lengths), dtype=np.int64)]

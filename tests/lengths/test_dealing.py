@@ -10,7 +10,7 @@ import pytest
 from milpplan.groups.workload.workload import workload_of
 from milpplan.lengths.replica_time import replicas_ns, replicas_of_several
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches
 from tests.small import small_problem
 
@@ -96,7 +96,7 @@ def test_improving_keeps_all_sequences_and_the_capacity() -> None:
     assert shorter < 0.9
 
 
-def _best_ns(found: Pool, number: int) -> float:
+def _best_ns(found: StrategyTables, number: int) -> float:
     """The least time of one replica over all ordered packings of some different sequences."""
     timer, count = Timer.of(found.tables[number], found.members[number].alone_grains), len(found.load.lengths)
     least = np.inf

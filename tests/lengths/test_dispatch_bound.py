@@ -11,7 +11,7 @@ import pytest
 from milpplan.groups.bounds.last_stage import load_bound
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.strategy_tables import MAX_GRAINS, Pool
+from milpplan.lengths.strategy_tables import MAX_GRAINS, StrategyTables
 from milpplan.lengths.turns.dispatch_bound import PipelineBound
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
@@ -20,7 +20,7 @@ MOST_GRAINS = 96
 
 
 @cache
-def pool(stages: int) -> Pool:
+def pool(stages: int) -> StrategyTables:
     """Pipelines of so many stages, with tables for every length up to the most, and a typical workload."""
     problem = small_problem(num_gpus=2 * stages, memory_gib=40)
     problem = problem.model_copy(update={"space": problem.space.model_copy(update={"pp": (stages,)})})
@@ -28,7 +28,7 @@ def pool(stages: int) -> Pool:
     counts = np.zeros_like(lengths)
     counts[typical.lengths // GRAIN - 1] = typical.counts
     assert MOST_GRAINS < MAX_GRAINS
-    return Pool.of(grain_problem(problem, GRAIN), Load(lengths, counts, GRAIN))
+    return StrategyTables.of(grain_problem(problem, GRAIN), Load(lengths, counts, GRAIN))
 
 
 def member_of(stages: int) -> int:
@@ -87,7 +87,7 @@ def test_it_is_near_what_programs_for_the_batch_prove(stages: int) -> None:
     held = np.flatnonzero(counts)
     for times in (1, 4):
         load = Load(found.load.lengths[held], times * counts[held], GRAIN)
-        solved = Pool.of(found.problem, load)
+        solved = StrategyTables.of(found.problem, load)
         (place,) = [
             i for i, one in enumerate(solved.members) if one.candidate.name == found.members[member].candidate.name
         ]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from milpplan import Job, Problem, load_hardware, load_model, solve_lengths, workload_of
-from milpplan.lengths.bounds.class_assignments import Chains
+from milpplan.lengths.bounds.class_assignments import ClassAssignments
 from milpplan.lengths.bounds.knapsack_dp import NOTHING
-from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, Core
+from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, PinnedItem
 from milpplan.lengths.bounds.min_replicas import fewest_bins
 from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.single.incumbents import StaticPackings
+from milpplan.lengths.single.incumbents import Incumbents
 from milpplan.lengths.steps import enough_ns
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.cases import GRAIN, deep_pool
 
 STEPS: dict[str, tuple[str, str, int, list[int], int, dict[str, tuple[int, ...]], dict[str, Any]]] = {
@@ -48,7 +48,7 @@ def test_contents_of_micro_batches_that_can_hold_nothing() -> None:
     member = next(one for one in range(len(pool.members)) if pool.num_stages(one) > 1)
     contents = pool.contents(member)
     room, only = contents.base.shape[-1], int(np.flatnonzero(contents.items.fits)[0])
-    kinds, core = np.array([FREE, WITHOUT, HOLDS]), Core(only)
+    kinds, core = np.array([FREE, WITHOUT, HOLDS]), PinnedItem(only)
     one = contents.within(int(contents.items.sizes[only]))
     weights, prices = np.ones((6, 3)), np.zeros(len(contents.items.sizes))
     values, rows = one.least(weights, prices, kinds, core)
@@ -56,14 +56,14 @@ def test_contents_of_micro_batches_that_can_hold_nothing() -> None:
     assert not rows[1].any()
     assert values[0] == values[2] == one.least(weights[:, :1], prices, kinds[:1], core)[0][0]
     assert rows[0, only] == rows[2, only] == 1
-    values, rows = contents.least(weights[:, :1], prices, kinds[2:], Core(0, grains=room + 1))
+    values, rows = contents.least(weights[:, :1], prices, kinds[2:], PinnedItem(0, grains=room + 1))
     assert values[0] == -NOTHING
     assert not rows.any()
 
 
 def test_chains_of_which_nothing_is_known_of_a_class() -> None:
     """No replicas of a class that does any load do none; some of them do any load."""
-    chains = Chains.of(2, 2)
+    chains = ClassAssignments.of(2, 2)
     with np.errstate(invalid="raise"):
         beyond = chains.beyond(np.array([np.inf, 3.0]), np.array([4.0, 0.0]), 5.0)
     found = dict(zip(map(tuple, chains.numbers.tolist()), beyond.tolist(), strict=True))
@@ -75,7 +75,7 @@ def test_a_step_of_plain_buckets_is_packed_before_it_is_improved() -> None:
     """What was never packed by itself has no starts: it is packed first, then these are tried."""
     pool = deep_pool()
     member = next(one for one in range(len(pool.members)) if pool.num_stages(one) > 1)
-    packings = StaticPackings(pool)
+    packings = Incumbents(pool)
     assert packings.restart(member)
     assert member in packings.packed
     assert packings.restart(member)
@@ -95,7 +95,7 @@ def test_candidates_are_left_out_in_their_own_layout_only() -> None:
     """None that is kept recomputes more than another one of its layout that holds as much."""
     pool = deep_pool()
     loads = Load(pool.load.lengths, pool.load.counts, GRAIN)
-    again = Pool.of(pool.problem, loads)
+    again = StrategyTables.of(pool.problem, loads)
     assert [one.candidate.name for one in again.members] == [one.candidate.name for one in pool.members]
     order = ("none", "selective", "full")
     for one in pool.members:

@@ -11,13 +11,13 @@ import pytest
 
 from milpplan.groups.bounds.last_stage import best_mixture
 from milpplan.groups.bounds.micro_batch_ranges import Window
-from milpplan.lengths.bounds.configuration_bound import Filled, around_larger, with_larger
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
 from milpplan.lengths.bounds.configuration_columns import Start, improved, shared_out, worths
-from milpplan.lengths.bounds.configuration_lp import Filling
-from milpplan.lengths.bounds.knapsack_dp import Knapsacks
-from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, Core, StageContents
+from milpplan.lengths.bounds.configuration_lp import ConfigurationLP
+from milpplan.lengths.bounds.knapsack_dp import KnapsackDP
+from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
 from milpplan.lengths.replica_time import micro_batch_times, replicas_ns
-from milpplan.lengths.strategy_tables import Pool, recomputes_less
+from milpplan.lengths.strategy_tables import StrategyTables, recomputes_less
 from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches
 
 
@@ -41,11 +41,11 @@ def pipelines() -> tuple[int, ...]:
     return members
 
 
-def contents_of(member: int) -> StageContents:
+def contents_of(member: int) -> MicroBatchPricing:
     return pool().contents(member)
 
 
-def pipeline(turn: int) -> tuple[Pool, int]:
+def pipeline(turn: int) -> tuple[StrategyTables, int]:
     """One of these, or one of four stages on two replicas."""
     if turn < 2:
         return pool(), pipelines()[turn]
@@ -72,7 +72,7 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> No
         weights = random.uniform(0.0, 1.0, (6, 4))
         prices = unit * sizes * random.uniform(0.3, 1.2, len(sizes))
         kinds = np.array([FREE, HOLDS, WITHOUT, HOLDS])
-        core = Core(last) if turn % 2 else Core(grains=int(random.integers(1, most // 2)))
+        core = PinnedItem(last) if turn % 2 else PinnedItem(grains=int(random.integers(1, most // 2)))
         values, told = contents.least(weights, prices, kinds, core)
         worth = times @ weights - (rows @ prices)[:, None]
         held = (rows[:, core.first :].any(axis=1)) & (rows @ sizes >= core.grains)
@@ -102,7 +102,7 @@ def test_few_mixtures_say_as_much_as_all(place: int) -> None:
     for turn in range(6):
         weights = random.uniform(0.0, 1.0, (6, 3))
         prices = unit * items.sizes * random.uniform(0.3, 1.2, len(items.sizes))
-        core = Core(len(prices) - 1) if turn % 2 else Core(grains=5)
+        core = PinnedItem(len(prices) - 1) if turn % 2 else PinnedItem(grains=5)
         cores = np.array([False, True, True])
         values, rows = contents.least(weights, prices, cores, core)
         time_ns = (contents.times(rows) * weights.T).sum(axis=1)
@@ -111,7 +111,7 @@ def test_few_mixtures_say_as_much_as_all(place: int) -> None:
             base, attention, once = (np.einsum("rspx,sp->rx", part, parts) for part in contents.mixed)
             base = base + weights[3:, micro_batch] @ contents.tolls
             most, alone = -np.inf, -np.inf
-            for k, held in Knapsacks(items, prices - attention, room).rows():
+            for k, held in KnapsackDP(items, prices - attention, room).rows():
                 worth = held - base - once[:, k, None]
                 begin = core.grains - 1 if cores[micro_batch] else 0
                 if not cores[micro_batch] or k >= core.first:
@@ -152,7 +152,7 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
     loads = found.loads(member, beside=False)
     most, last = found.grains(member, beside=False), len(found.load.lengths) - 1
     sizes = found.load.lengths // GRAIN
-    longest, large = Core(last), Core(grains=most // 2)
+    longest, large = PinnedItem(last), PinnedItem(grains=most // 2)
     each = float((loads.stages.last / sizes).min())
     windows = [
         (Window.of(4, 4), None),
@@ -169,7 +169,7 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
         load = max(loads.full, least)
         mixture = best_mixture(loads.stages, stages, window, load, least)
         line = mixture.bound(loads.stages, load, least)
-        filling = Filling(contents, loads.stages.last, loads.stages.last, stages, window, core)
+        filling = ConfigurationLP(contents, loads.stages.last, loads.stages.last, stages, window, core)
         proved, rows = filling.proved(mixture, line.slope)
         # About as long as a step of this load.
         time_ns = 1.02 * max(line.at(load), proved.at(load))
@@ -213,7 +213,7 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
     for number in (3, 6):
         window = Window.of(number, number)
         mixture = best_mixture(loads.stages, stages, window, float(needed @ last), 0.0)
-        filling = Filling(contents, last, last, stages, window, None)
+        filling = ConfigurationLP(contents, last, last, stages, window, None)
         slope = mixture.bound(loads.stages, float(needed @ last), 0.0).slope
         bound, rows = filling.priced(mixture, slope * last)
         start, time_ns = Start(mixture, slope * last, rows), bound.at(needed)
@@ -247,7 +247,7 @@ def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None
     loads = found.loads(member, beside=False).lengthened(float("inf"))
     packed = found.packed(member, found.load.counts, found.grains(member, beside=False))
     assert packed is not None
-    search = Filled(loads, found.contents(member))
+    search = ConfigurationBound(loads, found.contents(member))
     for share in (0.9, 0.97, 0.99):
         search.run(share * packed.time_ns, time.perf_counter() + 1.0)
         assert loads.highest * (1 - 1e-9) <= search.loads.highest <= packed.time_ns
@@ -266,7 +266,7 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
         loads = found.loads(member, beside=False).lengthened(float("inf"))
         packed = found.packed(member, found.load.counts, most)
         assert packed is not None
-        search = Filled(loads, contents_of(member))
+        search = ConfigurationBound(loads, contents_of(member))
         search.run(0.97 * packed.time_ns, time.perf_counter() + 4.0)
         search.run(packed.time_ns, time.perf_counter() + 4.0)
         told += len(search.large) > 0 and not np.array_equal(search.measure.each, loads.stages.last)
@@ -305,7 +305,7 @@ def test_what_is_proved_holds_for_those_that_recompute_more() -> None:
         most = found.grains(other, beside=False)
         lines = found.loads(other, beside=False)
         loads = found.loads(one, beside=False).lengthened(float("inf"))
-        filled = Filled(loads, contents_of(one))
+        filled = ConfigurationBound(loads, contents_of(one))
         filled.run(loads.highest * 1.03, time.perf_counter() + 1.0)
         items = found.contents(other).items
         larger = around_larger(lines, items, grains, lines.full, 2.0 * lines.highest)
@@ -334,7 +334,7 @@ def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
         loads = found.loads(member, beside=False).lengthened(float("inf"))
         packed = found.packed(member, found.load.counts, found.grains(member, beside=False))
         assert packed is not None
-        search = Filled(loads, contents_of(member))
+        search = ConfigurationBound(loads, contents_of(member))
         search.run(packed.time_ns, time.perf_counter() + 1.0)
         gained = max(gained, search.loads.highest / loads.highest - 1.0)
     assert gained > 0.001, gained

@@ -11,16 +11,16 @@ from milpplan.lengths.bounds.exclusive_pipelines import forced_pipeline_bounds
 from milpplan.lengths.bounds.exclusive_sequences import forced_bounds, longest, most_whole
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.screening import branched
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import pool_of, random_packings, workload
 from tests.small import small_model, small_problem
 
 LONG = 6
 
 
-def _pool() -> Pool:
+def _pool() -> StrategyTables:
     """Eight layers on four GPUs, some long sequences and many short ones."""
     problem = small_problem(memory_gib=40).model_copy(update={"model": small_model(8)})
     return pool_of(problem, workload(long=LONG, short=14, longest=12_288))
@@ -72,7 +72,7 @@ def test_sets_know_who_holds_the_longest() -> None:
     switched and timed exactly, no step is below what is known of the pair, which is more than without."""
     found = pool_of(small_problem(memory_gib=40), workload(long=3, short=14, longest=60_000))
     random = np.random.default_rng(5)
-    search = Several(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
     search.deadline = time.perf_counter() + 60.0
     names = [one.candidate.name for one in found.members]
     search.members = [names.index(name) for name in ("dp4", "dp2 tp2", "cp2 pp2")]

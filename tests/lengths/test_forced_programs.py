@@ -9,29 +9,29 @@ import numpy as np
 import pytest
 
 from milpplan.lengths.bounds.exclusive_pipelines import forced_pipeline_bounds
-from milpplan.lengths.bounds.exclusive_programs import ForcedProgram
-from milpplan.lengths.bounds.knapsack_dp import Items, Knapsacks
-from milpplan.lengths.bounds.micro_batch_pricing import Core
+from milpplan.lengths.bounds.exclusive_programs import ExclusiveProgram
+from milpplan.lengths.bounds.knapsack_dp import Items, KnapsackDP
+from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import Pool
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import pool, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_model, small_problem
 
 LONG = 9
 
 
-def _pool() -> Pool:
+def _pool() -> StrategyTables:
     """Eight layers on four GPUs, many long sequences and short ones."""
     problem = small_problem(memory_gib=40).model_copy(update={"model": small_model(8)})
     return pool_of(problem, workload(long=LONG, short=30, longest=12_288))
 
 
-def _program(found: Pool, member: int, first: int, share: float) -> ForcedProgram:
+def _program(found: StrategyTables, member: int, first: int, share: float) -> ExclusiveProgram:
     """Others are worth so many times what linear bounds say."""
     worths = share * found.bounds(member, beside=True).shares[0]
-    return ForcedProgram(found.loads(member, beside=True), found.contents(member, beside=True), first, worths)
+    return ExclusiveProgram(found.loads(member, beside=True), found.contents(member, beside=True), first, worths)
 
 
 def test_loose_sequences_fill_what_is_left_as_all_ways_say() -> None:
@@ -41,7 +41,7 @@ def test_loose_sequences_fill_what_is_left_as_all_ways_say() -> None:
     sizes, room = np.array([1, 1, 3, 4]), 11
     items = Items(sizes, np.array([99, 99, 2, 1]), np.ones(4, dtype=bool), 2)
     values = random.uniform(-1.0, 2.0, (6, 4))
-    table = Knapsacks(items, values, room)
+    table = KnapsackDP(items, values, room)
     told = 0
     for k, held in table.rows():
         for row, grains in product(range(6), range(1, room + 1)):
@@ -83,7 +83,7 @@ def test_contents_with_loose_sequences_are_no_dearer() -> None:
         prices = unit * random.uniform(0.3, 1.2, 3 + len(sizes) - first)
         prices[3:] *= sizes[first:]
         own = np.append(prices[kinds] * sizes[:first], prices[3:])
-        values, _ = loose.least(weights, prices, np.zeros(2, dtype=bool), Core())
+        values, _ = loose.least(weights, prices, np.zeros(2, dtype=bool), PinnedItem())
         worth = times @ weights - (rows @ own)[:, None]
         assert (values <= worth.min(axis=0) + 1e-6 * abs(values)).all()
 
@@ -140,7 +140,7 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
     problem = small_problem(memory_gib=30).model_copy(update={"model": small_model(8)})
     found = pool_of(problem, workload(long=5, short=100, longest=40_000))
     random = np.random.default_rng(5)
-    search = Several(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
     search.deadline = time.perf_counter() + 60.0
     names = [one.candidate.name for one in found.members]
     search.members = [

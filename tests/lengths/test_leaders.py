@@ -14,16 +14,16 @@ import pytest
 from milpplan.groups.bounds.last_stage import best_mixture
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.workload.workload import workload_of
-from milpplan.lengths.bounds.class_assignments import Chains
-from milpplan.lengths.bounds.configuration_bound import Filled
+from milpplan.lengths.bounds.class_assignments import ClassAssignments
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.configuration_columns import improved
-from milpplan.lengths.bounds.configuration_lp import Filling
-from milpplan.lengths.bounds.longest_sequence_branching import Leaders
-from milpplan.lengths.bounds.micro_batch_pricing import Core
-from milpplan.lengths.bounds.min_replicas import Together, fewest_bins
+from milpplan.lengths.bounds.configuration_lp import ConfigurationLP
+from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
+from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
+from milpplan.lengths.bounds.min_replicas import MinReplicas, fewest_bins
 from milpplan.lengths.bounds.restricted_master import ClassWindow, chain_prices
 from milpplan.lengths.replica_time import replicas_ns
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem
@@ -78,7 +78,7 @@ def test_sequences_together_are_those_of_the_best_way_to_divide_them() -> None:
     random = np.random.default_rng(2)
     for turn in range(12):
         sizes = np.sort(random.uniform(1.0, 10.0, 6 if turn else 1))
-        found = Together.of(sizes, SHARES)
+        found = MinReplicas.of(sizes, SHARES)
         for number in range(1, len(sizes) + 1):
             longest = sizes[len(sizes) - number :].tolist()
             ways = [(len(parts), max(map(together_ns, parts))) for parts in partitions(longest)]
@@ -92,11 +92,11 @@ def test_sequences_together_are_those_of_the_best_way_to_divide_them() -> None:
 
 def test_more_sequences_than_every_way_is_looked_at_for() -> None:
     """Twelve of a size of which two fit together need six replicas; eleven that fit with none eleven."""
-    assert Together.of(np.full(12, 4.0), SHARES).fewest(12, 2 * 4.0 + 1.1 * 4.0 + 0.01) == 6
-    assert Together.of(np.full(11, 4.0), SHARES).fewest(11, 2 * 4.0 + 1.1 * 4.0 - 0.01) == 11
+    assert MinReplicas.of(np.full(12, 4.0), SHARES).fewest(12, 2 * 4.0 + 1.1 * 4.0 + 0.01) == 6
+    assert MinReplicas.of(np.full(11, 4.0), SHARES).fewest(11, 2 * 4.0 + 1.1 * 4.0 - 0.01) == 11
 
 
-def replicated(found: Pool) -> list[int]:
+def replicated(found: StrategyTables) -> list[int]:
     """Pipelines on several replicas that hold the longest sequence."""
     longest = found.load.lengths[-1] // found.load.grain
     members = range(len(found.members))
@@ -126,11 +126,11 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
         best = found.packed(member, counts, grains)
         assert best is not None
         loads = found.loads(member, beside=False).lengthened(float("inf"))
-        first = Filled(loads, found.contents(member))
+        first = ConfigurationBound(loads, found.contents(member))
         first.run(0.98 * best.time_ns, time.perf_counter() + 2.0)
         rows = [packing for _ in range(6) for packing in [random_packings(found, member, counts, random)]]
         parts = [random_micro_batches(found, grains, random, int(random.integers(1, 9))) for _ in range(30)]
-        leaders = Leaders(first, 0.98 * best.time_ns)
+        leaders = LongestSequenceBranching(first, 0.98 * best.time_ns)
         known = leaders.highest
         leaders.run(0.98 * best.time_ns, time.perf_counter() + 1.5)
         leaders.run(best.time_ns, time.perf_counter() + 1.5)
@@ -167,8 +167,8 @@ def test_whether_more_micro_batches_hold_long_sequences_is_told_apart(place: int
     best = found.packed(member, counts, grains)
     assert best is not None
     time_ns = float(best.time_ns)
-    filled = Filled(found.loads(member, beside=False).lengthened(np.inf), found.contents(member))
-    leaders = Leaders(filled, time_ns)
+    filled = ConfigurationBound(found.loads(member, beside=False).lengthened(np.inf), found.contents(member))
+    leaders = LongestSequenceBranching(filled, time_ns)
     led, last = leaders.led[0], len(leaders.classes) - 1
     first, before = leaders.classes[-1][0], np.inf
     for _ in range(400):
@@ -215,10 +215,12 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
         one, grains = found.members[member].candidate, found.grains(member, beside=False)
         best = found.packed(member, counts, grains)
         assert best is not None
-        filled = Filled(found.loads(member, beside=False).lengthened(float("inf")), found.contents(member))
+        filled = ConfigurationBound(
+            found.loads(member, beside=False).lengthened(float("inf")), found.contents(member)
+        )
         time_ns = 0.99 * best.time_ns
         filled.run(time_ns, time.perf_counter() + 1.0)
-        leaders = Leaders(filled, time_ns)
+        leaders = LongestSequenceBranching(filled, time_ns)
         base = leaders.led[0]
         for chain in leaders.chains.numbers[random.permutation(len(leaders.chains.numbers))[:4]]:
             for place in np.flatnonzero(chain).tolist():
@@ -267,12 +269,12 @@ def done(windows: Sequence[ClassWindow], numbers: IntArray, prices: FloatArray, 
 def test_chains_are_all_ways_to_lead_replicas() -> None:
     """Against all numbers of replicas by class: each once, with what longer leaders do and need counted."""
     for classes, replicas in ((1, 3), (2, 1), (3, 4), (5, 3)):
-        found = Chains.of(classes, replicas)
+        found = ClassAssignments.of(classes, replicas)
         ways = [
             way for way in product(range(replicas + 1), repeat=classes) if sum(way) == replicas and way[-1] > 0
         ]
         assert sorted(map(tuple, found.numbers.tolist())) == ways
-        assert Chains.number(classes, replicas) == len(ways)
+        assert ClassAssignments.number(classes, replicas) == len(ways)
         random = np.random.default_rng(classes)
         for _ in range(20):
             left = np.where(random.random(classes) < 0.2, -np.inf, random.uniform(0.5, 1.5, classes))
@@ -302,7 +304,7 @@ def test_a_window_whose_sequence_takes_too_long_is_left_nothing() -> None:
     (exact,) = replicas_ns(found.problem, one, found.load.lengths, (alone,), found.load.rules.mask)
     least, time_ns = float(loads.stages.last[last]), 0.9 * float(exact)
     each, window = loads.each * loads.num_replicas, Window((1, 1), (1, 1))
-    filling = Filling(found.contents(member), each, loads.stages.last, stages, window, Core(last))
+    filling = ConfigurationLP(found.contents(member), each, loads.stages.last, stages, window, PinnedItem(last))
     mixture = best_mixture(loads.stages, stages, window, loads.full, least)
     slope = mixture.bound(loads.stages, loads.full, least).slope
     proved, rows = filling.proved(mixture, slope)
@@ -320,11 +322,11 @@ def test_short_longest_sequences_tell_few_sizes_of_micro_batches_apart() -> None
     best = found.packed(member, found.load.counts, found.grains(member, beside=False))
     assert best is not None
     time_ns = 0.99 * best.time_ns
-    filled = Filled(found.loads(member, beside=False).lengthened(float("inf")), found.contents(member))
+    filled = ConfigurationBound(found.loads(member, beside=False).lengthened(float("inf")), found.contents(member))
     assert filled.smaller == sorted({*filled.smaller} - {0})
     assert filled.numbers == sorted({*filled.numbers})
     filled.run(time_ns, time.perf_counter() + 0.3)
-    leaders = Leaders(filled, time_ns)
+    leaders = LongestSequenceBranching(filled, time_ns)
     while filled.tell_smaller(time_ns):
         leaders.run(time_ns, time.perf_counter() + 0.2)
     assert not filled.smaller

@@ -9,23 +9,23 @@ import pytest
 
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import Pool
-from milpplan.lengths.turns.replica_inequalities import LedGroup
+from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.lengths.turns.replica_inequalities import ReplicaInequalities
 from milpplan.lengths.turns.set_bounds import SetBounds
-from milpplan.lengths.turns.set_branch_and_bound import LedSet
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.turns.set_branch_and_bound import SetBranchAndBound
+from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import deep_pool, pool, pool_of, random_packings, workload
 from tests.small import small_problem
 
 
-def few_long() -> Pool:
+def few_long() -> StrategyTables:
     """Five long sequences on two to four replicas."""
     return pool_of(small_problem(memory_gib=40), workload(long=5, short=12))
 
 
-def searched(found: Pool) -> Several:
+def searched(found: StrategyTables) -> TurnSearch:
     """Sets that nothing closes: a step that everything is shorter than."""
-    search = Several(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
     search.deadline = time.perf_counter() + 120.0
     return search
 
@@ -91,7 +91,7 @@ def test_replicas_hold_what_the_rows_say(pool_: object) -> None:
             continue
         lengths = found.load.lengths
         fits = lengths <= strategy.beside_grains * found.load.grain
-        group = LedGroup(found, member, found.least_ns(member, beside=False))
+        group = ReplicaInequalities(found, member, found.least_ns(member, beside=False))
         for turn in range(8):
             counts = random.binomial(found.load.counts, random.uniform(0.2, 1.0)) * fits
             replicas = random_packings(found, member, counts, random)
@@ -139,4 +139,4 @@ def test_sets_of_three_and_strategies_of_one_stage() -> None:
     search.bounds.lead(left, step.time_ns * 1.2, time.perf_counter() + 1.0)
     found_ns = search.bounds.led_sets[0].bound_ns
     assert 0.4 * step.time_ns < found_ns <= step.time_ns
-    assert isinstance(search.bounds.led_sets[0], LedSet)
+    assert isinstance(search.bounds.led_sets[0], SetBranchAndBound)

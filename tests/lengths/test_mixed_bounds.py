@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from milpplan.lengths.bounds.work_bounds import WorkBounds
+from milpplan.lengths.bounds.work_bounds import LinearBounds
 from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, cheap_ns, sharpened_ns
-from milpplan.lengths.turns.screening import OpenSet, screened, split
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.turns.screening import StrategySet, screened, split
+from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.simulation.layout_columns import FloatArray
 from tests.lengths.cases import deep_pool, mixed_ns, pool
 
@@ -28,7 +28,7 @@ MEASURE = np.array([0.05, 0.1, 0.1, 0.15, 0.2, 0.4])
 class Strategies:
     """Strategies whose groups take exactly the highest of their bounds, with the longest sequence its passage."""
 
-    bounds: list[WorkBounds]
+    bounds: list[LinearBounds]
     serial: FloatArray
     once: FloatArray
     finish: FloatArray
@@ -37,12 +37,12 @@ class Strategies:
     def drawn(random: np.random.Generator, number: int, constants: int = 9) -> Strategies:
         """Three bounds each, in small numbers."""
         shares = random.integers(1, 30, (number, 3, NUMBER)).astype(float)
-        bounds = [WorkBounds(table, random.integers(0, constants, 3).astype(float)) for table in shares]
+        bounds = [LinearBounds(table, random.integers(0, constants, 3).astype(float)) for table in shares]
         serial = shares[:, :, -1].max(axis=1) + random.integers(0, 40, number)
         once, finish = (random.integers(0, constants, number).astype(float) for _ in range(2))
         return Strategies(bounds, serial, once, finish)
 
-    def bounded(self, more: list[tuple[int, WorkBounds, tuple[float, float]]]) -> Bounded:
+    def bounded(self, more: list[tuple[int, LinearBounds, tuple[float, float]]]) -> Bounded:
         """What screening needs of all of them, and ``more`` parts of them."""
         rows = [*range(len(self.bounds)), *(one for one, _, _ in more)]
         bounds = [*self.bounds, *(bound for _, bound, _ in more)]
@@ -63,11 +63,11 @@ class Strategies:
             found = min(found, sum(groups))
         return found + float(self.once[list(used)].sum() + self.finish[list(used)].min())
 
-    def part(self, one: int, low: float, high: float) -> tuple[int, WorkBounds, tuple[float, float]]:
+    def part(self, one: int, low: float, high: float) -> tuple[int, LinearBounds, tuple[float, float]]:
         """Groups that hold between two shares of the workload: none of them takes less than the least of all."""
         every = (np.array(held, dtype=float) for held in itertools.product((0, 1), repeat=NUMBER))
         times = [self.group(one, held) for held in every if low <= float(MEASURE @ held) <= high]
-        more = WorkBounds(np.zeros((1, NUMBER)), np.array([min(times)]))
+        more = LinearBounds(np.zeros((1, NUMBER)), np.array([min(times)]))
         return one, self.bounds[one].joined(more), (low, high)
 
 
@@ -93,7 +93,7 @@ def test_sets_cut_into_parts_are_bounded(seed: int) -> None:
             more += [drawn.part(one, *pair) for pair in itertools.pairwise(ends)]
         problem = drawn.bounded(more)
         whole = mixed_ns(problem, used)
-        sets = [OpenSet(0.0, used)]
+        sets = [StrategySet(0.0, used)]
         (cut,) = split(problem, parts, sets, np.inf).left
         assert cut.bound_ns <= least * (1 + 1e-9)
         gained += cut.bound_ns > whole * 1.001
@@ -102,7 +102,9 @@ def test_sets_cut_into_parts_are_bounded(seed: int) -> None:
         assert not closed.left
         assert cut.bound_ns * 0.99 <= closed.dropped_ns <= least * (1 + 1e-9)
         # Out of time a set is left as it is.
-        assert split(problem, parts, [OpenSet(1.0, used)], 0.5, time.perf_counter() - 1.0).left[0].bound_ns == 1.0
+        assert (
+            split(problem, parts, [StrategySet(1.0, used)], 0.5, time.perf_counter() - 1.0).left[0].bound_ns == 1.0
+        )
     assert gained > 0
 
 
@@ -115,7 +117,7 @@ def test_choices_that_cannot_hold_the_workload_are_left_out() -> None:
     problem = drawn.bounded([*little, *enough, *much])
     sets = np.array([[2, 3], [4, 5], [6, 7], [2, 7], [0, 1]])
     assert problem.able(sets).tolist() == [False, True, False, True, True]
-    only_little = split(problem, {0: [2], 1: [3]}, [OpenSet(0.0, (0, 1))], np.inf)
+    only_little = split(problem, {0: [2], 1: [3]}, [StrategySet(0.0, (0, 1))], np.inf)
     assert not only_little.left
     assert only_little.dropped_ns == np.inf
 
@@ -163,9 +165,9 @@ def test_floors_of_programs_hold_for_random_groups(found: object) -> None:
     whether all of its loads are open or only those around what it holds; they are no less than what all linear
     bounds say where sequences are divided so."""
     assert callable(found)
-    known: Pool = found()
+    known: StrategyTables = found()
     random, checked = np.random.default_rng(11), 0
-    search = Several(known, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search = TurnSearch(known, Step(0, (0,), {}, 10**15), 0.0, "highs")
     search.deadline = time.perf_counter() + 60.0
     pipelines = [member for member in search.members if 1 < known.num_stages(member) < 4][:2]
     others = [member for member in search.members if known.num_stages(member) == 1][:1]

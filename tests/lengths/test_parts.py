@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.lengths.bounds.configuration_bound import Filled
-from milpplan.lengths.single.single_strategy_search import Statics
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
+from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import Pool
-from milpplan.lengths.turns.interval_bounds import _NARROW, Kind, Parts
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.lengths.turns.interval_bounds import _NARROW, IntervalBounds, Kind
+from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import deep_pool, pool
 
 
@@ -24,7 +24,7 @@ def test_groups_near_a_load_take_no_less_and_more_is_known_of_them() -> None:
     the bounds, which are no lower than before for any of them and higher for some."""
     found, random = pool(), np.random.default_rng(3)
     members = [one for one, strategy in enumerate(found.members) if strategy.beside_grains]
-    parts = Parts(found, members, [found.bounds(member, beside=True) for member in members])
+    parts = IntervalBounds(found, members, [found.bounds(member, beside=True) for member in members])
     places = [place for place, member in enumerate(members) if found.num_stages(member) > 1]
     assert parts.of(next(place for place in range(len(members)) if place not in places), "longest") == []
     gained, checked = 0.0, 0
@@ -55,11 +55,11 @@ def test_groups_near_a_load_take_no_less_and_more_is_known_of_them() -> None:
 def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
     """Of its pipelines, narrow ones; looking at them does not lower its bound, and no step of it is shorter."""
     found = pool()
-    statics = Statics(found, 0.01, "highs", time.perf_counter() + 5.0)
+    statics = SingleStrategySearch(found, 0.01, "highs", time.perf_counter() + 5.0)
     assert statics.best is not None
     # Longer than it is, so that sets are open.
     beaten = replace(statics.best, time_ns=2 * statics.best.time_ns)
-    search, looked_at = Several(found, beaten, 0.0, "highs"), 0
+    search, looked_at = TurnSearch(found, beaten, 0.0, "highs"), 0
     search.deadline = time.perf_counter() + 60.0
     for number, one in enumerate(search.screened(2).left):
         if looked_at == 3 or not any(found.num_stages(search.members[place]) > 1 for place in one.used):
@@ -90,7 +90,7 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
     found = replace(pool(), loaded={})
     random = np.random.default_rng(11)
     # A step that everything is shorter than closes nothing.
-    search, rose, checked = Several(found, Step(0, (0,), {}, 10**15), 0.0, "highs"), 0, 0
+    search, rose, checked = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs"), 0, 0
     search.deadline = time.perf_counter() + 60.0
     chosen = [member for member in search.members if 1 < found.num_stages(member) < 8][:3]
     search.members = [*chosen, *(member for member in search.members if found.num_stages(member) == 1)][:5]
@@ -103,7 +103,7 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
         # That takes the longest beside others only if it holds it.
         if np.isfinite(found.serial_ns(member, beside=False)):
             loads = found.lengthened(member, np.inf)
-            filled = Filled(loads, found.contents(member))
+            filled = ConfigurationBound(loads, found.contents(member))
             filled.run(loads.highest * 1.02, time.perf_counter() + 0.7)
             found.know(member, filled.loads)
     for left, before_ns in zip(sets, before, strict=True):
@@ -125,14 +125,14 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
 
 
 @pytest.mark.parametrize("found", [pool, deep_pool], ids=["shallow", "deep"])
-def test_intervals_have_their_ends(found: Callable[[], Pool]) -> None:
+def test_intervals_have_their_ends(found: Callable[[], StrategyTables]) -> None:
     """Also the first time that a pipeline is asked for that has as much memory alone as beside others: what is
     learned of it beside others is known of it alone then."""
     known = replace(found(), loaded={}, fine={}, told={})
     pipelines = [m for m, one in enumerate(known.members) if one.beside_grains and known.num_stages(m) > 1]
     same = [m for m in pipelines if known.members[m].beside_grains == known.members[m].alone_grains]
     members = [*same[:4], *pipelines[:2]]
-    parts = Parts(known, members, [known.bounds(member, beside=True) for member in members])
+    parts = IntervalBounds(known, members, [known.bounds(member, beside=True) for member in members])
     for place in range(len(members)):
         kinds: tuple[Kind, ...] = ("alone", "coarse", "none", "alone")
         for kind in kinds:

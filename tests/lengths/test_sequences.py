@@ -21,7 +21,7 @@ from milpplan.lengths.side_by_side.team_contents import Contents
 from milpplan.lengths.side_by_side.teams import Family
 from milpplan.lengths.single.padded_packing import rectangles
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.flops import model_flops_per_token
@@ -41,7 +41,8 @@ def test_a_full_mask_doubles_attention_and_nothing_else() -> None:
     problem = grain_problem(small_problem(memory_gib=40, space={"pp": (1,), "cp": (1, 2)}), GRAIN)
     steps = workload()
     causal, full = (
-        Pool.of(problem, Load(steps.lengths, steps.counts, GRAIN, rules)) for rules in (SequenceRules(), FULL)
+        StrategyTables.of(problem, Load(steps.lengths, steps.counts, GRAIN, rules))
+        for rules in (SequenceRules(), FULL)
     )
     one = next(
         held.candidate
@@ -65,7 +66,7 @@ def test_tables_stay_below_exact_times_under_a_full_mask() -> None:
     """Random micro-batches of every strategy without stages, context parallelism and recomputation included."""
     steps, random, checked = workload(), np.random.default_rng(4), 0
     problem = grain_problem(small_problem(memory_gib=40, space={"pp": (1,)}), GRAIN)
-    found = Pool.of(problem, Load(steps.lengths, steps.counts, GRAIN, FULL))
+    found = StrategyTables.of(problem, Load(steps.lengths, steps.counts, GRAIN, FULL))
     for number, one in enumerate(found.members):
         pipeline = found.strategy(number, beside=False).pipelines[0][0]
         rows = random_micro_batches(found, one.alone_grains, random, 6)
@@ -91,7 +92,7 @@ def test_beside_windows_times_do_not_hang_on_other_lengths_and_tables_stay_below
     """A micro-batch takes the same whatever other lengths there are, although the last tiles of longer sequences
     may take less; contents are never above it."""
     steps, random, checked = workload(), np.random.default_rng(4), 0
-    found = Pool.of(grain_problem(windowed(), GRAIN), Load(steps.lengths, steps.counts, GRAIN))
+    found = StrategyTables.of(grain_problem(windowed(), GRAIN), Load(steps.lengths, steps.counts, GRAIN))
     (once, *_) = (
         sequence_cores(found.problem, kind, one.candidate.layout, steps.lengths).once_s
         for one in found.members

@@ -11,9 +11,15 @@ from dataclasses import replace
 import pytest
 
 from milpplan.lengths.steps import Step
-from milpplan.lengths.turns.screening import Left
-from milpplan.lengths.turns.set_process import SetProcess, SetsHello, SetsKnown, SetSlice, SetsWorker
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.turns.screening import Node
+from milpplan.lengths.turns.set_process import (
+    SetProcess,
+    SetProcessInit,
+    SetProcessReply,
+    SetProcessRequest,
+    SetsWorker,
+)
+from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import deep_pool
 
 NEVER = 10**15
@@ -21,9 +27,9 @@ LONG_S = 600.0
 """Never reached: what is tested ends before, on any machine."""
 
 
-def search(seconds: float) -> Several:
+def search(seconds: float) -> TurnSearch:
     """Many open sets of a few strategies, with and without pipelines, and a long time to beat."""
-    found = Several(replace(deep_pool(), loaded={}, fine={}), Step(0, (0,), {}, NEVER), 0.0, "highs")
+    found = TurnSearch(replace(deep_pool(), loaded={}, fine={}), Step(0, (0,), {}, NEVER), 0.0, "highs")
     found.deadline = time.perf_counter() + seconds
     pool = found.pool
     pipelines = [member for member in found.members if 1 < pool.num_stages(member) < 4][:3]
@@ -36,7 +42,7 @@ def search(seconds: float) -> Several:
     return found
 
 
-def bounds_of(sets: list[Left]) -> dict[int, float]:
+def bounds_of(sets: list[Node]) -> dict[int, float]:
     return {one.number: one.bound_ns for one in sets}
 
 
@@ -45,11 +51,11 @@ def test_slices_raise_the_bounds_that_ways_do_here() -> None:
     """Of a copy of what is known: the bounds of the sets that were asked for are those that looking at all of them
     here gives, of which more is known the more slices; others are not looked at."""
     here = search(60.0)
-    worker: SetsWorker = pickle.loads(pickle.dumps(SetsHello(here))).worker(None)
+    worker: SetsWorker = pickle.loads(pickle.dumps(SetProcessInit(here))).worker(None)
     before, numbers = bounds_of(here.sets), frozenset(one.number for one in here.sets[::2])
     ended: frozenset[int] = frozenset()
     for _ in range(60):
-        known = worker.reply(SetSlice(numbers, float(NEVER), time.time() + 60.0))
+        known = worker.reply(SetProcessRequest(numbers, float(NEVER), time.time() + 60.0))
         assert set(known.bounds) == numbers
         assert all(known.bounds[number][0] >= before[number] for number in numbers)
         ended = known.ended
@@ -64,7 +70,7 @@ def test_slices_raise_the_bounds_that_ways_do_here() -> None:
     assert all(known.bounds[number][0] == pytest.approx(after[number], rel=1e-3) for number in numbers)
     assert any(after[number] > before[number] for number in numbers)
     # What takes longer than what is to beat is closed.
-    assert not worker.reply(SetSlice(numbers, 1.0, time.time() + 60.0)).best
+    assert not worker.reply(SetProcessRequest(numbers, 1.0, time.time() + 60.0)).best
 
 
 def test_no_time_is_no_work() -> None:
@@ -72,7 +78,7 @@ def test_no_time_is_no_work() -> None:
     here = search(60.0)
     before = bounds_of(here.sets)
     numbers = frozenset(before)
-    known = SetsWorker(here).reply(SetSlice(numbers, float(NEVER), time.time() - 1.0))
+    known = SetsWorker(here).reply(SetProcessRequest(numbers, float(NEVER), time.time() - 1.0))
     assert {number: bound for number, (bound, _) in known.bounds.items()} == before
 
 
@@ -130,12 +136,12 @@ def test_the_order_of_a_set_that_comes_back_is_counted_once() -> None:
     again. (They did: sets were above their best steps.)"""
     here = search(60.0)
     given = {one.number: one for one in here.sets if len(here._pipelined(one)) == 1}
-    worker: SetsWorker = pickle.loads(pickle.dumps(SetsHello(here))).worker(None)
+    worker: SetsWorker = pickle.loads(pickle.dumps(SetProcessInit(here))).worker(None)
     several = worker.several
     for one in several.sets:
         one.ways = [several._price_least, several._price] if one.number in given else []
     for _ in range(60):
-        known = worker.reply(SetSlice(frozenset(given), float(NEVER), time.time() + 60.0))
+        known = worker.reply(SetProcessRequest(frozenset(given), float(NEVER), time.time() + 60.0))
         if known.ended == frozenset(given):
             break
     other = SetProcess(here, None, dict(given))
@@ -158,13 +164,13 @@ def test_sets_of_one_kind_go_to_one_process() -> None:
         answered = False
 
         def __init__(self) -> None:
-            self.sent: list[SetSlice] = []
-            self.known = SetsKnown({}, frozenset(), None, 1.0)
+            self.sent: list[SetProcessRequest] = []
+            self.known = SetProcessReply({}, frozenset(), None, 1.0)
 
-        def send(self, asked: SetSlice) -> None:
+        def send(self, asked: SetProcessRequest) -> None:
             self.sent.append(asked)
 
-        def answer(self, until: None, cancelled: None) -> SetsKnown:
+        def answer(self, until: None, cancelled: None) -> SetProcessReply:
             return self.known
 
         def close(self, *, at_once: bool) -> None:
@@ -186,7 +192,10 @@ def test_sets_of_one_kind_go_to_one_process() -> None:
     # Until it answers nothing changes.
     other.share(left)
     assert len(silent.sent) == 1
-    silent.answered, silent.known = True, SetsKnown(dict.fromkeys(given, (NEVER, 0.0)), frozenset(), None, 1.0)
+    silent.answered, silent.known = (
+        True,
+        SetProcessReply(dict.fromkeys(given, (NEVER, 0.0)), frozenset(), None, 1.0),
+    )
     other.share(left)
     assert {*given} <= {one.number for one in left}
     assert all(one.bound_ns == NEVER for one in left if one.number in given)
@@ -194,7 +203,7 @@ def test_sets_of_one_kind_go_to_one_process() -> None:
     assert {*other.given}.isdisjoint(given)
     assert other.cpu_s == 1.0
     # All that is open here is closed: half of what it has is taken back.
-    silent.known = SetsKnown({}, frozenset(), None, 2.0)
+    silent.known = SetProcessReply({}, frozenset(), None, 2.0)
     for one in left:
         one.raise_to(NEVER)
     there = len(other.given)

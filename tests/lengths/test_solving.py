@@ -19,7 +19,7 @@ from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.sequences import MAX_SEQUENCES
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.steps import Step
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
 
@@ -36,10 +36,10 @@ def solved() -> LengthsResult:
     [
         "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
         "milpplan.lengths.heterogeneous.search.UnlikeBound.within",
-        "milpplan.lengths.single.single_strategy_search.Statics.run",
-        "milpplan.lengths.turns.turn_search.Several.screened",
-        "milpplan.lengths.turns.turn_search.Several._price",
-        "milpplan.lengths.turns.turn_search.Several._branch",
+        "milpplan.lengths.single.single_strategy_search.SingleStrategySearch.run",
+        "milpplan.lengths.turns.turn_search.TurnSearch.screened",
+        "milpplan.lengths.turns.turn_search.TurnSearch._price",
+        "milpplan.lengths.turns.turn_search.TurnSearch._branch",
     ],
 )
 def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
@@ -76,7 +76,7 @@ def test_ctrl_c_again_gives_the_step_without_a_bound(monkeypatch: pytest.MonkeyP
 
     for name in (
         "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
-        "milpplan.lengths.turns.turn_search.Several.screened",
+        "milpplan.lengths.turns.turn_search.TurnSearch.screened",
     ):
         module, method = name.rsplit(".", 1)
         monkeypatch.setattr(pkgutil.resolve_name(module), method, interrupted)
@@ -214,7 +214,7 @@ def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
     the bounds."""
     found, random = pool(), np.random.default_rng(9)
     # A step that everything is shorter than closes nothing.
-    search = Several(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
     search.deadline = time.perf_counter() + 60.0
     pipelines = [member for member in search.members if found.num_stages(member) == 2]
     others = [member for member in search.members if found.num_stages(member) == 1]

@@ -8,8 +8,8 @@ from benchmarks.length_jobs import ALIGNMENT, Case, K, ParetoTail
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.replica_time import replicas_ns
-from milpplan.lengths.single.incumbents import StaticPackings
-from milpplan.lengths.strategy_tables import Packed, Pool
+from milpplan.lengths.single.incumbents import Incumbents
+from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from tests.lengths.cases import GRAIN, pool
 
 
@@ -37,7 +37,7 @@ def exact_ns(member: int, packed: Packed) -> int:
 def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
     """A pipeline has several; none makes the step longer, and when all are gone there is nothing to do. Without
     the others the first one may be longer than what is found."""
-    known, member = StaticPackings(pool()), pipelined()
+    known, member = Incumbents(pool()), pipelined()
     known.pack(member)
     assert known.best is not None
     assert known.rough(member)
@@ -64,14 +64,14 @@ def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
 def test_what_was_packed_elsewhere_has_starts_here() -> None:
     """A step that is told counts as packed with more care, and its pipeline may begin anew; one stage has no other
     start."""
-    there, here, member = StaticPackings(pool()), StaticPackings(pool()), pipelined()
+    there, here, member = Incumbents(pool()), Incumbents(pool()), pipelined()
     there.pack(member)
     step = there.step(member)
     here.take(step, 2.5)
     assert here.best is step
     assert here.took_s == 2.5
     assert not here.rough(member)
-    other = StaticPackings(pool())
+    other = Incumbents(pool())
     other.take(step, 2.5, rough=True)
     assert other.rough(member)
     assert here.restart(member)
@@ -87,9 +87,9 @@ def test_long_sequences_share_replicas_where_that_is_shorter() -> None:
     more, which begin shorter."""
     case = Case("llama2-13b", "dgx-h100", 32, 8 * K, ParetoTail(3.0), context=False)
     load = Load(case.workload.lengths, case.workload.counts, ALIGNMENT)
-    found = Pool.of(grain_problem(case.problem, ALIGNMENT), load)
+    found = StrategyTables.of(grain_problem(case.problem, ALIGNMENT), load)
     (member,) = (place for place, one in enumerate(found.members) if one.candidate.name == "dp8 pp4")
-    known = StaticPackings(found)
+    known = Incumbents(found)
     known.pack(member)
     first = found.polished(member, known.starts[member][0], found.grains(member, beside=False))
     assert sum(one[:, -1].any() for one in first.replicas) >= 5

@@ -9,12 +9,16 @@ import pytest
 
 from milpplan.groups.workload.workload import workload_of
 from milpplan.lengths import solve_lengths as solving
-from milpplan.lengths.bounds.configuration_bound import Filled
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.single import single_strategy_process as static_process
-from milpplan.lengths.single.single_strategy_process import Slice, StaticProcess, StaticsWorker
-from milpplan.lengths.single.single_strategy_search import Statics
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.single.single_strategy_process import (
+    SingleProcessRequest,
+    SingleStrategyProcess,
+    SingleStrategyWorker,
+)
+from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
+from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem
 
@@ -22,14 +26,14 @@ LONG_S = 600.0
 """Never reached: what is tested ends before, on any machine."""
 
 
-def statics() -> Statics:
+def statics() -> SingleStrategySearch:
     """At the beginning, with a gap that leaves something to do, and nothing known of pipelines."""
-    return Statics(replace(pool(), loaded={}), 0.004, "highs", time.perf_counter() + 10.0)
+    return SingleStrategySearch(replace(pool(), loaded={}), 0.004, "highs", time.perf_counter() + 10.0)
 
 
-def sliced(seconds: float, left_s: float, below_ns: float = float("inf")) -> Slice:
+def sliced(seconds: float, left_s: float, below_ns: float = float("inf")) -> SingleProcessRequest:
     """Of so many seconds, and until the end."""
-    return Slice(below_ns, seconds, time.time() + left_s)
+    return SingleProcessRequest(below_ns, seconds, time.time() + left_s)
 
 
 @pytest.mark.usefixtures("real_clock")
@@ -38,7 +42,7 @@ def test_another_process_learns_what_this_one_would() -> None:
     here, there = statics(), statics()
     assert here.best is not None
     before_ns, first_ns = here.bound_ns, here.best.time_ns
-    other = StaticProcess(here, first_ns, time.perf_counter() + LONG_S)
+    other = SingleStrategyProcess(here, first_ns, time.perf_counter() + LONG_S)
     try:
         while here.bound_ns <= before_ns and other.hear(first_ns):
             time.sleep(0.05)
@@ -56,13 +60,13 @@ def test_another_process_learns_what_this_one_would() -> None:
 def test_what_was_proved_elsewhere_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that this process has yet to solve may say less of pipelines than the other one has proved: they
     lower nothing."""
-    here = Statics(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    here = SingleStrategySearch(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
     assert here.best is not None
     told_ns = (1.0 - 1e-6) * here.best.time_ns
     told = {member: told_ns for member in here.left if here.least[member] < told_ns}
     assert told
     here.raise_least(told)
-    monkeypatch.setattr(Pool, "least_ns", lambda *_, **__: 0.0)
+    monkeypatch.setattr(StrategyTables, "least_ns", lambda *_, **__: 0.0)
     here.run(float("inf"), time.perf_counter() + 1.0)
     assert all(here.least[member] >= told_ns for member in told)
     assert any(here.left.get(member) != 0 for member in told)
@@ -70,7 +74,7 @@ def test_what_was_proved_elsewhere_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_slices_end_and_tell_whether_anything_is_left() -> None:
     """One of no time leaves something; what is to beat closes everything."""
-    worker = StaticsWorker(statics())
+    worker = SingleStrategyWorker(statics())
     known = worker.reply(sliced(0.0, 3.0))
     assert not known.idle
     assert known.best is not None
@@ -80,7 +84,7 @@ def test_slices_end_and_tell_whether_anything_is_left() -> None:
 def test_packing_goes_on_until_it_gains_nothing() -> None:
     """While the other process proves: no step gets longer, the last try gains nothing, and none begins that would
     not end in time; every strategy that may be shorter was packed, with more care if that may make it so."""
-    here = Statics(replace(pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    here = SingleStrategySearch(replace(pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
     here.run(float("inf"), time.perf_counter() + 0.5)
     here.least = dict.fromkeys(here.least, 0.0)
     assert here.best is not None
@@ -104,7 +108,7 @@ def test_packing_goes_on_until_it_gains_nothing() -> None:
 def test_proving_here_leaves_the_worst_strategy_to_the_other_process() -> None:
     """Bounds of all open pipelines but the least one rise, stay below every packed step, and the other process
     learns them; it ends where nothing is left."""
-    here = Statics(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    here = SingleStrategySearch(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
     deadline, before = time.perf_counter() + 60.0, dict(here.least)
     while here.pack(deadline):
         pass
@@ -118,15 +122,15 @@ def test_proving_here_leaves_the_worst_strategy_to_the_other_process() -> None:
     assert time.perf_counter() < deadline
     assert here.least != before
     assert all(here.least[member] <= here.known.step(member).time_ns for member in here.known.packed)
-    there = Statics(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
-    worker = StaticsWorker(there)
+    there = SingleStrategySearch(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    worker = SingleStrategyWorker(there)
     known = worker.reply(replace(sliced(0.0, 0.0, below_ns=1.0), least=here.least))
     assert all(here.least[member] <= known.least[member] for member in here.least)
 
 
 def test_a_slice_that_waited_ends_in_time() -> None:
     """What is over does no more work, whatever its slice."""
-    worker = StaticsWorker(statics())
+    worker = SingleStrategyWorker(statics())
     begin = time.perf_counter()
     assert not worker.reply(sliced(20.0, -5.0)).idle
     assert time.perf_counter() - begin < 5.0
@@ -136,7 +140,7 @@ def test_what_is_packed_here_is_not_packed_there() -> None:
     """In a slice without packing no pipeline is packed, but bounds rise; a step that is told is packed there, and
     not with more care again."""
     there, here = statics(), statics()
-    worker, before_ns = StaticsWorker(there), there.bound_ns
+    worker, before_ns = SingleStrategyWorker(there), there.bound_ns
     worker.reply(replace(sliced(1.0, 3.0), packs=False))
     assert all(there.pool.num_stages(member) == 1 for member in there.known.packed)
     assert there.bound_ns > before_ns
@@ -179,7 +183,7 @@ def test_what_is_heard_of_a_pipeline_alone_changes_nothing_beside_others() -> No
 def test_what_is_proved_of_pipelines_is_told_once() -> None:
     """What configuration programs raise of a pipeline is told if it is more, and known here once it is heard."""
     there, here = statics(), statics()
-    worker, found = StaticsWorker(there), there.pool
+    worker, found = SingleStrategyWorker(there), there.pool
     longest = int(found.load.lengths[-1])
     member = next(
         one
@@ -195,7 +199,7 @@ def test_what_is_proved_of_pipelines_is_told_once() -> None:
     here.pool.join(known.loaded)
     assert here.pool.alone(member) is loads
     assert here.pool.lengthened(member, float("inf")) is loads
-    there.filled[member] = Filled(loads, found.contents(member))
+    there.filled[member] = ConfigurationBound(loads, found.contents(member))
     there.filled[member].run(1.02 * loads.highest, time.perf_counter() + 1.0)
     found.know(member, there.filled[member].loads)
     known = worker.reply(nothing)
@@ -213,7 +217,7 @@ def test_a_process_that_dies_leaves_what_is_known() -> None:
     here = statics()
     assert here.best is not None
     bound_ns = here.bound_ns
-    other = StaticProcess(here, here.best.time_ns, time.perf_counter() + LONG_S)
+    other = SingleStrategyProcess(here, here.best.time_ns, time.perf_counter() + LONG_S)
     assert other.process is not None
     other.process.process.kill()
     while other.hear(here.best.time_ns):
@@ -228,7 +232,7 @@ def test_a_step_with_two_processes_is_proved_as_with_one(monkeypatch: pytest.Mon
     """The same space: no bound is above any step; also where the other process dies at once."""
     started = []
 
-    class Counted(StaticProcess):
+    class Counted(SingleStrategyProcess):
         def __init__(self, *args: object) -> None:
             super().__init__(*args)  # type: ignore[arg-type]
             started.append(self)
@@ -236,9 +240,9 @@ def test_a_step_with_two_processes_is_proved_as_with_one(monkeypatch: pytest.Mon
                 assert self.process is not None
                 self.process.process.kill()
 
-    monkeypatch.setattr(solving, "StaticProcess", Counted)
+    monkeypatch.setattr(solving, "SingleStrategyProcess", Counted)
     monkeypatch.setattr(solving, "_WORTH_S", 0.0)
-    monkeypatch.setattr(Statics, "open_pipelines", True)
+    monkeypatch.setattr(SingleStrategySearch, "open_pipelines", True)
     monkeypatch.setattr(static_process, "usable_cpus", lambda: 2)
     found = solved(2)
     assert len(started) == 1

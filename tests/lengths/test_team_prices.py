@@ -19,13 +19,13 @@ from milpplan.lengths.side_by_side.team_packing import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, dealt, reworked
 from milpplan.lengths.side_by_side.team_steps import TeamSearch
 from milpplan.lengths.side_by_side.teams import Family, families, simulated
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem
 
 
-def family_of(found: Pool) -> Family:
+def family_of(found: StrategyTables) -> Family:
     """Its only family."""
     (only,) = families(found)
     return only
@@ -38,7 +38,7 @@ def family() -> Family:
 
 
 @cache
-def alone_pool() -> Pool:
+def alone_pool() -> StrategyTables:
     """Strategies of one stage that hold all of many sequences."""
     return pool_of(small_problem(memory_gib=60), workload(long=3, short=60, longest=12_288))
 

@@ -9,7 +9,7 @@ import pytest
 
 from milpplan.lengths.side_by_side.team_bound import SharedTables, shared_work
 from milpplan.lengths.side_by_side.team_packing import Packer
-from milpplan.lengths.side_by_side.team_quick import Line, lines, quick_step
+from milpplan.lengths.side_by_side.team_quick import AffineTime, lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort, shortest
 from milpplan.lengths.side_by_side.teams import Family, families
 from tests.lengths.all_steps import FLAT, AllSteps, few
@@ -51,7 +51,7 @@ def test_lines_are_the_times_of_large_micro_batches() -> None:
             alone = np.zeros_like(each)
             alone[0, place] = 1
             assert one.alone[place] == pytest.approx(float(timer.phases(alone).sum()), rel=1e-9)
-            assert isinstance(one.among(np.array([0])), Line)
+            assert isinstance(one.among(np.array([0])), AffineTime)
 
 
 def test_seats_are_done_together() -> None:

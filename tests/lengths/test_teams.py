@@ -23,7 +23,7 @@ from milpplan.lengths.side_by_side.team_search import Effort, shortest
 from milpplan.lengths.side_by_side.team_steps import TeamSearch
 from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulated
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, workload
 from tests.small import small_problem
@@ -36,7 +36,7 @@ def steps_of() -> Workload:
 
 
 @cache
-def pool() -> Pool:
+def pool() -> StrategyTables:
     """Strategies without stages and tensor parallelism."""
     return pool_of(small_problem(memory_gib=40, space=FLAT), steps_of())
 
@@ -109,7 +109,7 @@ def test_degrees_that_do_not_divide_each_other_are_bounded_and_planned() -> None
     grain = 384
     steps = workload_of([500, 900, 1300, 2000, 2600, 4000, 7000, 16_000], grain)
     problem = grain_problem(small_problem(num_gpus=6, memory_gib=40, space=FLAT), grain)
-    found = Pool.of(problem, Load(steps.lengths, steps.counts, grain))
+    found = StrategyTables.of(problem, Load(steps.lengths, steps.counts, grain))
     (only,) = families(found)
     assert set(only.degrees) == {1, 2, 3, 6}
     shared = shared_work(only)

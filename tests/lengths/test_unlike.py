@@ -18,16 +18,22 @@ from milpplan.groups.workload.workload import Workload, workload_of
 from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.heterogeneous.count_program import undominated, whole_shares
-from milpplan.lengths.heterogeneous.pack_replicas import UnlikePacker
+from milpplan.lengths.heterogeneous.pack_replicas import HeterogeneousPacker
 from milpplan.lengths.heterogeneous.pipeline_capacity import led_classes
-from milpplan.lengths.heterogeneous.replicas import UnlikeStep, close, have_places, replica_gpus, unlike_members
-from milpplan.lengths.heterogeneous.search import UnlikeSearch
-from milpplan.lengths.heterogeneous.step_bound import UnlikeBound
+from milpplan.lengths.heterogeneous.replicas import (
+    HeterogeneousStep,
+    close,
+    have_places,
+    replica_gpus,
+    unlike_members,
+)
+from milpplan.lengths.heterogeneous.search import HeterogeneousSearch
+from milpplan.lengths.heterogeneous.step_bound import HeterogeneousBound
 from milpplan.lengths.records import LengthsResult, SequenceRules
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.strategy_tables import Packed, Pool
+from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
 from milpplan.simulation.layout_columns import IntArray
 from tests.lengths.all_steps import partitions
@@ -35,7 +41,7 @@ from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem
 
 
-def packed_at_random(found: Pool, member: int, held: IntArray, random: np.random.Generator) -> IntArray:
+def packed_at_random(found: StrategyTables, member: int, held: IntArray, random: np.random.Generator) -> IntArray:
     """Micro-batches [v, n] of one replica that fit, in any order."""
     lengths, room = found.load.lengths, found.grains(member, beside=False) * GRAIN
     rows: list[IntArray] = []
@@ -48,7 +54,7 @@ def packed_at_random(found: Pool, member: int, held: IntArray, random: np.random
     return np.array(rows, dtype=np.int64).reshape(-1, len(held))
 
 
-def random_step(found: Pool, random: np.random.Generator) -> UnlikeStep:
+def random_step(found: StrategyTables, random: np.random.Generator) -> HeterogeneousStep:
     """Replicas of some strategies, one of which holds the longest sequence, with sequences anywhere."""
     members, load = unlike_members(found), found.load
     while True:
@@ -72,7 +78,7 @@ def random_step(found: Pool, random: np.random.Generator) -> UnlikeStep:
         rows = [packed_at_random(found, one, mine, random) for one, mine in zip(replicas, held, strict=True)
                 if one == member]  # fmt: skip
         packed[member] = found.timed(member, tuple(rows), found.grains(member, beside=False))
-    return UnlikeStep.of(found, packed)
+    return HeterogeneousStep.of(found, packed)
 
 
 def test_steps_take_what_their_slowest_replica_takes_and_fill_the_cluster() -> None:
@@ -102,7 +108,7 @@ def test_sizes_that_do_not_nest_have_no_places() -> None:
     """Context parallelism of 2 beside 3 would stand askew; too few replicas leave GPUs empty."""
     grain, steps = 384, workload_of([384, 768, 1920], 384)
     problem = grain_problem(small_problem(num_gpus=6, memory_gib=40, space={"pp": (1,), "tp": (1,)}), grain)
-    found = Pool.of(problem, Load(steps.lengths, steps.counts, grain))
+    found = StrategyTables.of(problem, Load(steps.lengths, steps.counts, grain))
     by_size = {replica_gpus(found, member): member for member in unlike_members(found)}
     assert {1, 2, 3} <= set(by_size)
     assert have_places(found, {by_size[1]: 3, by_size[3]: 1})
@@ -138,17 +144,17 @@ def test_rows_that_others_imply_are_left_out() -> None:
             assert kept[place] != implied
 
 
-def searched(found: Pool, seconds: float = 3.0) -> UnlikeSearch:
+def searched(found: StrategyTables, seconds: float = 3.0) -> HeterogeneousSearch:
     """What is known of a pool after a search that would rather prove more."""
-    search = UnlikeSearch(found, 0.0, "highs")
+    search = HeterogeneousSearch(found, 0.0, "highs")
     least = [found.least_ns(member, beside=False) for member in range(len(found.members))]
     search.run(4.0 * min(least), time.perf_counter() + seconds)
     return search
 
 
-def learned(found: Pool) -> UnlikeBound:
+def learned(found: StrategyTables) -> HeterogeneousBound:
     """Everything that may be learned of every kind, for replicas that hold an even share within about its time."""
-    bound, kinds = UnlikeBound.of(found, "highs"), []
+    bound, kinds = HeterogeneousBound.of(found, "highs"), []
     for number, kind in enumerate(bound.kinds):
         if number % 2 and found.num_stages(kind.member) > 1:
             # Time is short: nothing more is known of every other pipeline.
@@ -168,18 +174,18 @@ def learned(found: Pool) -> UnlikeBound:
             while time.perf_counter() < end and one.sharpen(1.02 * time_ns, held, end):
                 pass
             kinds.append(replace(kind, leaders=(one.first, one.end), rooms=one.rooms))
-    return UnlikeBound(found, "highs", kinds)
+    return HeterogeneousBound(found, "highs", kinds)
 
 
 @pytest.mark.parametrize("make", [pool, pytest.param(deep_pool, marks=pytest.mark.long)])
-def test_no_step_breaks_what_is_learned(make: Callable[[], Pool]) -> None:
+def test_no_step_breaks_what_is_learned(make: Callable[[], StrategyTables]) -> None:
     """Random steps, at their own times, and what is found: no replica breaks a row of its kind, and no step is
     excluded."""
     found, random = make(), np.random.default_rng(3)
     bound, step = learned(found), searched(found, 1.5).step
     assert step is not None
     # More than linear bounds say.
-    plain = UnlikeBound.of(found, "highs").within(step.time_ns, 10.0, whole=False).share
+    plain = HeterogeneousBound.of(found, "highs").within(step.time_ns, 10.0, whole=False).share
     assert bound.within(step.time_ns, 10.0, whole=False).share < plain
     for one in [step, *(random_step(found, random) for _ in range(20))]:
         for member, packed in one.packed.items():
@@ -195,7 +201,7 @@ def test_no_step_breaks_what_is_learned(make: Callable[[], Pool]) -> None:
 
 
 @pytest.mark.parametrize("make", [pool, deep_pool])
-def test_no_step_is_below_what_is_proved(make: Callable[[], Pool]) -> None:
+def test_no_step_is_below_what_is_proved(make: Callable[[], StrategyTables]) -> None:
     """What a search proves is below what it finds and below random steps, and not by much."""
     found, random = make(), np.random.default_rng(8)
     search = searched(found)
@@ -229,7 +235,7 @@ def test_prices_of_a_replica_are_worth_no_more_than_its_time() -> None:
 def test_every_backend_says_the_same(solver: str) -> None:
     """The most that a step leaves, below and above what is proved."""
     found = pool()
-    bound, other = UnlikeBound.of(found, solver), UnlikeBound.of(found, "highs")
+    bound, other = HeterogeneousBound.of(found, solver), HeterogeneousBound.of(found, "highs")
     search = searched(found, 1.0)
     assert search.step is not None
     for part in (0.8, 1.05):
@@ -241,7 +247,7 @@ def test_every_backend_says_the_same(solver: str) -> None:
             assert shared.share == pytest.approx(other.within(time_ns, 60.0).share, abs=1e-5)
 
 
-def all_steps_ns(found: Pool) -> float:
+def all_steps_ns(found: StrategyTables) -> float:
     """Least time of all steps of a few different sequences: every mix of replicas, who holds which sequence, in
     which micro-batches, in which order."""
     load, members = found.load, unlike_members(found)
@@ -300,7 +306,7 @@ def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much(nu
 def test_a_packing_that_is_improved_keeps_every_sequence() -> None:
     """Sequences may go from one strategy's replica to another's, but none is lost, and memory holds them."""
     found, random = deep_pool(), np.random.default_rng(6)
-    packer = UnlikePacker(found)
+    packer = HeterogeneousPacker(found)
     for _ in range(2):
         step = random_step(found, random)
         better = packer.polished(step)

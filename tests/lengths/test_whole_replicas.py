@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from milpplan.groups.workload.workload import workload_of
-from milpplan.lengths.single.replica_feasibility import MOST, WholeReplicas
+from milpplan.lengths.single.replica_feasibility import MOST, ReplicaFeasibility
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.all_turns import AllTurns
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import small_model, small_problem
 
 
-def pipelines(lengths: list[int], num_layers: int = 8) -> tuple[Pool, list[int]]:
+def pipelines(lengths: list[int], num_layers: int = 8) -> tuple[StrategyTables, list[int]]:
     """A pool of up to four stages, and its pipelines."""
     problem = small_problem(num_gpus=4, memory_gib=60, space={"cp": (1,)})
     found = pool_of(problem.model_copy(update={"model": small_model(num_layers)}), workload_of(lengths, GRAIN))
     return found, [one for one in range(len(found.members)) if found.num_stages(one) > 1]
 
 
-def closed(one: WholeReplicas, time_ns: float, backend: str) -> bool:
+def closed(one: ReplicaFeasibility, time_ns: float, backend: str) -> bool:
     """Whether no replica is done within a time, as far as the programs say."""
     end = time.perf_counter() + 60.0
     while not one.done(time_ns):
@@ -42,7 +42,7 @@ def test_equal_sequences_are_proved_to_a_thousandth(lengths: list[int], backend:
         grains = found.grains(member, beside=False)
         layout = found.members[member].candidate.layout
         best_ns = turns.group(member, grains, tuple(found.load.counts.tolist()), layout.dp)
-        one = WholeReplicas.of(found, member)
+        one = ReplicaFeasibility.of(found, member)
         assert one is not None
         assert closed(one, best_ns * 0.999, backend)
         assert one.within(best_ns * 1.001)
@@ -66,7 +66,7 @@ def test_no_packing_of_few_lengths_is_below_what_is_closed(seed: int) -> None:
     for member in members[:6]:
         grains, dp = found.grains(member, beside=False), found.members[member].candidate.layout.dp
         best_ns = turns.group(member, grains, tuple(found.load.counts.tolist()), dp)
-        one = WholeReplicas.of(found, member)
+        one = ReplicaFeasibility.of(found, member)
         assert one is not None
         proved = [share for share in (0.5, 0.8, 0.9, 0.95, 1.001) if closed(one, best_ns * share, "cpsat")]
         assert 1.001 not in proved
@@ -77,11 +77,11 @@ def test_no_packing_of_few_lengths_is_below_what_is_closed(seed: int) -> None:
 def test_what_can_be_too_many_things_is_left_out() -> None:
     """Many lengths, one stage, and more micro-batches than programs are made for."""
     found, members = pipelines((np.arange(1, 40) * 128).tolist())
-    assert all(WholeReplicas.of(found, member) is None for member in members)
+    assert all(ReplicaFeasibility.of(found, member) is None for member in members)
     found, members = pipelines([2_048] * 6)
     flat = next(one for one in range(len(found.members)) if found.num_stages(one) == 1)
-    assert WholeReplicas.of(found, flat) is None
-    one = WholeReplicas.of(found, members[0])
+    assert ReplicaFeasibility.of(found, flat) is None
+    one = ReplicaFeasibility.of(found, members[0])
     assert one is not None
     assert MOST + 1 in one.within(1e15)
     end = time.perf_counter()

@@ -12,7 +12,7 @@ from milpplan.optimize.space.execution_rules import Rule, offloads
 from milpplan.optimize.space.layout_space import Choices, within
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.space.lazy_product import Blocks, boxes, sifted
-from milpplan.optimize.space.rule_filter import Sieve
+from milpplan.optimize.space.rule_filter import RuleFilter
 from milpplan.problem.plan import SCHEDULES, SPLIT_SCHEDULES
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.layout_columns import IntArray
@@ -72,7 +72,7 @@ def test_a_rule_leaves_what_it_allows_of_the_product(seeds: int) -> None:
     lost = 0
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        blocks, rule, sieve = random_blocks(rng), random_rule(rng), Sieve(small())
+        blocks, rule, sieve = random_blocks(rng), random_rule(rng), RuleFilter(small())
         before = listed(blocks)
         names = [*blocks.columns, *(name for factor in reversed(blocks.factors) for name in sorted(factor.table))]
         legal = rule(small(), dict(zip(names, before.T, strict=True))) if len(before) else np.zeros(0, np.bool_)

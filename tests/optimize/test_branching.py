@@ -16,16 +16,16 @@ from milpplan import Layout, solve
 from milpplan.optimize.bounds.layer_counting import most_on_ranks
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.layout.ceiling_cuts import num_inner
-from milpplan.optimize.layout.cutting_planes import Attempt
+from milpplan.optimize.layout.cutting_planes import LayoutState
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.layout.rounding import fitted_plan
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.uneven.branching_rules import parts, strongest, ways
-from milpplan.optimize.uneven.layer_branching import Tree
+from milpplan.optimize.uneven.layer_branching import BranchingTree
 from milpplan.optimize.uneven.layer_local_search import improve
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
 from milpplan.reports.documents.document import result_document
@@ -53,31 +53,33 @@ def free_problem(seed: int) -> tuple[Problem, Layout] | None:
     return (problem, columns.at(int(rows[seed % len(rows)]))) if len(rows) else None
 
 
-def free_cases() -> Iterator[tuple[Problem, Setting, Costed]]:
+def free_cases() -> Iterator[tuple[Problem, LayoutContext, Costed]]:
     """Layouts with free splits that have plans that fit, and all their plans."""
     for seed in range(1000):
         if (case := free_problem(seed)) is None:
             continue
         problem, layout = case
-        setting = Setting.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
+        setting = LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
         plans = costed_plans(problem, layout, setting.costs)
         if len(plans.step_time_ns) <= 30_000 and (plans.peak_bytes <= setting.capacity_bytes).any():
             yield problem, setting, plans
 
 
 CASES = free_cases()
-LISTED: list[tuple[Problem, Setting, Costed]] = []
+LISTED: list[tuple[Problem, LayoutContext, Costed]] = []
 """The first of ``CASES``: to list all plans takes long, so each is listed once."""
 
 
-def some(count: int) -> list[tuple[Problem, Setting, Costed]]:
+def some(count: int) -> list[tuple[Problem, LayoutContext, Costed]]:
     """The first so many layouts with free splits."""
     LISTED.extend(islice(CASES, max(count - len(LISTED), 0)))
     assert len(LISTED) >= count
     return LISTED[:count]
 
 
-def narrowed_somewhere(rng: random.Random, setting: Setting, plans: Costed) -> tuple[Setting, IntArray, BoolArray]:
+def narrowed_somewhere(
+    rng: random.Random, setting: LayoutContext, plans: Costed
+) -> tuple[LayoutContext, IntArray, BoolArray]:
     """The setting with limits around a plan that fits, the layers of that plan [J], and which plans fit and are
     within the limits."""
     fits = plans.peak_bytes <= setting.capacity_bytes
@@ -91,12 +93,12 @@ def narrowed_somewhere(rng: random.Random, setting: Setting, plans: Costed) -> t
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[tuple[Problem, Setting, Costed]]:
+def cases() -> list[tuple[Problem, LayoutContext, Costed]]:
     """Shared by the tests of this file."""
     return some(7)
 
 
-def splits_of(setting: Setting) -> list[tuple[int, ...]]:
+def splits_of(setting: LayoutContext) -> list[tuple[int, ...]]:
     """Every split within the limits of the stages, the ranks and the fullest inner stage."""
     P, total = setting.layout.pp, setting.problem.model.num_layers
     found = []
@@ -111,7 +113,7 @@ def splits_of(setting: Setting) -> list[tuple[int, ...]]:
     return found
 
 
-def test_ranks_hold_no_more_than_counting_allows(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+def test_ranks_hold_no_more_than_counting_allows(cases: list[tuple[Problem, LayoutContext, Costed]]) -> None:
     """No rank of a plan that fits, at or below a step time, holds more layers of a kind, and the limit is reached
     by some plan often enough to be one."""
     reached = 0
@@ -176,7 +178,7 @@ def test_the_strongest_way_raises_its_weaker_part_most() -> None:
     found, asked = [nodes[0:2], nodes[2:4], nodes[4:6]], []
 
     def by(rises: list[float]) -> int:
-        def rise(node: Setting) -> float:
+        def rise(node: LayoutContext) -> float:
             asked.append(node.peak)
             return rises[node.peak]
 
@@ -190,7 +192,7 @@ def test_the_strongest_way_raises_its_weaker_part_most() -> None:
     assert asked == [0, 1, 2, 3]
 
 
-def test_moves_make_plans_faster_and_fit(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+def test_moves_make_plans_faster_and_fit(cases: list[tuple[Problem, LayoutContext, Costed]]) -> None:
     """Moving layers ends at a plan of the space that fits, is no slower, and is faster in some cases."""
     faster = 0
     for problem, setting, plans in cases:
@@ -200,7 +202,7 @@ def test_moves_make_plans_faster_and_fit(cases: list[tuple[Problem, Setting, Cos
         if plan is None:
             continue
         graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
-        attempt = Attempt(setting, graph, [], NEVER, 0, 0.0, None, Counters())
+        attempt = LayoutState(setting, graph, [], NEVER, 0, 0.0, None, Counters())
         step = improve(attempt, plan, np.inf)
         assert attempt.best is not None
         best = attempt.best[1]
@@ -214,7 +216,7 @@ def test_moves_make_plans_faster_and_fit(cases: list[tuple[Problem, Setting, Cos
     assert faster >= 2
 
 
-def test_trees_end_at_the_best_plan(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+def test_trees_end_at_the_best_plan(cases: list[tuple[Problem, LayoutContext, Costed]]) -> None:
     """However little is looked at, the bound is no more than the best plan's step; looked at to the end, the best
     plan is found or proved not to be below the cutoff."""
     partial = 0
@@ -237,13 +239,13 @@ def test_trees_end_at_the_best_plan(cases: list[tuple[Problem, Setting, Costed]]
 
 
 def test_a_tree_that_counting_closes_has_nothing_to_look_at(
-    cases: list[tuple[Problem, Setting, Costed]],
+    cases: list[tuple[Problem, LayoutContext, Costed]],
 ) -> None:
     """Below what any plan can take no node is opened, and the layout is closed."""
     for _, setting, plans in cases:
         solver = LayoutSolver(SolveOptions(gap=0.0), backend("highs"), [], None)
         attempt = solver.attempt(setting, int(plans.step_time_ns.min()) // 50, 0)
-        tree = Tree(attempt, solver._split)
+        tree = BranchingTree(attempt, solver._split)
         tree.run(attempt, 4)
         assert tree.finished
         assert attempt.closed

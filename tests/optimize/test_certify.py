@@ -9,7 +9,7 @@ import pytest
 
 from milpplan import PlanResult, Problem, SolveOptions, solve
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.certificate import Certification, Claim
+from milpplan.optimize.certificate import Certification, ClaimedResult
 from milpplan.optimize.certify import certify, other_backend
 from milpplan.optimize.milp.backends import AUTO, BACKENDS
 from milpplan.optimize.milp.cpsat import CpSatBackend
@@ -22,10 +22,10 @@ OPTIONS = SolveOptions()
 
 
 @pytest.fixture(scope="module")
-def solved() -> tuple[Problem, PlanResult, Claim]:
+def solved() -> tuple[Problem, PlanResult, ClaimedResult]:
     """A problem with several layouts, its result, and what that claims."""
     problem, result = next(one for one in results(OPTIONS) if one[1].plan and len(one[1].runners_up) > 1)
-    return problem, result, Claim.of(result, OPTIONS)
+    return problem, result, ClaimedResult.of(result, OPTIONS)
 
 
 def results(options: SolveOptions) -> Iterator[tuple[Problem, PlanResult]]:
@@ -48,27 +48,27 @@ def test_honest_results_are_certified(backend: str) -> None:
         if number > 3 and "infeasible" in seen:
             break
         if number <= 3 or result.status == "infeasible":
-            done = certify(problem, Claim.of(result, options))
+            done = certify(problem, ClaimedResult.of(result, options))
             assert (done.verdict, failed(done)) == ("certified", [])
             assert done.backend == other_backend(backend) != backend
             seen.add(result.status)
     assert seen == {"optimal", "infeasible"}
 
 
-def test_a_bound_above_a_plan_is_refuted(solved: tuple[Problem, PlanResult, Claim]) -> None:
+def test_a_bound_above_a_plan_is_refuted(solved: tuple[Problem, PlanResult, ClaimedResult]) -> None:
     """A slower plan with a bound that only it keeps: the faster one is found."""
     problem, result, _ = solved
     for plan in result.runners_up:
         slower = solve(problem, warm_start=plan, gap=0.9)
         if slower.objective is not None and slower.objective > (result.objective or 0.0) * 1.001:
-            lie = replace(Claim.of(slower, OPTIONS), bound=slower.objective, status="optimal")
+            lie = replace(ClaimedResult.of(slower, OPTIONS), bound=slower.objective, status="optimal")
             done = certify(problem, lie)
             assert (done.verdict, failed(done)) == ("refuted", ["bound proved again"])
             return
     pytest.fail("no slower plan to lie about")
 
 
-def test_a_bound_that_is_too_high_is_refuted(solved: tuple[Problem, PlanResult, Claim]) -> None:
+def test_a_bound_that_is_too_high_is_refuted(solved: tuple[Problem, PlanResult, ClaimedResult]) -> None:
     """A bound above the plan itself."""
     problem, _, claim = solved
     assert claim.value is not None
@@ -86,7 +86,7 @@ def test_a_bound_raised_within_the_tolerance_is_found_out() -> None:
         exact = solve(problem, gap=0.0)
         assert result.objective is not None
         assert exact.objective is not None
-        claim = Claim.of(result, OPTIONS)
+        claim = ClaimedResult.of(result, OPTIONS)
         assert certify(problem, claim).verdict == "certified"
         done = certify(problem, replace(claim, bound=claim.value))
         true = exact.objective >= result.objective
@@ -101,7 +101,7 @@ def test_a_bound_raised_within_the_tolerance_is_found_out() -> None:
     assert verdicts == {"certified", "refuted"}
 
 
-def test_other_layouts_are_refuted(solved: tuple[Problem, PlanResult, Claim]) -> None:
+def test_other_layouts_are_refuted(solved: tuple[Problem, PlanResult, ClaimedResult]) -> None:
     """One layout fewer, or others in the same number."""
     problem, _, claim = solved
     for lie in (replace(claim, legal=claim.legal - 1), replace(claim, layouts_sha256="0" * 64)):
@@ -109,7 +109,7 @@ def test_other_layouts_are_refuted(solved: tuple[Problem, PlanResult, Claim]) ->
         assert (done.verdict, failed(done), done.again) == ("refuted", ["layouts listed again"], None)
 
 
-def test_other_costs_are_refuted(solved: tuple[Problem, PlanResult, Claim]) -> None:
+def test_other_costs_are_refuted(solved: tuple[Problem, PlanResult, ClaimedResult]) -> None:
     """A step time that is not the plan's, because it or a constant of the hardware was changed."""
     problem, _, claim = solved
     assert claim.step_time_s is not None
@@ -126,7 +126,7 @@ def test_other_costs_are_refuted(solved: tuple[Problem, PlanResult, Claim]) -> N
     assert "plan simulated again" in failed(done)
 
 
-def test_a_plan_that_does_not_fit_is_refuted(solved: tuple[Problem, PlanResult, Claim]) -> None:
+def test_a_plan_that_does_not_fit_is_refuted(solved: tuple[Problem, PlanResult, ClaimedResult]) -> None:
     """The same plan with too little memory."""
     problem, result, claim = solved
     assert result.report is not None
@@ -140,7 +140,7 @@ def test_a_plan_that_does_not_fit_is_refuted(solved: tuple[Problem, PlanResult, 
     assert any("does not fit" in check.seen for check in done.checks)
 
 
-def test_infeasible_lies_are_refuted(solved: tuple[Problem, PlanResult, Claim]) -> None:
+def test_infeasible_lies_are_refuted(solved: tuple[Problem, PlanResult, ClaimedResult]) -> None:
     """A problem with a plan is not infeasible, and one without has none."""
     problem, _, claim = solved
     none = replace(claim, status="infeasible", plan=None, step_time_s=None, value=None, bound=None)
@@ -163,13 +163,13 @@ def test_a_solver_that_lied_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
         honest = solve(problem, backend="cbc")
         if result.objective and honest.objective and result.objective > honest.objective * (1 + 1e-3):
             assert result.gap == 0.0
-            done = certify(problem, Claim.of(result, options))
+            done = certify(problem, ClaimedResult.of(result, options))
             assert (done.verdict, failed(done)) == ("refuted", ["bound proved again"])
             return
     pytest.fail("the lie never mattered")
 
 
-def test_too_little_time_is_not_a_certificate(solved: tuple[Problem, PlanResult, Claim]) -> None:
+def test_too_little_time_is_not_a_certificate(solved: tuple[Problem, PlanResult, ClaimedResult]) -> None:
     """A second proof that is stopped says so; it neither certifies nor refutes."""
     problem, _, claim = solved
     done = certify(problem, claim, SolveOptions(backend="cbc", time_limit_s=1e-6))
@@ -182,7 +182,7 @@ def test_nothing_claimed() -> None:
     result = solve(problem, time_limit_s=1e-9)
     if result.status == "no_solution_found":
         with pytest.raises(InvalidInputError, match="claims nothing"):
-            Claim.of(result, OPTIONS)
+            ClaimedResult.of(result, OPTIONS)
     whole = solve(problem)
     for empty in (
         replace(whole, status="no_solution_found"),
@@ -190,4 +190,4 @@ def test_nothing_claimed() -> None:
         replace(whole, layouts=None),
     ):
         with pytest.raises(InvalidInputError, match="claims nothing"):
-            Claim.of(empty, OPTIONS)
+            ClaimedResult.of(empty, OPTIONS)

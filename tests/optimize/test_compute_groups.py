@@ -12,7 +12,7 @@ from milpplan import load_hardware, load_model, simulate_many, solve
 from milpplan.optimize.bounds.closed_form import SAFETY
 from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds, uniform_plan
-from milpplan.optimize.context import Means
+from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.nearby_problems import with_space
@@ -229,7 +229,7 @@ def test_a_space_taken_apart_piece_by_piece_has_the_same_optimum(make: Any, seed
         known = solve(problem)
         rooms = (SMALL, replace(SMALL, groups=3), replace(SMALL, layouts=1))
         for budget in rooms:
-            means = Means(SolveOptions(), backend("auto"), [], None, budget=budget)
+            means = SolveContext(SolveOptions(), backend("auto"), [], None, budget=budget)
             search = Search(problem, layout_space(problem), means, 0.0)
             search.run()
             fates = search.result()
@@ -253,7 +253,7 @@ def test_a_large_space_is_bounded_before_it_is_taken_apart() -> None:
     """With few groups made at once most blocks are excluded whole, and the answer is the same."""
     problem = opened(model="llama2-7b", rank_order=RANK_ORDERS)
     known = solve(problem, any_chunks=False)
-    means = Means(SolveOptions(), backend("auto"), [], None, budget=Budget(groups_at_once=2_000))
+    means = SolveContext(SolveOptions(), backend("auto"), [], None, budget=Budget(groups_at_once=2_000))
     search = Search(problem, layout_space(problem), means, 0.0)
     search.run()
     assert search.best is not None

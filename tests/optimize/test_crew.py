@@ -25,7 +25,7 @@ from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import layout_workers
 from milpplan.optimize.search.layout_queue import Begun
 from milpplan.optimize.search.layout_workers import moves
-from milpplan.optimize.search.worker import Hello, Worker
+from milpplan.optimize.search.worker import Worker, WorkerInit
 from milpplan.optimize.search.worker_process import WorkerProcess
 from tests.amounts import first
 from tests.optimize.brute_force import brute_force
@@ -40,7 +40,7 @@ SOON = {"ALONE_S": 0.0, "STARTING_S": 0.01, "ROUND_S": 0.01, "DEALT": 2}
 class Inside:
     """What ``WorkerProcess`` is, in this process: everything that is sent is pickled."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: WorkerInit) -> None:
         self.worker = Worker.of(pickle.loads(pickle.dumps(hello)), threading.Event())
         self.answers: list[bytes] = []
 
@@ -211,7 +211,7 @@ def test_processes_that_die_at_any_answer_lose_nothing(seed: int, soon: pytest.M
     problem, rng = any_problem(seed), random.Random(seed)
 
     class Mortal(Inside):
-        def __init__(self, hello: Hello) -> None:
+        def __init__(self, hello: WorkerInit) -> None:
             super().__init__(hello)
             self.lives = rng.randrange(4)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.space.layer_splits import layers_up_to, run_counts, run_positions
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.uneven.rank_relaxation import RankRelaxation, rank_choices
@@ -20,9 +20,9 @@ from tests.optimize.problems import random_problem
 from tests.optimize.test_branching import NEVER, splits_of
 
 
-def settings(count: int) -> list[Setting]:
+def settings(count: int) -> list[LayoutContext]:
     """Interleaved layouts with free splits, of models with several kinds of layers."""
-    found: list[Setting] = []
+    found: list[LayoutContext] = []
     for seed in range(1000):
         problem = random_problem(seed, family=("mixed", "window")[seed % 2])
         space = problem.space.model_copy(update={"interleaved_layers": "any"})
@@ -31,7 +31,9 @@ def settings(count: int) -> list[Setting]:
         rows = np.flatnonzero(columns.vpp > 1)
         if len(rows):
             layout = columns.at(int(rows[seed % len(rows)]))
-            found.append(Setting.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem)))
+            found.append(
+                LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
+            )
         if len(found) == count:
             break
     return found
@@ -40,7 +42,7 @@ def settings(count: int) -> list[Setting]:
 SETTINGS = settings(8)
 
 
-def narrowed(setting: Setting, rng: random.Random) -> tuple[Setting, list[tuple[int, ...]]]:
+def narrowed(setting: LayoutContext, rng: random.Random) -> tuple[LayoutContext, list[tuple[int, ...]]]:
     """Tighter limits to some virtual stages, and all splits within them, of which there are some."""
     while True:
         narrow = setting
@@ -51,14 +53,14 @@ def narrowed(setting: Setting, rng: random.Random) -> tuple[Setting, list[tuple[
             return narrow, splits
 
 
-def runs_of(setting: Setting, split: tuple[int, ...]) -> IntArray:
+def runs_of(setting: LayoutContext, split: tuple[int, ...]) -> IntArray:
     """Layers of each run in every virtual stage, [J, R]."""
     ends = np.cumsum((0, *split)).tolist()
     return np.array([run_positions(setting.runs, *pair) for pair in pairwise(ends)])
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_limits_of_stages_say_how_many_layers_are_up_to_each(setting: Setting) -> None:
+def test_limits_of_stages_say_how_many_layers_are_up_to_each(setting: LayoutContext) -> None:
     """Exactly the fewest of any split."""
     rng = random.Random(3)
     for _ in range(20):
@@ -70,7 +72,7 @@ def test_limits_of_stages_say_how_many_layers_are_up_to_each(setting: Setting) -
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_rows_of_layers_hold_for_every_split(setting: Setting) -> None:
+def test_rows_of_layers_hold_for_every_split(setting: LayoutContext) -> None:
     """The same layers on other virtual stages break some often."""
     rng, J = random.Random(4), setting.num_stages
     compact = CompactRelaxation(setting, NEVER)
@@ -95,7 +97,7 @@ def test_rows_of_layers_hold_for_every_split(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_menus_hold_what_has_a_place_in_the_model(setting: Setting) -> None:
+def test_menus_hold_what_has_a_place_in_the_model(setting: LayoutContext) -> None:
     """A virtual stage may hold so many layers of each run exactly where some split says so."""
     rng, left_out = random.Random(5), 0
     for _ in range(20):

@@ -11,10 +11,10 @@ import pytest
 
 from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
 from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_compute_bounds
-from milpplan.optimize.certificate import Claim
+from milpplan.optimize.certificate import ClaimedResult
 from milpplan.optimize.certify import certify
 from milpplan.optimize.infeasibility import explain
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.problem.problem import Job, NodeGroup, Problem, Space
@@ -190,7 +190,7 @@ def test_ranks_have_the_memory_of_their_type() -> None:
         problem = mixed_problem(seed)
         layout = layout_space(problem).at(0)
         capacities = rank_capacities(problem, layout)
-        setting = Setting.of(problem, layout, costs_of(problem, layout), max(capacities))
+        setting = LayoutContext.of(problem, layout, costs_of(problem, layout), max(capacities))
         assert [setting.capacity_of(rank) for rank in range(layout.pp)] == list(capacities)
         (costed,) = costed_layouts(problem, [layout])
         for row in rng.sample(range(len(costed.step_time_ns)), min(5, len(costed.step_time_ns))):
@@ -210,7 +210,7 @@ def test_warm_start_and_second_proof_are_of_the_cluster() -> None:
     first = solve(problem)
     again = solve(problem, SolveOptions(warm_start=first.plan))
     assert again.step_time_s == first.step_time_s
-    claim = Claim.of(first, SolveOptions())
+    claim = ClaimedResult.of(first, SolveOptions())
     assert certify(problem, claim).verdict == "certified"
     assert claim.bound is not None
     assert certify(problem, replace(claim, bound=1.1 * claim.bound)).verdict == "refuted"

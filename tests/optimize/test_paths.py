@@ -13,7 +13,7 @@ from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.layout.compact_relaxation import RESOLUTION, CompactRelaxation
 from milpplan.optimize.layout.layout_program import LayoutProgram
 from milpplan.optimize.layout.layout_solver import most_layers
-from milpplan.optimize.layout.stage_options import Setting, stage_menu
+from milpplan.optimize.layout.stage_options import LayoutContext, stage_menu
 from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.violations import violations
@@ -121,7 +121,7 @@ def test_paths_bound_real_plans(count: int, name: str) -> None:
 def test_most_layers_keeps_good_plans(problem: Problem, seed: int) -> None:
     """No virtual stage of a plan that fits, at or below the cutoff, holds more layers than ``most_layers``."""
     layout = a_layout(problem, seed)
-    setting = Setting.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
+    setting = LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
     plans = costed_plans(problem, layout, setting.costs)
     for cutoff in np.quantile(plans.step_time_ns, [0.0, 0.1, 0.5, 1.0], method="lower").tolist():
         most = most_layers(setting, int(cutoff))
@@ -139,7 +139,7 @@ def test_menus_keep_something_as_good(problem: Problem, seed: int) -> None:
         plan = random_plan(rng, problem, layout)
         stages = plan_stages(costs, problem.model.layer_kinds, plan)
         peak = max(part.peak_bytes for part in rank_memory(layout, costs, stages))
-        setting = Setting.of(with_memory(problem, peak), layout, costs, peak)
+        setting = LayoutContext.of(with_memory(problem, peak), layout, costs, peak)
         for j, (stage, held) in enumerate(zip(stages, plan.virtual_stages, strict=True)):
             menu = stage_menu(setting, j, problem.model.num_layers)
             same = (menu.runs == runs_of(setting, *held.layers)).all(axis=1)
@@ -152,7 +152,7 @@ def test_menus_keep_something_as_good(problem: Problem, seed: int) -> None:
             assert (others == np.delete(stage.terms, Term.BACKWARD, axis=0)).all()
 
 
-def runs_of(setting: Setting, start: int, stop: int) -> list[int]:
+def runs_of(setting: LayoutContext, start: int, stop: int) -> list[int]:
     """Layers of each run among layers ``start`` to ``stop - 1``."""
     held, first = [], 0
     for _, count in setting.runs:
@@ -161,7 +161,7 @@ def runs_of(setting: Setting, start: int, stop: int) -> list[int]:
     return held
 
 
-def best_in_memory(problem: Problem, setting: Setting) -> list[tuple[int, Plan]]:
+def best_in_memory(problem: Problem, setting: LayoutContext) -> list[tuple[int, Plan]]:
     """(step time, plan) of the best plans that fit, and of some others."""
     plans = costed_plans(problem, setting.layout, setting.costs)
     fits = np.flatnonzero(plans.peak_bytes <= setting.capacity_bytes)
@@ -170,7 +170,7 @@ def best_in_memory(problem: Problem, setting: Setting) -> list[tuple[int, Plan]]
     return [(int(plans.step_time_ns[row]), plans.plan(int(row))) for row in rows]
 
 
-def choice_of(program: LayoutProgram, setting: Setting, plan: Plan) -> list[int] | None:
+def choice_of(program: LayoutProgram, setting: LayoutContext, plan: Plan) -> list[int] | None:
     """Items of the menus that make up exactly this plan; None if one was left out of them."""
     choice = []
     for menu, stage in zip(program.menus, plan.virtual_stages, strict=True):
@@ -183,7 +183,7 @@ def choice_of(program: LayoutProgram, setting: Setting, plan: Plan) -> list[int]
     return choice
 
 
-def with_split_of(setting: Setting, plan: Plan) -> Setting:
+def with_split_of(setting: LayoutContext, plan: Plan) -> LayoutContext:
     """The layers of a plan fixed, and what each rank then recomputes at least."""
     split = tuple(stage.num_layers for stage in plan.virtual_stages)
     graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
@@ -195,7 +195,7 @@ def assert_rows_hold(problem: Problem, layout: Layout, share: float, one_split: 
     """Every plan at or below a cutoff satisfies every row of a program with many paths; returns how many
     plans the menus contain. ``one_split``: of the plans with the layers of the best one."""
     costs = constants(problem, layout)
-    setting = Setting.of(problem, layout, costs, usable_memory_bytes(problem))
+    setting = LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem))
     plans = best_in_memory(problem, setting)
     if not plans:
         return 0
@@ -255,7 +255,7 @@ def test_no_rank_recomputes_less_than_the_least(problem: Problem, seed: int) -> 
     """In every plan that fits, each rank's backwards take at least what is the least for its split."""
     layout = a_layout(problem, seed)
     costs = constants(problem, layout)
-    setting = Setting.of(problem, layout, costs, usable_memory_bytes(problem))
+    setting = LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem))
     for _, plan in best_in_memory(problem, setting)[:8]:
         backward = matrix(problem, costs, plan)[Term.BACKWARD]
         least = with_split_of(setting, plan).least_backward_ns
@@ -296,7 +296,7 @@ def test_compact_relaxation_holds_for_every_plan(problem: Problem, seed: int) ->
         plan = random_plan(rng, problem, layout)
         stages = plan_stages(costs, problem.model.layer_kinds, plan)
         peak = max(part.peak_bytes for part in rank_memory(layout, costs, stages))
-        setting = Setting.of(with_memory(problem, peak), layout, costs, peak)
+        setting = LayoutContext.of(with_memory(problem, peak), layout, costs, peak)
         step = int(step_times_ns(layout, costs, durations(stages)))
         compact = CompactRelaxation(rng.choice((setting, with_split_of(setting, plan))), step)
         values = compact_values(compact, problem, plan)

@@ -13,11 +13,11 @@ from milpplan import Layout
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.layout.ceiling_cuts import least_peak, num_inner, peak_parts, peak_paths
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
-from milpplan.optimize.layout.cutting_planes import Attempt, compact_start
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.cutting_planes import LayoutState, compact_start
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
 from milpplan.optimize.uneven import layer_branching
-from milpplan.optimize.uneven.event_time_lp import TimedRelaxation
+from milpplan.optimize.uneven.event_time_lp import EventTimeRelaxation
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, step_time_ns
@@ -27,7 +27,7 @@ from tests.optimize.test_branching import test_trees_end_at_the_best_plan as che
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[tuple[Problem, Setting, Costed]]:
+def cases() -> list[tuple[Problem, LayoutContext, Costed]]:
     """Shared by the tests of this file."""
     return some(4)
 
@@ -78,7 +78,7 @@ def test_no_step_is_shorter_than_a_peak_path_through_any_inner_stage() -> None:
     assert near > 30
 
 
-def test_the_least_peak_is_that_of_all_splits(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+def test_the_least_peak_is_that_of_all_splits(cases: list[tuple[Problem, LayoutContext, Costed]]) -> None:
     """No split within the limits has a lower fullest inner stage, and where they leave any, some has just that."""
     rng, equal = random.Random(4), 0
     for problem, setting, _ in cases:
@@ -101,14 +101,14 @@ def test_the_least_peak_is_that_of_all_splits(cases: list[tuple[Problem, Setting
     assert equal > 25
 
 
-def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem, Setting, Costed]]) -> None:
+def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem, LayoutContext, Costed]]) -> None:
     """In any setting its bound is at most the fastest plan's step, and no less than that of the known paths."""
     rng, looked_at, higher = random.Random(5), 0, 0
     for _, setting, plans in cases:
         graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
         fits = plans.peak_bytes <= setting.capacity_bytes
         slowest = int(plans.step_time_ns[fits].max())
-        timed = TimedRelaxation(CompactRelaxation(setting, slowest), graph)
+        timed = EventTimeRelaxation(CompactRelaxation(setting, slowest), graph)
         inner = num_inner(setting.layout)
         for _ in range(8):
             tight, split, within = narrowed_somewhere(rng, setting, plans)
@@ -118,7 +118,7 @@ def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem
             assert layers is not None
             assert proved <= plans.step_time_ns[within].min()
             pool = [*analytic_paths(setting.layout), *chunk_paths(setting.layout)]
-            attempt = Attempt(tight, graph, pool, slowest, 0, 0.0, None, Counters())
+            attempt = LayoutState(tight, graph, pool, slowest, 0, 0.0, None, Counters())
             start = compact_start(attempt)
             assert start is not None
             start[1].solve()
@@ -137,7 +137,7 @@ def test_the_graph_in_the_relaxation_is_exact_where_a_split_fits_without_recompu
     for _, setting, plans in islice(alike_layers, 8):
         graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
         fits = plans.peak_bytes <= setting.capacity_bytes
-        timed = TimedRelaxation(CompactRelaxation(setting, int(plans.step_time_ns[fits].max())), graph)
+        timed = EventTimeRelaxation(CompactRelaxation(setting, int(plans.step_time_ns[fits].max())), graph)
         for split in splits_of(setting):
             alike = (plans.layers == split).all(axis=1)
             fastest = int(plans.step_time_ns[alike].min())
@@ -150,26 +150,26 @@ def test_the_graph_in_the_relaxation_is_exact_where_a_split_fits_without_recompu
 
 
 def test_trees_with_the_graph_in_the_relaxation_end_at_the_best_plan(
-    cases: list[tuple[Problem, Setting, Costed]], monkeypatch: pytest.MonkeyPatch
+    cases: list[tuple[Problem, LayoutContext, Costed]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the first node on, which by default only layouts have that paths do not decide quickly."""
     solved: list[int] = []
-    solve = TimedRelaxation.solve
+    solve = EventTimeRelaxation.solve
 
-    def counted(self: TimedRelaxation, setting: Setting) -> tuple[int, FloatArray | None]:
+    def counted(self: EventTimeRelaxation, setting: LayoutContext) -> tuple[int, FloatArray | None]:
         solved.append(setting.num_stages)
         return solve(self, setting)
 
     monkeypatch.setattr(layer_branching, "PATH_NODES", 0)
-    monkeypatch.setattr(TimedRelaxation, "solve", counted)
+    monkeypatch.setattr(EventTimeRelaxation, "solve", counted)
     check_trees(cases)
     assert len(solved) > 10
 
 
 def test_paths_take_over_where_the_solver_gives_up(
-    cases: list[tuple[Problem, Setting, Costed]], monkeypatch: pytest.MonkeyPatch
+    cases: list[tuple[Problem, LayoutContext, Costed]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relaxation without an answer costs time, not the proof."""
     monkeypatch.setattr(layer_branching, "PATH_NODES", 0)
-    monkeypatch.setattr(TimedRelaxation, "solve", lambda self, setting: (0, None))
+    monkeypatch.setattr(EventTimeRelaxation, "solve", lambda self, setting: (0, None))
     check_trees(cases)

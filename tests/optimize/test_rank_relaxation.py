@@ -11,8 +11,8 @@ import pytest
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.layout.ceiling_cuts import peak_paths
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
-from milpplan.optimize.layout.cutting_planes import Attempt, rounds_on
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.cutting_planes import LayoutState, rounds_on
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
 from milpplan.optimize.uneven import layer_branching
 from milpplan.optimize.uneven.rank_relaxation import RankRelaxation, rank_choices
@@ -25,7 +25,7 @@ from tests.optimize.brute_force import Costed
 from tests.optimize.test_branching import narrowed_somewhere, some
 from tests.optimize.test_branching import test_trees_end_at_the_best_plan as check_trees
 
-Case = tuple[Problem, Setting, Costed]
+Case = tuple[Problem, LayoutContext, Costed]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def cases() -> list[Case]:
     return some(4)
 
 
-def stage_terms(setting: Setting, plans: Costed, row: int) -> IntArray:
+def stage_terms(setting: LayoutContext, plans: Costed, row: int) -> IntArray:
     """Durations of a listed plan, [Term, J]."""
     stages, start = [], 0
     for count, full, selective in zip(plans.layers[row], plans.full[row], plans.selective[row], strict=True):
@@ -45,7 +45,7 @@ def stage_terms(setting: Setting, plans: Costed, row: int) -> IntArray:
     return durations(plan_stages(setting.costs, setting.problem.model.layer_kinds, plan))
 
 
-def bound_of(attempt: Attempt, relaxation: CompactRelaxation | RankRelaxation) -> int:
+def bound_of(attempt: LayoutState, relaxation: CompactRelaxation | RankRelaxation) -> int:
     """Proved with the known paths."""
     run = rounds_on(attempt, relaxation)
     assert run is not None
@@ -88,7 +88,7 @@ def test_whole_ranks_bound_every_plan_and_more_nearly(cases: list[Case]) -> None
         assert ranks is not None
         for _ in range(8):
             tight, _, within = narrowed_somewhere(rng, setting, plans)
-            attempt = Attempt(tight, graph, pool, slowest, 0, 0.0, None, Counters())
+            attempt = LayoutState(tight, graph, pool, slowest, 0, 0.0, None, Counters())
             known = bound_of(replace(attempt), compact.narrowed(tight))
             proved = bound_of(attempt, ranks)
             assert known * (1 - 1e-5) <= proved <= plans.step_time_ns[within].min()

@@ -13,7 +13,7 @@ from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
 from milpplan.errors import InvalidInputError
 from milpplan.explain.divisibility import WORDS
 from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
-from milpplan.optimize.certificate import Claim
+from milpplan.optimize.certificate import ClaimedResult
 from milpplan.optimize.certify import certify
 from milpplan.optimize.infeasibility import refusing_rules
 from milpplan.optimize.milp.whole_program import solve_monolithic
@@ -280,7 +280,7 @@ def test_warm_start_and_second_proof_are_of_the_cluster() -> None:
     assert simulate(problem, type(first.plan).model_validate_json(first.plan.model_dump_json())) == first.report
     again = solve(problem, SolveOptions(warm_start=first.plan))
     assert again.step_time_s == first.step_time_s
-    claim = Claim.of(first, SolveOptions())
+    claim = ClaimedResult.of(first, SolveOptions())
     assert certify(problem, claim).verdict == "certified"
     assert claim.bound is not None
     assert certify(problem, replace(claim, bound=1.1 * claim.bound)).verdict == "refuted"

@@ -10,7 +10,7 @@ import pytest
 from milpplan import Layout, Problem, load_hardware, load_model, simulate
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.layout.warm_start import analytic_paths
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.problem.problem import Job
@@ -25,12 +25,12 @@ from tests.optimize.problems import problems, random_plan, with_memory
 HIGH = 2**60
 
 
-def setting_of(problem: Problem, layout: Layout, costs: LayoutCosts) -> Setting:
+def setting_of(problem: Problem, layout: Layout, costs: LayoutCosts) -> LayoutContext:
     """Everything fixed about a layout."""
-    return Setting.of(problem, layout, costs, usable_memory_bytes(problem))
+    return LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem))
 
 
-def paths_of(rng: random.Random, problem: Problem, setting: Setting, graph: StepGraph) -> list[CriticalPath]:
+def paths_of(rng: random.Random, problem: Problem, setting: LayoutContext, graph: StepGraph) -> list[CriticalPath]:
     """The analytic paths and critical paths of some plans."""
     plans = [random_plan(rng, problem, setting.layout) for _ in range(4)]
     stages = [plan_stages(setting.costs, problem.model.layer_kinds, plan) for plan in plans]

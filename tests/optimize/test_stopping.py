@@ -22,7 +22,7 @@ import milpplan.optimize
 from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
 from milpplan.optimize import solve as planner
-from milpplan.optimize.context import Means
+from milpplan.optimize.context import SolveContext
 from milpplan.optimize.first_plan import first_plan
 from milpplan.optimize.milp import cbc
 from milpplan.optimize.milp.backends import backend
@@ -65,7 +65,7 @@ def test_the_first_plan_is_one_of_the_space(few: int) -> None:
     for space, seed in product(SPACES, range(few)):
         problem = problem_of(space, seed)
         options = SolveOptions()
-        plan = first_plan(problem, Means(options, backend("auto"), [], None))
+        plan = first_plan(problem, SolveContext(options, backend("auto"), [], None))
         if plan is None:
             feasible += solve(problem, any_chunks=False).plan is not None
             continue
@@ -215,7 +215,7 @@ def test_the_search_looks_at_so_many_layouts_and_no_more(monkeypatch: pytest.Mon
     """Memory is bounded: the others stay in their groups, and are open where these prove too little."""
     problem = problem_of("free", 3)
     whole = solve(problem)
-    monkeypatch.setattr(planner, "Means", partial(Means, budget=Budget(layouts=0)))
+    monkeypatch.setattr(planner, "SolveContext", partial(SolveContext, budget=Budget(layouts=0)))
     few = solve(problem)
     assert few.layouts is not None
     assert len(few.layouts.rows) == 0

@@ -20,7 +20,7 @@ _PARAMETERS = "solve_dual_problem:ALWAYS_DO"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Least:
+class LinearSolution:
     """The ``value`` of a program and ``values`` [n] that reach it; what it falls by when a row that is ``at_most``
     or ``equal`` has one more, and what a variable at its end costs beyond its rows (``reduced`` [n])."""
 
@@ -63,7 +63,7 @@ def least(
     equal: tuple[Any, FloatArray] | None = None,
     low: FloatArray | float = 0.0,
     high: FloatArray | float = np.inf,
-) -> Least | None:
+) -> LinearSolution | None:
     """The least ``cost @ x`` with ``A x <= b`` for ``at_most`` = (A, b), ``A x = b`` for ``equal`` and
     ``low <= x <= high``; matrices dense, sparse, or ``Entries``, both of one kind. None where there is none.
 
@@ -93,7 +93,7 @@ def least(
     if solver.status() != helper.SolveStatus.OPTIMAL:
         return None
     prices = np.asarray(solver.dual_values())
-    return Least(
+    return LinearSolution(
         float(solver.objective_value()),
         np.asarray(solver.variable_values()),
         prices[: len(sides)],

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, Range
+from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, MicroBatchCountRange
 from milpplan.groups.bounds.linear_bounds import PathBound
-from milpplan.groups.bounds.long_sequence import LongBound, long_bound
+from milpplan.groups.bounds.long_sequence import LongSequenceBound, long_bound
 from milpplan.groups.bounds.path_duals import SCALE_BITS
 from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.groups.bounds.pipeline_bounds import KindCuts, Slot
+from milpplan.groups.bounds.pipeline_bounds import CountCuts, PipelineCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
 
@@ -37,7 +37,7 @@ _SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class CapacityRow:
     """``W <= slope * Z + room`` for the work W (ns of a stage, all replicas) of a kind that holds a length or a
     longer one, for pairs (index of the length, room), ascending; with ``plain`` whatever it holds."""
 
@@ -45,7 +45,7 @@ class Room:
     plain: float
     rooms: tuple[tuple[int, float], ...]
 
-    def after(self, time_ns: int, held: Int64Array, kind: Kind) -> Room:
+    def after(self, time_ns: int, held: Int64Array, kind: Kind) -> CapacityRow:
         """For replicas that take so much longer than this as a packing of the sequences ``held`` [K] that takes
         ``time_ns``: no bound, but nearer to what packings take."""
         longest = int(np.flatnonzero(held).max(initial=-1))
@@ -54,18 +54,20 @@ class Room:
         left = min([self.plain, *(room for length, room in self.rooms if length <= longest)])
         work = float(held @ kind.units) * kind.pipeline.parts
         less = self.slope * time_ns - (work - left)
-        return Room(self.slope, self.plain - less, tuple((length, room - less) for length, room in self.rooms))
+        return CapacityRow(
+            self.slope, self.plain - less, tuple((length, room - less) for length, room in self.rooms)
+        )
 
 
-class Waits:
+class IdleTimeBound:
     """What is known of one kind of pipeline: its slots, and what it takes around sequences of lengths learned."""
 
-    def __init__(self, kind: Kind, cuts: KindCuts) -> None:
+    def __init__(self, kind: Kind, cuts: PipelineCuts) -> None:
         self._kind = kind
         self._cuts = cuts
         self._stages = stage_loads(kind)
         self._slots = cuts.slots
-        self._long: dict[int, LongBound] = {}
+        self._long: dict[int, LongSequenceBound] = {}
 
     def learn(self, length: int, low_ns: float, high_ns: float) -> bool:
         """Solve programs around the length of this index for times in the interval; whether that is new."""
@@ -87,7 +89,7 @@ class Waits:
         self._long[length] = found
         return True
 
-    def room(self, low_ns: float, high_ns: float) -> Room:
+    def room(self, low_ns: float, high_ns: float) -> CapacityRow:
         """The module's row for times in the interval."""
         kind, ends = self._kind, np.array([low_ns, high_ns])
         whole = float(kind.total_units * kind.pipeline.parts)
@@ -104,7 +106,7 @@ class Waits:
             # A longer sequence leaves no more room than a shorter one.
             last = min(last, float((lines - slope * ends).max()))
             rooms.append((length, last + (kind.num_replicas - 1) * plain))
-        return Room(kind.num_replicas * slope, kind.num_replicas * plain, tuple(rooms))
+        return CapacityRow(kind.num_replicas * slope, kind.num_replicas * plain, tuple(rooms))
 
 
 def stage_loads(kind: Kind) -> StageLoads:
@@ -122,13 +124,13 @@ def stage_loads(kind: Kind) -> StageLoads:
     )
 
 
-def _loads_of(slot: Slot, times: FloatArray, whole: float) -> FloatArray:
+def _loads_of(slot: CountCuts, times: FloatArray, whole: float) -> FloatArray:
     """Loads in units, ``whole`` at most of all, that every cut of a slot allows at ``times`` [n], [cuts, n]."""
     lines = [(one.constant / 2.0**SCALE_BITS, one.slope / 2.0**SCALE_BITS) for one in slot.cuts]
     return _allowed(lines, times, whole)
 
 
-def _lines_of(long: LongBound, times: FloatArray, whole: float) -> FloatArray:
+def _lines_of(long: LongSequenceBound, times: FloatArray, whole: float) -> FloatArray:
     """Loads in ns, ``whole`` at most of all, that every line allows at ``times`` [n], [lines, n]."""
     return _allowed([(one.constant, one.slope) for one in long.bounds], times, whole)
 
@@ -142,20 +144,20 @@ def _allowed(lines: Sequence[tuple[float, float]], times: FloatArray, whole: flo
     return np.where(slopes > 0.0, left / np.where(slopes > 0.0, slopes, 1.0), flat)
 
 
-def _most_within(slots: tuple[Slot, ...], time_ns: float, whole: float) -> float:
+def _most_within(slots: tuple[CountCuts, ...], time_ns: float, whole: float) -> float:
     """The largest load of a replica within a time, units."""
     return max(0.0, *(float(_loads_of(slot, np.array([time_ns]), whole).min()) for slot in slots))
 
 
-def _plain(kind: Kind, slots: tuple[Slot, ...], load: float) -> LoadBound:
+def _plain(kind: Kind, slots: tuple[CountCuts, ...], load: float) -> LoadBound:
     """The slots' cuts that are highest at a load (ns), as lines in it."""
     parts, ranges = kind.pipeline.parts, []
     for slot in slots:
         cut = max(slot.cuts, key=lambda one: one.at(load / parts))
         bound = PathBound(cut.constant / 2.0**SCALE_BITS, cut.slope / 2.0**SCALE_BITS / parts)
         number = slot.num_micro_batches
-        ranges.append(Range(number, None if slot.open_ended else number, bound, True))
+        ranges.append(MicroBatchCountRange(number, None if slot.open_ended else number, bound, True))
     if not slots[-1].open_ended:
         # No replica has more micro-batches; windows of more still need some bound.
-        ranges.append(Range(number + 1, None, bound, True))
+        ranges.append(MicroBatchCountRange(number + 1, None, bound, True))
     return LoadBound(tuple(ranges))

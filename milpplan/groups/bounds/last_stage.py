@@ -16,7 +16,7 @@ the same order. Take the graph of w without the arcs between stages of the forwa
 it has of the v micro-batches lies on a path of theirs. (On a stage it leaves some work out; from stage to stage it
 goes forward with one of the first u, or backward; and after the backward of one that is not there, nothing there
 comes any more.) So a mixture of these paths is a bound for all of u to w: constants and links count for the first
-u only, and the slope is the least weight of all w. Such is a ``Range``. One from a
+u only, and the slope is the least weight of all w. Such is a ``MicroBatchCountRange``. One from a
 larger u to the same w has all these paths, so the mixture holds for it, with more constants: a range that ends
 where a wider one does needs no program of its own. For all numbers beyond, the last stage's work and constants,
 after the shortest ramp, are the bound.
@@ -95,7 +95,9 @@ def best_loads(
     return answer.value * load, parts.reshape(-1, window.number).sum(axis=0) * load
 
 
-def _program(stages: StageLoads, graph: Graph, window: Window, load: float, least: float) -> linear.Least | None:
+def _program(
+    stages: StageLoads, graph: Graph, window: Window, load: float, least: float
+) -> linear.LinearSolution | None:
     """The linear program of the module, solved; its first rows are the graph's arcs."""
     number, begin = window.number, len(graph.kinds)
     there = np.zeros(number)
@@ -143,7 +145,7 @@ def path_bound(
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class MicroBatchCountRange:
     """From ``first`` to ``last`` micro-batches (None: any more) a replica takes at least ``bound``."""
 
     first: int
@@ -156,7 +158,7 @@ class Range:
 class LoadBound:
     """What a replica takes at least for a load on its last stage: one of the ranges' bounds."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[MicroBatchCountRange, ...]
 
     def at(self, load: float) -> float:
         """h of the module, ns."""
@@ -201,7 +203,7 @@ def load_bound(
 
     ended: dict[int, Mixture] = {}
 
-    def proved(one: Range) -> Range:
+    def proved(one: MicroBatchCountRange) -> MicroBatchCountRange:
         assert one.last is not None
         window = Window.of(one.first, one.last)
         if not exact:
@@ -211,13 +213,15 @@ def load_bound(
         else:
             mixture = ended[one.last] = best_mixture(programmed, num_stages, window, load)
         found = replace(mixture, window=window).bound(stages, load)
-        return Range(one.first, one.last, max(found, one.bound, key=lambda bound: bound.at(load)), True)
+        return MicroBatchCountRange(
+            one.first, one.last, max(found, one.bound, key=lambda bound: bound.at(load)), True
+        )
 
     def work(first: int) -> PathBound:
         return PathBound(stages.last_ns * first + ramp_ns, 1.0)
 
-    ranges = [Range(first, end - 1, work(first)) for first, end in pairwise(_FIRSTS)]
-    ranges.append(Range(_FIRSTS[-1], None, work(_FIRSTS[-1])))
+    ranges = [MicroBatchCountRange(first, end - 1, work(first)) for first, end in pairwise(_FIRSTS)]
+    ranges.append(MicroBatchCountRange(_FIRSTS[-1], None, work(_FIRSTS[-1])))
     if known is not None:
         ranges = [replace(one, solved=False) for one in known.ranges]
     solved = 0
@@ -233,5 +237,5 @@ def load_bound(
         middle = (worst.first + worst.last) // 2
         for first, last in ((worst.first, middle), (middle + 1, worst.last)):
             bound = max(worst.bound, work(first), key=lambda bound: bound.at(load))
-            ranges.append(Range(first, last, bound))
+            ranges.append(MicroBatchCountRange(first, last, bound))
     return LoadBound(tuple(sorted(ranges, key=lambda one: one.first)))

@@ -12,7 +12,7 @@ Programs know two kinds of sequences: around a long one, which leaves the other 
 many short ones, which leave them more.
 
 The time of a replica is no less than the least over the boxes, each linear in the load: a concave function again
-(``LongBound``).
+(``LongSequenceBound``).
 
 **A group.** With f this function of the replica with the long sequence and h that of the others, D replicas do no
 more within Z than C(Z) = f^-1(Z) + (D - 1) h^-1(Z), however they share. So a group with the mean load Y takes at
@@ -45,7 +45,7 @@ _KINDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class WindowBound:
     """A window and what is known of it: one of ``bounds`` holds; solved or not."""
 
     window: Window
@@ -58,25 +58,25 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class LongBound:
+class LongSequenceBound:
     """What a replica with the longest sequence takes at least for a load on its last stage, of which the sequence
     is ``alone``; ``boxes`` say where each of the bounds holds."""
 
     alone: float
     bounds: tuple[PathBound, ...]
-    boxes: tuple[Box, ...] = ()
+    boxes: tuple[WindowBound, ...] = ()
 
     @staticmethod
-    def of(alone: float, boxes: Sequence[Box]) -> LongBound:
+    def of(alone: float, boxes: Sequence[WindowBound]) -> LongSequenceBound:
         """Of boxes that cover all numbers."""
-        return LongBound(alone, tuple(bound for one in boxes for bound in one.bounds), tuple(boxes))
+        return LongSequenceBound(alone, tuple(bound for one in boxes for bound in one.bounds), tuple(boxes))
 
     def at(self, load: float) -> float:
         """The bound, ns."""
         return min(one.at(load) for one in self.bounds)
 
 
-def group_ns(long: LongBound, plain: LoadBound, num_replicas: int, loads: FloatArray) -> FloatArray:
+def group_ns(long: LongSequenceBound, plain: LoadBound, num_replicas: int, loads: FloatArray) -> FloatArray:
     """What a group takes at least for every mean load [n] of its replicas, one of them that of ``long``, ns."""
     totals = num_replicas * loads
     low, high = np.zeros(len(loads)), np.array([long.at(total) for total in totals.tolist()])
@@ -99,15 +99,15 @@ def long_bound(
     load: float,
     enough_ns: float,
     effort: int,
-) -> LongBound:
+) -> LongSequenceBound:
     """The bound of a micro-batch of ``least`` in a replica, highest near ``load``, up to ``enough_ns`` there;
     at most ``effort`` programs."""
 
-    def box(window: Window) -> Box:
+    def box(window: Window) -> WindowBound:
         held = [one for one in plain.ranges if (one.last or np.inf) >= window.fewest]
         if not any(window.open):
             held = [one for one in held if one.first <= window.number]
-        return Box(window, tuple(one.bound for one in held))
+        return WindowBound(window, tuple(one.bound for one in held))
 
     programmed = stages.with_kinds(_KINDS)
     boxes = [box(one) for one in _windows()]
@@ -124,13 +124,15 @@ def long_bound(
                 boxes.append(worst)
                 break
             # What is known of a window holds for its parts.
-            boxes += [max(box(one), Box(one, worst.bounds), key=lambda part: part.at(load)) for one in halves]
+            boxes += [
+                max(box(one), WindowBound(one, worst.bounds), key=lambda part: part.at(load)) for one in halves
+            ]
             continue
         found = best_mixture(programmed, num_stages, window, load, least).bound(stages, load, least)
         solved += 1
         kept = (found,) if found.at(load) > worst.at(load) else worst.bounds
-        boxes.append(Box(window, kept, True))
-    return LongBound.of(least, boxes)
+        boxes.append(WindowBound(window, kept, True))
+    return LongSequenceBound.of(least, boxes)
 
 
 def _windows() -> list[Window]:

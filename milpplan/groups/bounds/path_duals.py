@@ -47,7 +47,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
+class PathMixture:
     """A mixture of paths through a pipeline: its transfers in ns, and its parts of each micro-batch [v]."""
 
     lags: int
@@ -55,7 +55,7 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Profile:
+class BestLoads:
     """Best real loads [v] in units, without the empty micro-batch's, their time, and the cut that proves it.
 
     ``paths`` is the mixture of paths behind the cut: a pipeline's time is at least
@@ -65,7 +65,7 @@ class Profile:
     units: FloatArray
     time_ns: float
     cut: Cut
-    paths: Paths
+    paths: PathMixture
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +131,7 @@ def best_profile(
     units: int,
     cap_units: int,
     floors: tuple[tuple[int, int], ...] = (),
-) -> Profile | None:
+) -> BestLoads | None:
     """Best real loads of ``num_micro_batches`` micro-batches that hold ``units`` together.
 
     ``cap_units`` bounds each one's load; ``floors`` are pairs (micro-batch, least load), for long sequences that
@@ -164,10 +164,10 @@ def best_profile(
         return None
     paths = _paths(graph, -answer.at_most, num_micro_batches)
     cut = _cut(pipeline, paths, units, cap_units)
-    return Profile(answer.values[num_nodes:] * scale, answer.value * scale, cut, paths)
+    return BestLoads(answer.values[num_nodes:] * scale, answer.value * scale, cut, paths)
 
 
-def _paths(graph: _Graph, duals: FloatArray, num_micro_batches: int) -> Paths:
+def _paths(graph: _Graph, duals: FloatArray, num_micro_batches: int) -> PathMixture:
     """The flow next to ``duals`` [arcs], whole from the last node backwards."""
     unit = 2**SCALE_BITS
     into: list[list[int]] = [[] for _ in range(graph.parts.size)]
@@ -191,10 +191,10 @@ def _paths(graph: _Graph, duals: FloatArray, num_micro_batches: int) -> Paths:
             lags += flow * lag_of[arc]
             if tails[arc] >= 0:
                 through[tails[arc]] += flow
-    return Paths(lags, tuple(weights))
+    return PathMixture(lags, tuple(weights))
 
 
-def _cut(pipeline: Pipeline, paths: Paths, units: int, cap_units: int) -> Cut:
+def _cut(pipeline: Pipeline, paths: PathMixture, units: int, cap_units: int) -> Cut:
     """The cut of a mixture of paths that is highest at a load of ``units``."""
     weights = paths.weights
     # The best alpha is the weight at which the cheapest micro-batches hold all units.

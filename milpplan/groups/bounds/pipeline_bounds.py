@@ -62,7 +62,7 @@ def drain_cut(kind: Kind, num_micro_batches: int) -> Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class CountCuts:
     """All cuts of one number of micro-batches; an ``open_ended`` one also stands for larger numbers."""
 
     num_micro_batches: int
@@ -74,43 +74,43 @@ class Slot:
         return max(cut.at(units) for cut in self.cuts)
 
 
-class KindCuts:
+class PipelineCuts:
     """Slots of one kind, found once: ``rough`` without profiles, ``slots`` with them."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
 
     @cached_property
-    def rough(self) -> tuple[Slot, ...]:
+    def rough(self) -> tuple[CountCuts, ...]:
         """A slot for every number of micro-batches that could be best, and one for all beyond."""
         kind = self.kind
         sequences = int(kind.counts[kind.fits].sum())
         limit = min(kind.pipeline.max_micro_batches or _MAX_SLOTS, max(1, sequences), _MAX_SLOTS)
         load = kind.total_units / kind.num_replicas
-        found: list[Slot] = []
+        found: list[CountCuts] = []
         best = float("inf")
         for number in range(1, limit + 1):
             last = last_stage_cut(kind, number)
             if last.at(load) > best * _BEYOND or number == _MAX_SLOTS:
-                return (*found, Slot(number, (last,), True))
-            found.append(Slot(number, (last, drain_cut(kind, number))))
+                return (*found, CountCuts(number, (last,), True))
+            found.append(CountCuts(number, (last, drain_cut(kind, number))))
             if kind.most_units(number) >= load:
                 best = min(best, found[-1].at(load))
         return tuple(found)
 
     @cached_property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[CountCuts, ...]:
         """``rough`` with profiles where they can matter."""
         if self.kind.pipeline.num_stages == 1:
             return self.rough
         whole = self.kind.total_units / self.kind.num_replicas
         return self._with_profiles((share * whole for share in _SHARES), self.rough)
 
-    def near(self, load: float) -> tuple[Slot, ...]:
+    def near(self, load: float) -> tuple[CountCuts, ...]:
         """``slots`` with profiles at one more ``load`` of a replica."""
         return self._with_profiles((load,), self.slots)
 
-    def _with_profiles(self, loads: Iterable[float], slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    def _with_profiles(self, loads: Iterable[float], slots: tuple[CountCuts, ...]) -> tuple[CountCuts, ...]:
         extra: dict[int, list[Cut]] = {}
         for load in loads:
             self._add_profiles(load, extra)
@@ -138,7 +138,7 @@ class KindCuts:
             if number * kind.cap_units >= load:
                 best = min(best, max(here, profile.cut.at(load)))
 
-    def most_units(self, slot: Slot) -> float:
+    def most_units(self, slot: CountCuts) -> float:
         """The most that a replica holds in the slot, in so many micro-batches."""
         return float("inf") if slot.open_ended else self.kind.most_units(slot.num_micro_batches)
 

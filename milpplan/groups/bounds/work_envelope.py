@@ -1,7 +1,8 @@
 """How much work the replicas of one kind do within a time, at most: bounds for batches that come later.
 
-``KindTable`` is found once, with the plan: mixtures of paths (``profile.Paths``) for the numbers of micro-batches
-that are good near the plan's load. ``BatchKind`` is the same kind with one batch's lengths: no program is solved.
+``PipelineTable`` is found once, with the plan: mixtures of paths (``profile.Paths``) for the numbers of
+micro-batches that are good near the plan's load. ``BatchKind`` is the same kind with one batch's lengths: no
+program is solved.
 
 **Work.** A sequence of length l counts w = u + theta c phi(l) units: its own, and a share of its micro-batch's c.
 phi is a dual feasible function, so that sequences of one micro-batch have sum phi <= 1: for an e <= 1/2, with
@@ -27,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.groups.bounds.load_shapes import peaks
-from milpplan.groups.bounds.path_duals import SCALE_BITS, Paths, best_profile
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.path_duals import SCALE_BITS, PathMixture, best_profile
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline
 
@@ -59,7 +60,7 @@ class SlotTable:
 
 
 @dataclass(frozen=True, eq=False)
-class KindTable:
+class PipelineTable:
     """One kind of pipeline of a strategy as a dispatcher keeps it.
 
     ``slots`` by number of micro-batches; ``shapes`` are best loads as shares [v], by a replica's load in units;
@@ -75,7 +76,7 @@ class KindTable:
     peaks: tuple[FloatArray, ...]
 
     @staticmethod
-    def of(kind: Kind, first_replica: int, planned_units: int) -> KindTable:
+    def of(kind: Kind, first_replica: int, planned_units: int) -> PipelineTable:
         """The table near a load of ``planned_units`` on all replicas together (0: half of all that fits)."""
         slots: dict[int, SlotTable] = {}
         shapes: dict[int, dict[int, FloatArray]] = {}
@@ -88,7 +89,7 @@ class KindTable:
             if any(shapes.values()):
                 largest = min(float(one.max()) for found in shapes.values() for one in found.values())
                 around = peaks(kind.pipeline, int(kind.units.max()), largest)
-        return KindTable(kind.strategy, first_replica, kind.num_replicas, kind.pipeline, slots, shapes, around)
+        return PipelineTable(kind.strategy, first_replica, kind.num_replicas, kind.pipeline, slots, shapes, around)
 
     def shape(self, number: int, load: float) -> FloatArray:
         """Best loads of ``number`` micro-batches as shares of the whole: the nearest known, stretched.
@@ -117,7 +118,7 @@ def _learn(kind: Kind, load: int, slots: dict[int, SlotTable]) -> dict[int, Floa
     """
     best = float("inf")
     shapes: dict[int, FloatArray] = {}
-    for slot in sorted(KindCuts(kind).rough, key=lambda slot: slot.at(load)):
+    for slot in sorted(PipelineCuts(kind).rough, key=lambda slot: slot.at(load)):
         number = slot.num_micro_batches
         if slot.at(load) >= best or len(shapes) == _MAX_TRIES:
             break
@@ -137,7 +138,7 @@ def _learn(kind: Kind, load: int, slots: dict[int, SlotTable]) -> dict[int, Floa
     return shapes
 
 
-def _slot_table(kind: Kind, paths: Paths, load: int) -> SlotTable:
+def _slot_table(kind: Kind, paths: PathMixture, load: int) -> SlotTable:
     weights = np.sort(np.array(paths.weights, np.float64) / 2.0**SCALE_BITS)
     base = paths.lags / 2.0**SCALE_BITS + kind.pipeline.micro_batch_units * weights.sum()
     # The weight at which the cheapest micro-batches hold the load, for several loads and caps.
@@ -148,7 +149,7 @@ def _slot_table(kind: Kind, paths: Paths, load: int) -> SlotTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Curve:
+class WorkEnvelope:
     """Cuts ``time >= slope w + constant`` [slots, cuts] of a replica's work w, and the most work [slots]."""
 
     slope: FloatArray
@@ -186,7 +187,7 @@ class Curve:
 class BatchKind:
     """One kind with a batch's distinct ``lengths`` [K] and ``counts`` [K]."""
 
-    def __init__(self, table: KindTable, lengths: Int64Array, counts: Int64Array) -> None:
+    def __init__(self, table: PipelineTable, lengths: Int64Array, counts: Int64Array) -> None:
         self.table = table
         pipeline = table.pipeline
         self.fits: npt.NDArray[np.bool_] = pipeline.holds(lengths)
@@ -228,7 +229,7 @@ class BatchKind:
             least = max(least, known.at(units, self.cap_units))
         return least
 
-    def _curve(self, num_sequences: int, shared: bool) -> Curve:
+    def _curve(self, num_sequences: int, shared: bool) -> WorkEnvelope:
         """The curve of the module, with theta = 1 if the micro-batches' share counts as work."""
         pipeline = self.table.pipeline
         parts, empty = pipeline.parts, pipeline.micro_batch_units
@@ -237,7 +238,7 @@ class BatchKind:
             limit_units = np.inf
             if pipeline.max_micro_batches is not None:
                 limit_units = pipeline.max_micro_batches * (self.cap_units + empty * shared)
-            return Curve(np.full((1, 1), float(parts)), np.full((1, 1), ramp), np.full(1, limit_units))
+            return WorkEnvelope(np.full((1, 1), float(parts)), np.full((1, 1), ramp), np.full(1, limit_units))
         limit = max(1, min(num_sequences, pipeline.max_micro_batches or _MAX_SLOTS, _MAX_SLOTS))
         numbers, slope, constant = self._listed(limit)
         # The last slot stands for all larger numbers too, unless there are none.
@@ -262,7 +263,7 @@ class BatchKind:
             if open_ended:
                 # For larger numbers parts (w - c v) + parts c v does not depend on v.
                 most[-1] = np.inf
-        return Curve(slopes, constants, most)
+        return WorkEnvelope(slopes, constants, most)
 
     def _listed(self, limit: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Numbers of micro-batches up to ``limit`` that can be good, with their rough cuts."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.bounds import glop
-from milpplan.groups.bounds.work_envelope import BatchKind, KindTable
+from milpplan.groups.bounds.work_envelope import BatchKind, PipelineTable
 from milpplan.groups.dispatch.batch_bound import Batch, Node, Prices, narrowed, priced, relaxed, root, split
 from milpplan.groups.dispatch.batch_packing import (
     Placed,
@@ -132,11 +132,11 @@ class Dispatcher:
             for group in plan.groups
             for packing in group.packings
         }
-        self._tables: dict[int, tuple[KindTable, ...]] = {}
+        self._tables: dict[int, tuple[PipelineTable, ...]] = {}
         for s in strategies:
             first, tables = 0, []
             for kind in plan.problem.kinds_of(s):
-                tables.append(KindTable.of(kind, first, planned.get(kind, 0)))
+                tables.append(PipelineTable.of(kind, first, planned.get(kind, 0)))
                 first += kind.num_replicas
             self._tables[s] = tuple(tables)
         most = min(len(strategies), self.problem.max_strategies)

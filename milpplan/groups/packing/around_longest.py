@@ -13,8 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.groups.bounds.path_duals import Profile, best_profile
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.path_duals import BestLoads, best_profile
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.packing.local_search import improve
 from milpplan.groups.packing.pack import Packing, filled_towards
 from milpplan.groups.problem import Kind
@@ -30,7 +30,7 @@ _GRID = 128
 _LEVELLED = 3
 
 
-def pack_around(kind: Kind, cuts: KindCuts, counts: Int64Array, rounds: int = 60) -> Packing | None:
+def pack_around(kind: Kind, cuts: PipelineCuts, counts: Int64Array, rounds: int = 60) -> Packing | None:
     """A packing of ``counts`` [K] around its longest sequence; None where nothing waits for it, or where the
     others do not fit in these micro-batches."""
     if kind.pipeline.num_stages == 1 or not counts.any():
@@ -43,7 +43,7 @@ def pack_around(kind: Kind, cuts: KindCuts, counts: Int64Array, rounds: int = 60
     if plain is None or plain.units.max() >= least or load < least:
         return None
     less, others = 0, kind.num_replicas - 1
-    rest: list[Profile] = []
+    rest: list[BestLoads] = []
     start = number, int(plain.units.argmax())
     for _ in range(_LEVELLED if others else 1):
         around = _best_places(kind, max(least, load - less), least, start)
@@ -67,14 +67,14 @@ def pack_around(kind: Kind, cuts: KindCuts, counts: Int64Array, rounds: int = 60
     return min(packings, key=lambda one: one.time_ns, default=None)
 
 
-def _best_places(kind: Kind, load: int, least: int, start: tuple[int, int]) -> list[tuple[Profile, int]]:
+def _best_places(kind: Kind, load: int, least: int, start: tuple[int, int]) -> list[tuple[BestLoads, int]]:
     """Best real loads with ``least`` in one of the micro-batches, and its place, stepwise from ``start`` (number,
     place) to the best ones, which come first."""
     # Programs of loads that are nearly the same are solved once.
     grid = max(1, kind.total_units // _GRID)
     near = max(least, load // grid * grid)
     scale = load / near
-    seen: dict[tuple[int, int], Profile] = {}
+    seen: dict[tuple[int, int], BestLoads] = {}
 
     def time_ns(number: int, place: int) -> float:
         if (number, place) not in seen and 0 <= place < number:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.packing.around_longest import pack_around
 from milpplan.groups.packing.local_search import improve
 from milpplan.groups.packing.pack import Packing, pack
@@ -19,7 +19,7 @@ _ROUNDS, _BALANCED_ROUNDS = 150, 1_000
 
 
 def packed(
-    counts: Mapping[Kind, Int64Array], cuts: Mapping[Kind, KindCuts], *, around: bool = False
+    counts: Mapping[Kind, Int64Array], cuts: Mapping[Kind, PipelineCuts], *, around: bool = False
 ) -> dict[Kind, Packing] | None:
     """Every kind's sequences packed, ``around`` the longest where that is possible; None if one's are not."""
     packings = {}

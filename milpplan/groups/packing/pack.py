@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.groups.bounds.path_duals import best_profile
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
@@ -48,7 +48,7 @@ class Packing:
 
 
 def pack(
-    kind: Kind, cuts: KindCuts, counts: Int64Array, rounds: int = 60, deadline: float = float("inf")
+    kind: Kind, cuts: PipelineCuts, counts: Int64Array, rounds: int = 60, deadline: float = float("inf")
 ) -> Packing | None:
     """A good packing of ``counts`` [K] sequences, None if none was found that fits in memory; after the
     ``deadline`` (of ``perf_counter``) the first one that was found."""
@@ -70,7 +70,7 @@ def pack(
     return improve(found[:1], rounds, deadline)[0] if found else None
 
 
-def _promising(kind: Kind, cuts: KindCuts, counts: Int64Array) -> list[int]:
+def _promising(kind: Kind, cuts: PipelineCuts, counts: Int64Array) -> list[int]:
     """Numbers of micro-batches, least bound first."""
     load = float(counts @ kind.units) / kind.num_replicas
     tokens = int(counts @ kind.lengths)

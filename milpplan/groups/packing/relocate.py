@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from milpplan.groups.bounds.pipeline_bounds import KindCuts
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.plan import GroupedPlan
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Int64Array
@@ -22,7 +22,7 @@ Packer = Callable[[dict[Kind, Int64Array]], GroupedPlan | None]
 _SHARES = (0.95, 0.7, 0.4)
 
 
-def filled(plan: GroupedPlan, cuts: Mapping[Kind, KindCuts], packed: Packer) -> GroupedPlan | None:
+def filled(plan: GroupedPlan, cuts: Mapping[Kind, PipelineCuts], packed: Packer) -> GroupedPlan | None:
     """The best plan with idle time filled from another group; None if none was packed."""
     counts = {packing.kind: _counts(packing.replicas) for group in plan.groups for packing in group.packings}
     idle = {

@@ -21,7 +21,7 @@ MOST_CHAINS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
-class Chains:
+class ClassAssignments:
     """All ways: ``numbers`` [m, C] of replicas of each class, one of the last at least; ``before`` [m, C] of
     longer ones."""
 
@@ -34,7 +34,7 @@ class Chains:
         return comb(num_replicas + num_classes - 2, num_classes - 1)
 
     @staticmethod
-    def of(num_classes: int, num_replicas: int) -> Chains:
+    def of(num_classes: int, num_replicas: int) -> ClassAssignments:
         """Those of so many classes and replicas."""
         bars = num_replicas + num_classes - 2
         chosen = list(combinations(range(bars), num_classes - 1))
@@ -42,7 +42,7 @@ class Chains:
         ends = np.concatenate([np.full((len(places), 1), -1), places, np.full((len(places), 1), bars)], axis=1)
         numbers = np.diff(ends, axis=1) - 1
         numbers[:, -1] += 1
-        return Chains(numbers, _longer(numbers))
+        return ClassAssignments(numbers, _longer(numbers))
 
     def enough(self, fewest: IntArray) -> BoolArray:
         """Where replicas before each class are no fewer than what longer sequences need, ``fewest`` [C]; [m]."""

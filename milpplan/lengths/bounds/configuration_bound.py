@@ -21,15 +21,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, Range
+from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, MicroBatchCountRange
 from milpplan.groups.bounds.linear_bounds import PathBound
-from milpplan.groups.bounds.long_sequence import Box, LongBound, halved, long_bound
+from milpplan.groups.bounds.long_sequence import LongSequenceBound, WindowBound, halved, long_bound
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.lengths.bounds.configuration_columns import Start, worths
 from milpplan.lengths.bounds.knapsack_dp import Items
-from milpplan.lengths.bounds.micro_batch_pricing import Core, StageContents
-from milpplan.lengths.bounds.window_tree import Measure, Piece, Side, halves
-from milpplan.lengths.bounds.work_bounds import Loads
+from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree, halves
+from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray
 
 # Where large micro-batches begin, in longest sequences, and programs for each of these; and where they do if the
@@ -44,26 +44,27 @@ _LEAST_WORTH = 0.85
 _WEIGH_TIMES = 5.0
 
 
-class Filled:
+class ConfigurationBound:
     """Bounds of a pipeline; ``done`` where nothing more is to be had."""
 
-    def __init__(self, loads: Loads, contents: StageContents) -> None:
-        """``loads`` that hold the whole workload know what its longest sequence adds (``Loads.lengthened``)."""
+    def __init__(self, loads: PipelineWorkBound, contents: MicroBatchPricing) -> None:
+        """``loads`` that hold the whole workload know what its longest sequence adds
+        (``PipelineWorkBound.lengthened``)."""
         self.known, self.done, self.turn = loads, False, 0
         # What a sequence of every length is worth, as a load, and whether the worst window was asked for it.
-        self.measure, self.weighed = Measure.of(loads, contents.items.counts), False
+        self.measure, self.weighed = Duals.of(loads, contents.items.counts), False
         self.total, self.others = self.measure.total, loads.num_replicas - 1
-        self.plain, self.long = Side(contents, halves), Side(contents, halved)
+        self.plain, self.long = WindowTree(contents, halves), WindowTree(contents, halved)
         self.whole = contents
         for part in loads.near(loads.full).ranges:
             window = None if part.last is None else Window.of(part.first, part.last)
-            self.plain.pieces.append(Piece(window, (part.bound,)))
+            self.plain.pieces.append(WindowNode(window, (part.bound,)))
         for group in loads.classes:
             longest = max(group.long, key=lambda one: one.at(loads.full))
-            boxes = [Piece(box.window, box.bounds) for box in longest.boxes]
-            self.long = Side(contents, halved, Core(group.first), longest.alone, boxes)
+            boxes = [WindowNode(box.window, box.bounds) for box in longest.boxes]
+            self.long = WindowTree(contents, halved, PinnedItem(group.first), longest.alone, boxes)
         # Those with a micro-batch of more than some number of grains, and the numbers that are left.
-        self.large: list[Side] = []
+        self.large: list[WindowTree] = []
         items, room = contents.items, contents.base.shape[-1]
         shortest_size, longest_size = (int(one(items.sizes[items.fits])) for one in (np.min, np.max))
         larger, smaller = ({int(longest_size * part) for part in parts} for parts in (_LARGE, _SMALL))
@@ -73,31 +74,36 @@ class Filled:
         self.kept = loads
 
     @staticmethod
-    def near(loads: Loads, contents: StageContents, load: float) -> Filled:
+    def near(loads: PipelineWorkBound, contents: MicroBatchPricing, load: float) -> ConfigurationBound:
         """For groups that hold about so much of the workload."""
-        return Filled(replace(loads, bounds=(loads.near(load),), classes=()), contents)
+        return ConfigurationBound(replace(loads, bounds=(loads.near(load),), classes=()), contents)
 
     @property
     def bound(self) -> LoadBound:
         """What is known by now of a replica."""
         ranges = [_range(piece) for piece in self.plain.pieces]
         # How many there are around a large one says nothing of others.
-        ranges += [Range(1, None, one) for side in self.large for piece in side.pieces for one in piece.bounds]
+        ranges += [
+            MicroBatchCountRange(1, None, one)
+            for side in self.large
+            for piece in side.pieces
+            for one in piece.bounds
+        ]
         return LoadBound(tuple(sorted(ranges, key=lambda one: one.first)))
 
     @property
-    def loads(self) -> Loads:
+    def loads(self) -> PipelineWorkBound:
         """With what is known by now, or was before windows were looked at anew."""
         pieces = [*self.long.pieces, *(piece for side in self.large for piece in side.pieces)]
-        boxes = [Box(piece.window, piece.bounds, True) for piece in pieces if piece.window is not None]
+        boxes = [WindowBound(piece.window, piece.bounds, True) for piece in pieces if piece.window is not None]
         # For parts of the workload what was known before may be more.
         before = self.known.each * self.known.num_replicas
         bounds = (self.bound, *(self.measure.load_bound(one, before) for one in self.known.bounds))
         classes = []
         for group in self.known.classes:
             boxes_before = [[self.measure.box(box, before) for box in one.boxes] for one in group.long]
-            known = (LongBound.of(one.alone, of) for one, of in zip(group.long, boxes_before, strict=True))
-            classes.append(replace(group, long=(LongBound.of(self.long.least, boxes), *known)))
+            known = (LongSequenceBound.of(one.alone, of) for one, of in zip(group.long, boxes_before, strict=True))
+            classes.append(replace(group, long=(LongSequenceBound.of(self.long.least, boxes), *known)))
         each = self.measure.each / self.known.num_replicas
         found = replace(self.known, bounds=bounds, classes=tuple(classes), each=each)
         return max(found, self.kept, key=lambda one: one.highest)
@@ -146,12 +152,12 @@ class Filled:
         self._tell(number, self._around(number, self.known.full, time_ns), (self.plain,))
         return True
 
-    def _most(self, time_ns: float, side: Side) -> tuple[Side, Piece]:
+    def _most(self, time_ns: float, side: WindowTree) -> tuple[WindowTree, WindowNode]:
         """The piece that leaves most of a side, or of those with a large micro-batch, and whose it is."""
         pieces = [(one, piece) for one in (side, *self.large) for piece in one.pieces]
         return max(pieces, key=lambda one: one[1].within(time_ns))
 
-    def _deeper(self, side: Side, worst: Piece, time_ns: float, deadline: float) -> bool:
+    def _deeper(self, side: WindowTree, worst: WindowNode, time_ns: float, deadline: float) -> bool:
         """Where all is done: what sequences are worth where the worst window of one replica does all of them (of
         several, ``leaders`` ask), or micro-batches that are large from fewer grains on; whether there was any."""
         window, start = worst.window, worst.start
@@ -186,12 +192,12 @@ class Filled:
             self._tell(self.numbers[end], found, (self.plain, self.long))
             self.numbers = self.numbers[:end]
 
-    def _around(self, number: int, load: float, time_ns: float) -> LongBound:
+    def _around(self, number: int, load: float, time_ns: float) -> LongSequenceBound:
         """What a replica takes for a load with a micro-batch of more than so many grains, up to a time."""
         return around_larger(self.lines, self.plain.contents.items, number, load, time_ns)
 
     @property
-    def lines(self) -> Loads:
+    def lines(self) -> PipelineWorkBound:
         """What was known, in the measure of its lines."""
         known, last = self.known, self.known.stages.last
         bound = replace(self.measure, each=last).load_bound(
@@ -199,12 +205,12 @@ class Filled:
         )
         return replace(known, bounds=(bound,), each=last / known.num_replicas)
 
-    def _tell(self, number: int, around: LongBound, others: Sequence[Side]) -> None:
+    def _tell(self, number: int, around: LongSequenceBound, others: Sequence[WindowTree]) -> None:
         """Tell replicas with a micro-batch of more than so many grains from ``others``."""
         contents = self.plain.contents
         boxes = [self.measure.box(box, self.known.stages.last) for box in around.boxes]
-        pieces = [Piece(box.window, box.bounds) for box in boxes]
-        self.large.append(Side(contents, halved, Core(grains=number + 1), around.alone, pieces))
+        pieces = [WindowNode(box.window, box.bounds) for box in boxes]
+        self.large.append(WindowTree(contents, halved, PinnedItem(grains=number + 1), around.alone, pieces))
         for side in others:
             side.contents = contents.within(number)
             side.pieces = [one.renewed for one in side.pieces]
@@ -220,7 +226,9 @@ class Filled:
             side.pieces = [replace(one, bounds=bounds).renewed for one, bounds in pairs]
 
 
-def around_larger(loads: Loads, items: Items, grains: int, load: float, time_ns: float) -> LongBound:
+def around_larger(
+    loads: PipelineWorkBound, items: Items, grains: int, load: float, time_ns: float
+) -> LongSequenceBound:
     """What a replica takes for a ``load`` with a micro-batch of more than so many ``grains``, by lines, up to a
     time; ``loads`` are in the measure of their lines."""
     stages, bound = loads.stages, loads.near(loads.full)
@@ -228,7 +236,9 @@ def around_larger(loads: Loads, items: Items, grains: int, load: float, time_ns:
     return long_bound(stages, loads.num_stages, bound, least, max(load, least), time_ns, _LARGE_EFFORT)
 
 
-def with_larger(loads: Loads, other: Loads, larger: Sequence[Box]) -> Loads:
+def with_larger(
+    loads: PipelineWorkBound, other: PipelineWorkBound, larger: Sequence[WindowBound]
+) -> PipelineWorkBound:
     """``loads`` of a strategy as those of another, which takes no less for the same micro-batches and holds larger
     ones, too: a replica has one of these, of which ``larger`` are known in the measure of ``other``, or none."""
     ratio = float((other.each / loads.each).min())
@@ -236,16 +246,16 @@ def with_larger(loads: Loads, other: Loads, larger: Sequence[Box]) -> Loads:
         replace(box, bounds=tuple(PathBound(one.constant, one.slope * ratio) for one in box.bounds))
         for box in larger
     ]
-    ranges = [Range(1, None, one) for box in boxes for one in box.bounds]
+    ranges = [MicroBatchCountRange(1, None, one) for box in boxes for one in box.bounds]
     bounds = tuple(LoadBound((*ranges, *one.ranges)) for one in loads.bounds)
     classes = []
     for group in loads.classes:
-        long = (LongBound.of(one.alone, (*one.boxes, *boxes)) for one in group.long)
+        long = (LongSequenceBound.of(one.alone, (*one.boxes, *boxes)) for one in group.long)
         classes.append(replace(group, long=tuple(long)))
     return replace(loads, bounds=bounds, classes=tuple(classes))
 
 
-def _range(piece: Piece) -> Range:
+def _range(piece: WindowNode) -> MicroBatchCountRange:
     window = piece.window
     first, last = (MAX_MICRO_BATCHES, None) if window is None else (window.fewest, window.number)
-    return Range(first, last, piece.bounds[0])
+    return MicroBatchCountRange(first, last, piece.bounds[0])

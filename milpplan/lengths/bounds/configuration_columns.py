@@ -15,7 +15,7 @@ import numpy as np
 from milpplan.groups.bounds import glop
 from milpplan.groups.bounds.linear_bounds import PathBound
 from milpplan.groups.bounds.path_mixtures import Graph, Mixture
-from milpplan.lengths.bounds.configuration_lp import Filling, PriceBound
+from milpplan.lengths.bounds.configuration_lp import ConfigurationLP, PriceBound
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # Rounds of a program, how near what it finds and what is proved come, and rounds that may gain less than a share
@@ -53,7 +53,7 @@ class Columns:
     """Contents ``rows`` [c, n] of micro-batches at ``places`` [c] of a window, and how much of each these are,
     ``parts`` [c]."""
 
-    filling: Filling
+    filling: ConfigurationLP
     places: IntArray
     rows: IntArray
     parts: FloatArray
@@ -71,7 +71,7 @@ class Columns:
         place = int(behind.argmax()) if len(behind) else 0
         return place + 1 if len(behind) and behind[place] > _DIVIDED else None
 
-    def moved(self, to: Filling) -> tuple[IntArray, IntArray]:
+    def moved(self, to: ConfigurationLP) -> tuple[IntArray, IntArray]:
         """The same as far from the ends of another window, or from what it is around."""
         ends = [0, to.window.number - self.filling.window.number]
         if to.core is not None:
@@ -85,7 +85,7 @@ class Columns:
 
 
 def improved(
-    filling: Filling,
+    filling: ConfigurationLP,
     mixture: Mixture,
     slope: float,
     rows: IntArray,
@@ -121,7 +121,9 @@ def improved(
     return best, kept, program.columns
 
 
-def worths(filling: Filling, start: Start, known: Columns | None, time_ns: float, deadline: float) -> FloatArray:
+def worths(
+    filling: ConfigurationLP, start: Start, known: Columns | None, time_ns: float, deadline: float
+) -> FloatArray:
     """What a sequence of every length [n] is worth, as a load, where the window does all of them in the least
     time. As far as rounds get until the ``deadline``: any will do."""
     needed = filling.contents.items.counts.astype(np.float64)
@@ -135,7 +137,7 @@ def worths(filling: Filling, start: Start, known: Columns | None, time_ns: float
 
 
 def shared_out(
-    filling: Filling,
+    filling: ConfigurationLP,
     needed: FloatArray,
     dearest: FloatArray,
     start: Start,
@@ -190,7 +192,7 @@ def inside(prices: FloatArray, low: FloatArray, high: FloatArray, dearest: Float
 class Program:
     """The program of the module over some contents, in units of the time."""
 
-    def __init__(self, filling: Filling, graph: Graph, time_ns: float) -> None:
+    def __init__(self, filling: ConfigurationLP, graph: Graph, time_ns: float) -> None:
         self.filling, self.graph, self.time_ns = filling, graph, time_ns
         # How many times the time may be taken.
         self.times = 1.0
@@ -217,7 +219,7 @@ class Program:
         self.arcs = [np.flatnonzero(micro_batch == place) for place in range(number)]
 
     @staticmethod
-    def begun(filling: Filling, rows: IntArray, known: Columns | None, time_ns: float) -> Program:
+    def begun(filling: ConfigurationLP, rows: IntArray, known: Columns | None, time_ns: float) -> Program:
         """Of some contents [v, n] (or several times so many), of what is ``known`` of another window, and of the
         fullest ones, so that time is what limits the load."""
         program = Program(filling, Graph.of(filling.num_stages, filling.window), time_ns)

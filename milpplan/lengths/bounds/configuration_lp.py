@@ -26,7 +26,7 @@ import numpy as np
 from milpplan.groups.bounds.linear_bounds import PathBound
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import Mixture
-from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, Core, StageContents
+from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 Told = tuple[tuple[int, bool], ...]
@@ -46,17 +46,17 @@ class PriceBound:
 
 
 @dataclass(frozen=True, eq=False)
-class Filling:
+class ConfigurationLP:
     """A window of pipelines with ``contents``; ``each`` [n] is what a sequence adds to the load, ns, and ``last``
     [n] to the last stage, at least. ``core``: what the micro-batch that the window is around holds, if known, and
     what is ``told`` of others."""
 
-    contents: StageContents
+    contents: MicroBatchPricing
     each: FloatArray
     last: FloatArray
     num_stages: int
     window: Window
-    core: Core | None
+    core: PinnedItem | None
     told: Told = ()
 
     @property
@@ -79,19 +79,19 @@ class Filling:
     def able(self, places: IntArray, rows: IntArray) -> BoolArray:
         """Which contents [c, n] micro-batches at ``places`` [c] may have."""
         contents, kinds = self.contents, self.kinds[places]
-        held = (self.core or Core()).within(rows, contents.items.sizes)
+        held = (self.core or PinnedItem()).within(rows, contents.items.sizes)
         small = rows @ contents.items.sizes <= contents.base.shape[-1]
         return np.asarray(small & np.where(held, kinds != WITHOUT, kinds != HOLDS))
 
     def least(self, weights: FloatArray, prices: FloatArray) -> tuple[FloatArray, IntArray]:
-        """``StageContents.least`` of the window's micro-batches."""
-        return self.contents.least(weights, prices, self.kinds, self.core or Core())
+        """``MicroBatchPricing.least`` of the window's micro-batches."""
+        return self.contents.least(weights, prices, self.kinds, self.core or PinnedItem())
 
     @property
     def fullest(self) -> IntArray:
         """The contents of the largest load, with the core and without, [v, n]."""
         kinds, where = np.unique(self.kinds, return_inverse=True)
-        found = self.contents.least(np.zeros((6, len(kinds))), self.each, kinds, self.core or Core())[1]
+        found = self.contents.least(np.zeros((6, len(kinds))), self.each, kinds, self.core or PinnedItem())[1]
         return found[where]
 
     def proved(self, mixture: Mixture, slope: float) -> tuple[PathBound, IntArray]:

@@ -28,9 +28,9 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.lengths.bounds.exclusive_sequences import Line, highest, kept_bounds, lines, longest
-from milpplan.lengths.bounds.work_bounds import WorkBounds
-from milpplan.lengths.candidates import Sized
+from milpplan.lengths.bounds.exclusive_sequences import AffinePhase, highest, kept_bounds, lines, longest
+from milpplan.lengths.bounds.work_bounds import LinearBounds
+from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
@@ -71,7 +71,7 @@ class _Stages:
     """The last two stages: lines of each kind and what micro-batches take at least (``forced.lines``), kernels
     [2 (sequence, once), n] of each, and the least transfer of what holds the longest sequence, ns."""
 
-    lines: list[tuple[list[Line], list[FloatArray]]]
+    lines: list[tuple[list[AffinePhase], list[FloatArray]]]
     kernels: list[FloatArray]
     transfer: float
 
@@ -86,7 +86,7 @@ class _Stages:
             float(tables.bare.transfer[place:most_grains].min()),
         )
 
-    def line(self, kind: int, way: int) -> Line:
+    def line(self, kind: int, way: int) -> AffinePhase:
         """The ring exposed (0) or hidden (1)."""
         return self.lines[kind][0][0 if way == 0 else -1]
 
@@ -123,7 +123,7 @@ def _ways(number: int, places: int) -> tuple[FloatArray, FloatArray]:
     return held.astype(np.float64), first.astype(np.float64)
 
 
-def forced_pipeline_bounds(tables: Tables, one: Sized, most_grains: int, number: int) -> WorkBounds:
+def forced_pipeline_bounds(tables: Tables, one: SizedCandidate, most_grains: int, number: int) -> LinearBounds:
     """Bounds of groups that hold the ``number`` longest sequences of the workload, at most ``forced.most_whole``;
     of a pipeline whose micro-batches hold up to ``most_grains``, and the longest sequence."""
     load, replicas = tables.load, one.candidate.layout.dp

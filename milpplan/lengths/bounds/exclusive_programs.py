@@ -28,9 +28,9 @@ from milpplan.groups.bounds.last_stage import best_mixture
 from milpplan.groups.bounds.long_sequence import halved
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.lengths.bounds.configuration_columns import Columns, Start, shared_out
-from milpplan.lengths.bounds.configuration_lp import Filling, PriceBound
-from milpplan.lengths.bounds.micro_batch_pricing import Core, StageContents
-from milpplan.lengths.bounds.work_bounds import Loads, WorkBounds
+from milpplan.lengths.bounds.configuration_lp import ConfigurationLP, PriceBound
+from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray
 
 # From so many micro-batches on, ahead or behind, windows are open.
@@ -48,18 +48,20 @@ class _Piece:
     """A window, what is known of it, and with what a program of it begins; whether it had one, and the contents of
     the last one, perhaps of other worths."""
 
-    filling: Filling
+    filling: ConfigurationLP
     bound: PriceBound
     start: Start
     solved: bool = False
     columns: Columns | None = None
 
 
-class ForcedProgram:
+class ExclusiveProgram:
     """Bounds of groups that hold all sequences from length number ``first`` on, where others are of ``worths`` [n]
     elsewhere, ns."""
 
-    def __init__(self, loads: Loads, contents: StageContents, first: int, worths: FloatArray) -> None:
+    def __init__(
+        self, loads: PipelineWorkBound, contents: MicroBatchPricing, first: int, worths: FloatArray
+    ) -> None:
         """``loads`` and ``contents`` are those of a pipeline of one replica beside other strategies, which holds
         the longest sequence of all."""
         self.loads, self.items, self.first = loads, contents.items, first
@@ -84,7 +86,7 @@ class ForcedProgram:
         dearest = [each[self.kinds == one].max() for one in range(self.contents.items.loose)]
         return worths, np.append(dearest, np.full(len(self.needed) - len(dearest), np.inf))
 
-    def beside(self, worths: FloatArray) -> ForcedProgram:
+    def beside(self, worths: FloatArray) -> ExclusiveProgram:
         """The same where others are of these ``worths``. What is proved holds there, too: lower prices leave a
         window no less. Programs begin with what the last ones gave."""
         if np.array_equal(worths[: self.first], self.worths):
@@ -100,13 +102,13 @@ class ForcedProgram:
         return min(self._value(one.bound) for one in self.pieces)
 
     @property
-    def bounds(self) -> WorkBounds:
+    def bounds(self) -> LinearBounds:
         """By what else a group holds."""
         shares = np.max([self._shares(one.bound) for one in self.pieces], axis=0)
         # A lower price is the highest one for all there is, and less by a constant.
         constant = self.bound_ns - float(shares @ self.items.counts[: self.first])
         shares = np.append(shares, np.zeros(len(self.items.sizes) - self.first))
-        return WorkBounds(shares[None] * _SAFETY, np.array([constant - abs(constant) * (1.0 - _SAFETY)]))
+        return LinearBounds(shares[None] * _SAFETY, np.array([constant - abs(constant) * (1.0 - _SAFETY)]))
 
     def _shares(self, bound: PriceBound) -> FloatArray:
         """What others take at least by a bound, but no more than they are worth, ns."""
@@ -158,7 +160,9 @@ class ForcedProgram:
     def _piece(self, window: Window) -> _Piece:
         """A window with what real loads tell."""
         loads, load = self.loads, float(self.last @ self.needed)
-        filling = Filling(self.contents, self.last, self.last, loads.num_stages, window, Core(len(self.last) - 1))
+        filling = ConfigurationLP(
+            self.contents, self.last, self.last, loads.num_stages, window, PinnedItem(len(self.last) - 1)
+        )
         stages = loads.stages.with_kinds(_MIXES)
         mixture = best_mixture(stages, loads.num_stages, window, load, float(self.last[-1]))
         prices = np.minimum(self.last, self.dearest)

@@ -33,8 +33,8 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.lengths.bounds.work_bounds import WorkBounds
-from milpplan.lengths.candidates import Sized
+from milpplan.lengths.bounds.work_bounds import LinearBounds
+from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
@@ -86,7 +86,7 @@ class _Ways:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Line:
+class AffinePhase:
     """One phase in one way: a micro-batch of T grains takes at least ``constant`` + ``slope`` T and ``factor`` of
     its attention; ``above`` [G + 1] is the least of what those of at least T grains take beyond ``slope`` T."""
 
@@ -107,7 +107,7 @@ class Line:
         return np.asarray(found[grains])
 
 
-def lines(tables: Tables, stage: int, phase: int, most_grains: int) -> tuple[list[Line], list[FloatArray]]:
+def lines(tables: Tables, stage: int, phase: int, most_grains: int) -> tuple[list[AffinePhase], list[FloatArray]]:
     """Lines of a phase on a stage; and for each what micro-batches of at least so many grains take, [G + 1]."""
     found, least = [], []
     for factor, base in zip(tables.slopes, tables.values([stage], phase, most_grains), strict=True):
@@ -116,12 +116,12 @@ def lines(tables: Tables, stage: int, phase: int, most_grains: int) -> tuple[lis
         number = np.arange(1, most_grains + 1)
         for constant, slope in dict.fromkeys(line_of(hull, max(1.0, at * most_grains)) for at in _LOADS):
             above = np.minimum.accumulate((base - slope * number)[::-1])[::-1]
-            found.append(Line(factor, constant, slope, np.append(above[:1], above)))
+            found.append(AffinePhase(factor, constant, slope, np.append(above[:1], above)))
             least.append(np.append(rising[:1], rising))
     return found, least
 
 
-def highest(lines: list[Line], least: list[FloatArray], grains: IntArray, cores: FloatArray) -> FloatArray:
+def highest(lines: list[AffinePhase], least: list[FloatArray], grains: IntArray, cores: FloatArray) -> FloatArray:
     """g of the module in one phase, [...] ns: ``cores`` is the attention with last tiles."""
     found = np.zeros(grains.shape)
     some = np.arange(int(grains.max(initial=0)) + 1)
@@ -137,7 +137,7 @@ def highest(lines: list[Line], least: list[FloatArray], grains: IntArray, cores:
     return found
 
 
-def most_whole(one: Sized) -> int:
+def most_whole(one: SizedCandidate) -> int:
     """How many sequences can be put on a strategy's replicas, or in the places of a pipeline, in no more ways than
     are listed."""
     layout = one.candidate.layout
@@ -153,7 +153,7 @@ def most_whole(one: Sized) -> int:
     return number
 
 
-def forced_bounds(tables: Tables, one: Sized, most_grains: int, number: int) -> WorkBounds:
+def forced_bounds(tables: Tables, one: SizedCandidate, most_grains: int, number: int) -> LinearBounds:
     """Bounds of groups that hold the ``number`` longest sequences of the workload, at most ``most_whole``; of a
     strategy of one stage whose micro-batches hold up to ``most_grains``, and the longest sequence."""
     load, size = tables.load, one.candidate.layout.dp
@@ -177,19 +177,19 @@ def longest(tables: Tables, number: int) -> list[int]:
 
 def kept_bounds(
     shares: FloatArray, constants: FloatArray, held: FloatArray, tables: Tables, most_grains: int
-) -> WorkBounds:
+) -> LinearBounds:
     """The first bound, and those that are highest for ``held`` [n] sequences with some part of the others."""
     load = tables.load
     totals = np.array([shares @ (held + part * (load.counts - held)) + constants for part in _PARTS])
     kept = sorted({0, *totals.argmax(axis=1).tolist()})
     table = shares[kept] * _SAFETY
     table[:, load.lengths > most_grains * load.grain] = np.inf
-    return WorkBounds(table, constants[kept] * _SAFETY)
+    return LinearBounds(table, constants[kept] * _SAFETY)
 
 
 def _rows(
     ways: _Ways,
-    phases: list[tuple[list[Line], list[FloatArray]]],
+    phases: list[tuple[list[AffinePhase], list[FloatArray]]],
     attention: FloatArray,
     each: IntArray,
     held: FloatArray,

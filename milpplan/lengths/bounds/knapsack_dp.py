@@ -40,7 +40,7 @@ class Items:
 
 
 @dataclass(eq=False)
-class Knapsacks:
+class KnapsackDP:
     """The dynamic program for ``values`` [R, n] in up to ``room`` grains, with what leads to its entries."""
 
     items: Items

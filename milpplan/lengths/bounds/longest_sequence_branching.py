@@ -32,14 +32,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from milpplan.groups.bounds.linear_bounds import PathBound
-from milpplan.groups.bounds.long_sequence import Box, halved
+from milpplan.groups.bounds.long_sequence import WindowBound, halved
 from milpplan.groups.bounds.micro_batch_ranges import Window
-from milpplan.lengths.bounds.class_assignments import MOST_CHAINS, Chains
-from milpplan.lengths.bounds.configuration_bound import Filled
-from milpplan.lengths.bounds.micro_batch_pricing import Core, StageContents
-from milpplan.lengths.bounds.min_replicas import Together
+from milpplan.lengths.bounds.class_assignments import MOST_CHAINS, ClassAssignments
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
+from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.min_replicas import MinReplicas
 from milpplan.lengths.bounds.restricted_master import ClassWindow, chain_prices
-from milpplan.lengths.bounds.window_tree import Measure, Piece, Side
+from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # Classes begin at these parts of the load of the longest sequence: around shorter ones stages wait no longer.
@@ -65,17 +65,17 @@ Classes = list[tuple[int, int]]
 """Of lengths: from which number on, up to one before which."""
 
 
-Ways = dict[int, tuple[tuple[Side, ...], ...]]
+Ways = dict[int, tuple[tuple[WindowTree, ...], ...]]
 """By class: sides that cover all replicas that it leads, in one way or another."""
 
 
 @dataclass(eq=False)
-class Led:
+class ReplicaClassBound:
     """What replicas led by each class do at most, by one of some ``ways`` to cover them, as loads by a measure: at
     least that of a leader, ``least`` [C] (its own is there); all sequences longer than those of a class are
     ``above`` [C]. ``windows``: those by which sequences are worth so much; ``looked_at``: how often, by class."""
 
-    measure: Measure
+    measure: Duals
     ways: Ways
     least: FloatArray
     above: FloatArray
@@ -83,14 +83,16 @@ class Led:
     looked_at: Counter[int] = field(default_factory=Counter)
 
     @staticmethod
-    def of(measure: Measure, classes: Classes, ways: Ways, windows: tuple[ClassWindow, ...] = ()) -> Led:
+    def of(
+        measure: Duals, classes: Classes, ways: Ways, windows: tuple[ClassWindow, ...] = ()
+    ) -> ReplicaClassBound:
         """By a measure."""
         each, counts = measure.each, measure.counts
         least = [float(each[first:end].min()) * _SAFETY for first, end in classes]
         above = [float(counts[end:] @ each[end:]) for _, end in classes]
-        return Led(measure, ways, np.array(least), np.array(above), windows)
+        return ReplicaClassBound(measure, ways, np.array(least), np.array(above), windows)
 
-    def worst(self, place: int, time_ns: float) -> list[tuple[Side, Piece]]:
+    def worst(self, place: int, time_ns: float) -> list[tuple[WindowTree, WindowNode]]:
         """The piece of a class that leaves most for a time, by every way, the way that leaves least first."""
         found = [[(side, side.worst(time_ns)) for side in way] for way in self.ways[place]]
         most = [max(way, key=lambda one: one[1].within(time_ns)) for way in found]
@@ -105,20 +107,20 @@ class Led:
         left = self.worst(place, time_ns)[0][1].within(time_ns)
         return left if left >= self.least[place] else _NONE
 
-    def worth(self, measure: Measure, classes: Classes, windows: tuple[ClassWindow, ...]) -> Led:
+    def worth(self, measure: Duals, classes: Classes, windows: tuple[ClassWindow, ...]) -> ReplicaClassBound:
         """The same with other worths of sequences, with mixtures of some ``windows``."""
         every = {side for ways in self.ways.values() for way in ways for side in way}
         copies = {side: copied(side, measure, self.measure) for side in every}
         ways = {place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.ways.items()}
         for one in windows:
             begin({side for way in ways[one.place] for side in way}, one)
-        return Led.of(measure, classes, ways, windows)
+        return ReplicaClassBound.of(measure, classes, ways, windows)
 
 
-class Leaders:
+class LongestSequenceBranching:
     """Bounds of a pipeline of several replicas; ``done`` where nothing more is to be had."""
 
-    def __init__(self, filled: Filled, time_ns: float) -> None:
+    def __init__(self, filled: ConfigurationBound, time_ns: float) -> None:
         """Beyond ``filled``, of which nothing changes any more; for about a time of a replica."""
         self.filled, self.done, self.highest = filled, False, filled.loads.highest
         # The least time for which nothing more is to be had.
@@ -127,7 +129,7 @@ class Leaders:
         # Of what fits.
         number = int(np.flatnonzero(filled.whole.items.fits)[-1]) + 1
         edges = list(_EDGES)
-        while Chains.number(len(edges) + 2, filled.others + 1) > MOST_CHAINS:
+        while ClassAssignments.number(len(edges) + 2, filled.others + 1) > MOST_CHAINS:
             edges.pop()
         starts = {int(np.searchsorted(last[:number], part * last[number - 1])) for part in edges} | {0, number - 1}
         firsts = sorted(starts)
@@ -135,11 +137,11 @@ class Leaders:
         ways = {place: self._ways(first, end, time_ns) for place, (first, end) in enumerate(self.classes)}
         # By what ``filled`` counts, and by what sequences are worth for a chain; those that were asked for, and by
         # which worths.
-        self.led = [Led.of(filled.measure, self.classes, ways)]
+        self.led = [ReplicaClassBound.of(filled.measure, self.classes, ways)]
         self.asked: set[tuple[float, int, bytes]] = set()
-        self.chains = Chains.of(len(self.classes), filled.others + 1)
+        self.chains = ClassAssignments.of(len(self.classes), filled.others + 1)
         shares = [share * (filled.known.num_stages - 1) for share in filled.known.stages.shares]
-        self.together = Together.of(np.repeat(last, counts) * _SAFETY, (shares[0], shares[1]))
+        self.together = MinReplicas.of(np.repeat(last, counts) * _SAFETY, (shares[0], shares[1]))
 
     def run(self, time_ns: float, deadline: float) -> None:
         """Refine the classes that leave most for a time, until nothing is left of the question or of the time (of
@@ -215,7 +217,7 @@ class Leaders:
                         return True
         return False
 
-    def look_at(self, one: Led, chain: IntArray | FloatArray, time_ns: float, more: float) -> bool:
+    def look_at(self, one: ReplicaClassBound, chain: IntArray | FloatArray, time_ns: float, more: float) -> bool:
         """Know more of a class of a chain, which is to do less by so much ``more`` than the load it may; whether
         there was any."""
         for place in one.least_looked_at(chain):
@@ -241,7 +243,12 @@ class Leaders:
         return True
 
     def ask(
-        self, base: Led, chain: IntArray | FloatArray, needed: FloatArray, time_ns: float, seconds: float
+        self,
+        base: ReplicaClassBound,
+        chain: IntArray | FloatArray,
+        needed: FloatArray,
+        time_ns: float,
+        seconds: float,
     ) -> bool:
         """What sequences are worth where a chain does least of what is ``needed`` [n] within a time; whether that
         is less than by the worths there are."""
@@ -257,7 +264,9 @@ class Leaders:
         self.led.append(base.worth(measure.worth(times * each), self.classes, begun))
         return True
 
-    def windows(self, base: Led, chain: IntArray | FloatArray, time_ns: float) -> tuple[ClassWindow, ...] | None:
+    def windows(
+        self, base: ReplicaClassBound, chain: IntArray | FloatArray, time_ns: float
+    ) -> tuple[ClassWindow, ...] | None:
         """Windows of the classes of a chain: those by which sequences are worth what they are, and those that do
         most within a time; none where nothing is known of one of them."""
         present = np.flatnonzero(chain).tolist()
@@ -289,13 +298,13 @@ class Leaders:
             low, high = (low, middle) if self.reaches(middle) else (middle, high)
         return low
 
-    def _begun(self, box: Box) -> list[Piece]:
+    def _begun(self, box: WindowBound) -> list[WindowNode]:
         """What is known of a box, with windows and mixtures that were found around the longest sequence."""
         known = [one for one in self.filled.long.pieces if one.window and _inside(one.window, box.window)]
         begun = [replace(one, bounds=box.bounds).renewed for one in known]
-        return begun or [Piece(box.window, box.bounds)]
+        return begun or [WindowNode(box.window, box.bounds)]
 
-    def _ways(self, first: int, end: int, time_ns: float) -> tuple[tuple[Side, ...], ...]:
+    def _ways(self, first: int, end: int, time_ns: float) -> tuple[tuple[WindowTree, ...], ...]:
         """Replicas led by one of ``first`` to ``end`` - 1: as one, and where those with a large micro-batch do
         less than the class may, with these apart. What is known of any replica is enough for the shortest ones."""
         filled = self.filled
@@ -304,14 +313,16 @@ class Leaders:
         around = filled.lines.around(first, filled.known.full, _EFFORT)
         boxes = [filled.measure.box(box, filled.known.stages.last) for box in around.boxes]
         begun = [piece for box in boxes for piece in self._begun(box)]
-        found = Side(shorter(filled.whole, end), halved, Core(first, foremost=True), around.alone, begun)
+        found = WindowTree(
+            shorter(filled.whole, end), halved, PinnedItem(first, foremost=True), around.alone, begun
+        )
         most = max((one.worst(time_ns).within(time_ns) for one in filled.large), default=np.inf)
         if most >= found.worst(time_ns).within(time_ns):
             return ((found,),)
         return (found,), (replace(found, contents=shorter(filled.plain.contents, end)), *filled.large)
 
 
-def begin(sides: Iterable[Side], one: ClassWindow) -> None:
+def begin(sides: Iterable[WindowTree], one: ClassWindow) -> None:
     """The mixture of a window for the pieces of sides that are of it."""
     start = one.mixture, 1.0 / one.flow, one.rows
     for side in [side for side in sides if side.core == one.filling.core]:
@@ -320,7 +331,7 @@ def begin(sides: Iterable[Side], one: ClassWindow) -> None:
             side.put(piece, [replace(piece, start=start, stale=True)])
 
 
-def copied(side: Side, measure: Measure, before: Measure) -> Side:
+def copied(side: WindowTree, measure: Duals, before: Duals) -> WindowTree:
     """What is known of a side, by other worths than those ``before``."""
     # No sequence is worth so many times as much.
     times = float((measure.each / before.each).max())
@@ -344,7 +355,7 @@ def _inside(window: Window, other: Window) -> bool:
     )
 
 
-def shorter(contents: StageContents, end: int) -> StageContents:
+def shorter(contents: MicroBatchPricing, end: int) -> MicroBatchPricing:
     """Those without sequences of length number ``end`` or longer."""
     fits = contents.items.fits & (np.arange(len(contents.items.fits)) < end)
     return replace(contents, items=replace(contents.items, fits=fits))

@@ -20,7 +20,7 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.lengths.bounds.knapsack_dp import NOTHING, Items, Knapsacks
+from milpplan.lengths.bounds.knapsack_dp import NOTHING, Items, KnapsackDP
 from milpplan.lengths.bounds.stage_lines import tolls
 from milpplan.lengths.cost_tables import Tables
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
@@ -32,7 +32,7 @@ _NEAR = 5e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class PinnedItem:
     """What a micro-batch has at least: a sequence of length number ``first`` or longer, and so many ``grains``.
     ``foremost``: those ahead of it have not."""
 
@@ -50,7 +50,7 @@ HOLDS, FREE, WITHOUT = 1, 0, -1
 
 
 @dataclass(frozen=True, eq=False)
-class StageContents:
+class MicroBatchPricing:
     """Times never above the exact ones: ``base`` [2 (last stage, others), 2 phases, 2 ways, G], ``attention`` and
     ``once`` [2, 2, 2, n] ns; ``mixed`` are mixtures of the ways, [R, 2, 2, ...]; ``tolls`` [3, G] ns."""
 
@@ -64,7 +64,7 @@ class StageContents:
     usual: list[int] = field(default_factory=lambda: [0])
 
     @staticmethod
-    def of(tables: Tables, num_stages: int, most_grains: int) -> StageContents:
+    def of(tables: Tables, num_stages: int, most_grains: int) -> MicroBatchPricing:
         """Those of a pipeline of several stages, of up to so many grains."""
         load, parts = tables.load, ([num_stages - 1], list(range(num_stages - 1)))
         slopes = np.array(tables.slopes)[:, None]
@@ -76,17 +76,17 @@ class StageContents:
         weights = np.stack([1.0 - hidden, hidden], axis=-1)
         mixed = [np.einsum("rpw,spwg->rspg", weights, part) for part in (base, attention, once)]
         items = Items(sizes, load.counts, (sizes <= most_grains) & (load.counts > 0))
-        return StageContents(
+        return MicroBatchPricing(
             base, attention, once, (mixed[0], mixed[1], mixed[2]), items, tolls(tables, most_grains)
         )
 
-    def within(self, most_grains: int) -> StageContents:
+    def within(self, most_grains: int) -> MicroBatchPricing:
         """Those of up to fewer grains."""
         items = replace(self.items, fits=self.items.fits & (self.items.sizes <= most_grains))
         base, mixed = self.base[..., :most_grains], (self.mixed[0][..., :most_grains], *self.mixed[1:])
         return replace(self, base=base, mixed=mixed, items=items, tolls=self.tolls[:, :most_grains])
 
-    def loosened(self, kinds: IntArray) -> StageContents:
+    def loosened(self, kinds: IntArray) -> MicroBatchPricing:
         """Those of grains of loose kinds in the place of the first sequences, ``kinds`` [first] of these: with the
         least of what sequences of a kind take by the grain, and of last tiles."""
         first, number, sizes = len(kinds), int(kinds.max(initial=-1)) + 1, self.items.sizes
@@ -125,7 +125,7 @@ class StageContents:
         return np.asarray(found)
 
     def least(
-        self, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: Core
+        self, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: PinnedItem
     ) -> tuple[FloatArray, IntArray]:
         """The least over what every micro-batch may hold of its time by ``weights`` [6, v] less ``prices`` [n],
         [v] ns, and that [v, n]; ``kinds`` [v] say which hold a ``core``. Of one that can hold nothing -``NOTHING``
@@ -156,18 +156,18 @@ class _Worths:
     ``base`` [v, R, G], ``attention`` and ``once`` [v, R, n] are the parts of the times by mixture; ``seen`` [v, R]
     which were looked at."""
 
-    contents: StageContents
+    contents: MicroBatchPricing
     prices: FloatArray
     base: FloatArray
     attention: FloatArray
     once: FloatArray
     most: FloatArray
     seen: BoolArray
-    tables: list[tuple[Knapsacks, IntArray, IntArray]]
+    tables: list[tuple[KnapsackDP, IntArray, IntArray]]
 
     @staticmethod
     def of(
-        contents: StageContents, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: Core
+        contents: MicroBatchPricing, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: PinnedItem
     ) -> _Worths:
         """Before any mixture."""
         parts = np.stack([weights[[0, 0]], weights[1:3]])
@@ -186,7 +186,7 @@ class _Worths:
         the contents of which that is said [s, n], by which mixture [s], and what each says of those, [s, R]."""
         base, once = self.base[some, turns], self.once[some, turns]
         room = base.shape[-1]
-        table = Knapsacks(self.contents.items, self.prices - self.attention[some, turns], room)
+        table = KnapsackDP(self.contents.items, self.prices - self.attention[some, turns], room)
         most = self.most[some]
         for place, (k, held) in enumerate(table.rows()):
             worth = held - base

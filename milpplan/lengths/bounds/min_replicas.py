@@ -23,7 +23,7 @@ _EVERY, _THRESHOLDS = 9, 8
 
 
 @dataclass(frozen=True, eq=False)
-class Together:
+class MinReplicas:
     """Sequences of ``sizes`` [m] on the last stage, ascending, ns, and the ``shares`` of the other stages together
     (forward, backward); ``times`` [k, r]: no r replicas hold the k longest earlier, ns."""
 
@@ -32,10 +32,10 @@ class Together:
     times: FloatArray
 
     @staticmethod
-    def of(sizes: FloatArray, shares: tuple[float, float]) -> Together:
+    def of(sizes: FloatArray, shares: tuple[float, float]) -> MinReplicas:
         """With all ways to share out the longest ones."""
         longest = sizes[::-1][:_EVERY]
-        return Together(sizes, shares, _least_times(longest, shares))
+        return MinReplicas(sizes, shares, _least_times(longest, shares))
 
     def fewest(self, number: int, time_ns: float) -> int:
         """How many replicas the ``number`` longest need at least within a time."""

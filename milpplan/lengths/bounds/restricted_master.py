@@ -7,8 +7,9 @@ as in ``filling_programs``, scaled by these, the part theta of a workload n that
                                every path of w takes at most Z y_w.
 
 Its dual is a price lambda for every length, lambda . n = 1, and a mixture of paths for every window. By any
-prices and mixtures a replica of window w does no more than V_w, as a load at these prices (``Filling.priced``), so
-a chain does no more than sum_c k_c max over w of c of V_w. Windows that are not known may leave more: these join.
+prices and mixtures a replica of window w does no more than V_w, as a load at these prices
+(``ConfigurationLP.priced``), so a chain does no more than sum_c k_c max over w of c of V_w. Windows that are not
+known may leave more: these join.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from milpplan.groups.bounds import glop
 from milpplan.groups.bounds.path_mixtures import Mixture
 from milpplan.lengths.bounds.configuration_columns import BACK, NARROW, NEAR, WIDEST, Columns, Program, inside
-from milpplan.lengths.bounds.configuration_lp import Filling
+from milpplan.lengths.bounds.configuration_lp import ConfigurationLP
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # Rounds of a program, and of what it was a window's flow is at least.
@@ -35,7 +36,7 @@ class ClassWindow:
     ``rows`` [v, n] of it and ``columns`` of another one."""
 
     place: int
-    filling: Filling
+    filling: ConfigurationLP
     mixture: Mixture
     flow: float
     rows: IntArray

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from milpplan.groups.bounds.last_stage import LoadBound, best_mixture
 from milpplan.groups.bounds.linear_bounds import PathBound
-from milpplan.groups.bounds.long_sequence import Box
+from milpplan.groups.bounds.long_sequence import WindowBound
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import Mixture, StageLoads
 from milpplan.lengths.bounds.configuration_columns import Columns, improved
-from milpplan.lengths.bounds.configuration_lp import Filling, Told
-from milpplan.lengths.bounds.micro_batch_pricing import Core, StageContents
-from milpplan.lengths.bounds.work_bounds import Loads
+from milpplan.lengths.bounds.configuration_lp import ConfigurationLP, Told
+from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # Numbers in the tables of one window that are too many.
@@ -29,7 +29,7 @@ _KINDS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class WindowNode:
     """What is known of a window (none: of any more micro-batches), of which mixture, slope and contents; ``stale``
     where they were others' contents or worths, ``done`` where nothing more is to be had; ``tried``: which mixture
     of another window was; what is ``told`` of micro-batches behind, and which one programs ``divided``."""
@@ -48,50 +48,50 @@ class Piece:
         return max(one.within(time_ns) for one in self.bounds)
 
     @property
-    def renewed(self) -> Piece:
+    def renewed(self) -> WindowNode:
         """For other contents, or other worths."""
         return replace(self, stale=self.start is not None, done=False, divided=None)
 
     @property
-    def parted(self) -> list[Piece]:
+    def parted(self) -> list[WindowNode]:
         """One for whether the micro-batch that programs divided holds a core, one for whether it does not."""
         assert self.divided is not None
         return [replace(self.renewed, told=(*self.told, (self.divided, holds))) for holds in (True, False)]
 
-    def better(self, found: PathBound, time_ns: float) -> Piece:
+    def better(self, found: PathBound, time_ns: float) -> WindowNode:
         """With another bound, where that leaves less for a time."""
         return replace(self, bounds=(found,)) if found.within(time_ns) < self.within(time_ns) else self
 
 
 @dataclass(eq=False)
-class Side:
+class WindowTree:
     """Pieces that cover all numbers of micro-batches of a replica with ``contents``, and how one is halved;
-    ``core`` as in ``Filling``, with the load of such a micro-batch, ``least``; ``columns`` that did most in the
-    last one that was improved."""
+    ``core`` as in ``ConfigurationLP``, with the load of such a micro-batch, ``least``; ``columns`` that did most
+    in the last one that was improved."""
 
-    contents: StageContents
+    contents: MicroBatchPricing
     halved: Callable[[Window], Sequence[Window]]
-    core: Core | None = None
+    core: PinnedItem | None = None
     least: float = 0.0
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[WindowNode] = field(default_factory=list)
     columns: Columns | None = None
     # The worst of which pieces for a time: asked for more often than pieces change.
-    _worst: tuple[list[Piece], float, Piece] | None = field(default=None, init=False)
+    _worst: tuple[list[WindowNode], float, WindowNode] | None = field(default=None, init=False)
 
-    def worst(self, time_ns: float) -> Piece:
+    def worst(self, time_ns: float) -> WindowNode:
         """The piece that leaves most."""
         known = self._worst
         if known is None or known[0] is not self.pieces or known[1] != time_ns:
             known = self._worst = self.pieces, time_ns, max(self.pieces, key=lambda one: one.within(time_ns))
         return known[2]
 
-    def put(self, piece: Piece, others: Sequence[Piece]) -> None:
+    def put(self, piece: WindowNode, others: Sequence[WindowNode]) -> None:
         """Others in the place of a piece."""
         self.pieces = [one for one in self.pieces if one is not piece] + list(others)
 
 
 @dataclass(frozen=True, eq=False)
-class Measure:
+class Duals:
     """How pieces of a pipeline are measured: its ``stages`` (and what programs of real loads have of them), and
     what each of ``counts`` [n] sequences is worth as a load, ``each`` [n]. ``improved``: the mixture and the slope
     that a program found last for so many micro-batches, around whatever."""
@@ -104,17 +104,17 @@ class Measure:
     improved: dict[int, tuple[Mixture, float]] = field(default_factory=dict)
 
     @staticmethod
-    def of(loads: Loads, counts: IntArray) -> Measure:
+    def of(loads: PipelineWorkBound, counts: IntArray) -> Duals:
         """That of ``loads`` of a workload."""
         programmed, each = loads.stages.with_kinds(_KINDS), loads.each * loads.num_replicas
-        return Measure(loads.stages, programmed, loads.num_stages, counts, each)
+        return Duals(loads.stages, programmed, loads.num_stages, counts, each)
 
     @property
     def total(self) -> float:
         """Of the workload."""
         return float(self.counts @ self.each)
 
-    def worth(self, each: FloatArray) -> Measure:
+    def worth(self, each: FloatArray) -> Duals:
         """With another worth of every sequence."""
         return replace(self, each=each, improved={})
 
@@ -129,21 +129,21 @@ class Measure:
         """The same of all ranges."""
         return LoadBound(tuple(replace(one, bound=self.counted(one.bound, before)) for one in known.ranges))
 
-    def box(self, box: Box, before: FloatArray) -> Box:
+    def box(self, box: WindowBound, before: FloatArray) -> WindowBound:
         """The same of a box."""
         return replace(box, bounds=tuple(self.counted(one, before) for one in box.bounds))
 
-    def filling(self, side: Side, piece: Piece) -> Filling:
+    def filling(self, side: WindowTree, piece: WindowNode) -> ConfigurationLP:
         """The window of a piece of a side, for whole sequences."""
         assert piece.window is not None
         given = side.contents, self.each, self.stages.last, self.num_stages
-        return Filling(*given, piece.window, side.core, piece.told)
+        return ConfigurationLP(*given, piece.window, side.core, piece.told)
 
-    def refine(self, side: Side, piece: Piece, time_ns: float, enough: float) -> None:
+    def refine(self, side: WindowTree, piece: WindowNode, time_ns: float, enough: float) -> None:
         """Know more of a piece of a side, no better than that it leaves less than ``enough`` for the time."""
         side.put(piece, self._refined(side, piece, time_ns, enough))
 
-    def _refined(self, side: Side, piece: Piece, time_ns: float, enough: float) -> list[Piece]:
+    def _refined(self, side: WindowTree, piece: WindowNode, time_ns: float, enough: float) -> list[WindowNode]:
         """The piece with more known of it, or its halves."""
         window = piece.window
         if window is None:
@@ -158,12 +158,12 @@ class Measure:
         if window.fewest < window.number or any(window.open):
             halves = side.halved(window)
             if halves or piece.start is None:
-                return [Piece(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
+                return [WindowNode(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
         if piece.start is None:
             return [replace(piece, done=True)]
         return [self._tried(filling, piece, time_ns) or self._improved(filling, side, piece, time_ns, enough)]
 
-    def _tried(self, filling: Filling, piece: Piece, time_ns: float) -> Piece | None:
+    def _tried(self, filling: ConfigurationLP, piece: WindowNode, time_ns: float) -> WindowNode | None:
         """With the mixture of another window of as many micro-batches, which is one of this window, too, and
         spares most of a program; none where there is no other, or nothing is gained."""
         mixture, slope = self.improved.get(filling.window.number, (None, 0.0))
@@ -175,7 +175,9 @@ class Measure:
             return None
         return replace(piece, bounds=(found,), start=(moved, slope, rows), tried=mixture)
 
-    def _improved(self, filling: Filling, side: Side, piece: Piece, time_ns: float, enough: float) -> Piece:
+    def _improved(
+        self, filling: ConfigurationLP, side: WindowTree, piece: WindowNode, time_ns: float, enough: float
+    ) -> WindowNode:
         """With the bound of a program."""
         assert piece.start is not None
         mixture, slope, rows = piece.start
@@ -187,7 +189,7 @@ class Measure:
         known = replace(piece, start=(mixture, found.slope, rows), done=done, divided=divided)
         return known.better(found, time_ns)
 
-    def _looked_at(self, filling: Filling, piece: Piece, time_ns: float, least: float) -> Piece:
+    def _looked_at(self, filling: ConfigurationLP, piece: WindowNode, time_ns: float, least: float) -> WindowNode:
         """With the better bound of the mixture that real loads give: by lines, or by contents."""
         stages = self.stages
         load = max(piece.within(time_ns), least)

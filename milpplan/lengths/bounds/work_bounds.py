@@ -34,8 +34,8 @@ also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``within``.
 
 **Long sequences** (``longest``). A group whose longest sequence is one of some length or more takes at least a
 concave function H(Y) of its mean load, above h: the same rows with H in the place of h. Groups are told apart by
-their longest sequence (``Loads.classes``): one that holds a long one is bounded by H, one that does not leaves it
-to others.
+their longest sequence (``PipelineWorkBound.classes``): one that holds a long one is bounded by H, one that does
+not leaves it to others.
 
 **Replicas.** On q <= D replicas in use q Z >= sum of their times, so constants of each count in full.
 """
@@ -50,10 +50,10 @@ import numpy as np
 
 from milpplan.groups.bounds.last_stage import LoadBound, load_bound
 from milpplan.groups.bounds.linear_bounds import chord
-from milpplan.groups.bounds.long_sequence import LongBound, group_ns, long_bound
+from milpplan.groups.bounds.long_sequence import LongSequenceBound, group_ns, long_bound
 from milpplan.groups.bounds.path_mixtures import StageLoads
 from milpplan.lengths.bounds.stage_lines import MOST_STAGES, stage_loads
-from milpplan.lengths.candidates import Sized
+from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of
 from milpplan.simulation.layout_columns import FloatArray
 
@@ -85,7 +85,7 @@ _SAFETY = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class WorkBounds:
+class LinearBounds:
     """``shares`` [T, n] and ``constants`` [T] ns; infinite shares where a length does not fit."""
 
     shares: FloatArray
@@ -96,25 +96,25 @@ class WorkBounds:
         held = counts > 0
         return float((self.shares[:, held] @ counts[held] + self.constants).max()) if held.any() else 0.0
 
-    def joined(self, more: WorkBounds) -> WorkBounds:
+    def joined(self, more: LinearBounds) -> LinearBounds:
         """With more bounds of the same groups, which hold no lengths that these do not."""
         shares = np.concatenate([self.shares, more.shares])
         shares[:, ~np.isfinite(self.shares[0])] = np.inf
-        return WorkBounds(shares, np.concatenate([self.constants, more.constants]))
+        return LinearBounds(shares, np.concatenate([self.constants, more.constants]))
 
 
 @dataclass(frozen=True, slots=True)
-class LongClass:
+class LengthClass:
     """Groups whose longest sequence is one of ``first`` to ``end`` - 1; ``long``: what is known of the replica
     that holds it, each highest at another load."""
 
     first: int
     end: int
-    long: tuple[LongBound, ...] = ()
+    long: tuple[LongSequenceBound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class PipelineWorkBound:
     """A pipeline's ``bounds`` by the mean load of its last stages, each highest at another load, to which a
     sequence adds ``each`` [n] ns; ``full`` is the load of the whole workload. ``classes``: what is known of groups
     with long sequences."""
@@ -126,10 +126,12 @@ class Loads:
     num_stages: int
     num_replicas: int
     ramp_ns: float
-    classes: tuple[LongClass, ...] = ()
+    classes: tuple[LengthClass, ...] = ()
 
     @staticmethod
-    def of(tables: Tables, one: Sized, most_grains: int, share: float = 1.0, *, exact: bool = False) -> Loads:
+    def of(
+        tables: Tables, one: SizedCandidate, most_grains: int, share: float = 1.0, *, exact: bool = False
+    ) -> PipelineWorkBound:
         """Under the line that proves most of a ``share`` of the workload, of those highest at some numbers.
 
         Beside other strategies only the last stages of deep pipelines have programs: alone they are a pipeline of
@@ -142,14 +144,14 @@ class Loads:
         alone = share == 1.0
         num_stages = layout.pp if alone else min(layout.pp, MOST_STAGES)
         shares, effort = _ALONE if alone else _BESIDE
-        tried: dict[float, Loads] = {}
+        tried: dict[float, PipelineWorkBound] = {}
         for part in _EVEN:
             stages = stage_loads(tables, layout.pp, most_grains, max(1.0, even / part))
             each = stages.last / layout.dp
             full = float(load.counts @ each)
             if full not in tried:
                 step = _STEP if num_stages < DEEP else _DEEP_STEP
-                plain = Loads((), each, full, stages, num_stages, layout.dp, ramp_ns)
+                plain = PipelineWorkBound((), each, full, stages, num_stages, layout.dp, ramp_ns)
                 tried[full] = plain.bounded((share,), effort // _TRY, step, capped=False)
         found = max(tried.values(), key=lambda one: one.at(share * one.full))
         found = found.bounded(shares, effort, step, capped=False)
@@ -158,7 +160,7 @@ class Loads:
         bound = load_bound(found.stages, num_stages, ramp_ns, found.full, _EXACT_EFFORT, exact=True)
         return replace(found, bounds=(bound,))
 
-    def bounded(self, shares: Sequence[float], effort: int, step: float, *, capped: bool) -> Loads:
+    def bounded(self, shares: Sequence[float], effort: int, step: float, *, capped: bool) -> PipelineWorkBound:
         """With bounds that are high at these shares of the full load; whether they know what micro-batches hold
         at most: programs without are shared by more pipelines."""
         stages = self.stages if capped else replace(self.stages, most=np.zeros(0))
@@ -176,25 +178,25 @@ class Loads:
         """What a replica takes at least for a load, ns."""
         return self.near(load).at(load)
 
-    def finer(self) -> Loads:
+    def finer(self) -> PipelineWorkBound:
         """With a bound that is high for parts of the load, too."""
         return self.bounded(*(_DEEP_FINER if self.num_stages >= DEEP else _FINER), capped=True)
 
-    def lengthened(self, enough_ns: float) -> Loads:
+    def lengthened(self, enough_ns: float) -> PipelineWorkBound:
         """With what the longest sequence of the workload adds, highest for the whole of it."""
         last = len(self.each)
         # One replica that takes so long is in no step that counts; of several the others take less.
         enough_ns = enough_ns if self.num_replicas == 1 else float("inf")
         long = self.around(last - 1, self.full, _LENGTHENED_EFFORT, enough_ns)
-        return replace(self, classes=(LongClass(last - 1, last, (long,)),))
+        return replace(self, classes=(LengthClass(last - 1, last, (long,)),))
 
-    def around(self, first: int, load: float, effort: int, enough_ns: float = float("inf")) -> LongBound:
+    def around(self, first: int, load: float, effort: int, enough_ns: float = float("inf")) -> LongSequenceBound:
         """What is known of a replica with a sequence of length number ``first`` or longer, highest near a load."""
         least = float(self.stages.last[first])
         load = max(load, _CLASS_LEAST * least)
         return long_bound(self.stages, self.num_stages, self.near(load), least, load, enough_ns, effort)
 
-    def classified(self, fitting: int, *, only_longest: bool = False) -> Loads:
+    def classified(self, fitting: int, *, only_longest: bool = False) -> PipelineWorkBound:
         """With groups told apart by the longest sequence that they hold, of the first ``fitting`` lengths; or only
         by whether that is the longest of all."""
         last, number = self.stages.last[:fitting], len(self.each)
@@ -202,14 +204,14 @@ class Loads:
         ends = [int(np.searchsorted(last, part * last[-1])) for part in parts]
         ends += [fitting - 1] if fitting == number else []
         edges = sorted({0, *(end for end in ends if end > 0), fitting})
-        classes = [LongClass(0, edges[1])]
+        classes = [LengthClass(0, edges[1])]
         for first, end in pairwise(edges[1:]):
             longest = first == number - 1
             shares, effort = (_LONGEST_SHARES, _LONGEST_EFFORT) if longest else (_CLASS_SHARES, _CLASS_EFFORT)
             # Programs grow with the stages.
             effort = min(effort, _STAGES_EFFORT // self.num_stages)
             long = tuple(self.around(first, share * self.full, effort) for share in shares)
-            classes.append(LongClass(first, end, long))
+            classes.append(LengthClass(first, end, long))
         return replace(self, classes=tuple(classes))
 
     @property
@@ -221,14 +223,14 @@ class Loads:
                 found += [values[0] for values in self._ends(one, (self.full, self.full))]
         return max(found)
 
-    def _ends(self, one: LongClass, ends: tuple[float, float]) -> list[list[float]]:
+    def _ends(self, one: LengthClass, ends: tuple[float, float]) -> list[list[float]]:
         """Bounds of a group of the class at two loads, ns."""
         loads, near = np.array(ends), self.near(sum(ends) / 2)
         return [group_ns(long, near, self.num_replicas, loads).tolist() for long in one.long]
 
     def within(
-        self, bounds: WorkBounds, low: float = 0.0, high: float = 1.0, one: LongClass | None = None
-    ) -> WorkBounds:
+        self, bounds: LinearBounds, low: float = 0.0, high: float = 1.0, one: LengthClass | None = None
+    ) -> LinearBounds:
         """``bounds`` and those of groups with between two shares of the full load, of one class if it is given."""
         ends = low * self.full, high * self.full
         near = self.near(sum(ends) / 2)
@@ -240,7 +242,7 @@ class Loads:
         shares = np.concatenate([bounds.shares, shares])
         if one is not None:
             shares[:, one.end :] = np.inf
-        return WorkBounds(shares, np.concatenate([bounds.constants, [constant for _, constant in rows]]))
+        return LinearBounds(shares, np.concatenate([bounds.constants, [constant for _, constant in rows]]))
 
 
 def _chord_rows(ends: tuple[float, float], values: list[float]) -> list[tuple[float, float]]:
@@ -252,7 +254,7 @@ def _chord_rows(ends: tuple[float, float], values: list[float]) -> list[tuple[fl
     return [*rows, (slope + 1.0, constant - high)]
 
 
-def work_bounds(tables: Tables, one: Sized, most_grains: int) -> WorkBounds:
+def work_bounds(tables: Tables, one: SizedCandidate, most_grains: int) -> LinearBounds:
     """The bounds of a strategy with micro-batches of up to ``most_grains``."""
     layout, load = one.candidate.layout, tables.load
     grains = load.lengths / load.grain
@@ -277,7 +279,7 @@ def work_bounds(tables: Tables, one: Sized, most_grains: int) -> WorkBounds:
     constants.append(float(serial_times(tables, one, most_grains).min()))
     table = np.array(shares) * _SAFETY
     table[:, grains > most_grains] = np.inf
-    return WorkBounds(table, np.array(constants) * _SAFETY)
+    return LinearBounds(table, np.array(constants) * _SAFETY)
 
 
 def _phase(
@@ -325,7 +327,7 @@ def passages(tables: Tables, stages: list[int], most_grains: int, num_links: int
     return np.asarray(np.where(fits, total * _SAFETY, np.inf))
 
 
-def serial_times(tables: Tables, one: Sized, most_grains: int) -> FloatArray:
+def serial_times(tables: Tables, one: SizedCandidate, most_grains: int) -> FloatArray:
     """Least time of a group that holds a sequence of each length, [n] ns: it passes all stages and back."""
     stages = one.candidate.layout.pp
     return passages(tables, list(range(stages)), most_grains, stages - 1)

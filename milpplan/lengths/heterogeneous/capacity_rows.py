@@ -15,24 +15,24 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.groups.bounds.linear_bounds import PathBound
-from milpplan.lengths.bounds.work_bounds import Loads, WorkBounds, serial_times
+from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, serial_times
 from milpplan.lengths.heterogeneous.replicas import replica_gpus
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import BoolArray, FloatArray
 
 
 @dataclass(frozen=True, eq=False)
-class Room:
+class CapacityRow:
     """What a replica does at most: sequences add ``each`` [n] to its load, and one of the ``bounds`` holds."""
 
     each: FloatArray
     bounds: tuple[PathBound, ...]
 
     @staticmethod
-    def of_loads(loads: Loads) -> list[Room]:
+    def of_loads(loads: PipelineWorkBound) -> list[CapacityRow]:
         """Those of all bounds of a pipeline alone."""
         each = loads.each * loads.num_replicas
-        return [Room(each, tuple(one.bound for one in bound.ranges)) for bound in loads.bounds]
+        return [CapacityRow(each, tuple(one.bound for one in bound.ranges)) for bound in loads.bounds]
 
     def within(self, time_ns: float) -> float:
         """The most load for a time."""
@@ -40,33 +40,33 @@ class Room:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplicaKind:
+class ReplicaClass:
     """Replicas of one member of a pool: ``num_gpus`` of each, at most ``most`` of them in a step with others;
     ``once_ns``, what follows; ``works``, bounds of one replica; ``serial`` [n] ns, what a sequence takes at least.
     ``leaders``: from which length to which (exclusive) their longest sequence is, where that is told apart.
     ``rooms``: what is known of pipelines; ``prices`` [n] ns: what a replica of one stage holds is worth no more
     than its time."""
 
-    pool: Pool
+    pool: StrategyTables
     member: int
     num_gpus: int
     most: int
     once_ns: int
-    works: WorkBounds
+    works: LinearBounds
     serial: FloatArray
     leaders: tuple[int, int] | None = None
-    rooms: tuple[Room, ...] = ()
+    rooms: tuple[CapacityRow, ...] = ()
     prices: tuple[FloatArray, ...] = ()
 
     @staticmethod
-    def of(pool: Pool, member: int, *, beside: bool = False) -> ReplicaKind:
+    def of(pool: StrategyTables, member: int, *, beside: bool = False) -> ReplicaClass:
         """With what is cheap to prove; ``beside`` other strategies in turn."""
         one, grains = pool.members[member], pool.grains(member, beside=beside)
         number, bounds = one.candidate.layout.dp, pool.bounds(member, beside=beside)
-        works = WorkBounds(bounds.shares * number, bounds.constants)
+        works = LinearBounds(bounds.shares * number, bounds.constants)
         once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
         serial = serial_times(pool.tables[member], one, grains)
-        return ReplicaKind(pool, member, replica_gpus(pool, member), number - 1, once_ns, works, serial)
+        return ReplicaClass(pool, member, replica_gpus(pool, member), number - 1, once_ns, works, serial)
 
     @cached_property
     def fits(self) -> BoolArray:
@@ -85,7 +85,7 @@ class ReplicaKind:
         hold mean nothing. No rows where it holds nothing."""
         known = [*self.rooms]
         if self.pool.num_stages(self.member) > 1 and self.pool.knows_alone(self.member):
-            known += Room.of_loads(self.pool.alone(self.member))
+            known += CapacityRow.of_loads(self.pool.alone(self.member))
         shares = [*self.works.shares, *self.prices, *(room.each for room in known)]
         limits = [*(time_ns - self.works.constants), *([time_ns] * len(self.prices))]
         limits += [room.within(time_ns) for room in known]

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.errors import SolverError
-from milpplan.lengths.heterogeneous.capacity_rows import ReplicaKind
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.optimize.milp.backends import backend, witnessed
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.milp.program import ProgramBuilder
@@ -61,7 +61,7 @@ class Shared:
     solved, the kinds in it, how many replicas of each there are, and what these hold together, [n] sequences."""
 
     share: float
-    parts: tuple[tuple[ReplicaKind, float, FloatArray], ...] = ()
+    parts: tuple[tuple[ReplicaClass, float, FloatArray], ...] = ()
 
     @property
     def excludes(self) -> bool:
@@ -73,7 +73,7 @@ class Shared:
 class UsedKind:
     """A kind in a program: what it ``holds`` [n], its ``rows`` [i, n], and its columns."""
 
-    kind: ReplicaKind
+    kind: ReplicaClass
     holds: BoolArray
     rows: FloatArray
     number: int = -1
@@ -112,11 +112,11 @@ def undominated(rows: FloatArray) -> BoolArray:
 
 
 def solved(
-    pool: Pool,
+    pool: StrategyTables,
     used: list[UsedKind],
     solver: tuple[str, float],
     whole: bool,
-    needed: Sequence[Callable[[ReplicaKind], bool]] = (),
+    needed: Sequence[Callable[[ReplicaClass], bool]] = (),
 ) -> Shared:
     """The program of the module, by a backend in so many seconds; numbers of replicas, and of long sequences, are
     ``whole`` or not; of each sort of kinds ``needed`` there is one at least."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from milpplan.lengths.heterogeneous.replicas import UnlikeStep, have_places, replica_gpus, unlike_members
+from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, have_places, replica_gpus, unlike_members
 from milpplan.lengths.single.construct_packing import shaped
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas
-from milpplan.lengths.strategy_tables import Packed, Pool
+from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # Packings by the shapes of real loads gain more by more care than others: they may begin longer by this part.
@@ -27,15 +27,15 @@ _SHAPE_S = 0.4
 
 
 @dataclass(frozen=True, eq=False)
-class UnlikePacker:
+class HeterogeneousPacker:
     """Packings of a pool's strategies side by side."""
 
-    pool: Pool
+    pool: StrategyTables
     timers: dict[int, Timer] = field(default_factory=dict)
 
     def packed(
         self, numbers: Mapping[int, int], loads: Mapping[int, FloatArray], deadline: float
-    ) -> UnlikeStep | None:
+    ) -> HeterogeneousStep | None:
         """So many replicas of each member, which hold about so many sequences [n] together; None where not all
         GPUs can be filled, or a strategy was not packed. After the ``deadline`` (of ``perf_counter``) with little
         care."""
@@ -74,7 +74,7 @@ class UnlikePacker:
         best = min(ways, key=lambda one: one.time_ns, default=packed)
         return best if best.time_ns <= packed.time_ns * (1.0 + _SHAPED) else packed
 
-    def polished(self, step: UnlikeStep) -> UnlikeStep:
+    def polished(self, step: HeterogeneousStep) -> HeterogeneousStep:
         """The step with more care."""
         pairs = [(member, one) for member, packed in step.packed.items() for one in packed.replicas]
         replicas = [Replica.of(self._timer(member), one) for member, one in pairs]
@@ -120,13 +120,13 @@ class UnlikePacker:
             found[:, length] = given
         return {member: one for member, one in zip(members, found, strict=True) if one.any()}
 
-    def _step(self, owners: list[int], replicas: list[Replica]) -> UnlikeStep:
+    def _step(self, owners: list[int], replicas: list[Replica]) -> HeterogeneousStep:
         """The exact one."""
         found = {}
         for member in dict.fromkeys(owners):
             mine = [one.packed for owner, one in zip(owners, replicas, strict=True) if owner == member]
             found[member] = self.pool.timed(member, tuple(mine), self._grains(member))
-        return UnlikeStep.of(self.pool, found)
+        return HeterogeneousStep.of(self.pool, found)
 
     def _timer(self, member: int) -> Timer:
         if member not in self.timers:

@@ -16,13 +16,13 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.groups.bounds.long_sequence import halved
-from milpplan.lengths.bounds.configuration_bound import Filled
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.longest_sequence_branching import begin, copied, shorter
-from milpplan.lengths.bounds.micro_batch_pricing import Core
+from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
 from milpplan.lengths.bounds.restricted_master import ClassWindow, chain_prices
-from milpplan.lengths.bounds.window_tree import Measure, Piece, Side
-from milpplan.lengths.heterogeneous.capacity_rows import Room
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree
+from milpplan.lengths.heterogeneous.capacity_rows import CapacityRow
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray
 
 # Classes begin at these parts of the load of the longest sequence that fits, if that is so much of a replica's.
@@ -41,17 +41,17 @@ class _View:
     """What replicas of a class do at most by a measure: sides that cover them all, and ``windows`` that sequences
     are worth so much by."""
 
-    measure: Measure
-    sides: tuple[Side, ...]
+    measure: Duals
+    sides: tuple[WindowTree, ...]
     windows: tuple[ClassWindow, ...] = ()
 
     @property
-    def room(self) -> Room:
+    def room(self) -> CapacityRow:
         """What is known by now."""
         bounds = tuple(bound for side in self.sides for piece in side.pieces for bound in piece.bounds)
-        return Room(self.measure.each, bounds)
+        return CapacityRow(self.measure.each, bounds)
 
-    def worst(self, time_ns: float) -> tuple[Side, Piece]:
+    def worst(self, time_ns: float) -> tuple[WindowTree, WindowNode]:
         """What leaves most for a time."""
         found = [(side, side.worst(time_ns)) for side in self.sides]
         return max(found, key=lambda one: one[1].within(time_ns))
@@ -71,18 +71,18 @@ class _View:
         return _View(measure, sides, begun)
 
 
-class LedClass:
+class LongestSequenceClass:
     """Replicas whose longest sequence is one of numbers ``first`` to ``end`` - 1; the shortest class begins at 0,
     and has replicas without sequences, too."""
 
-    def __init__(self, first: int, end: int, measure: Measure, sides: tuple[Side, ...]) -> None:
+    def __init__(self, first: int, end: int, measure: Duals, sides: tuple[WindowTree, ...]) -> None:
         self.first, self.end = first, end
         self._views = [_View(measure, sides)]
         # What was asked for worths.
         self._asked = 0
 
     @property
-    def rooms(self) -> tuple[Room, ...]:
+    def rooms(self) -> tuple[CapacityRow, ...]:
         """What is known by now, by every measure."""
         return tuple(one.room for one in self._views)
 
@@ -125,7 +125,7 @@ class LedClass:
         return True
 
 
-def led_classes(pool: Pool, member: int, time_ns: float, held: FloatArray) -> list[LedClass]:
+def led_classes(pool: StrategyTables, member: int, time_ns: float, held: FloatArray) -> list[LongestSequenceClass]:
     """The classes of a pipeline whose replicas hold about so many sequences [n] within about a time."""
     known, contents = pool.alone(member), pool.contents(member)
     each = known.each * known.num_replicas
@@ -136,14 +136,14 @@ def led_classes(pool: Pool, member: int, time_ns: float, held: FloatArray) -> li
     starts = {int(np.searchsorted(each[:end], part)) for part in parts if part > _MUCH * load}
     classes = []
     for first, last in pairwise([*sorted({0, *(one for one in starts if one < end)}), end]):
-        filled = Filled.near(known, shorter(contents, last), load)
+        filled = ConfigurationBound.near(known, shorter(contents, last), load)
         if not first:
             filled.divide(time_ns, load)
-            classes.append(LedClass(first, last, filled.measure, (filled.plain, *filled.large)))
+            classes.append(LongestSequenceClass(first, last, filled.measure, (filled.plain, *filled.large)))
             continue
         around = filled.lines.around(first, load, _EFFORT)
         boxes = [filled.measure.box(box, known.stages.last) for box in around.boxes]
-        pieces = [Piece(box.window, box.bounds) for box in boxes]
-        side = Side(filled.whole, halved, Core(first), around.alone, pieces)
-        classes.append(LedClass(first, last, filled.measure, (side,)))
+        pieces = [WindowNode(box.window, box.bounds) for box in boxes]
+        side = WindowTree(filled.whole, halved, PinnedItem(first), around.alone, pieces)
+        classes.append(LongestSequenceClass(first, last, filled.measure, (side,)))
     return classes

@@ -30,23 +30,23 @@ from itertools import pairwise
 
 from milpplan.lengths.records import LengthGroup, TeamTurn
 from milpplan.lengths.replica_time import replicas_ns
-from milpplan.lengths.strategy_tables import Packed, Pool
+from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.units import NS_PER_S
 
 
 @dataclass(frozen=True, eq=False)
-class UnlikeStep:
+class HeterogeneousStep:
     """A step at its exact time: replicas of every member of the pool with their sequences."""
 
-    pool: Pool
+    pool: StrategyTables
     packed: dict[int, Packed]
     time_ns: int
 
     @staticmethod
-    def of(pool: Pool, packed: Mapping[int, Packed]) -> UnlikeStep:
+    def of(pool: StrategyTables, packed: Mapping[int, Packed]) -> HeterogeneousStep:
         """With its time."""
         time_ns = max(one.time_ns for one in packed.values())
-        return UnlikeStep(pool, dict(packed), time_ns + reduce_ns(pool, packed) + finish_ns(pool, packed))
+        return HeterogeneousStep(pool, dict(packed), time_ns + reduce_ns(pool, packed) + finish_ns(pool, packed))
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -69,26 +69,26 @@ class UnlikeStep:
         raise KeyError(member)
 
 
-def unlike_members(pool: Pool) -> list[int]:
+def unlike_members(pool: StrategyTables) -> list[int]:
     """Strategies whose replicas may stand beside others."""
     layouts = [one.candidate.layout for one in pool.members]
     fits = [one.ep == one.etp == 1 and one.dp > 1 and one.rank_order == "tp-cp-dp-pp" for one in layouts]
     return [member for member, fit in enumerate(fits) if fit]
 
 
-def replica_gpus(pool: Pool, member: int) -> int:
+def replica_gpus(pool: StrategyTables, member: int) -> int:
     """GPUs of one replica."""
     layout = pool.members[member].candidate.layout
     return layout.num_gpus // layout.dp
 
 
-def close(pool: Pool, member: int) -> int:
+def close(pool: StrategyTables, member: int) -> int:
     """Ranks of a stage."""
     layout = pool.members[member].candidate.layout
     return layout.tp * layout.cp
 
 
-def have_places(pool: Pool, numbers: Mapping[int, int]) -> bool:
+def have_places(pool: StrategyTables, numbers: Mapping[int, int]) -> bool:
     """Whether so many replicas of each member fill all GPUs, each where it may stand."""
     sizes = sorted({close(pool, member) for member in numbers})
     used = sum(number * replica_gpus(pool, member) for member, number in numbers.items())
@@ -96,17 +96,17 @@ def have_places(pool: Pool, numbers: Mapping[int, int]) -> bool:
     return nested and used == pool.members[0].candidate.layout.num_gpus
 
 
-def reduce_ns(pool: Pool, members: Mapping[int, object]) -> int:
+def reduce_ns(pool: StrategyTables, members: Mapping[int, object]) -> int:
     """The reduction among replicas of these members."""
     return max(map(pool.reduce_ns, members))
 
 
-def finish_ns(pool: Pool, members: Mapping[int, object]) -> int:
+def finish_ns(pool: StrategyTables, members: Mapping[int, object]) -> int:
     """Norm, update and gather."""
     return max(map(pool.finish_ns, members))
 
 
-def unlike_turns(step: UnlikeStep) -> tuple[TeamTurn, ...]:
+def unlike_turns(step: HeterogeneousStep) -> tuple[TeamTurn, ...]:
     """What every replica with sequences runs, in the order of their GPUs."""
     pool, found = step.pool, []
     for member in step.order:
@@ -120,7 +120,7 @@ def unlike_turns(step: UnlikeStep) -> tuple[TeamTurn, ...]:
     return tuple(found)
 
 
-def unlike_groups(step: UnlikeStep) -> tuple[LengthGroup, ...]:
+def unlike_groups(step: HeterogeneousStep) -> tuple[LengthGroup, ...]:
     """What runs under every strategy that has sequences, at the same time; the one reduction is the last one's."""
     pool, used = step.pool, [member for member in step.order if step.packed[member].time_ns]
     last_s = reduce_ns(pool, step.packed) / NS_PER_S

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.lengths.heterogeneous.capacity_rows import ReplicaKind
+from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
 from milpplan.lengths.heterogeneous.count_program import Shared
-from milpplan.lengths.heterogeneous.pack_replicas import UnlikePacker
-from milpplan.lengths.heterogeneous.pipeline_capacity import LedClass, led_classes
-from milpplan.lengths.heterogeneous.replicas import UnlikeStep, unlike_turns
-from milpplan.lengths.heterogeneous.step_bound import UnlikeBound
-from milpplan.lengths.records import UnlikeReplicas
+from milpplan.lengths.heterogeneous.pack_replicas import HeterogeneousPacker
+from milpplan.lengths.heterogeneous.pipeline_capacity import LongestSequenceClass, led_classes
+from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, unlike_turns
+from milpplan.lengths.heterogeneous.step_bound import HeterogeneousBound
+from milpplan.lengths.records import HeterogeneousReplicas
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.lengths.steps import enough_ns
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.units import NS_PER_S
 
@@ -47,18 +47,18 @@ _PROGRAM_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BestUnlike:
+class BestHeterogeneousStep:
     """The shortest ``step`` found below what was asked, None if none was; none of ``num_strategies`` takes less
     than ``bound_ns``, infinite without a strategy."""
 
-    step: UnlikeStep | None
+    step: HeterogeneousStep | None
     bound_ns: float
     num_strategies: int
 
-    def record(self) -> UnlikeReplicas:
+    def record(self) -> HeterogeneousReplicas:
         """In seconds, with what replicas run."""
         step = self.step
-        return UnlikeReplicas(
+        return HeterogeneousReplicas(
             None if step is None else step.time_ns / NS_PER_S,
             self.bound_ns / NS_PER_S if np.isfinite(self.bound_ns) else None,
             self.num_strategies,
@@ -66,20 +66,20 @@ class BestUnlike:
         )
 
 
-class UnlikeSearch:
+class HeterogeneousSearch:
     """What is known of steps of unlike replicas."""
 
-    def __init__(self, pool: Pool, gap: float, backend: str) -> None:
+    def __init__(self, pool: StrategyTables, gap: float, backend: str) -> None:
         self.pool, self.gap = pool, gap
-        self.bound = UnlikeBound.of(pool, backend)
+        self.bound = HeterogeneousBound.of(pool, backend)
         self.num_strategies = len(self.bound.kinds)
-        self.packer = UnlikePacker(pool)
-        self.step: UnlikeStep | None = None
+        self.packer = HeterogeneousPacker(pool)
+        self.step: HeterogeneousStep | None = None
         # Some replica holds the longest sequence.
         longest = [float(kind.serial[-1]) + kind.once_ns for kind in self.bound.kinds]
         self.bound_ns = min(longest, default=np.inf)
         # By member and where they begin.
-        self.classes: dict[tuple[int, int], LedClass] = {}
+        self.classes: dict[tuple[int, int], LongestSequenceClass] = {}
         # Prices, and what is left out, hold for steps shorter than the first; steps of about as long as the second
         # were the shortest that were left.
         self.limit_ns = self.level_ns = np.inf
@@ -89,7 +89,7 @@ class UnlikeSearch:
         self.tried: set[tuple[tuple[int, int], ...]] = set()
         self.done = not np.isfinite(self.bound_ns)
 
-    def run(self, below_ns: float, deadline: float, favourite: int | None = None) -> BestUnlike:
+    def run(self, below_ns: float, deadline: float, favourite: int | None = None) -> BestHeterogeneousStep:
         """Find and prove, until no step can be shorter than ``below_ns`` by more than the gap, nothing more is to
         be had, or the ``deadline`` (of ``perf_counter``); what was looked at before is below what it was asked for
         then. Some steps are tried with replicas of a ``favourite``, of which it is known how well it is packed."""
@@ -116,7 +116,7 @@ class UnlikeSearch:
                 self.packed_s += time.perf_counter() - proved
             more = news or self.linear
             self.done = not (more or self._polish(below_ns, deadline) or self._each(target_ns, deadline))
-        return BestUnlike(self.step, self.bound_ns, self.num_strategies)
+        return BestHeterogeneousStep(self.step, self.bound_ns, self.num_strategies)
 
     def _shortest(self, target_ns: float, deadline: float, *, whole: bool) -> Shared | None:
         """What about the shortest steps leave that are not excluded; None where all shorter than the target are.
@@ -151,7 +151,7 @@ class UnlikeSearch:
         seconds = min(_PROGRAM_S, max(0.5, deadline - time.perf_counter()))
         return self.bound.within(step_ns, seconds, whole=whole)
 
-    def _important(self, shared: Shared) -> list[tuple[ReplicaKind, float, FloatArray]]:
+    def _important(self, shared: Shared) -> list[tuple[ReplicaClass, float, FloatArray]]:
         """Kinds that do something in a program's answer, and of which nothing more is known since, their number,
         and what each holds on the mean, [n]."""
         least = _FEW * self.pool.members[0].candidate.layout.num_gpus
@@ -175,14 +175,14 @@ class UnlikeSearch:
                 new = True
         return new
 
-    def _price(self, kind: ReplicaKind, wanted: FloatArray) -> None:
+    def _price(self, kind: ReplicaClass, wanted: FloatArray) -> None:
         """Prices under a strategy of one stage that are highest for so many sequences [n]."""
         time_ns = self.limit_ns - kind.once_ns
         there = np.where(kind.held(time_ns), wanted, 0.0)
         prices = replica_prices(self.pool, kind.member, there, time_ns, np.inf)
         self._replace(kind, [replace(kind, prices=(*kind.prices, prices))])
 
-    def _replace(self, kind: ReplicaKind, others: list[ReplicaKind]) -> None:
+    def _replace(self, kind: ReplicaClass, others: list[ReplicaClass]) -> None:
         place = self.bound.kinds.index(kind)
         self.bound.kinds[place : place + 1] = others
 
@@ -241,7 +241,7 @@ class UnlikeSearch:
                 found = True
         return found
 
-    def _fill(self, kind: ReplicaKind, held: FloatArray, time_ns: float, deadline: float) -> bool:
+    def _fill(self, kind: ReplicaClass, held: FloatArray, time_ns: float, deadline: float) -> bool:
         """More of a pipeline whose replicas hold so much within a time: classes by their longest sequence, then
         what these do at most."""
         if kind.leaders is None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from milpplan.lengths.heterogeneous.capacity_rows import ReplicaKind
+from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
 from milpplan.lengths.heterogeneous.count_program import Shared, UsedKind, solved
 from milpplan.lengths.heterogeneous.replicas import unlike_members
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.optimize.milp.backends import AUTO
 
 # What sums of floats may add.
@@ -25,20 +25,22 @@ _LEVEL = 0.003
 
 
 @dataclass(eq=False)
-class UnlikeBound:
+class HeterogeneousBound:
     """All kinds of replicas of a pool; ``excluded``: by level, given by its least time, the longest steps of which
     it is known that there is none."""
 
-    pool: Pool
+    pool: StrategyTables
     backend: str
-    kinds: list[ReplicaKind]
+    kinds: list[ReplicaClass]
     excluded: dict[float, float] = field(default_factory=dict)
     levels: list[float] = field(default_factory=list)
 
     @staticmethod
-    def of(pool: Pool, backend: str) -> UnlikeBound:
+    def of(pool: StrategyTables, backend: str) -> HeterogeneousBound:
         """One kind for every member."""
-        return UnlikeBound(pool, backend, [ReplicaKind.of(pool, member) for member in unlike_members(pool)])
+        return HeterogeneousBound(
+            pool, backend, [ReplicaClass.of(pool, member) for member in unlike_members(pool)]
+        )
 
     def within(self, step_ns: float, seconds: float, *, whole: bool = True, some: int | None = None) -> Shared:
         """What steps of so long leave, by programs that end after so many seconds together; numbers of replicas,

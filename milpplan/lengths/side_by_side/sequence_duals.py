@@ -32,7 +32,7 @@ from milpplan.groups.bounds import glop as linear
 from milpplan.lengths.side_by_side.team_bound import SharedTables, SharedWork, linear_shares, shared_work
 from milpplan.lengths.side_by_side.team_contents import Contents
 from milpplan.lengths.side_by_side.teams import Family
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # Rounds of prices at most, and how near the program and what is proved come, as a share.
@@ -138,14 +138,16 @@ def priced(
     return replace(last, bound_ns=bound_ns, prices=best * _SAFETY)
 
 
-def alone_ns(pool: Pool, member: int, limit_ns: float, deadline: float) -> float:
+def alone_ns(pool: StrategyTables, member: int, limit_ns: float, deadline: float) -> float:
     """What a step of one strategy of one stage takes at least, up to the limit, ns: its replicas are teams of one
     degree. Stops at the ``deadline`` (of ``perf_counter``)."""
     family = Family(pool, (member,))
     return priced(family, shared_work(family), limit_ns, deadline).bound_ns
 
 
-def replica_prices(pool: Pool, member: int, wanted: FloatArray, limit_ns: float, deadline: float) -> FloatArray:
+def replica_prices(
+    pool: StrategyTables, member: int, wanted: FloatArray, limit_ns: float, deadline: float
+) -> FloatArray:
     """Prices of sequences under a strategy of one stage, [n] ns: nothing that a replica holds within the limit, a
     time of its group alone, is worth more than its time; highest for so many sequences as are ``wanted`` [n]."""
     family = Family(pool, (member,))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.lengths.bounds.knapsack_dp import NOTHING, Items, Knapsacks
+from milpplan.lengths.bounds.knapsack_dp import NOTHING, Items, KnapsackDP
 from milpplan.lengths.side_by_side.teams import Family
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
@@ -85,7 +85,7 @@ class Contents:
         """By which factor the prices [n] are too high at most, at least 1; and for every length as the longest
         the micro-batch that is worth most beyond its time, if that is more than ``least`` ns."""
         base, attention, once = self.mixed
-        table = Knapsacks(self.items, prices - self.share * attention, base.shape[1])
+        table = KnapsackDP(self.items, prices - self.share * attention, base.shape[1])
         times, most, found = self.share * base.max(axis=0), 0.0, []
         for k, held in table.rows():
             worth = held - self.share * (base + once[:, k, None])

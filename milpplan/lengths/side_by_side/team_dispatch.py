@@ -28,7 +28,7 @@ from milpplan.lengths.side_by_side.team_quick import lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort
 from milpplan.lengths.side_by_side.team_steps import planned, team_turns
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
-from milpplan.lengths.strategy_tables import MAX_GRAINS, Pool
+from milpplan.lengths.strategy_tables import MAX_GRAINS, StrategyTables
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
@@ -144,14 +144,14 @@ class TeamDispatcher:
         return step, shared.bound_ns
 
 
-def _pool(problem: Problem, tp: int, longest: int, alignment: int, rules: SequenceRules) -> Pool:
+def _pool(problem: Problem, tp: int, longest: int, alignment: int, rules: SequenceRules) -> StrategyTables:
     """One stage under a tensor parallelism, with every length once. A micro-batch holds what memory does: batches
     have more of one length."""
     space = problem.space.model_copy(update={"tp": (tp,), "pp": (1,), "ep": (1,)})
     grains = np.arange(1, -(-longest // alignment) + 1, dtype=np.int64)
     load = Load(grains * alignment, np.ones_like(grains), alignment, rules)
     of_one = grain_problem(problem.model_copy(update={"space": space}), alignment)
-    return Pool.of(of_one, load, MAX_GRAINS)
+    return StrategyTables.of(of_one, load, MAX_GRAINS)
 
 
 def _etp(family: Family) -> int:

@@ -20,13 +20,13 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.lengths.side_by_side.team_bound import SharedWork
-from milpplan.lengths.side_by_side.team_quick import Line, lines
+from milpplan.lengths.side_by_side.team_quick import AffineTime, lines
 from milpplan.lengths.side_by_side.teams import Family, Turn
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filled:
+class PackedTeam:
     """The micro-batches of one team by member, and their time in ns."""
 
     packed: dict[int, IntArray]
@@ -41,7 +41,7 @@ class Packer:
     shared: SharedWork
 
     @cached_property
-    def lines(self) -> dict[int, list[Line]]:
+    def lines(self) -> dict[int, list[AffineTime]]:
         """Those of ``team_quick``."""
         return lines(self.family)
 
@@ -61,7 +61,7 @@ class Packer:
         """Time of a sequence on a team of every degree, about, [degrees, n] ns."""
         return np.asarray(self.prices * self.family.num_seats / np.array(self.family.chain)[:, None])
 
-    def filled(self, degree: int, teams: IntArray) -> list[Filled]:
+    def filled(self, degree: int, teams: IntArray) -> list[PackedTeam]:
         """Micro-batches of teams of a degree with so many sequences [T, n]: their times are asked for all at
         once."""
         grains = self.family.pool.load.lengths // self.family.pool.load.grain
@@ -72,7 +72,7 @@ class Packer:
             for room in self.rooms[degree]
             for way in (_full, _even)
         ]
-        found = [Filled({}, np.inf if held.any() else 0.0) for held in teams]
+        found = [PackedTeam({}, np.inf if held.any() else 0.0) for held in teams]
         if not ways:
             return found
         members, rows = self.members(degree), np.concatenate([one for _, one in ways])
@@ -86,7 +86,7 @@ class Packer:
             if time_ns < found[team].time_ns:
                 mine = best[begin:end]
                 packed = {members[place]: one[mine == place] for place in np.unique(mine).tolist()}
-                found[team] = Filled(packed, time_ns)
+                found[team] = PackedTeam(packed, time_ns)
         return found
 
     @cached_property

@@ -1,7 +1,8 @@
 """A step of teams in milliseconds: for batches in training, where nobody waits for a search.
 
 Heuristic; what it gives is simulated exactly (``teams``). A micro-batch takes about a constant, and for each of
-its sequences an amount that its length says (``Line``): a line of its products at many grains, and its attention.
+its sequences an amount that its length says (``AffineTime``): a line of its products at many grains, and its
+attention.
 
  1. Every length goes to the degree where it takes least of the seats' time, its part of the constants included,
     and no longer than the whole step, or some part of it: where sequences are few, the best of several parts.
@@ -34,7 +35,7 @@ _LEAST, _MOST = 0.05, 0.75
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Line:
+class AffineTime:
     """A strategy about linear: ``empty`` ns of a micro-batch, ``each`` [n] ns of a sequence, ``alone`` [n] ns of
     one that has a micro-batch to itself; infinite where it does not fit into ``room`` grains."""
 
@@ -45,7 +46,7 @@ class Line:
     alone: FloatArray
 
     @staticmethod
-    def of(member: int, timer: Timer) -> Line:
+    def of(member: int, timer: Timer) -> AffineTime:
         """Through the times at half the room and at all of it."""
         room = timer.most_grains
         half = max(1, room // 2)
@@ -54,7 +55,7 @@ class Line:
         attention = timer.attention[:, :, 0].sum(axis=1).max(axis=0)
         fits = timer.grains <= room
         alone = timer.phases(np.eye(len(fits), dtype=np.int64)).sum(axis=(0, 1))
-        return Line(
+        return AffineTime(
             member,
             room,
             max(0.0, float(bare[room - 1]) - slope * room),
@@ -66,16 +67,16 @@ class Line:
         """Time of a sequence of every length with its part of a full micro-batch's constant, [n] ns."""
         return self.each + self.empty * grains / self.room
 
-    def among(self, held: IntArray) -> Line:
+    def among(self, held: IntArray) -> AffineTime:
         """That of some lengths."""
-        return Line(self.member, self.room, self.empty, self.each[held], self.alone[held])
+        return AffineTime(self.member, self.room, self.empty, self.each[held], self.alone[held])
 
 
 @dataclass(slots=True, eq=False)
 class _Micro:
     """A micro-batch: its line, what room is left, its lengths."""
 
-    line: Line
+    line: AffineTime
     left: int
     held: list[int] = field(default_factory=list)
     time_ns: float = 0.0
@@ -84,7 +85,7 @@ class _Micro:
 class _Degree:
     """The teams of one degree, with their micro-batches."""
 
-    def __init__(self, size: int, lines: list[Line], grains: list[int], num_seats: int) -> None:
+    def __init__(self, size: int, lines: list[AffineTime], grains: list[int], num_seats: int) -> None:
         self.size, self.lines, self.grains = size, lines, grains
         self.teams: list[list[_Micro]] = [[] for _ in range(num_seats // size)]
 
@@ -162,24 +163,24 @@ def _rows(micros: list[_Micro], number: int) -> IntArray:
     return rows
 
 
-def lines(family: Family) -> dict[int, list[Line]]:
+def lines(family: Family) -> dict[int, list[AffineTime]]:
     """Those of every degree of the family's chain, the least room first."""
     pairs = list(zip(family.members, family.degrees, strict=True))
     return {
         degree: sorted(
-            (Line.of(member, family.timer(member)) for member, mine in pairs if mine == degree),
+            (AffineTime.of(member, family.timer(member)) for member, mine in pairs if mine == degree),
             key=lambda one: one.room,
         )
         for degree in family.chain
     }
 
 
-def quick_step(family: Family, known: dict[int, list[Line]]) -> TeamStep:
+def quick_step(family: Family, known: dict[int, list[AffineTime]]) -> TeamStep:
     """The step of the sequences that there are, by the lines of all degrees."""
     return simulated(family, quick_turns(family, known))
 
 
-def quick_turns(family: Family, known: dict[int, list[Line]]) -> list[Turn]:
+def quick_turns(family: Family, known: dict[int, list[AffineTime]]) -> list[Turn]:
     """Its turns, the largest degree first."""
     few = int(family.pool.load.counts.sum()) <= _FEW
     costs, ways = _Costs.of(family, known), []
@@ -201,7 +202,7 @@ class _Costs:
     num_seats: int
 
     @staticmethod
-    def of(family: Family, known: dict[int, list[Line]]) -> _Costs:
+    def of(family: Family, known: dict[int, list[AffineTime]]) -> _Costs:
         """Each under the strategy of the degree that takes least."""
         load, ways = family.pool.load, [known[size] for size in family.chain]
         grains = load.lengths // load.grain
@@ -231,7 +232,7 @@ class _Costs:
 class _Dealt:
     """All sequences under the degree that is ``chosen`` [n] for every length."""
 
-    def __init__(self, family: Family, known: dict[int, list[Line]], chosen: IntArray) -> None:
+    def __init__(self, family: Family, known: dict[int, list[AffineTime]], chosen: IntArray) -> None:
         load, seats = family.pool.load, family.num_seats
         self.family, self.number, self.grains = family, len(load.lengths), load.lengths // load.grain
         ends = np.zeros(seats)
@@ -250,7 +251,7 @@ class _Dealt:
         """What runs where."""
         return [turn for one in self.degrees for turn in one.turns(self.number)]
 
-    def _cheapest_first(self, found: list[Line], mine: IntArray) -> list[Line]:
+    def _cheapest_first(self, found: list[AffineTime], mine: IntArray) -> list[AffineTime]:
         """Lines of a degree without those of less room than the one that takes least for its sequences."""
         counts, costs = self.family.pool.load.counts[mine], [one.cost(self.grains)[mine] for one in found]
         totals = [float(counts @ np.where(np.isfinite(one), one, costs[-1])) for one in costs]

@@ -13,7 +13,7 @@ from milpplan.lengths.side_by_side.team_bound import shared_work
 from milpplan.lengths.side_by_side.team_packing import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, dealt, reworked, shortest
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.units import NS_PER_S
 
 VISITS = 10
@@ -73,7 +73,7 @@ class TeamSearch:
     """All families of a pool, and how more comes to be known of them; ``best``: the shortest step below what was
     asked."""
 
-    def __init__(self, pool: Pool, gap: float) -> None:
+    def __init__(self, pool: StrategyTables, gap: float) -> None:
         self.gap = gap
         self.best: TeamStep | None = None
         self.found = [_Open.of(family) for family in families(pool)]

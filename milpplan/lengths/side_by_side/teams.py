@@ -31,7 +31,7 @@ import numpy as np
 from milpplan.errors import IllegalPlanError
 from milpplan.lengths.replica_time import times_of_several
 from milpplan.lengths.single.packing_local_search import Timer
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import IntArray
 
 
@@ -40,7 +40,7 @@ class Family:
     """Strategies (places in the pool) with the same parameters on every rank, of any degree of context
     parallelism."""
 
-    pool: Pool
+    pool: StrategyTables
     members: tuple[int, ...]
     known: dict[int, Timer] = field(default_factory=dict)
 
@@ -116,7 +116,7 @@ class Family:
         return min(map(self.pool.reduce_ns, self.members)) + min(map(self.pool.finish_ns, self.members))
 
 
-def families(pool: Pool) -> list[Family]:
+def families(pool: StrategyTables) -> list[Family]:
     """All families of at least two degrees, one of which holds the longest sequence; teams are neighbours, so cp
     is next to tp in the order of ranks."""
     found: dict[tuple[int, int], list[int]] = {}

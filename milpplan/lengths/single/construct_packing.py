@@ -19,7 +19,7 @@ import numpy as np
 from milpplan.groups.bounds.last_stage import best_loads
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.lengths.bounds.work_bounds import Loads
+from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.cost_tables import Load
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
@@ -94,7 +94,7 @@ class _Shapes:
 
 
 def shaped(
-    loads: Loads, load: Load, most_grains: int, deadline: float = float("inf")
+    loads: PipelineWorkBound, load: Load, most_grains: int, deadline: float = float("inf")
 ) -> list[tuple[IntArray, ...]]:
     """Replicas [v, n] of all sequences, with the longest ones on one, two ... or all of them; nothing where
     the shapes do not hold the sequences. Shapes are tried until the ``deadline`` (of ``perf_counter``)."""

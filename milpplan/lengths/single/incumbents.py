@@ -14,7 +14,7 @@ import numpy as np
 from milpplan.lengths.baselines import bucketed_step
 from milpplan.lengths.single.construct_packing import shaped
 from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import Care, Packed, Pool
+from milpplan.lengths.strategy_tables import Effort, Packed, StrategyTables
 from milpplan.simulation.layout_columns import IntArray
 
 MOST_TIMES = 3.0
@@ -32,11 +32,11 @@ _MOST_POLISHED, HOPELESS, _HOPELESS_PIPELINE = 3, 0.01, 0.04
 _PACK_S, _SHAPE_S = 1.0, 1.0
 
 
-class StaticPackings:
+class Incumbents:
     """``packed`` by strategy, and the ``best`` step of one; ``took_s``: seconds of the last packing with more
     care."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: StrategyTables) -> None:
         self.pool = pool
         self.best: Step | None = None
         self.packed: dict[int, Packed] = {}
@@ -108,7 +108,7 @@ class StaticPackings:
         if not most:
             self._choose(member)
         begin = time.perf_counter()
-        care = Care.MOST if most else Care.MORE
+        care = Effort.MOST if most else Effort.MORE
         self.packed[member] = self.pool.polished(member, self.packed[member], self._grains(member), care)
         self._take(member)
         self.took_s = (time.perf_counter() - begin) / (MOST_TIMES if most else 1.0)
@@ -143,7 +143,7 @@ class StaticPackings:
         shortest = min([self.packed[member], *starts], key=_time_ns).time_ns
         near = [one for one in starts if one.time_ns <= shortest * (1.0 + _FAR)]
         grains = self._grains(member)
-        starts = sorted((self.pool.polished(member, one, grains, Care.LITTLE) for one in near), key=_time_ns)
+        starts = sorted((self.pool.polished(member, one, grains, Effort.LITTLE) for one in near), key=_time_ns)
         if starts:
             self._begin(member, starts.pop(0))
         self.starts[member] = starts

@@ -33,7 +33,7 @@ import numpy as np
 
 from milpplan.errors import SolverError
 from milpplan.lengths.replica_time import StageTimes, micro_batch_times, pipeline_ns
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.optimize.milp.backends import AUTO, backend, witnessed
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits
@@ -52,12 +52,12 @@ _SAFETY = 1.0 - 1e-9
 
 
 @dataclass(eq=False)
-class WholeReplicas:
+class ReplicaFeasibility:
     """One replica of a ``member``: ``rows`` [C, n] contents with ``times`` (ns, [P, C]) and whole ``worths`` [C];
     what a replica ``share`` is worth at least. By number of micro-batches, ``proved_ns``: no replica of so many is
     done within so long; ``known_ns``: one is, or it is not looked at again (0)."""
 
-    pool: Pool
+    pool: StrategyTables
     member: int
     rows: IntArray
     times: StageTimes
@@ -67,7 +67,7 @@ class WholeReplicas:
     known_ns: dict[int, float] = field(default_factory=dict)
 
     @staticmethod
-    def of(pool: Pool, member: int) -> WholeReplicas | None:
+    def of(pool: StrategyTables, member: int) -> ReplicaFeasibility | None:
         """That of a pipeline, or None where its micro-batches can be too many things."""
         load, room = pool.load, pool.grains(member, beside=False)
         rows = None if pool.num_stages(member) == 1 else _contents(load.lengths // load.grain, load.counts, room)
@@ -79,7 +79,7 @@ class WholeReplicas:
         if len(rows) > _CONTENTS:
             rows, times, worths = _by_grains(rows @ load.lengths // load.grain, rows, times, worths)
         share = -(-int(load.counts @ prices) // candidate.layout.dp)
-        return WholeReplicas(pool, member, rows, times, worths, share)
+        return ReplicaFeasibility(pool, member, rows, times, worths, share)
 
     def within(self, time_ns: float) -> list[int]:
         """Numbers of micro-batches of which a replica may be done within a time, the likeliest first; one above
@@ -244,7 +244,7 @@ def _contents(grains: IntArray, counts: IntArray, room: int) -> IntArray | None:
     return found[sizes > 0]
 
 
-def _prices(pool: Pool) -> IntArray:
+def _prices(pool: StrategyTables) -> IntArray:
     """What sequences are worth, [n]: their tokens. (By their load, contents of as many tokens would be worth what
     the one with most attention is, in the time of the one with least.)"""
     grains = pool.load.lengths // pool.load.grain

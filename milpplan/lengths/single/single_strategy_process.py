@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from milpplan.errors import InfeasibleError, MilpplanError
-from milpplan.lengths.bounds.work_bounds import Loads
-from milpplan.lengths.single.single_strategy_search import Statics
+from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
+from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import LoadsKey
 from milpplan.optimize.search.worker_process import WorkerProcess, can_start, usable_cpus
@@ -30,18 +30,18 @@ _FIRST_AHEAD, _FEW_AHEAD = 2, 2
 
 
 @dataclass(frozen=True, eq=False)
-class StaticsHello:
+class SingleProcessInit:
     """What the other process begins with."""
 
-    statics: Statics
+    statics: SingleStrategySearch
 
-    def worker(self, gone: threading.Event) -> StaticsWorker:
+    def worker(self, gone: threading.Event) -> SingleStrategyWorker:
         """Who answers the messages after this one."""
-        return StaticsWorker(self.statics, loaded=dict(self.statics.pool.loaded))
+        return SingleStrategyWorker(self.statics, loaded=dict(self.statics.pool.loaded))
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SingleProcessRequest:
     """What is to beat, ns, the seconds of the slice, and when all ends, by ``time.time``; the ``best`` step of one
     strategy, if it was not told before, and the seconds that its packing took; whether pipelines are packed; the
     ``least`` time of each strategy in ns that is known here, what is ``taken`` to be proved here, what was
@@ -59,7 +59,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class SingleProcessReply:
     """The best step of one strategy, whether more care may make it shorter (``rough``), the least time of each in
     ns, what programs raised of some pipelines, what else ``Pool.loaded`` has by now, the CPU seconds that it took
     so far; ``idle`` where nothing was left to do."""
@@ -67,22 +67,22 @@ class Known:
     best: Step | None
     rough: bool
     least: dict[int, float]
-    loads: dict[int, Loads]
-    loaded: dict[LoadsKey, Loads]
+    loads: dict[int, PipelineWorkBound]
+    loaded: dict[LoadsKey, PipelineWorkBound]
     cpu_s: float
     idle: bool
 
 
 @dataclass(slots=True)
-class StaticsWorker:
+class SingleStrategyWorker:
     """Answers slices, in the other process."""
 
-    statics: Statics
+    statics: SingleStrategySearch
     # What was told of pipelines.
-    told: dict[int, Loads] = field(default_factory=dict)
-    loaded: dict[LoadsKey, Loads] = field(default_factory=dict)
+    told: dict[int, PipelineWorkBound] = field(default_factory=dict)
+    loaded: dict[LoadsKey, PipelineWorkBound] = field(default_factory=dict)
 
-    def reply(self, asked: Slice) -> Known:
+    def reply(self, asked: SingleProcessRequest) -> SingleProcessReply:
         """What is known after a slice."""
         # It may have waited for long.
         now, left_s = time.perf_counter(), max(0.0, asked.end_s - time.time())
@@ -104,7 +104,7 @@ class StaticsWorker:
         self.loaded |= loaded
         best, known = self.statics.best, self.statics.known
         rough = best is not None and best.home not in known.polished
-        return Known(best, rough, dict(self.statics.least), new, loaded, time.process_time(), idle)
+        return SingleProcessReply(best, rough, dict(self.statics.least), new, loaded, time.process_time(), idle)
 
 
 def can_help(workers: int | None) -> bool:
@@ -112,13 +112,13 @@ def can_help(workers: int | None) -> bool:
     return can_start() and (usable_cpus() if workers is None else workers) > 1
 
 
-class StaticProcess:
+class SingleStrategyProcess:
     """Our end: ``statics`` is brought up to date by ``hear``."""
 
-    def __init__(self, statics: Statics, below_ns: float, deadline: float) -> None:
+    def __init__(self, statics: SingleStrategySearch, below_ns: float, deadline: float) -> None:
         """Start it; the ``deadline`` is one of ``perf_counter``."""
         self.statics, self.deadline = statics, deadline
-        self.process: WorkerProcess | None = WorkerProcess(StaticsHello(statics))
+        self.process: WorkerProcess | None = WorkerProcess(SingleProcessInit(statics))
         self.cpu_s, self.idle, self.awaited, self.asked_ns = 0.0, False, 0, np.inf
         self.said = statics.best
         # What this process packs meanwhile is told later.
@@ -133,7 +133,9 @@ class StaticProcess:
             best = self.statics.best if self.statics.best is not self.said else None
             given = best, self.statics.known.took_s, packs, dict(self.statics.least)
             packed = frozenset({*self.statics.known.packed, *self.statics.tried})
-            self.process.send(Slice(below_ns, _SLICE_S, end_s, *given, frozenset(self.statics.taken), packed))
+            self.process.send(
+                SingleProcessRequest(below_ns, _SLICE_S, end_s, *given, frozenset(self.statics.taken), packed)
+            )
             self.said = self.statics.best
             self.awaited += 1
 
@@ -143,7 +145,7 @@ class StaticProcess:
         while self.process is not None and self.awaited and self.process.answered:
             self.awaited -= 1
             try:
-                known: Known = self.process.answer(None, None)
+                known: SingleProcessReply = self.process.answer(None, None)
             except MilpplanError:
                 self.close()
                 return False

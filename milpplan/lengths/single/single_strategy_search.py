@@ -16,18 +16,18 @@ from contextlib import suppress
 import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
-from milpplan.groups.bounds.long_sequence import Box
+from milpplan.groups.bounds.long_sequence import WindowBound
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import SwitchTimes
-from milpplan.lengths.bounds.configuration_bound import Filled, around_larger, with_larger
-from milpplan.lengths.bounds.longest_sequence_branching import Leaders
-from milpplan.lengths.bounds.work_bounds import DEEP, Loads
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
+from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
+from milpplan.lengths.bounds.work_bounds import DEEP, PipelineWorkBound
 from milpplan.lengths.side_by_side.sequence_duals import alone_ns
-from milpplan.lengths.single.incumbents import HOPELESS, MOST_TIMES, StaticPackings
-from milpplan.lengths.single.replica_feasibility import WholeReplicas
+from milpplan.lengths.single.incumbents import HOPELESS, MOST_TIMES, Incumbents
+from milpplan.lengths.single.replica_feasibility import ReplicaFeasibility
 from milpplan.lengths.steps import GAP_SHARE, Step, enough_ns
-from milpplan.lengths.strategy_tables import Pool, recomputes_less
+from milpplan.lengths.strategy_tables import StrategyTables, recomputes_less
 from milpplan.lengths.switches import NEVER_NS
 
 # The least time of integer programs.
@@ -43,24 +43,24 @@ _CLOSE_S = 4.0
 _BESIDE_S = 1.0
 
 
-class Statics:
+class SingleStrategySearch:
     """Steps of one strategy: the ``best`` one, and the least time of each strategy in ns, ``least``."""
 
-    def __init__(self, pool: Pool, gap: float, backend: str, deadline: float) -> None:
+    def __init__(self, pool: StrategyTables, gap: float, backend: str, deadline: float) -> None:
         """Strategies of one stage and plain buckets are packed: milliseconds each, and what all have to beat.
 
         ``gap`` of the answer; the ``deadline`` is one of ``perf_counter``.
         """
         self.pool, self.gap, self.backend, self.deadline = pool, gap, backend, deadline
-        self.known = StaticPackings(pool)
+        self.known = Incumbents(pool)
         members = range(len(pool.members))
         self.least: dict[int, float] = {member: pool.least_ns(member, beside=False) for member in members}
         self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
-        self.filled: dict[int, Filled] = {}
-        self.whole: dict[int, WholeReplicas | None] = {}
-        self.led: dict[int, Leaders] = {}
+        self.filled: dict[int, ConfigurationBound] = {}
+        self.whole: dict[int, ReplicaFeasibility | None] = {}
+        self.led: dict[int, LongestSequenceBranching] = {}
         # What replicas take with larger micro-batches than a strategy holds under one that recomputes more.
-        self.larger: dict[tuple[int, int], tuple[Box, ...]] = {}
+        self.larger: dict[tuple[int, int], tuple[WindowBound, ...]] = {}
         self.in_integers: set[int] = set()
         # Packed or tried to, while another process proves.
         self.tried: set[int] = set()
@@ -97,9 +97,14 @@ class Statics:
         return any(self.least[member] < enough_ns for member in self.least if self.pool.num_stages(member) > 1)
 
     def learn(
-        self, best: Step | None, least: dict[int, float], loads: dict[int, Loads], *, rough: bool = False
+        self,
+        best: Step | None,
+        least: dict[int, float],
+        loads: dict[int, PipelineWorkBound],
+        *,
+        rough: bool = False,
     ) -> None:
-        """What was found and proved elsewhere; whether the step is ``rough`` (``StaticPackings.take``)."""
+        """What was found and proved elsewhere; whether the step is ``rough`` (``Incumbents.take``)."""
         for member, one in loads.items():
             self.pool.tell(member, one)
         if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
@@ -265,7 +270,7 @@ class Statics:
         if self._close(member, enough_ns):
             return True
         if member not in self.filled:
-            self.filled[member] = Filled(pool.lengthened(member, np.inf), pool.contents(member))
+            self.filled[member] = ConfigurationBound(pool.lengthened(member, np.inf), pool.contents(member))
         # What leaves most for a time not much longer than what is proved is what the bound rests on.
         known_ns = max(pool.alone(member).highest, self.least[member] - once_ns)
         enough = min(enough_ns - once_ns, known_ns * (1.0 + _RISE))
@@ -283,7 +288,7 @@ class Statics:
         step that is short enough, or one is found; False where there is nothing more."""
         once_ns = self.pool.reduce_ns(member) + self.pool.finish_ns(member)
         if member not in self.whole:
-            self.whole[member] = WholeReplicas.of(self.pool, member)
+            self.whole[member] = ReplicaFeasibility.of(self.pool, member)
         one = self.whole[member]
         if one is None or not np.isfinite(enough_ns) or time.perf_counter() >= self.deadline:
             return False
@@ -304,7 +309,7 @@ class Statics:
         if filled.others == 0:
             return False
         if member not in self.led:
-            self.led[member] = Leaders(filled, time_ns)
+            self.led[member] = LongestSequenceBranching(filled, time_ns)
         led = self.led[member]
         if led.done:
             return False

@@ -21,14 +21,14 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, Range, best_mixture
+from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, MicroBatchCountRange, best_mixture
 from milpplan.groups.bounds.linear_bounds import PathBound
-from milpplan.groups.bounds.long_sequence import LongBound, group_ns
+from milpplan.groups.bounds.long_sequence import LongSequenceBound, group_ns
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import Mixture, StageLoads
 from milpplan.lengths.bounds.stage_lines import MOST_STAGES, stage_loads
 from milpplan.lengths.bounds.work_bounds import ramp, serial_times
-from milpplan.lengths.candidates import Sized
+from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Load, Tables
 from milpplan.simulation.layout_columns import IntArray
 
@@ -95,8 +95,8 @@ class _Ranges:
 
     def at(self, stages: StageLoads, ramp_ns: float, load: float) -> LoadBound:
         """What they prove of stages, highest for a load."""
-        found = [Range(one.first, one.last, one.bound(stages, ramp_ns, load)) for one in self.parts]
-        return LoadBound((*found, Range(_FIRSTS[-1], None, _work(stages, ramp_ns, _FIRSTS[-1]))))
+        found = [MicroBatchCountRange(one.first, one.last, one.bound(stages, ramp_ns, load)) for one in self.parts]
+        return LoadBound((*found, MicroBatchCountRange(_FIRSTS[-1], None, _work(stages, ramp_ns, _FIRSTS[-1]))))
 
 
 def _work(stages: StageLoads, ramp_ns: float, number: int) -> PathBound:
@@ -119,7 +119,7 @@ class _Boxes:
         simple = stages.with_kinds(1)
         return _Boxes(tuple(best_mixture(simple, num_stages, one, load, least) for one in windows))
 
-    def at(self, stages: StageLoads, plain: LoadBound, load: float, least: float) -> LongBound:
+    def at(self, stages: StageLoads, plain: LoadBound, load: float, least: float) -> LongSequenceBound:
         """What they prove of stages, highest for a load; no less than ``plain`` for the numbers of a box."""
         bounds: list[PathBound] = []
         for mixture in self.mixtures:
@@ -130,7 +130,7 @@ class _Boxes:
             found = mixture.bound(stages, load, least)
             enough = found.at(load) > min(one.bound.at(load) for one in held)
             bounds += [found] if enough else [one.bound for one in held]
-        return LongBound(least, tuple(dict.fromkeys(bounds)))
+        return LongSequenceBound(least, tuple(dict.fromkeys(bounds)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,13 +139,13 @@ class PipelineBound:
     in micro-batches of up to ``most_grains``."""
 
     tables: Tables
-    one: Sized
+    one: SizedCandidate
     most_grains: int
     ranges: tuple[_Ranges, ...]
     boxes: tuple[tuple[_Boxes, ...], ...]
 
     @staticmethod
-    def of(tables: Tables, one: Sized, most_grains: int) -> PipelineBound:
+    def of(tables: Tables, one: SizedCandidate, most_grains: int) -> PipelineBound:
         """Learned from the workload of ``tables``, whose sequences are typical."""
         layout, load = one.candidate.layout, tables.load
         num_stages = min(layout.pp, MOST_STAGES)

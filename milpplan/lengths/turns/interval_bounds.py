@@ -18,9 +18,9 @@ from typing import Literal
 
 import numpy as np
 
-from milpplan.lengths.bounds.configuration_bound import Filled
-from milpplan.lengths.bounds.work_bounds import DEEP, Loads, LongClass, WorkBounds
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
+from milpplan.lengths.bounds.work_bounds import DEEP, LengthClass, LinearBounds, PipelineWorkBound
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray
 
 INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
@@ -39,20 +39,20 @@ Kind = Literal["coarse", "none", "longest", "all", "alone"]
 """What is known of a pipeline."""
 
 
-class Parts:
+class IntervalBounds:
     """Bounds of parts of ``members`` of the pool, of which ``plain`` linear bounds are known."""
 
-    def __init__(self, pool: Pool, members: Sequence[int], plain: Sequence[WorkBounds]) -> None:
+    def __init__(self, pool: StrategyTables, members: Sequence[int], plain: Sequence[LinearBounds]) -> None:
         self.pool, self.members, self.plain = pool, members, plain
-        self.known: dict[tuple[int, Kind], list[list[WorkBounds]]] = {}
+        self.known: dict[tuple[int, Kind], list[list[LinearBounds]]] = {}
         # By place: what is known of strategies alone, and of the whole workload.
-        self.alone: dict[int, tuple[Loads, float]] = {}
+        self.alone: dict[int, tuple[PipelineWorkBound, float]] = {}
         # By place: with what the longest sequence adds beside others.
-        self.longest: dict[int, Loads] = {}
+        self.longest: dict[int, PipelineWorkBound] = {}
         # By place and number of the interval.
-        self.fillings: dict[tuple[int, int], Filled] = {}
+        self.fillings: dict[tuple[int, int], ConfigurationBound] = {}
 
-    def of(self, place: int, kind: Kind) -> list[list[WorkBounds]]:
+    def of(self, place: int, kind: Kind) -> list[list[LinearBounds]]:
         """A pipeline's bounds in intervals of its load: for each all groups, then those of each class; nothing
         where it is no pipeline."""
         if self.pool.num_stages(self.members[place]) == 1:
@@ -62,7 +62,7 @@ class Parts:
         if key not in self.known:
             loads, plain = self._loads(place, kind), self.plain[place]
             pairs = list(pairwise(_edges(kind).tolist()))
-            kinds: list[LongClass | None] = [None, *loads.classes]
+            kinds: list[LengthClass | None] = [None, *loads.classes]
             beside = self._beside(place, kinds) if kind == "alone" else None
             self.known[key] = [
                 [
@@ -86,7 +86,7 @@ class Parts:
             return "none"
         return "coarse" if kind == "alone" and not self._renew(place) else kind
 
-    def near(self, place: int, counts: FloatArray) -> WorkBounds:
+    def near(self, place: int, counts: FloatArray) -> LinearBounds:
         """Bounds of groups that hold about as much as so many sequences of every length [n]."""
         intervals = self.of(place, "none")
         if not intervals:
@@ -95,12 +95,14 @@ class Parts:
         number = int(np.searchsorted(_NARROW, float(loads.each @ counts) / loads.full)) - 1
         return intervals[min(max(number, 0), len(intervals) - 1)][0]
 
-    def _beside(self, place: int, kinds: Sequence[LongClass | None]) -> Callable[[int, float, float], WorkBounds]:
+    def _beside(
+        self, place: int, kinds: Sequence[LengthClass | None]
+    ) -> Callable[[int, float, float], LinearBounds]:
         """What is known of a pipeline beside others, for the number of one of ``kinds`` and between two shares of
         its load in the measure of what is known of it alone: that is high for large ones only."""
         plain, alone = self.plain[place], self.alone[place][0]
         beside = self.longest.get(place, self._loads(place, "coarse"))
-        same: list[LongClass | None] = [None, *beside.classes]
+        same: list[LengthClass | None] = [None, *beside.classes]
         if len(same) < len(kinds):
             same = [None] * len(kinds)
         fits = np.isfinite(plain.shares[0])
@@ -147,13 +149,13 @@ class Parts:
         pool, member = self.pool, self.members[place]
         return bool(np.isfinite(pool.serial_ns(member, beside=True))) and pool.num_stages(member) < DEEP
 
-    def _loads(self, place: int, kind: Kind) -> Loads:
+    def _loads(self, place: int, kind: Kind) -> PipelineWorkBound:
         pool, member = self.pool, self.members[place]
         if kind == "coarse":
             return pool.loads(member, beside=True)
         if kind == "alone":
             found = self.alone[place][0]
-            rest = LongClass(0, len(found.each) - 1)
+            rest = LengthClass(0, len(found.each) - 1)
             return replace(found, classes=(rest, *found.classes) if found.classes else ())
         found = pool.finer(member) if kind == "none" else pool.classified(member, only_longest=kind == "longest")
         if kind == "longest":
@@ -169,7 +171,9 @@ class Parts:
         load = float(_NARROW[interval : interval + 2].mean()) * self._loads(place, "none").full
         key = (place, interval)
         if key not in self.fillings:
-            self.fillings[key] = Filled.near(pool.finer(member), pool.contents(member, beside=True), load)
+            self.fillings[key] = ConfigurationBound.near(
+                pool.finer(member), pool.contents(member, beside=True), load
+            )
         one = self.fillings[key]
         if one.done:
             return False

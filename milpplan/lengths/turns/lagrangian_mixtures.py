@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.groups.bounds import glop
-from milpplan.lengths.bounds.work_bounds import WorkBounds
+from milpplan.lengths.bounds.work_bounds import LinearBounds
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 # Turns of weights, and after how many of them sets are left out that are closed, and that will not be.
@@ -53,7 +53,7 @@ class Bounded:
 
     @staticmethod
     def of(
-        bounds: Sequence[WorkBounds],
+        bounds: Sequence[LinearBounds],
         serial: FloatArray,
         once: FloatArray,
         finish: FloatArray,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.groups.bounds import glop
-from milpplan.lengths.bounds.work_bounds import Loads, WorkBounds
-from milpplan.lengths.heterogeneous.capacity_rows import ReplicaKind
+from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
+from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
 from milpplan.lengths.heterogeneous.count_program import UsedKind
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
@@ -17,7 +17,7 @@ from milpplan.simulation.layout_columns import FloatArray, IntArray
 _FEW = 1e-6
 
 
-class PartProgram:
+class NodeLP:
     """Rows, of which ``values`` at ``columns`` are at most the side of each."""
 
     def __init__(self, counts: IntArray, room: float, missing: float) -> None:
@@ -85,7 +85,7 @@ class PartProgram:
         if least > 0.0:
             self._row(np.append(columns, 0), np.append(-shares, -least / most), -least / most)
 
-    def take(self, bounds: WorkBounds, end: int) -> tuple[int, IntArray, IntArray]:
+    def take(self, bounds: LinearBounds, end: int) -> tuple[int, IntArray, IntArray]:
         """The time of another strategy that holds no sequences of number ``end`` or longer, by its bounds; where
         that is, and what it holds, with the lengths."""
         time_ = self._column(1.0, [1.0])
@@ -108,12 +108,14 @@ class PartProgram:
         self._least(np.array([time_ for time_, _, _ in others]), passage / self.room)
         self._least(np.concatenate([columns[lengths >= first] for _, columns, lengths in others]), 1.0)
 
-    def bend(self, taken: tuple[int, IntArray, IntArray], loads: Loads, shares: tuple[float, float]) -> None:
+    def bend(
+        self, taken: tuple[int, IntArray, IntArray], loads: PipelineWorkBound, shares: tuple[float, float]
+    ) -> None:
         """Another strategy holds between two shares of the load of all."""
         _, columns, lengths = taken
         self._between(columns, loads.each[lengths], shares[0] * loads.full, shares[1] * loads.full)
 
-    def solve(self) -> PartAnswer:
+    def solve(self) -> NodeSolution:
         """With the least sum of the others' times, proved by its prices."""
         sizes = [len(one) for one in self.columns]
         rows = np.repeat(np.arange(len(sizes)), sizes)
@@ -121,15 +123,15 @@ class PartProgram:
         cost, high, sides = np.array(self.costs), np.array(self.high), np.array(self.sides)
         answer = glop.least(cost, (glop.Entries(rows, columns, values), sides), high=high)
         if answer is None:
-            return PartAnswer(0.0, np.zeros(len(cost)), len(self.counts))
+            return NodeSolution(0.0, np.zeros(len(cost)), len(self.counts))
         weights = np.maximum(0.0, -answer.at_most)
         reduced = cost + np.bincount(columns, weights[rows] * values, len(cost))
         value = float(np.minimum(0.0, reduced) @ high - weights @ sides)
-        return PartAnswer(max(0.0, value) * self.room, answer.values, len(self.counts))
+        return NodeSolution(max(0.0, value) * self.room, answer.values, len(self.counts))
 
 
 @dataclass(frozen=True, eq=False)
-class PartAnswer:
+class NodeSolution:
     """The value of a program in ns, and ``values`` that reach it nearly."""
 
     value_ns: float
@@ -140,7 +142,7 @@ class PartAnswer:
         """What is in columns of lengths, by length, [n]."""
         return np.asarray(np.bincount(lengths, self.values[columns], self.num_lengths), dtype=np.float64)
 
-    def parts(self, kinds: Sequence[UsedKind]) -> list[tuple[ReplicaKind, float, FloatArray]]:
+    def parts(self, kinds: Sequence[UsedKind]) -> list[tuple[ReplicaClass, float, FloatArray]]:
         """How many replicas of each kind there are, and what they hold, [n]."""
         numbers = [float(self.values[one.number]) for one in kinds]
         return [

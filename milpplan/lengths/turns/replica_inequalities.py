@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.lengths.bounds.configuration_bound import Filled
-from milpplan.lengths.bounds.longest_sequence_branching import Leaders, Led
-from milpplan.lengths.heterogeneous.capacity_rows import ReplicaKind, Room
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
+from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching, ReplicaClassBound
+from milpplan.lengths.heterogeneous.capacity_rows import CapacityRow, ReplicaClass
 from milpplan.lengths.heterogeneous.count_program import UsedKind
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray
 
 # What a program puts on replicas is cut off if by some worths they do less than this of it.
@@ -40,25 +40,25 @@ _PRICES = 4
 
 
 @dataclass(frozen=True, eq=False)
-class _LedRoom(Room):
+class _LedRoom(CapacityRow):
     """What a class does at most by the worths of ``led``."""
 
-    led: Led
+    led: ReplicaClassBound
     place: int
 
     def within(self, time_ns: float) -> float:
         return self.led.within(self.place, time_ns)
 
 
-class LedGroup:
+class ReplicaInequalities:
     """Groups of a strategy beside others, in steps of ``time_ns`` at most."""
 
-    def __init__(self, pool: Pool, member: int, time_ns: float) -> None:
+    def __init__(self, pool: StrategyTables, member: int, time_ns: float) -> None:
         self.pool, self.member, self.time_ns = pool, member, time_ns
         self.num_replicas = pool.members[member].candidate.layout.dp
-        self.kind = ReplicaKind.of(pool, member, beside=True)
+        self.kind = ReplicaClass.of(pool, member, beside=True)
         # Of pipelines, once more is asked for than bounds of all replicas.
-        self.leaders: Leaders | None = None
+        self.leaders: LongestSequenceBranching | None = None
         self._asked: list[tuple[bytes, float]] = []
 
     def kinds(self, time_ns: float) -> list[UsedKind]:
@@ -83,7 +83,7 @@ class LedGroup:
         number = int(self.pool.load.counts[first:].sum())
         return self.leaders.together.fewest(number, time_ns)
 
-    def learn(self, time_ns: float, parts: list[tuple[ReplicaKind, float, FloatArray]], deadline: float) -> bool:
+    def learn(self, time_ns: float, parts: list[tuple[ReplicaClass, float, FloatArray]], deadline: float) -> bool:
         """Know more, so that so many replicas of every kind do not hold [n] each what they do within a time;
         whether they do not by now."""
         if self.pool.num_stages(self.member) == 1:
@@ -121,18 +121,18 @@ class LedGroup:
             return share <= _CUT
         return False
 
-    def _led(self) -> Leaders:
+    def _led(self) -> LongestSequenceBranching:
         """Replicas told apart by their leaders."""
         contents = self.pool.contents(self.member, beside=True)
         if contents.items.fits[-1]:
             known = self.pool.lengthened(self.member, np.inf)
         else:
             known = replace(self.pool.alone(self.member), classes=())
-        filled = Filled(known, contents)
+        filled = ConfigurationBound(known, contents)
         filled.divide(self.time_ns, known.full)
-        return Leaders(filled, self.time_ns)
+        return LongestSequenceBranching(filled, self.time_ns)
 
-    def _price(self, parts: list[tuple[ReplicaKind, float, FloatArray]]) -> bool:
+    def _price(self, parts: list[tuple[ReplicaClass, float, FloatArray]]) -> bool:
         """Prices under a strategy of one stage that are highest for what its replicas hold, a few times."""
         if not parts or len(self.kind.prices) == _PRICES:
             return False
@@ -142,7 +142,7 @@ class LedGroup:
         self.kind = replace(self.kind, prices=(*self.kind.prices, prices))
         return True
 
-    def _share(self, led: Led, chain: FloatArray, held: FloatArray, time_ns: float) -> float:
+    def _share(self, led: ReplicaClassBound, chain: FloatArray, held: FloatArray, time_ns: float) -> float:
         """What the replicas of a chain do at most of what they hold together."""
         places = np.flatnonzero(chain).tolist()
         left = sum(float(chain[place]) * max(0.0, led.within(place, time_ns)) for place in places)

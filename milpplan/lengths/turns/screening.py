@@ -35,7 +35,7 @@ _FRESH = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSet:
+class StrategySet:
     """Strategies and the bound of their steps in ns, switches apart."""
 
     bound_ns: float
@@ -43,7 +43,7 @@ class OpenSet:
 
 
 @dataclass(order=True, slots=True)
-class Left:
+class Node:
     """A set that may hold a shorter step: its bound with everything known, its number, what was screened of it,
     what its cheapest order adds to that, what is left to do, on which intervals of its pipelines (by place) its
     bound rests, what was known of these alone, ns, and which of them hold nearly everything there; ``open``: by
@@ -52,9 +52,9 @@ class Left:
 
     bound_ns: float
     number: int
-    screened: OpenSet = field(compare=False)
+    screened: StrategySet = field(compare=False)
     order_ns: float = field(compare=False, default=0.0)
-    ways: list[Callable[[Left], None]] = field(compare=False, default_factory=list)
+    ways: list[Callable[[Node], None]] = field(compare=False, default_factory=list)
     worst: dict[int, int] = field(compare=False, default_factory=dict)
     alone: dict[int, float] = field(compare=False, default_factory=dict)
     nearly_all: list[int] = field(compare=False, default_factory=list)
@@ -72,7 +72,7 @@ class Helper(Protocol):
     def busy(self) -> bool:
         """Whether it looks at a set that is not closed."""
 
-    def share(self, left: list[Left]) -> None:
+    def share(self, left: list[Node]) -> None:
         """Give it some of those in a heap, and put back what it is done with."""
 
     def drop(self) -> None:
@@ -80,15 +80,15 @@ class Helper(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Screened:
+class ScreeningResult:
     """Sets of at least two strategies that are left, the least bound first, and the least bound of the others in
     ns (infinite where none was dropped)."""
 
-    left: tuple[OpenSet, ...]
+    left: tuple[StrategySet, ...]
     dropped_ns: float
 
 
-def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: float = np.inf) -> Screened:
+def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: float = np.inf) -> ScreeningResult:
     """The sets of two and more strategies with a bound below ``target_ns``. After the ``deadline`` (of
     ``perf_counter``) no set grows beyond two, and what is left of these is bounded together.
 
@@ -102,7 +102,7 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: 
     work, once = problem.shares[rows, best] * problem.counts, problem.once + problem.constants[rows, best]
     # The least work and reductions of those from each on.
     rest, more = (np.minimum.accumulate(one[::-1])[::-1] for one in (work, once))
-    left: list[OpenSet] = []
+    left: list[StrategySet] = []
     dropped, tried = np.inf, 0
     # Sets as their least shares, grown by one strategy of a higher number at a time; a bound of what they grow to.
     grown: list[tuple[tuple[int, ...], FloatArray, float]] = [((one,), work[one], 0.0) for one in range(number)]
@@ -126,7 +126,7 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: 
             bounds = parts.sum(axis=1) * SAFETY + fixed
             dropped = min(dropped, float(bounds[bounds >= target_ns].min(initial=np.inf)))
             below = np.flatnonzero(bounds < target_ns).tolist()
-            left += [OpenSet(float(bounds[row]), (*used, int(later[row]))) for row in below]
+            left += [StrategySet(float(bounds[row]), (*used, int(later[row]))) for row in below]
             if size < max_strategies and len(later) > 1:
                 # Whatever joins these.
                 joined = np.minimum(parts[:-1], rest[later[1:]]).sum(axis=1) * SAFETY + more[later[1:]]
@@ -143,16 +143,16 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: 
 def split(
     problem: Bounded,
     parts: Mapping[int, list[int]],
-    sets: Sequence[OpenSet],
+    sets: Sequence[StrategySet],
     target_ns: float,
     deadline: float = np.inf,
-) -> Screened:
+) -> ScreeningResult:
     """The sets bounded anew where every strategy is one of its ``parts`` of ``problem``, in their order, until the
     ``deadline`` (of ``perf_counter``): others keep their bounds.
 
     The parts together stand for it: a set's bound is the least over all choices of parts.
     """
-    left: list[OpenSet] = []
+    left: list[StrategySet] = []
     dropped, last = np.inf, None
     for start in range(0, len(sets), _SPLIT):
         some = sets[start : start + _SPLIT]
@@ -170,10 +170,10 @@ def split(
             for held, least in zip(mine, choices.least.tolist(), strict=True):
                 bound = max(held.bound_ns, least)
                 if bound < target_ns:
-                    left.append(OpenSet(bound, held.used))
+                    left.append(StrategySet(bound, held.used))
                 else:
                     dropped = min(dropped, bound)
-    return Screened(tuple(sorted(left, key=lambda one: (one.bound_ns, one.used))), dropped)
+    return ScreeningResult(tuple(sorted(left, key=lambda one: (one.bound_ns, one.used))), dropped)
 
 
 def branched(

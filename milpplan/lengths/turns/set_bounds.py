@@ -16,14 +16,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.lengths.bounds.exclusive_programs import ForcedProgram
-from milpplan.lengths.bounds.work_bounds import Loads, WorkBounds, serial_times
-from milpplan.lengths.strategy_tables import Pool
-from milpplan.lengths.turns.interval_bounds import Kind, Parts
+from milpplan.lengths.bounds.exclusive_programs import ExclusiveProgram
+from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, serial_times
+from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.lengths.turns.interval_bounds import IntervalBounds, Kind
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded
-from milpplan.lengths.turns.replica_inequalities import LedGroup
-from milpplan.lengths.turns.screening import Left, OpenSet, Screened, branched, screened, split
-from milpplan.lengths.turns.set_branch_and_bound import LedSet, Taker
+from milpplan.lengths.turns.replica_inequalities import ReplicaInequalities
+from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet, branched, screened, split
+from milpplan.lengths.turns.set_branch_and_bound import Participant, SetBranchAndBound
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 # Parts of the time for all sets at once, and then each for loads of pipelines and for sets cut by these.
@@ -41,29 +41,29 @@ _ENOUGH = 1.001
 class SetBounds:
     """Bounds of sets of ``members`` of the pool, by their places among these."""
 
-    def __init__(self, pool: Pool, members: Sequence[int]) -> None:
+    def __init__(self, pool: StrategyTables, members: Sequence[int]) -> None:
         self.pool, self.members = pool, list(members)
         # Linear bounds by place; pipelines whose loads are known, and strategies of many sets.
-        self.plain: list[WorkBounds] = []
+        self.plain: list[LinearBounds] = []
         self.known: set[int] = set()
-        self.parts = Parts(pool, self.members, [])
+        self.parts = IntervalBounds(pool, self.members, [])
         # What a sequence is of the workload, [n], as the first pipeline weighs it.
         self.measure: FloatArray | None = None
         self.common: set[int] = set()
         # By place: what is proved of groups that hold all from some length on, and the last programs of that.
-        self.programs: dict[int, list[tuple[int, WorkBounds]]] = {}
-        self.last_programs: dict[tuple[int, int], ForcedProgram] = {}
+        self.programs: dict[int, list[tuple[int, LinearBounds]]] = {}
+        self.last_programs: dict[tuple[int, int], ExclusiveProgram] = {}
         # By member: what its replicas hold at most; by set: what that proves of it.
-        self.led_groups: dict[int, LedGroup] = {}
-        self.led_sets: dict[int, LedSet] = {}
+        self.led_groups: dict[int, ReplicaInequalities] = {}
+        self.led_sets: dict[int, SetBranchAndBound] = {}
         self.fruitless: Counter[int] = Counter()
 
-    def screened(self, max_strategies: int, target_ns: float, deadline: float) -> Screened:
+    def screened(self, max_strategies: int, target_ns: float, deadline: float) -> ScreeningResult:
         """Sets that may hold a step shorter than a target: with what is cheap to prove, then with the loads of
         pipelines, then with parts of these."""
         pool, members = self.pool, self.members
         self.plain = [pool.bounds(member, beside=True) for member in members]
-        self.parts = Parts(pool, members, self.plain)
+        self.parts = IntervalBounds(pool, members, self.plain)
         end = time.perf_counter() + _SCREEN_SHARE * (deadline - time.perf_counter())
         kept = screened(self.bounded(list(range(len(members))), self.plain), max_strategies, target_ns, end)
         dropped = kept.dropped_ns
@@ -77,19 +77,19 @@ class SetBounds:
         kept = self.split(kept.left, target_ns, end)
         times = Counter(place for one in kept.left for place in one.used)
         self.common = {place for place, number in times.items() if number >= _COMMON * len(kept.left)}
-        return Screened(kept.left, min(dropped, kept.dropped_ns))
+        return ScreeningResult(kept.left, min(dropped, kept.dropped_ns))
 
-    def split(self, sets: Sequence[OpenSet], target_ns: float, deadline: float) -> Screened:
+    def split(self, sets: Sequence[StrategySet], target_ns: float, deadline: float) -> ScreeningResult:
         """Sets bounded anew with the loads of their pipelines in intervals, with what is known of them alone, and
         with sequences that run under one strategy for sure; until the ``deadline``."""
         if not sets:
-            return Screened((), np.inf)
+            return ScreeningResult((), np.inf)
         # A strategy of a set, with how many sequences it holds for sure.
         keys: dict[tuple[int, int], int] = {}
         numbered = []
         for one in sets:
             held = zip(one.used, self.forced(one.used), strict=True)
-            numbered.append(OpenSet(one.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in held)))
+            numbered.append(StrategySet(one.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in held)))
         bounds = [self._whole(place, number, self.plain[place]) for place, number in keys]
         owners, shares, parts = [place for place, _ in keys], [(0.0, 1.0)] * len(keys), {}
         for key, (place, number) in enumerate(keys):
@@ -101,8 +101,8 @@ class SetBounds:
                 each, ends = self.parts.ends(place, "alone")
                 shares += [self._held(place, each, *pair) for pair in pairwise(ends.tolist())]
         found = split(self.bounded(owners, bounds, shares), parts, numbered, target_ns, deadline)
-        left = tuple(OpenSet(one.bound_ns, tuple(owners[key] for key in one.used)) for one in found.left)
-        return Screened(left, found.dropped_ns)
+        left = tuple(StrategySet(one.bound_ns, tuple(owners[key] for key in one.used)) for one in found.left)
+        return ScreeningResult(left, found.dropped_ns)
 
     def _held(self, place: int, each: FloatArray, least: float, most: float) -> tuple[float, float]:
         """The least and the most of the workload, by one measure for all, that a pipeline holds with between two
@@ -116,15 +116,15 @@ class SetBounds:
         pairs = zip(used, self.forced(used), strict=True)
         return self.bounded(list(used), [self._whole(*pair, self.plain[pair[0]]) for pair in pairs])
 
-    def _whole(self, place: int, number: int, bounds: WorkBounds) -> WorkBounds:
+    def _whole(self, place: int, number: int, bounds: LinearBounds) -> LinearBounds:
         """``bounds`` of a strategy that holds so many of the longest sequences for sure."""
         return bounds.joined(self.pool.holding(self.members[place], number)) if number else bounds
 
-    def _linear(self, used: tuple[int, ...], place: int, number: int) -> WorkBounds:
+    def _linear(self, used: tuple[int, ...], place: int, number: int) -> LinearBounds:
         """All linear bounds of a strategy of a set that holds so many of the longest sequences for sure."""
         return _joined(self._whole(place, number, self.plain[place]), self._programs(used, place))
 
-    def _loads(self, member: int) -> Loads:
+    def _loads(self, member: int) -> PipelineWorkBound:
         """The most that is known of a pipeline beside others."""
         return self.pool.fine.get(member, self.pool.loads(member, beside=True))
 
@@ -134,7 +134,7 @@ class SetBounds:
         return [self.pool.forced(one, held[:place] + held[place + 1 :]) for place, one in enumerate(held)]
 
     def bounded(
-        self, places: list[int], bounds: list[WorkBounds], held: Sequence[tuple[float, float]] = ()
+        self, places: list[int], bounds: list[LinearBounds], held: Sequence[tuple[float, float]] = ()
     ) -> Bounded:
         """What screening needs of so many strategies, or parts of them, that may hold so much."""
         members = [self.members[place] for place in places]
@@ -144,18 +144,18 @@ class SetBounds:
         return Bounded.of(bounds, serial, once, finish, self.pool.load.counts, held)
 
     def first_forced(self, used: tuple[int, ...], place: int) -> int:
-        """``Pool.first_forced`` of a strategy of a set."""
+        """``StrategyTables.first_forced`` of a strategy of a set."""
         others = [self.members[one] for one in used if one != place]
         return self.pool.first_forced(self.members[place], others)
 
-    def _programs(self, used: tuple[int, ...], place: int) -> list[WorkBounds]:
+    def _programs(self, used: tuple[int, ...], place: int) -> list[LinearBounds]:
         """What is proved of a strategy of a set with what it holds for sure, by programs."""
         if place not in self.programs:
             return []
         forced = self.first_forced(used, place)
         return [bounds for first, bounds in self.programs[place] if first >= forced]
 
-    def force(self, one: Left, target_ns: float, deadline: float) -> bool:
+    def force(self, one: Node, target_ns: float, deadline: float) -> bool:
         """Prove more of the pipelines of the set that are of one replica and hold some sequences for sure, by
         programs of these; whether there are any."""
         used, pool = one.screened.used, self.pool
@@ -175,13 +175,13 @@ class SetBounds:
             found = True
         return found
 
-    def _program(self, place: int, first: int, worths: FloatArray) -> ForcedProgram:
+    def _program(self, place: int, first: int, worths: FloatArray) -> ExclusiveProgram:
         """That of a pipeline with all from a length on, beside others of some worths: programs of several sets are
         much alike."""
         member, key = self.members[place], (place, first)
         if key not in self.last_programs:
             loads, contents = self.pool.loads(member, beside=True), self.pool.contents(member, beside=True)
-            self.last_programs[key] = ForcedProgram(loads, contents, first, worths)
+            self.last_programs[key] = ExclusiveProgram(loads, contents, first, worths)
         self.last_programs[key] = self.last_programs[key].beside(worths)
         return self.last_programs[key]
 
@@ -196,7 +196,7 @@ class SetBounds:
         return np.asarray(known.shares[best] * (1.0 + known.constants[best] / parts[best]))
 
     def lead(
-        self, one: Left, target_ns: float, deadline: float, *, learns: bool = True, anew: bool = False
+        self, one: Node, target_ns: float, deadline: float, *, learns: bool = True, anew: bool = False
     ) -> bool:
         """Prove more of a set by what replicas of its strategies hold at most; whether more is to be had.
         ``learns``: or only by what is known of them. ``anew``: with what is open of their loads now."""
@@ -209,7 +209,7 @@ class SetBounds:
         self.fruitless[one.number] += learns and one.bound_ns == before_ns
         return more and one.bound_ns < target_ns and self.fruitless[one.number] < _FRUITLESS
 
-    def _led_set(self, one: Left, target_ns: float) -> LedSet:
+    def _led_set(self, one: Node, target_ns: float) -> SetBranchAndBound:
         """What replicas of its strategies hold at most."""
         used, pool = one.screened.used, self.pool
         once_ns = one.order_ns + pool.once_ns([self.members[place] for place in used])
@@ -221,17 +221,17 @@ class SetBounds:
             loads = [self._loads(member)] if pool.num_stages(member) > 1 else []
             loads += [pool.alone(member)] if loads and pool.knows_alone(member) else []
             led = partial(self._led_group, member, target_ns)
-            takers.append(Taker(bounds, serial, led, tuple(loads), one.open.get(place)))
-        return LedSet(takers, once_ns, target_ns)
+            takers.append(Participant(bounds, serial, led, tuple(loads), one.open.get(place)))
+        return SetBranchAndBound(takers, once_ns, target_ns)
 
-    def _led_group(self, member: int, time_ns: float) -> LedGroup:
+    def _led_group(self, member: int, time_ns: float) -> ReplicaInequalities:
         """What replicas of a strategy hold at most, in steps of so long at most."""
         known = self.led_groups.get(member)
         if known is None or known.time_ns < time_ns:
-            known = self.led_groups[member] = LedGroup(self.pool, member, time_ns)
+            known = self.led_groups[member] = ReplicaInequalities(self.pool, member, time_ns)
         return known
 
-    def floors(self, one: Left, splits: Sequence[IntArray]) -> dict[int, list[tuple[FloatArray, float]]]:
+    def floors(self, one: Node, splits: Sequence[IntArray]) -> dict[int, list[tuple[FloatArray, float]]]:
         """By position in a set: bounds that are high where its sequences are divided about as in ``splits``
         [q, n], for loads of its pipelines that are open."""
         used, found = one.screened.used, {}
@@ -253,7 +253,7 @@ class SetBounds:
             found[position] = [(shares[row], float(bounds.constants[row])) for row in sorted(rows)]
         return found
 
-    def branch(self, one: Left, kinds: Sequence[Kind], target_ns: float) -> None:
+    def branch(self, one: Node, kinds: Sequence[Kind], target_ns: float) -> None:
         """The set with its pipelines cut into intervals, then into classes, of these kinds."""
         used = one.screened.used
         pieces = [self.parts.of(*pair) for pair in zip(used, kinds, strict=True)]
@@ -298,7 +298,7 @@ def _within(
     return (least * float(times.min()), most * float(times.max())) if len(times) else (0.0, 0.0)
 
 
-def _joined(bounds: WorkBounds, more: Sequence[WorkBounds]) -> WorkBounds:
+def _joined(bounds: LinearBounds, more: Sequence[LinearBounds]) -> LinearBounds:
     """With more of the same groups."""
     for one in more:
         bounds = bounds.joined(one)

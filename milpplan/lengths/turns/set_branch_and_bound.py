@@ -34,10 +34,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from milpplan.lengths.bounds.work_bounds import Loads, WorkBounds
-from milpplan.lengths.heterogeneous.capacity_rows import ReplicaKind
-from milpplan.lengths.turns.node_lp import PartProgram
-from milpplan.lengths.turns.replica_inequalities import LedGroup
+from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
+from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
+from milpplan.lengths.turns.node_lp import NodeLP
+from milpplan.lengths.turns.replica_inequalities import ReplicaInequalities
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # More is learned where times in a part differ by no more than the first share of the target; parts are cut no
@@ -56,18 +56,18 @@ _SAFETY = 1.0 - 1e-7
 
 
 @dataclass(frozen=True, eq=False)
-class Taker:
+class Participant:
     """A strategy of a set: ``bounds`` of its groups, what a sequence takes at least, ``serial`` [n] ns, what its
     replicas hold at most, ``led``, and ``loads`` of pipelines. ``open``: what a sequence adds to a load [n], and
     the least and the most load of steps that are not known to be longer than the target."""
 
-    bounds: WorkBounds
+    bounds: LinearBounds
     serial: FloatArray
-    led: Callable[[], LedGroup]
-    loads: tuple[Loads, ...] = ()
+    led: Callable[[], ReplicaInequalities]
+    loads: tuple[PipelineWorkBound, ...] = ()
     open: tuple[FloatArray, float, float] | None = None
 
-    def within(self, room_ns: float, shares: tuple[float, float]) -> WorkBounds:
+    def within(self, room_ns: float, shares: tuple[float, float]) -> LinearBounds:
         """Bounds of groups that take no longer, with between two shares of the load of the whole workload."""
         found, fits = self.bounds, np.isfinite(self.bounds.shares[0])
         for loads in self.loads:
@@ -90,7 +90,7 @@ class Taker:
 
 
 @dataclass(order=True)
-class Part:
+class SetNode:
     """A part of the question: its value with everything that is paid once; the number of the ``led`` strategy,
     which takes ``low`` to ``high``, each other one ``most``; lengths ``first`` to ``end`` - 1 of the longest that
     others hold (first -1: or nothing), ``shares`` of the load of all that the one other pipeline holds. What its
@@ -105,16 +105,16 @@ class Part:
     first: int = field(compare=False)
     end: int = field(compare=False)
     shares: tuple[float, float] = field(compare=False, default=(0.0, 1.0))
-    parts: list[tuple[ReplicaKind, float, FloatArray]] = field(compare=False, default_factory=list)
+    parts: list[tuple[ReplicaClass, float, FloatArray]] = field(compare=False, default_factory=list)
     bend: tuple[float, float] = field(compare=False, default=(0.0, 0.0))
     failed: int = field(compare=False, default=0)
     done: bool = field(compare=False, default=False)
 
 
-class LedSet:
+class SetBranchAndBound:
     """The bound of one set of ``takers``: ``once_ns`` is what is paid once."""
 
-    def __init__(self, takers: Sequence[Taker], once_ns: float, target_ns: float) -> None:
+    def __init__(self, takers: Sequence[Participant], once_ns: float, target_ns: float) -> None:
         self.takers, self.once_ns, self.target_ns = takers, once_ns, target_ns
         # By who is led: the passage of a sequence or a longer one under any other, [n].
         self.passages = []
@@ -141,7 +141,7 @@ class LedSet:
         thirds = [open_[len(open_) * place // 3 : len(open_) * (place + 1) // 3] for place in range(3)]
         return [self._split(min(one)) for one in thirds if one]
 
-    def _split(self, part: Part) -> IntArray:
+    def _split(self, part: SetNode) -> IntArray:
         """In whole numbers."""
         counts = self.takers[part.led].led().pool.load.counts
         held = np.minimum(np.rint(np.sum([mine for _, _, mine in part.parts], axis=0)).astype(np.int64), counts)
@@ -172,29 +172,29 @@ class LedSet:
                 least.done = True
         return True
 
-    def _whole(self, led: int, times: tuple[float, float], most: float) -> Part:
+    def _whole(self, led: int, times: tuple[float, float], most: float) -> SetNode:
         """Whatever others hold."""
         others = [one for place, one in enumerate(self.takers) if place != led]
         fits = np.any([np.isfinite(one.bounds.shares[0]) for one in others], axis=0)
         end = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else 0
-        return Part(0.0, led, *times, most, -1, end)
+        return SetNode(0.0, led, *times, most, -1, end)
 
-    def _learned(self, part: Part, deadline: float) -> bool:
+    def _learned(self, part: SetNode, deadline: float) -> bool:
         """Know more of the led group of a part, where its program has it; whether that was possible."""
         end = min(deadline, time.perf_counter() + _LEARN_S)
         return self.takers[part.led].led().learn(part.high, part.parts, end)
 
-    def _passage(self, part: Part, number: int) -> float:
+    def _passage(self, part: SetNode, number: int) -> float:
         """Of a sequence of a length or a longer one under the others."""
         return float(self.passages[part.led][number]) if number >= 0 else 0.0
 
-    def _spread(self, part: Part) -> float:
+    def _spread(self, part: SetNode) -> float:
         """How much longer the passage of what others hold may be than what they take."""
         taken = max(self._passage(part, part.first), part.value_ns - part.low - self.once_ns)
         last = min(self.target_ns, self._passage(part, part.end - 1))
         return last - taken if part.end - part.first > 1 else 0.0
 
-    def _cut(self, part: Part) -> list[Part]:
+    def _cut(self, part: SetNode) -> list[SetNode]:
         """Two halves."""
         part = replace(part, parts=[], failed=0)
         if part.bend[1] > max(part.high - part.low, self._spread(part)):
@@ -207,7 +207,7 @@ class LedSet:
         number = int(np.clip(np.searchsorted(self.passages[part.led], half), part.first + 1, part.end - 1))
         return [replace(part, end=number), replace(part, first=number)]
 
-    def _valued(self, part: Part) -> Part:
+    def _valued(self, part: SetNode) -> SetNode:
         """With the value of its program, as far as it counts."""
         room = min(part.most, self.target_ns - self.once_ns - part.low)
         if self._passage(part, part.first) >= room:
@@ -219,7 +219,7 @@ class LedSet:
         needs = {first: group.fewest(first, part.high) for first in firsts if part.end <= first < len(counts)}
         if max(needs.values(), default=0) > group.num_replicas:
             return replace(part, value_ns=max(part.value_ns, self.target_ns))
-        program = PartProgram(counts, room, _MISSING * self.target_ns / room)
+        program = NodeLP(counts, room, _MISSING * self.target_ns / room)
         program.open(program.lead(kinds, group.num_replicas, needs), self.takers[part.led].open)
         others = [one for place, one in enumerate(self.takers) if place != part.led]
         takes = [program.take(one.within(room, part.shares), part.end) for one in others]
@@ -237,7 +237,7 @@ class LedSet:
         bend = self._bend(others[0], answer.held(*takes[0][1:]), part, value_ns) if bends else (0.0, 0.0)
         return replace(part, value_ns=value_ns, parts=answer.parts(kinds), bend=bend)
 
-    def _bend(self, other: Taker, held: FloatArray, part: Part, value_ns: float) -> tuple[float, float]:
+    def _bend(self, other: Participant, held: FloatArray, part: SetNode, value_ns: float) -> tuple[float, float]:
         """At which share another pipeline holds so much, and how much more it takes than a program has."""
         share = other.share(held)
         low, high = part.shares
@@ -246,6 +246,6 @@ class LedSet:
         return share, other.least_ns(held) - (value_ns - part.low - self.once_ns)
 
 
-def _low(part: Part) -> float:
+def _low(part: SetNode) -> float:
     """The least time of the led group."""
     return part.low

@@ -18,8 +18,8 @@ import numpy as np
 
 from milpplan.errors import MilpplanError
 from milpplan.lengths.steps import Step
-from milpplan.lengths.turns.screening import Left
-from milpplan.lengths.turns.turn_search import Several
+from milpplan.lengths.turns.screening import Node
+from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.optimize.search.worker_process import WorkerProcess
 
 # Seconds of a slice, and that are worth another process.
@@ -27,10 +27,10 @@ _SLICE_S, _WORTH_S = 0.5, 4.0
 
 
 @dataclass(frozen=True, eq=False)
-class SetsHello:
+class SetProcessInit:
     """What the other process begins with."""
 
-    several: Several
+    several: TurnSearch
 
     def worker(self, gone: threading.Event) -> SetsWorker:
         """Who answers the messages after this one."""
@@ -40,7 +40,7 @@ class SetsHello:
 
 
 @dataclass(frozen=True, slots=True)
-class SetSlice:
+class SetProcessRequest:
     """Which sets to look at, by their numbers, what is to beat, ns, and when all ends, by ``time.time``."""
 
     numbers: frozenset[int]
@@ -49,7 +49,7 @@ class SetSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class SetsKnown:
+class SetProcessReply:
     """The bound of every set of a slice and what its order adds to that, ns, of which nothing more is known, the
     best step, if it was not told before, and CPU seconds so far."""
 
@@ -63,10 +63,10 @@ class SetsKnown:
 class SetsWorker:
     """Answers slices, in the other process."""
 
-    several: Several
+    several: TurnSearch
     told: int = 0
 
-    def reply(self, asked: SetSlice) -> SetsKnown:
+    def reply(self, asked: SetProcessRequest) -> SetProcessReply:
         """What is known after a slice."""
         several, now = self.several, time.perf_counter()
         several.below_ns = min(several.below_ns, asked.below_ns)
@@ -76,7 +76,7 @@ class SetsWorker:
         several.narrow(enough_ns=lambda: -np.inf if time.perf_counter() > pause else np.inf, sets=mine)
         new = several.found[self.told :]
         self.told = len(several.found)
-        return SetsKnown(
+        return SetProcessReply(
             {one.number: (one.bound_ns, one.order_ns) for one in mine},
             frozenset(one.number for one in mine if not one.ways),
             min(new, key=lambda one: one.time_ns, default=None),
@@ -88,26 +88,26 @@ class SetsWorker:
 class SetProcess:
     """Our end: it takes some of the sets that are left, and gives back those that are done with."""
 
-    several: Several
+    several: TurnSearch
     process: WorkerProcess | None
-    given: dict[int, Left] = field(default_factory=dict)
+    given: dict[int, Node] = field(default_factory=dict)
     awaited: bool = False
     cpu_s: float = 0.0
 
     @staticmethod
-    def of(several: Several) -> SetProcess | None:
+    def of(several: TurnSearch) -> SetProcess | None:
         """Start it, if there are sets for two and time enough."""
         open_ = [one for one in several.sets if one.bound_ns < several.target_ns]
         if len(open_) < 2 or several.deadline - time.perf_counter() < _WORTH_S:
             return None
-        return SetProcess(several, WorkerProcess(SetsHello(several)))
+        return SetProcess(several, WorkerProcess(SetProcessInit(several)))
 
     @property
     def busy(self) -> bool:
         """Whether it looks at a set that is not closed."""
         return self.process is not None and any(self._open(self.given.values()))
 
-    def share(self, left: list[Left]) -> None:
+    def share(self, left: list[Node]) -> None:
         """Hear what it has found of the sets it was given, which come back to the heap of those ``left`` where it
         knows no more of them, and give it some of these. What is left here is not given twice."""
         if self.process is None or (self.awaited and not self.process.answered):
@@ -127,10 +127,10 @@ class SetProcess:
         numbers = frozenset(one.number for one in self._open(self.given.values()))
         if numbers:
             end_s = time.time() + self.several.deadline - time.perf_counter()
-            self.process.send(SetSlice(numbers, self.several.best.time_ns, end_s))
+            self.process.send(SetProcessRequest(numbers, self.several.best.time_ns, end_s))
             self.awaited = True
 
-    def _take(self, known: SetsKnown, left: list[Left]) -> None:
+    def _take(self, known: SetProcessReply, left: list[Node]) -> None:
         """What was told of sets, of which some may have come back meanwhile."""
         self.cpu_s = known.cpu_s
         if known.best is not None:
@@ -146,7 +146,7 @@ class SetProcess:
             one.ways = []
             left.append(one)
 
-    def _deal(self, left: list[Left]) -> None:
+    def _deal(self, left: list[Node]) -> None:
         """Who has nothing to do gets half of what the other one has."""
         here, there = sorted(one for one in self._open(left) if one.ways), sorted(self._open(self.given.values()))
         if not there:
@@ -155,7 +155,7 @@ class SetProcess:
         elif not here:
             left += [self.given.pop(one.number) for one in self._half(there)]
 
-    def _half(self, sets: list[Left]) -> list[Left]:
+    def _half(self, sets: list[Node]) -> list[Node]:
         """Every other kind of sets, or every other set where all are of one kind, without the first."""
         kinds = list(dict.fromkeys(self._holds_longest(one) for one in sets))
         if len(kinds) == 1:
@@ -163,12 +163,12 @@ class SetProcess:
         others = set(kinds[1::2])
         return [one for one in sets if self._holds_longest(one) in others]
 
-    def _holds_longest(self, one: Left) -> int:
+    def _holds_longest(self, one: Node) -> int:
         """The strategy of the set with the most room."""
         several = self.several
         return max(one.screened.used, key=lambda place: several.pool.grains(several.members[place], beside=True))
 
-    def _open(self, sets: Iterable[Left]) -> list[Left]:
+    def _open(self, sets: Iterable[Node]) -> list[Node]:
         return [one for one in sets if one.bound_ns < self.several.target_ns]
 
     def drop(self) -> None:

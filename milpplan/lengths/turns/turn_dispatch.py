@@ -37,7 +37,7 @@ from milpplan.lengths.cost_tables import Load, Tables, typical_pipeline
 from milpplan.lengths.records import LengthsResult, MicroBatches, RanStep
 from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.single.packing_local_search import Timer, improved
-from milpplan.lengths.strategy_tables import MAX_GRAINS, Packed, Pool
+from milpplan.lengths.strategy_tables import MAX_GRAINS, Packed, StrategyTables
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.turns.dispatch_bound import PipelineBound
 from milpplan.problem.problem import Problem
@@ -279,12 +279,12 @@ class _Held:
     """A batch: the ``pool`` with nothing but its ``lengths`` [k], places among all that may come, and where each
     of its sequences is among these, [n]."""
 
-    pool: Pool
+    pool: StrategyTables
     lengths: IntArray
     places: IntArray
 
 
-def _pool(problem: Problem, result: LengthsResult | RanStep) -> Pool:
+def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
     """The result's strategies, with tables for every length that one of them holds."""
     one = grain_problem(problem, result.alignment)
     names = {group.strategy for group in result.groups} | {result.home}
@@ -305,7 +305,7 @@ def _pool(problem: Problem, result: LengthsResult | RanStep) -> Pool:
             counts[length // result.alignment - 1] += count
     load = Load(lengths, counts, result.alignment, result.rules)
     tables = tuple(Tables.of(one, member.candidate, load, member.alone_grains) for member in members)
-    return Pool(one, load, members, tables)
+    return StrategyTables(one, load, members, tables)
 
 
 def _counted(kind: Kind, replica: tuple[tuple[int, ...], ...]) -> IntArray:

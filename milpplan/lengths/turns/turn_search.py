@@ -37,12 +37,12 @@ import numpy as np
 from milpplan.groups.search import solve_set
 from milpplan.groups.strategies import SwitchTimes
 from milpplan.lengths.steps import AnyStep, Step, enough_ns
-from milpplan.lengths.strategy_tables import Pool
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.turn_order import Orders
 from milpplan.lengths.turns.interval_bounds import Kind
 from milpplan.lengths.turns.lagrangian_mixtures import best_shares
-from milpplan.lengths.turns.screening import Helper, Left, OpenSet, Screened
+from milpplan.lengths.turns.screening import Helper, Node, ScreeningResult, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.simulation.layout_columns import IntArray
 
@@ -74,17 +74,17 @@ def _alone() -> None:
     """Nobody helps."""
 
 
-class Several:
+class TurnSearch:
     """Steps of several strategies: the sets left, the switches between their strategies, the best step."""
 
-    def __init__(self, pool: Pool, best: AnyStep, gap: float, backend: str) -> None:
+    def __init__(self, pool: StrategyTables, best: AnyStep, gap: float, backend: str) -> None:
         self.pool = pool
         self.best = best
         self.gap = gap
         self.backend = backend
         self.is_bounded = False
         # Sets that screening left, closed ones included, and what it proved of all others.
-        self.sets: list[Left] = []
+        self.sets: list[Node] = []
         self.dropped_ns = float("inf")
         self.num_sets = 0
         self.switches = Switches(pool)
@@ -141,7 +141,7 @@ class Several:
         heard: Callable[[], object] = bool,
         enough_ns: Callable[[], float] = lambda: np.inf,
         helped: Callable[[], Helper | None] = _alone,
-        sets: Sequence[Left] | None = None,
+        sets: Sequence[Node] | None = None,
     ) -> None:
         """Learn more of the set with the least bound, until none of ``sets`` is open (None: of all): its ways in
         turn, and what is known of its strategies alone whenever that is more. ``heard`` is called between two
@@ -150,7 +150,7 @@ class Several:
         left = list(self.sets if sets is None else sets)
         heapq.heapify(left)
         # Those of which nothing more is known for now.
-        ended: list[Left] = []
+        ended: list[Node] = []
         while True:
             heard()
             helper = helped()
@@ -182,9 +182,9 @@ class Several:
         if helper is not None:
             helper.drop()
 
-    def left(self, one: OpenSet, number: int) -> Left:
+    def left(self, one: StrategySet, number: int) -> Node:
         """A screened set with everything left to do."""
-        ways: list[Callable[[Left], None]] = [
+        ways: list[Callable[[Node], None]] = [
             self._alone,
             self._lengthened,
             self._common,
@@ -202,9 +202,9 @@ class Several:
             self._classify,
             self._open,
         ]
-        return Left(one.bound_ns, number, one, ways=ways)
+        return Node(one.bound_ns, number, one, ways=ways)
 
-    def _first(self, left: list[Left]) -> None:
+    def _first(self, left: list[Node]) -> None:
         """Open the first sets without pipelines: their tables are tight, and what they give all have to beat."""
         end = self._soon(_FIRST_SHARE * (self.deadline - time.perf_counter()))
         for one in [one for one in left if not self._pipelined(one)][:_FIRST_OPENED]:
@@ -238,42 +238,42 @@ class Several:
         if step.time_ns < self.best.time_ns:
             self.best = step
 
-    def _pipelined(self, one: Left) -> list[int]:
+    def _pipelined(self, one: Node) -> list[int]:
         """Places of the pipelines of the set."""
         return [place for place in one.screened.used if self.pool.num_stages(self.members[place]) > 1]
 
-    def screened(self, max_strategies: int) -> Screened:
+    def screened(self, max_strategies: int) -> ScreeningResult:
         """Sets that may be shorter than the best step by more than the gap."""
         self.bounds = SetBounds(self.pool, self.members)
         return self.bounds.screened(max_strategies, self.target_ns, self.deadline)
 
-    def _held(self, one: Left) -> list[int]:
+    def _held(self, one: Node) -> list[int]:
         """Members of the pool."""
         return [self.members[place] for place in one.screened.used]
 
-    def _price_least(self, one: Left) -> None:
+    def _price_least(self, one: Node) -> None:
         """The cheapest order of the set if every switch took what its receivers take in at least, in the place of
         what screening counts: reductions and the least finish."""
         self._ordered(one, self.switches.least_times(self._held(one)))
 
-    def _price(self, one: Left) -> None:
+    def _price(self, one: Node) -> None:
         """The cheapest order with the switches of the set."""
         held = self._held(one)
         self.switches.price(held)
         self._ordered(one, self.switches.times(held))
 
-    def _ordered(self, one: Left, times: SwitchTimes) -> None:
+    def _ordered(self, one: Node, times: SwitchTimes) -> None:
         """The cheapest order under these times of switches."""
         before_ns = one.order_ns
         one.order_ns = max(before_ns, self.orders.least_ns(self._held(one), times))
         # What was proved of it so far has the switches from before.
         one.raise_to(one.bound_ns - before_ns + one.order_ns)
 
-    def _coarse(self, one: Left) -> None:
+    def _coarse(self, one: Node) -> None:
         """The intervals that it was screened with, the weights those of linear programs."""
         self._branch(one, ["coarse" for _ in one.screened.used])
 
-    def _alone(self, one: Left) -> None:
+    def _alone(self, one: Node) -> None:
         """What is known of its strategies alone, of those that may hold nearly everything at least."""
         worst, parts, places = one.worst, self.bounds.parts, self._pipelined(one)
         asked = True
@@ -284,29 +284,29 @@ class Several:
             asked = one.bound_ns < self.target_ns and parts.ask(one.nearly_all)
         one.worst = worst
 
-    def _lengthened(self, one: Left) -> None:
+    def _lengthened(self, one: Node) -> None:
         """The same, with what the longest sequence adds to those that may hold nearly everything."""
         if any(self.bounds.parts.lengthen(place) for place in one.nearly_all):
             self._alone(one)
             one.ways.insert(0, self._lengthened)
 
-    def _renewed(self, one: Left) -> bool:
+    def _renewed(self, one: Node) -> bool:
         """Whether by now more is known of its strategies alone."""
         known = self.bounds.parts.highest
         return any(known(place) > before * (1.0 + _NEWS) for place, before in one.alone.items())
 
-    def _common(self, one: Left) -> None:
+    def _common(self, one: Node) -> None:
         """What is known of the longest sequence for those strategies that are in many sets, so that few pipelines
         need programs of their own."""
         used = one.screened.used
         if not self.bounds.common.isdisjoint(used):
             self._branch(one, ["longest" if place in self.bounds.common else "coarse" for place in used])
 
-    def _finer(self, one: Left) -> None:
+    def _finer(self, one: Node) -> None:
         """Narrow intervals of the loads of its pipelines, with what their micro-batches hold at most."""
         self._branch(one, ["none" for _ in one.screened.used])
 
-    def _place(self, one: Left) -> None:
+    def _place(self, one: Node) -> None:
         """The step that its linear programs give, if it is the first one that gets here."""
         if not self.placed:
             self.placed = True
@@ -315,7 +315,7 @@ class Several:
             if led is not None and led.bound_ns >= one.bound_ns:
                 self._arrange(one, led.splits(), time.perf_counter() + _PLACE_S)
 
-    def _lead_first(self, one: Left) -> None:
+    def _lead_first(self, one: Node) -> None:
         """What replicas of its strategies hold at most, as long as that soon tells much: at first by what is known
         of them."""
         before_ns, learns = one.bound_ns, bool(one.nearly_all) or one.number in self.bounds.led_sets
@@ -324,7 +324,7 @@ class Several:
         if more and one.bound_ns > before_ns * (1.0 + _MUCH):
             one.ways.insert(0, self._lead_first)
 
-    def _lead(self, one: Left, *, anew: bool = True) -> None:
+    def _lead(self, one: Node, *, anew: bool = True) -> None:
         """The same, as long as more is to be had, with what is open of their loads when it is begun ``anew``."""
         if self.bounds.lead(one, self.target_ns, self._soon(_LEAD_S), anew=anew):
             one.ways.insert(0, partial(self._lead, anew=False))
@@ -333,25 +333,25 @@ class Several:
         """So long from now, or the deadline."""
         return min(self.deadline, time.perf_counter() + seconds)
 
-    def _force(self, one: Left) -> None:
+    def _force(self, one: Node) -> None:
         """Programs of its pipelines with what they hold for sure."""
         if self.bounds.force(one, self.target_ns, self._soon(_FORCE_S)):
             self._longest(one)
 
-    def _longest(self, one: Left) -> None:
+    def _longest(self, one: Node) -> None:
         """The same; those that may run the longest sequence by whether they do, but for deep ones, whose programs
         are dear."""
         self._branch(one, ["longest" for _ in one.screened.used])
 
-    def _classify(self, one: Left) -> None:
+    def _classify(self, one: Node) -> None:
         """The same, and all groups told apart by their longest sequence."""
         self._branch(one, ["all" for _ in one.screened.used])
 
-    def _branch(self, one: Left, kinds: Sequence[Kind]) -> None:
+    def _branch(self, one: Node, kinds: Sequence[Kind]) -> None:
         """What is proved of the set with so much known of its pipelines."""
         self.bounds.branch(one, kinds, self.target_ns)
 
-    def _fill(self, one: Left) -> None:
+    def _fill(self, one: Node) -> None:
         """Whole sequences of its pipelines near the loads that its bound rests on, as long as that raises it."""
         before_ns, filled = one.bound_ns, False
         for place, interval in one.worst.items():
@@ -361,7 +361,7 @@ class Several:
             if one.bound_ns > before_ns and one.bound_ns < self.target_ns:
                 one.ways.insert(0, self._fill)
 
-    def _open(self, one: Left) -> None:
+    def _open(self, one: Node) -> None:
         """Search the tables of the set, and time what they give exactly."""
         held = self._held(one)
         problem = self.orders.problem(held, self.switches.times(held))
@@ -375,7 +375,7 @@ class Several:
             counts = {held[group.strategy]: group.counts for group in plan.groups}
             self._arrange(one, [np.array([counts.get(member, 0 * self.pool.load.counts) for member in held])])
 
-    def _open_small(self, one: Left) -> None:
+    def _open_small(self, one: Node) -> None:
         """The same, where its bound rests on pipelines that hold next to nothing: what is still to be known of
         these would not tell much."""
         if one.worst and not any(one.worst.values()):
@@ -383,7 +383,7 @@ class Several:
             self._open(one)
             one.ways = [self._longest]
 
-    def _arrange(self, one: Left, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
+    def _arrange(self, one: Node, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
         """Keep the steps of a set that divide its sequences so, [q, n] each; after the ``deadline`` no more of
         them."""
         held = self._held(one)
@@ -394,7 +394,7 @@ class Several:
             if (step := self.orders.arranged(held, counts, deadline)) is not None:
                 self._keep(step)
 
-    def _linear_splits(self, one: Left) -> list[IntArray]:
+    def _linear_splits(self, one: Node) -> list[IntArray]:
         """Where the linear programs of what is known of the set put the sequences, [q, n] each."""
         used = one.screened.used
         return best_shares(self.bounds.linear(used), np.arange(len(used)))

@@ -38,7 +38,7 @@ from milpplan.optimize.bounds.lagrangian_memory import (
     INTERLEAVED,
     ZB_H1,
     Group,
-    Sort,
+    ScheduleClass,
     excess_bytes,
     forced_layers,
     groups,
@@ -134,7 +134,7 @@ def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) ->
 def _memory_bound(group: Group) -> FloatArray:
     """max_s M_s >= sum_s y_s M_s, minimised over the placement of the layers."""
     costs = group.costs
-    live = group.live[0] if group.sort is Sort.PLAIN else np.minimum(group.live[0], group.live[1])
+    live = group.live[0] if group.sort is ScheduleClass.PLAIN else np.minimum(group.live[0], group.live[1])
     per_layer = np.maximum(group.held_states + costs.kept.min(axis=0)[:, None] * live, 1.0)
     weights = 1.0 / over_kinds(group.counts / group.counts.sum(), per_layer)
     weights /= weights.sum(axis=0)
@@ -169,7 +169,7 @@ def tail(group: Group) -> FloatArray:
     costs = group.costs
     # Without a pipeline the last reduction and the first gather also hold whatever is not a layer.
     optimizer = over_kinds(group.counts, costs.optimizer) + costs.end_optimizer[0] + costs.end_optimizer[1]
-    tail = costs.tail - costs.end_reduce if group.sort is Sort.V else costs.tail
+    tail = costs.tail - costs.end_reduce if group.sort is ScheduleClass.V else costs.tail
     return np.asarray(tail + optimizer / group.num_ranks)
 
 
@@ -275,5 +275,9 @@ def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArra
     return np.asarray((free + ramp).max(axis=0))
 
 
-RULES = {Sort.PLAIN: _plain_bound, Sort.INTERLEAVED: _interleaved_bound, Sort.V: _v_bound}
+RULES = {
+    ScheduleClass.PLAIN: _plain_bound,
+    ScheduleClass.INTERLEAVED: _interleaved_bound,
+    ScheduleClass.V: _v_bound,
+}
 """The bound of the paths of each sort of schedule, [r]."""

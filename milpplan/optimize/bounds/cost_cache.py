@@ -16,7 +16,7 @@ BLOCK = 2048
 
 
 @dataclass(slots=True)
-class KnownCosts:
+class CostCache:
     """Constants of at most ``BLOCK`` layouts, by their rows."""
 
     problem: Problem

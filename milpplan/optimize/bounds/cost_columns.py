@@ -13,11 +13,11 @@ from milpplan.simulation.layout_costs import LayoutCosts
 from milpplan.simulation.stages import EMBEDDING, HEAD
 
 OPTIONAL = ("saved", "late")
-"""Fields of ``RowCosts`` that are None where no layout has what they are about."""
+"""Fields of ``CostColumns`` that are None where no layout has what they are about."""
 
 
 @dataclass(frozen=True, slots=True)
-class RowCosts:
+class CostColumns:
     """What the bounds need of ``LayoutCosts``, as floats with the layout on the last axis; K kinds, M recompute
     modes in the space's order.
 
@@ -57,7 +57,7 @@ class RowCosts:
     late: FloatArray | None
 
     @staticmethod
-    def of(costs: LayoutCosts, modes: tuple[str, ...]) -> RowCosts:
+    def of(costs: LayoutCosts, modes: tuple[str, ...]) -> CostColumns:
         """Sums of the constants of many layouts."""
         duration, states = costs.duration_ns, costs.state_bytes.sum(axis=0)
         zero = np.zeros_like(costs.kept_bytes)
@@ -90,39 +90,39 @@ class RowCosts:
         saved = _saved_in_pairs(costs) if costs.runs_pairs else None
         late = _late_forwards(costs, modes) if costs.offloads else None
         floats = {name: value.astype(np.float64) for name, value in values.items()}
-        return RowCosts(**floats, saved=saved, late=late)
+        return CostColumns(**floats, saved=saved, late=late)
 
     @staticmethod
-    def of_layers(layers: FloatArray) -> RowCosts:
+    def of_layers(layers: FloatArray) -> CostColumns:
         """Layers whose forwards, backwards and weight gradients take so many nanoseconds, [K, Phase, r]; all else
         is nothing."""
         none = np.zeros_like(layers[:, 0])
-        values = dict.fromkeys((field.name for field in fields(RowCosts)), none[0])
+        values = dict.fromkeys((field.name for field in fields(CostColumns)), none[0])
         values |= dict.fromkeys(("optimizer", "states", "deferred"), none)
         values |= dict.fromkeys(("extra", "kept"), none[None])
         values |= dict.fromkeys(("embedding", "head"), np.zeros((3, none.shape[1])))
         values |= dict.fromkeys(("end_optimizer", "end_states", "end_kept"), np.zeros((2, none.shape[1])))
         values |= {"forward": layers[:, Phase.FORWARD], "backward": layers[:, Phase.BACKWARD]}
-        return RowCosts(**values | {"weight": layers[:, Phase.WEIGHT], "saved": None, "late": None})
+        return CostColumns(**values | {"weight": layers[:, Phase.WEIGHT], "saved": None, "late": None})
 
-    def take(self, rows: IntArray) -> RowCosts:
+    def take(self, rows: IntArray) -> CostColumns:
         """The chosen layouts."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         taken: dict[str, Any] = {
             name: None if value is None else value.take(rows, axis=-1) for name, value in values.items()
         }
-        return RowCosts(**taken)
+        return CostColumns(**taken)
 
 
 def _late_forwards(costs: LayoutCosts, modes: tuple[str, ...]) -> FloatArray:
-    """``RowCosts.late``."""
+    """``CostColumns.late``."""
     alone = costs.duration_ns[:, Phase.FORWARD]
     replayed = {"selective": costs.replayed_forward_ns[0], "full": costs.replayed_forward_ns[1]}
     return np.stack([alone + replayed.get(mode, 0) - costs.least_ns[0] for mode in modes]).astype(np.float64)
 
 
 def _saved_in_pairs(costs: LayoutCosts) -> FloatArray:
-    """``RowCosts.saved``, nothing for layouts without pairs."""
+    """``CostColumns.saved``, nothing for layouts without pairs."""
     alone = np.stack([costs.duration_ns[:, Phase.FORWARD], costs.duration_ns[:, Phase.BACKWARD]])
     paired = np.moveaxis(costs.paired_ns, 1, 0)
     return np.where(paired.any(axis=(0, 1)), alone - paired, 0).astype(np.float64)

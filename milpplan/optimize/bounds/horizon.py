@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.simulation.layers.layer_time import ONCE, Phase
 from milpplan.simulation.layout_costs import LayoutCosts
 
 
-def longest_step_ns(setting: Setting) -> int:
+def longest_step_ns(setting: LayoutContext) -> int:
     """No plan of the layout takes longer: everything one after another, every layer recomputed wholly, on the
     slowest node type."""
     layout = setting.layout
@@ -21,7 +21,7 @@ def longest_step_ns(setting: Setting) -> int:
     return 2 * longest * len(ranks)
 
 
-def _once_ns(setting: Setting, costs: LayoutCosts, transfers_ns: int) -> int:
+def _once_ns(setting: LayoutContext, costs: LayoutCosts, transfers_ns: int) -> int:
     """Everything one after another on one node type."""
     duration = costs.duration_ns
     counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(duration))

@@ -15,7 +15,7 @@ from functools import cache, cached_property, partial
 
 import numpy as np
 
-from milpplan.optimize.bounds.cost_columns import RowCosts
+from milpplan.optimize.bounds.cost_columns import CostColumns
 from milpplan.optimize.space.layer_splits import fewest_inner_layers, splits_into
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES
 from milpplan.problem.problem import Problem
@@ -28,7 +28,7 @@ GROUP_NUMBERS = 65_536
 """Numbers of an array [P, r]: few enough that arrays stay in the cache, enough that calls cost little."""
 
 
-class Sort(IntEnum):
+class ScheduleClass(IntEnum):
     """Schedules that the bounds treat alike."""
 
     PLAIN = 0
@@ -37,7 +37,10 @@ class Sort(IntEnum):
 
 
 _SORTS = np.array(
-    [Sort.V if name in V_SCHEDULES else Sort.INTERLEAVED * (name == "interleaved") for name in SCHEDULES]
+    [
+        ScheduleClass.V if name in V_SCHEDULES else ScheduleClass.INTERLEAVED * (name == "interleaved")
+        for name in SCHEDULES
+    ]
 )
 
 
@@ -46,11 +49,11 @@ class Group:
     """Layouts with the same pp and the same sort of schedule; arrays [r] or, with ranks, [P, r]."""
 
     num_ranks: int
-    sort: Sort
+    sort: ScheduleClass
     micro_batches: FloatArray
     vpp: FloatArray
     schedule: IntArray
-    costs: RowCosts
+    costs: CostColumns
     counts: FloatArray
     """Layers of each kind, [K]."""
     held_of: Callable[[], dict[int, FloatArray]]
@@ -82,12 +85,12 @@ class Group:
     @property
     def interleaved(self) -> bool:
         """Whether chunk after chunk runs over the ranks in the same order."""
-        return self.sort is Sort.INTERLEAVED
+        return self.sort is ScheduleClass.INTERLEAVED
 
     @property
     def head_rank(self) -> int:
         """The rank of the model's last virtual stage."""
-        return 0 if self.sort is Sort.V else self.num_ranks - 1
+        return 0 if self.sort is ScheduleClass.V else self.num_ranks - 1
 
     @cached_property
     def waiting(self) -> FloatArray | None:
@@ -123,7 +126,7 @@ class Group:
     def pairs(self) -> tuple[FloatArray, FloatArray] | None:
         """Pairs of every rank with the forward of its first chunk, and with that of its second one, [P, r] each;
         None where no layout of the group has pairs."""
-        if self.costs.saved is None or self.sort is not Sort.V:
+        if self.costs.saved is None or self.sort is not ScheduleClass.V:
             return None
         runs = self.costs.saved.any(axis=(0, 1))
         first, second = num_pairs(self.num_ranks, self.micro_batches, self.ranks)
@@ -137,25 +140,25 @@ class Group:
 
 def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterator[tuple[IntArray, Group]]:
     """The layouts in groups, each with its row numbers."""
-    return groups_of(problem, columns, RowCosts.of(costs.distinct, problem.recompute_modes), costs.place)
+    return groups_of(problem, columns, CostColumns.of(costs.distinct, problem.recompute_modes), costs.place)
 
 
 def groups_of(
-    problem: Problem, columns: LayoutColumns, constants: RowCosts, place: IntArray
+    problem: Problem, columns: LayoutColumns, constants: CostColumns, place: IntArray
 ) -> Iterator[tuple[IntArray, Group]]:
     """The same, with ``place`` [n] where the constants of each layout are."""
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(problem.model.kinds))
     m, vpp = columns.num_micro_batches.astype(np.float64), columns.vpp.astype(np.float64)
     sorts = _SORTS[columns.schedule]
-    key = len(Sort) * columns.pp + sorts
+    key = len(ScheduleClass) * columns.pp + sorts
     # Stable: neighbours share constants, so gathering them stays near.
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order], prepend=-1, append=-1))
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         P = int(columns.pp[order[first]])
         size = max(1, GROUP_NUMBERS // P)
-        sort = Sort(int(sorts[order[first]]))
-        interleaved = sort is Sort.INTERLEAVED
+        sort = ScheduleClass(int(sorts[order[first]]))
+        interleaved = sort is ScheduleClass.INTERLEAVED
         found = partial(_held_in_every_split, problem, P, vpp[order[first:last]])
         held: Callable[[], dict[int, FloatArray]] = cache(found) if interleaved else dict
         for start in range(first, last, size):
@@ -187,7 +190,7 @@ def live_at_peak(group: Group) -> tuple[FloatArray, ...]:
     """
     m, P = group.micro_batches, group.num_ranks
     depth = P - group.ranks
-    if group.sort is Sort.V:
+    if group.sort is ScheduleClass.V:
         return np.minimum(m, group.ranks + 1), np.minimum(m, P + depth - 1)
     if not group.interleaved:
         whole = (group.schedule == GPIPE) & (P > 1)
@@ -208,7 +211,7 @@ def over_kinds(counts: FloatArray, values: FloatArray) -> FloatArray:
 def end_bytes(group: Group) -> tuple[FloatArray, FloatArray]:
     """Bytes of the model's ends, embedding on the first rank and head on ``Group.head_rank``, [r] each."""
     costs, live = group.costs, group.live
-    first = costs.end_states[0] + live[0 if group.sort is Sort.PLAIN else 1][0] * costs.end_kept[0]
+    first = costs.end_states[0] + live[0 if group.sort is ScheduleClass.PLAIN else 1][0] * costs.end_kept[0]
     last = costs.end_states[1] + live[0][group.head_rank] * costs.end_kept[1]
     if group.waiting is not None:
         last = last + group.waiting[group.head_rank] * costs.head_deferred

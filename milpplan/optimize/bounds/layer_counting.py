@@ -12,16 +12,16 @@ from dataclasses import fields
 
 import numpy as np
 
-from milpplan.optimize.bounds.cost_columns import OPTIONAL, RowCosts
+from milpplan.optimize.bounds.cost_columns import OPTIONAL, CostColumns
 from milpplan.optimize.bounds.lagrangian_memory import (
     Group,
-    Sort,
+    ScheduleClass,
     excess_bytes,
     forced_layers,
     price_corners,
     priced_layers,
 )
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.layout_costs import LayoutCosts
@@ -43,7 +43,7 @@ def counted_bound(group: Group, capacity: float, price: FloatArray) -> FloatArra
     return bound
 
 
-def most_on_ranks(setting: Setting, cutoff_ns: int) -> IntArray:
+def most_on_ranks(setting: LayoutContext, cutoff_ns: int) -> IntArray:
     """Several chunks: most layers of each kind that a rank holds in a plan at or below a step time, [K, P];
     negative where not even none. Under V schedules from all work of the rank, its memory forgotten."""
     ranks = range(setting.layout.pp)
@@ -53,12 +53,12 @@ def most_on_ranks(setting: Setting, cutoff_ns: int) -> IntArray:
     most = np.zeros((len(next(iter(groups.values())).counts), len(types)), dtype=np.int64)
     for kind, group in groups.items():
         own = types == kind
-        rule = _most_by_work if group.sort is Sort.V else _most_by_lines
+        rule = _most_by_work if group.sort is ScheduleClass.V else _most_by_lines
         most[:, own] = rule(setting.on_rank(int(own.argmax())), group, cutoff_ns, least)[:, own]
     return most
 
 
-def _most_by_lines(setting: Setting, group: Group, cutoff_ns: int, before: RowCosts) -> IntArray:
+def _most_by_lines(setting: LayoutContext, group: Group, cutoff_ns: int, before: CostColumns) -> IntArray:
     """Most layers of each kind below the lines of ``_lines`` at every price, [K, P]."""
     corners = price_corners(group)
     repeated = np.zeros(len(corners), dtype=np.int64)
@@ -68,7 +68,7 @@ def _most_by_lines(setting: Setting, group: Group, cutoff_ns: int, before: RowCo
     return np.asarray(np.min(held, axis=(0, 3)).astype(np.int64))
 
 
-def _most_by_work(setting: Setting, group: Group, cutoff_ns: int, before: RowCosts) -> IntArray:
+def _most_by_work(setting: LayoutContext, group: Group, cutoff_ns: int, before: CostColumns) -> IntArray:
     """Most layers of each kind in m times a rank's work, [K, P], after the forwards of what the first chunks
     before it hold at least; both ends of the model are on rank 0."""
     costs, m = group.costs, group.micro_batches
@@ -85,17 +85,17 @@ def _most_by_work(setting: Setting, group: Group, cutoff_ns: int, before: RowCos
     return np.asarray(held[..., 0].astype(np.int64))
 
 
-def least_costs(costs: Sequence[RowCosts]) -> RowCosts:
+def least_costs(costs: Sequence[CostColumns]) -> CostColumns:
     """The least of several node types' constants, one by one, and of the tail without its reduction."""
     if len(costs) == 1:
         return costs[0]
-    names = [part.name for part in fields(RowCosts) if part.name not in OPTIONAL]
+    names = [part.name for part in fields(CostColumns) if part.name not in OPTIONAL]
     least = {name: np.minimum.reduce([getattr(one, name) for one in costs]) for name in names}
     least["end_reduce"] = least["tail"] - np.minimum.reduce([one.tail - one.end_reduce for one in costs])
-    return RowCosts(**least, saved=None, late=None)
+    return CostColumns(**least, saved=None, late=None)
 
 
-def _lines(group: Group, capacity: float, price: FloatArray, before: RowCosts) -> Lines:
+def _lines(group: Group, capacity: float, price: FloatArray, before: CostColumns) -> Lines:
     """What rank s takes with n layers of a kind, layers of other kinds counted for nothing: once with its memory
     forgotten, once with every byte above the capacity at a price [P, r]. ``before``: constants of which the ranks
     before it have no less."""
@@ -130,7 +130,7 @@ def _least_time(count: float, ranks: list[tuple[FloatArray, FloatArray]]) -> Flo
     return np.asarray(low)
 
 
-def _group_of(setting: Setting, rank: int) -> Group:
+def _group_of(setting: LayoutContext, rank: int) -> Group:
     """A single layout as a group whose ranks are all as one of them."""
     layout, costs = setting.layout, setting.costs.of_rank(rank)
     numbers = {part.name: getattr(costs, part.name) for part in fields(costs) if part.name != "parts"}
@@ -138,11 +138,11 @@ def _group_of(setting: Setting, rank: int) -> Group:
     counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(setting.problem.model.kinds))
     return Group(
         layout.pp,
-        Sort.V if layout.schedule in V_SCHEDULES else Sort.INTERLEAVED,
+        ScheduleClass.V if layout.schedule in V_SCHEDULES else ScheduleClass.INTERLEAVED,
         np.array([float(layout.num_micro_batches)]),
         np.array([float(layout.vpp)]),
         np.array([SCHEDULES.index(layout.schedule)]),
-        RowCosts.of(table, setting.problem.recompute_modes),
+        CostColumns.of(table, setting.problem.recompute_modes),
         counts.astype(np.float64),
         dict,
         0,

@@ -36,7 +36,7 @@ from milpplan.optimize.bounds.heterogeneous_replicas import (
 from milpplan.optimize.bounds.lagrangian_memory import (
     INTERLEAVED,
     Group,
-    Sort,
+    ScheduleClass,
     excess_bytes,
     groups,
     memory_price,
@@ -171,7 +171,7 @@ def _weighted_bound(by_type: list[Group], types: IntArray, capacities: list[floa
     """
     group = by_type[0]
     m, P = group.micro_batches, group.num_ranks
-    if group.sort is Sort.PLAIN:
+    if group.sort is ScheduleClass.PLAIN:
         whole, on_forward, on_backward, on_weight, transfers = path_coefficients(m, group.schedule, P)
     else:
         on_forward = on_backward = on_weight = np.broadcast_to(m, (P, len(m)))

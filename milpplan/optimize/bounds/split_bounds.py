@@ -17,7 +17,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from milpplan.optimize.layout.stage_options import Menu, Setting, recompute_options, useful_items
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu, recompute_options, useful_items
 from milpplan.simulation.layout_columns import BoolArray, IntArray, ascending
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.schedule import held_bytes
@@ -40,7 +40,7 @@ nanoseconds that its transfer to the next takes beyond the shortest."""
 class SplitBounds:
     """Bounds of the splits of one layout; ranks that hold the same in several splits are looked at once."""
 
-    setting: Setting
+    setting: LayoutContext
     graph: StepGraph
     paths: Sequence[CriticalPath]
     """Of the layout's step graph; the longest counts."""
@@ -172,7 +172,7 @@ class SplitBounds:
         return replace(self, paths=paths, replays={})
 
 
-def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> IntArray:
+def _fitting_backwards(setting: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
     """Backward nanoseconds of the rank's chunks under every choice that fits into its memory, [v, choices]."""
     grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
     kept = np.stack([menu.kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
@@ -188,7 +188,7 @@ def _fitting_backwards(setting: Setting, rank: int, menus: Sequence[Menu]) -> In
     return np.stack([menu.terms[Term.BACKWARD][items[fits]] for menu, items in zip(menus, grid, strict=True)])
 
 
-def _fit_on_host(setting: Setting, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
+def _fit_on_host(setting: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
     """Which choices of the chunks [v, choices] fit on the host together."""
     kept = np.stack([menu.host_kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     room = setting.host_capacity_of(rank) - sum(int(menu.host_state_bytes[0]) for menu in menus)
@@ -196,7 +196,7 @@ def _fit_on_host(setting: Setting, rank: int, menus: Sequence[Menu], grid: IntAr
     return np.asarray(((live @ kept) <= room).all(axis=0))
 
 
-def _least_fitting(setting: Setting, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:
+def _least_fitting(setting: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:
     """Least sum of weighted backwards over the choices of the chunks that fit at the moment when most
     micro-batches are alive, chunk by chunk over the pairs (bytes, nanoseconds) that nothing beats; None if none
     fits."""

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.optimize.bounds.closed_form import SAFETY, path_coefficients
-from milpplan.optimize.bounds.cost_columns import RowCosts
-from milpplan.optimize.bounds.lagrangian_memory import Group, Sort, end_bytes, groups, groups_of, over_kinds
+from milpplan.optimize.bounds.cost_columns import CostColumns
+from milpplan.optimize.bounds.lagrangian_memory import (
+    Group,
+    ScheduleClass,
+    end_bytes,
+    groups,
+    groups_of,
+    over_kinds,
+)
 from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import distinct_layers
 from milpplan.simulation.bulk.uniform_stages import uniform_plan
@@ -76,7 +83,7 @@ def uniform_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArr
     passes = part.num_micro_batches + (part.pp - 1) / part.vpp
     time = passes * (problem.model.num_layers / part.pp) * layers[0, :2].sum(axis=0)[layer]
     rest = np.flatnonzero(~equal)
-    for rows, group in groups_of(problem, part.take(rest), RowCosts.of_layers(layers), layer[rest]):
+    for rows, group in groups_of(problem, part.take(rest), CostColumns.of_layers(layers), layer[rest]):
         time[rest[rows]] = _time(group, _HeldLayers.of(problem, group), 0, None)
     return np.where(part.runs_pairs, 0.0, time * SAFETY)[same]
 
@@ -107,7 +114,7 @@ class _HeldLayers:
             edges = prefix[:, np.minimum(np.arange(pp * vpp + 1) * each, layers)]
             fewest[column] = max(0, layers - each * (pp * vpp - 1))
             held = np.diff(edges, axis=1).reshape(num_kinds, vpp, pp)
-            if group.sort is Sort.V:
+            if group.sort is ScheduleClass.V:
                 held[:, 1] = held[:, 1, ::-1].copy()
             total[..., column], first[..., column], last[..., column] = held.sum(axis=1), held[:, 0], held[:, -1]
         return _HeldLayers(total, first, last, fewest, place)
@@ -165,9 +172,9 @@ class _Around:
         first_end = np.where(early, _of_first_stage(held, columns, gather) + edge[0], 0.0)
         reduced = _of_first_stage(held, columns, reduce) + edge[1]
         trail = np.where(late, 0.0, every_reduce)
-        if group.sort is not Sort.V:
+        if group.sort is not ScheduleClass.V:
             trail[0] += np.where(late, reduce[front] + reduce[EMBEDDING], 0.0)
-        counted = late & (group.sort is not Sort.V) & ~columns.split_backward
+        counted = late & (group.sort is not ScheduleClass.V) & ~columns.split_backward
         barrier = own.barrier_ns[costs.place].astype(np.float64)
         return _Around(start, first_end, trail, np.where(counted, reduced, 0.0), barrier)
 
@@ -193,7 +200,7 @@ def _of_first_stage(held: _HeldLayers, columns: LayoutColumns, values: FloatArra
 
 def _time(group: Group, held: _HeldLayers, mode: int, around: _Around | None) -> FloatArray:
     """The longest path sum; without what is ``around`` the work items, that of these alone."""
-    costs, turns = group.costs, group.sort is Sort.V
+    costs, turns = group.costs, group.sort is ScheduleClass.V
     paths = _work_paths(group, held, mode)
     if around is not None:
         alone = group.num_ranks * group.vpp == 1
@@ -222,7 +229,7 @@ def _work_paths(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
     """From the first forward of rank 0 through rank s, to the last backward of rank 0, under V schedules to the
     last item of rank s; work items and transfers alone, [P, r]."""
     costs, pp, m = group.costs, group.num_ranks, group.micro_batches
-    (forward, backward), turns = _passes(group, mode), group.sort is Sort.V
+    (forward, backward), turns = _passes(group, mode), group.sort is ScheduleClass.V
     ramp = held.in_first_chunks(forward if turns else forward + backward)
     ramp[0] += costs.embedding[0] if turns else costs.embedding.sum(axis=0)
     f, b = held.on_ranks(forward), held.on_ranks(backward)
@@ -238,7 +245,7 @@ def _work_paths(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
         every, first = ([place(saved) for saved in costs.saved] for place in (held.on_ranks, held.in_first_chunks))
         one, other = group.pairs
         paths -= one * (first[0] + every[1] - first[1]) + other * (every[0] - first[0] + first[1])
-    if group.sort is Sort.PLAIN:
+    if group.sort is ScheduleClass.PLAIN:
         whole, on_forward, on_backward, on_weight, transfers = path_coefficients(m, group.schedule, pp)
         deep = whole * (f + b).sum(axis=0) + on_forward * f + on_backward * b + transfers * costs.transfer
         paths = np.where(whole > 0, np.maximum(deep, paths), paths) + on_weight * w
@@ -284,7 +291,7 @@ class _Passing:
 def _passing_bytes(group: Group, held: _HeldLayers, passing: _Passing, mode: int) -> FloatArray:
     """What passes on every rank at the peak, beside the head's temporary bytes, [P, r]: with one chunk exact where
     all layers are of one kind, with several the least of any virtual stage."""
-    if group.sort is Sort.PLAIN:
+    if group.sort is ScheduleClass.PLAIN:
         layers = held.total.sum(axis=0)[:, held.place]
         if (held.total > 0).all():
             bytes_ = np.repeat(passing.alone[mode].max(axis=0)[None], group.num_ranks, axis=0)
@@ -304,7 +311,7 @@ def _passing_bytes(group: Group, held: _HeldLayers, passing: _Passing, mode: int
 def _live_layers(group: Group, held: _HeldLayers) -> FloatArray:
     """Layers of each kind times the micro-batches alive in them when a rank's warm-up ends, [K, P, r]."""
     total, first, last = (chunks[:, :, held.place] for chunks in (held.total, held.first, held.last))
-    if group.sort is Sort.PLAIN:
+    if group.sort is ScheduleClass.PLAIN:
         return np.asarray(total * group.live[0])
     in_last, in_first = group.live[:2]
     if not group.interleaved:

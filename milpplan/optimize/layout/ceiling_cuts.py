@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.layout.warm_start import add_ends
 from milpplan.problem.plan import Layout
 from milpplan.simulation.layout_columns import IntArray
@@ -30,7 +30,7 @@ from milpplan.simulation.pipeline.step_graph import Term
 
 
 @dataclass(frozen=True, slots=True)
-class PeakPath:
+class CeilingPath:
     """A step takes at least ``path``, and so many ``forwards`` and ``backwards`` of the fullest inner virtual
     stage."""
 
@@ -39,7 +39,7 @@ class PeakPath:
     backwards: int
 
 
-def has_peaks(setting: Setting) -> bool:
+def has_peaks(setting: LayoutContext) -> bool:
     """Whether layers are split freely over interleaved chunks."""
     layout = setting.layout
     return layout.schedule == "interleaved" and layout.vpp > 1 and setting.problem.interleaved_layers == "any"
@@ -50,7 +50,7 @@ def num_inner(layout: Layout) -> int:
     return layout.pp * (layout.vpp - 1)
 
 
-def least_peak(setting: Setting) -> int:
+def least_peak(setting: LayoutContext) -> int:
     """Layers that the fullest inner virtual stage holds at least."""
     layout = setting.layout
     inner, P = num_inner(layout), layout.pp
@@ -72,7 +72,7 @@ def least_passes(slope: IntArray, modes: Collection[str]) -> IntArray:
     return np.array(least, dtype=np.int64)
 
 
-def peak_parts(setting: Setting) -> list[Setting]:
+def peak_parts(setting: LayoutContext) -> list[LayoutContext]:
     """The part where no inner virtual stage holds more than the least peak, and the part where one does; none
     where the limits say so already."""
     inner, peak = num_inner(setting.layout), least_peak(setting)
@@ -85,7 +85,7 @@ def peak_parts(setting: Setting) -> list[Setting]:
     ]
 
 
-def peak_paths(layout: Layout, structure: Structure) -> list[PeakPath]:
+def peak_paths(layout: Layout, structure: Structure) -> list[CeilingPath]:
     """The paths of an interleaved layout by s, r and q, as many items on the inner stage as the order of rank s
     allows."""
     walks = _Walks(layout, structure)
@@ -109,19 +109,19 @@ class _Walks:
                 node = after.get(node)
             self.order.append(items)
 
-    def paths_through(self, rank: int) -> list[PeakPath]:
+    def paths_through(self, rank: int) -> list[CeilingPath]:
         """Of one rank: every number of forwards with the most backwards that come after them."""
         P, m = self.layout.pp, self.layout.num_micro_batches
         stage = num_inner(self.layout) + rank
         entries = self.structure.forward_node[stage, :P].tolist()
         exits = self.structure.backward_node[stage, ::-1][:P].tolist()
-        found: list[PeakPath] = []
+        found: list[CeilingPath] = []
         for forwards in reversed(range(min(P, m))):
             later = [q for q, exit_ in enumerate(exits) if self.place[exit_] > self.place[entries[forwards]]]
             backwards = max(later, default=-1)
             if backwards > max((path.backwards for path in found), default=-1):
                 walk = self.order[rank][self.place[entries[forwards]] : self.place[exits[backwards]] + 1]
-                found.append(PeakPath(self._path(stage, walk), forwards, backwards))
+                found.append(CeilingPath(self._path(stage, walk), forwards, backwards))
         return found
 
     def _path(self, stage: int, walk: Sequence[int]) -> CriticalPath:

@@ -31,9 +31,9 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.optimize.bounds.layer_counting import most_on_ranks
-from milpplan.optimize.layout.ceiling_cuts import PeakPath, least_passes, least_peak
+from milpplan.optimize.layout.ceiling_cuts import CeilingPath, least_passes, least_peak
 from milpplan.optimize.layout.layer_rows import held_rows, held_sides, order_rows, order_sides
-from milpplan.optimize.layout.stage_options import FLOOR_UNITS, Setting
+from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, Rows
 from milpplan.simulation.layers.layer_time import Phase
@@ -59,9 +59,9 @@ COUNTS = ("layers", "full", "selective")
 class CompactRelaxation:
     """Columns: (count, stage, kind) in this order, then z, then unplaced layers of each kind."""
 
-    setting: Setting
+    setting: LayoutContext
     cutoff_ns: int
-    peaks: Sequence[PeakPath] = ()
+    peaks: Sequence[CeilingPath] = ()
     empty: IntArray = field(init=False)
     """Duration matrix of stages without layers, [Term, J]."""
     slope: IntArray = field(init=False)
@@ -108,7 +108,7 @@ class CompactRelaxation:
         for term, value in least.items():
             self.empty[term, j] = min(value, int(self.empty[term, j])) if may_be_empty else value
 
-    def narrowed(self, setting: Setting) -> CompactRelaxation:
+    def narrowed(self, setting: LayoutContext) -> CompactRelaxation:
         """The same program for narrower limits: an end of the model that must hold a layer there has the edges of
         one, where this relaxation has those of an empty stage."""
         ends = [j for j in (0, setting.num_stages - 1) if setting.min_layers(j) > self.setting.min_layers(j) == 0]
@@ -141,12 +141,12 @@ class CompactRelaxation:
         names = [f"fullest_stage[{index}]" for index in range(len(rows))]
         return replace(rows, names=tuple(names), lower=self.peak_sides(self.setting, base, unit))
 
-    def peak_sides(self, setting: Setting, base: int, unit: int) -> IntArray:
+    def peak_sides(self, setting: LayoutContext, base: int, unit: int) -> IntArray:
         """Lower sides of ``peak_rows`` in a narrower setting."""
         paths = np.array([self._constant(peak.path) for peak in self.peaks], dtype=np.int64)
         return np.asarray((paths + self.peak_passes_ns(setting) - base) // unit)
 
-    def peak_passes_ns(self, setting: Setting) -> IntArray:
+    def peak_passes_ns(self, setting: LayoutContext) -> IntArray:
         """What the fullest inner virtual stage of a setting adds to every path of a peak at least."""
         passes = np.array([(peak.forwards, peak.backwards) for peak in self.peaks], dtype=np.int64).reshape(-1, 2)
         return np.asarray(least_peak(setting) * (passes @ self.least_passes_ns))
@@ -211,19 +211,19 @@ class CompactRelaxation:
             objective,
         )
 
-    def limits(self, setting: Setting) -> tuple[IntArray, IntArray, IntArray]:
+    def limits(self, setting: LayoutContext) -> tuple[IntArray, IntArray, IntArray]:
         """Rows, lower and upper sides that make the program one of a narrower setting."""
         _, J, K = self.slope.shape[1:]
         sides = zip(held_sides(setting), order_sides(setting), strict=True)
         lower, upper = (np.concatenate(side) for side in sides)
         return K + J * K + np.arange(len(lower)), lower, upper
 
-    def narrow(self, relaxation: Relaxation, setting: Setting) -> None:
+    def narrow(self, relaxation: Relaxation, setting: LayoutContext) -> None:
         """Make the rows but those of paths, in a relaxation of the program, those of a narrower setting."""
         relaxation.set_sides(*self.limits(setting))
 
     def path_limits(
-        self, setting: Setting, paths: Sequence[CriticalPath], base: int, unit: int
+        self, setting: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
         """The same of ``peak_rows``, which come right after the program's, and of ``path_rows`` after them."""
         constants = np.array([self._constant(path) for path in paths], dtype=np.int64)

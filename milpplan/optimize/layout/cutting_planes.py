@@ -19,7 +19,7 @@ from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.layout_program import LayoutProgram
 from milpplan.optimize.layout.path_relaxation import PathRelaxation
 from milpplan.optimize.layout.rounding import fitted_plan, rounded_layers
-from milpplan.optimize.layout.stage_options import Menu, Prices, Setting, stage_menu
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu, UnitCosts, stage_menu
 from milpplan.optimize.layout.warm_start import Choice, analytic_paths, best_choice, rank_costs
 from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolution
 from milpplan.optimize.milp.program import Rows
@@ -41,10 +41,10 @@ STALL_ROUNDS, STALL_SHARE = 6, 0.02
 
 
 @dataclass(slots=True)
-class Attempt:
+class LayoutState:
     """One layout against a cutoff: what is proved, the best plan found, and the paths known of its graph."""
 
-    setting: Setting
+    setting: LayoutContext
     graph: StepGraph
     pool: list[CriticalPath]
     cutoff_ns: int
@@ -71,7 +71,7 @@ class Attempt:
             self.best = (step, plan)
             self.cutoff_ns = min(int(step * (1.0 - self.gap)), step - 1)
 
-    def take_best(self, part: Attempt) -> None:
+    def take_best(self, part: LayoutState) -> None:
         """The best plan and the cutoff of an attempt at a part of the same layout."""
         if part.best is not None and (self.best is None or part.best[0] < self.best[0]):
             self.best = part.best
@@ -118,10 +118,10 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Rounds:
+class CuttingPlanes:
     """One relaxation and the best point found for it."""
 
-    attempt: Attempt
+    attempt: LayoutState
     relaxation: Relaxation
     base: int
     unit: int
@@ -136,13 +136,13 @@ class Rounds:
     """What the last optimum says, in floating point; proved where it passes the cutoff, and at the end."""
     unproved: RelaxationSolution | None = None
 
-    def begin(self, attempt: Attempt, compact: PathRelaxation) -> None:
+    def begin(self, attempt: LayoutState, compact: PathRelaxation) -> None:
         """Go on with another attempt at the same graph, on the same program."""
         self.attempt, self.center, self.center_ns, self.left = attempt, None, np.inf, []
         self.bound_ns, self.unproved = 0.0, None
         self.matrix, self.rows = compact.durations, partial(compact.path_rows, base=self.base, unit=self.unit)
 
-    def narrow(self, compact: PathRelaxation, setting: Setting, paths: Sequence[CriticalPath]) -> None:
+    def narrow(self, compact: PathRelaxation, setting: LayoutContext, paths: Sequence[CriticalPath]) -> None:
         """Make the relaxation, which has rows of ``paths``, one of a narrower setting."""
         compact.narrow(self.relaxation, setting)
         self.relaxation.set_sides(*compact.path_limits(setting, paths, self.base, self.unit))
@@ -212,14 +212,14 @@ def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
     return list(seen.values())
 
 
-def compact_start(attempt: Attempt) -> tuple[CompactRelaxation, Rounds] | None:
+def compact_start(attempt: LayoutState) -> tuple[CompactRelaxation, CuttingPlanes] | None:
     """The compact relaxation with all known paths; None where the paths pass the cutoff by themselves."""
     compact = CompactRelaxation(attempt.setting, attempt.cutoff_ns)
     run = rounds_on(attempt, compact)
     return None if run is None else (compact, run)
 
 
-def rounds_on(attempt: Attempt, compact: PathRelaxation) -> Rounds | None:
+def rounds_on(attempt: LayoutState, compact: PathRelaxation) -> CuttingPlanes | None:
     """Rounds on a relaxation with all known paths; None where they pass the cutoff by themselves."""
     base = compact.base_ns(attempt.pool)
     if base > attempt.cutoff_ns:
@@ -231,10 +231,10 @@ def rounds_on(attempt: Attempt, compact: PathRelaxation) -> Rounds | None:
         relaxation.add_rows(compact.peak_rows(base, unit))
     relaxation.add_rows(compact.path_rows(attempt.pool, base, unit))
     rows = partial(compact.path_rows, base=base, unit=unit)
-    return Rounds(attempt, relaxation, base, unit, compact.durations, rows)
+    return CuttingPlanes(attempt, relaxation, base, unit, compact.durations, rows)
 
 
-def compact_rounds(attempt: Attempt, most: IntArray, rounds: int) -> list[Menu] | None:
+def compact_rounds(attempt: LayoutState, most: IntArray, rounds: int) -> list[Menu] | None:
     """Rounds on the compact relaxation. None when its bound passes the cutoff, else the menus of the items that
     its duals leave."""
     start = compact_start(attempt)
@@ -268,7 +268,7 @@ def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
     del pool[num_analytic : max(num_analytic, len(pool) - MAX_POOL)]
 
 
-def _round(attempt: Attempt, layers: FloatArray) -> None:
+def _round(attempt: LayoutState, layers: FloatArray) -> None:
     """A whole plan near fractional layers [J], if one fits."""
     plan = fitted_plan(attempt.setting, rounded_layers(attempt.setting, layers))
     path = attempt.try_plan(plan)
@@ -276,11 +276,11 @@ def _round(attempt: Attempt, layers: FloatArray) -> None:
         attempt.pool.append(path)
 
 
-def _menus(attempt: Attempt, most: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
+def _menus(attempt: LayoutState, most: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
     """Stage menus of the items that can be in a plan at or below the cutoff; None if one is empty."""
     menus = []
     for j in range(attempt.setting.num_stages):
-        stage_prices = None if prices is None else Prices(slack, prices[:, j])
+        stage_prices = None if prices is None else UnitCosts(slack, prices[:, j])
         menu = stage_menu(attempt.setting, j, int(most[j]), stage_prices)
         if not len(menu):
             return None
@@ -288,7 +288,7 @@ def _menus(attempt: Attempt, most: IntArray, slack: float, prices: FloatArray | 
     return menus
 
 
-def menu_rounds(attempt: Attempt, program: LayoutProgram, rounds: int) -> None:
+def menu_rounds(attempt: LayoutState, program: LayoutProgram, rounds: int) -> None:
     """Rounds on the relaxation of the menus: raises the proved bound, and tries whole plans on the way."""
     base, unit = program.scaling()
     if base > attempt.cutoff_ns:
@@ -303,7 +303,9 @@ def menu_rounds(attempt: Attempt, program: LayoutProgram, rounds: int) -> None:
             program.add_path(path)
         return program.path_rows(known, base, unit)
 
-    run = Rounds(attempt, relaxation, base, unit, lambda v: program.fractional_durations(v[:num_items]), rows)
+    run = CuttingPlanes(
+        attempt, relaxation, base, unit, lambda v: program.fractional_durations(v[:num_items]), rows
+    )
     for number in range(rounds):
         solution = run.solve()
         if attempt.closed or solution is None:
@@ -317,7 +319,7 @@ def menu_rounds(attempt: Attempt, program: LayoutProgram, rounds: int) -> None:
     run.prove()
 
 
-def _whole_plans(attempt: Attempt, program: LayoutProgram, values: FloatArray, duals: FloatArray) -> None:
+def _whole_plans(attempt: LayoutState, program: LayoutProgram, values: FloatArray, duals: FloatArray) -> None:
     """Whole plans near a fractional point."""
     setting, menus = attempt.setting, program.menus
     balanced = rank_costs(menus, analytic_paths(setting.layout), setting.layout)
@@ -329,7 +331,7 @@ def _whole_plans(attempt: Attempt, program: LayoutProgram, values: FloatArray, d
         try_choice(attempt, program, choice)
 
 
-def try_choice(attempt: Attempt, program: LayoutProgram, choice: Choice | None) -> None:
+def try_choice(attempt: LayoutState, program: LayoutProgram, choice: Choice | None) -> None:
     """Simulate a choice of items: its critical path joins the program with those of its neighbours, its plan
     counts if it fits."""
     if choice is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_costs import usable_memory_bytes
@@ -25,10 +25,10 @@ def fitting_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCost
     return int(step_times_ns(plan.layout, costs, durations(stages)))
 
 
-def settings_of(problem: Problem, layout: Layout, costs: RankCosts | ReplicaCosts) -> tuple[Setting, ...]:
+def settings_of(problem: Problem, layout: Layout, costs: RankCosts | ReplicaCosts) -> tuple[LayoutContext, ...]:
     """What is fixed about a layout; with replicas of different make about each of its views."""
     if isinstance(costs, ReplicaCosts):
         return tuple(
             setting for view in costs.views for setting in settings_of(view.problem, view.layout, view.costs)
         )
-    return (Setting.of(problem, layout, costs, usable_memory_bytes(problem)),)
+    return (LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem)),)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Rows
 from milpplan.optimize.space.layer_splits import layers_up_to
 from milpplan.simulation.layout_columns import IntArray
@@ -25,7 +25,7 @@ from milpplan.simulation.layout_columns import IntArray
 Sides = tuple[IntArray, IntArray]
 
 
-def held_rows(setting: Setting, layers: IntArray, unplaced: IntArray) -> list[Rows]:
+def held_rows(setting: LayoutContext, layers: IntArray, unplaced: IntArray) -> list[Rows]:
     """Rows of stages and ranks: ``layers`` [J, columns] of every virtual stage, ``unplaced`` [columns]."""
     parts = [("stage", layers)]
     if setting.layout.vpp > 1:
@@ -38,7 +38,7 @@ def held_rows(setting: Setting, layers: IntArray, unplaced: IntArray) -> list[Ro
     return rows
 
 
-def held_sides(setting: Setting) -> Sides:
+def held_sides(setting: LayoutContext) -> Sides:
     """Lower and upper sides of ``held_rows``."""
     lower, upper = [], []
     for bounds in (setting.layer_bounds, setting.rank_bounds if setting.layout.vpp > 1 else ()):
@@ -58,7 +58,7 @@ def order_rows(kinds: IntArray, unplaced: IntArray) -> list[Rows]:
     return [Rows.dense(names, matrix.reshape(2 * J * K, width), MINUS_INFINITY)]
 
 
-def order_sides(setting: Setting) -> Sides:
+def order_sides(setting: LayoutContext) -> Sides:
     """Lower and upper sides of ``order_rows``."""
     model = setting.problem.model
     K = len(model.kinds)

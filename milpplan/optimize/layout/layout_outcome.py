@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from milpplan.optimize.layout.cutting_planes import Attempt
+from milpplan.optimize.layout.cutting_planes import LayoutState
 from milpplan.optimize.search.prune_reasons import Fate
 from milpplan.problem.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Resolution:
+class LayoutOutcome:
     """What is proved of a layout: a lower bound in nanoseconds, the step that proved it, and the best plan at
     or below the cutoff (with its exact step time), if one was found."""
 
@@ -20,11 +20,11 @@ class Resolution:
     step_time_ns: int | None = None
 
     @staticmethod
-    def of(attempt: Attempt, fate: Fate) -> Resolution:
+    def of(attempt: LayoutState, fate: Fate) -> LayoutOutcome:
         """What an attempt has come to: one that is not open has no plan left at or below its cutoff."""
         if fate != "open":
             attempt.bound_ns = max(attempt.bound_ns, attempt.cutoff_ns + 1)
         if attempt.best is None:
-            return Resolution(attempt.bound_ns, fate)
+            return LayoutOutcome(attempt.bound_ns, fate)
         step, plan = attempt.best
-        return Resolution(min(attempt.bound_ns, step), "open" if fate == "open" else "solved", plan, step)
+        return LayoutOutcome(min(attempt.bound_ns, step), "open" if fate == "open" else "solved", plan, step)

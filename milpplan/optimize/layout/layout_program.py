@@ -27,7 +27,7 @@ from typing import Protocol
 
 import numpy as np
 
-from milpplan.optimize.layout.stage_options import FLOOR_UNITS, Menu, Setting
+from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext, Menu
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.problem.plan import Plan, Recompute, VirtualStage
@@ -82,7 +82,7 @@ class ChoiceProgram(Protocol):
 class LayoutProgram:
     """Menus, paths and the scaling of one layout's program; rows are added by the planner as paths are found."""
 
-    setting: Setting
+    setting: LayoutContext
     menus: list[Menu]
     cutoff_ns: int
     paths: list[CriticalPath] = field(default_factory=list)

@@ -20,11 +20,11 @@ from milpplan.errors import SolverError, UnavailableError
 from milpplan.optimize.bounds.closed_form import path_coefficients
 from milpplan.optimize.bounds.layer_counting import most_on_ranks
 from milpplan.optimize.bounds.split_bounds import SplitBounds
-from milpplan.optimize.context import Means
-from milpplan.optimize.layout.cutting_planes import Attempt, compact_rounds, menu_rounds, try_choice
-from milpplan.optimize.layout.layout_outcome import Resolution
+from milpplan.optimize.context import SolveContext
+from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, try_choice
+from milpplan.optimize.layout.layout_outcome import LayoutOutcome
 from milpplan.optimize.layout.layout_program import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
-from milpplan.optimize.layout.stage_options import Menu, Setting
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu
 from milpplan.optimize.layout.warm_start import Choice, analytic_paths
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
@@ -33,7 +33,7 @@ from milpplan.optimize.milp.solution import Backend, Limits, Solution
 from milpplan.optimize.search.prune_reasons import Fate
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.recompute_parts import PartKey, part_key
-from milpplan.optimize.uneven.layer_branching import Tree
+from milpplan.optimize.uneven.layer_branching import BranchingTree
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout
 from milpplan.simulation.layers.layer_time import Phase
 from milpplan.simulation.layout_columns import IntArray
@@ -58,19 +58,19 @@ COARSE_GAP = 0.02
 
 
 @dataclass(slots=True)
-class LayoutSolver(Means):
+class LayoutSolver(SolveContext):
     """Resolves layouts one after another; holds what they share."""
 
     known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
     """Paths by graph: they hold for every layout with the same graph."""
-    trees: dict[tuple[Layout, PartKey], Tree] = field(default_factory=dict)
+    trees: dict[tuple[Layout, PartKey], BranchingTree] = field(default_factory=dict)
     """Layouts, and their parts, with free interleaved splits that are not decided yet."""
 
     def unfinished(self, layout: Layout) -> bool:
         """Whether more effort on a layout goes on where the last one ended."""
         return any(place == layout for place, _ in self.trees)
 
-    def resolve(self, setting: Setting, cutoff_ns: int, bound_ns: int, effort: int = 1) -> Resolution:
+    def resolve(self, setting: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int = 1) -> LayoutOutcome:
         """Prove that the layout has no plan at or below ``cutoff_ns``, or find its best one within the gap.
 
         No ``effort``: stop after a few rounds on the compact relaxation, with the bound and a rounded plan if
@@ -78,16 +78,16 @@ class LayoutSolver(Means):
         """
         most = most_within(setting, cutoff_ns)
         if most is None:
-            return Resolution(max(bound_ns, cutoff_ns + 1), "bounded")
+            return LayoutOutcome(max(bound_ns, cutoff_ns + 1), "bounded")
         attempt = self.attempt(setting, cutoff_ns, bound_ns)
-        return Resolution.of(attempt, self._run(attempt, most, effort))
+        return LayoutOutcome.of(attempt, self._run(attempt, most, effort))
 
-    def attempt(self, setting: Setting, cutoff_ns: int, bound_ns: int) -> Attempt:
+    def attempt(self, setting: LayoutContext, cutoff_ns: int, bound_ns: int) -> LayoutState:
         """An attempt at a layout, with the paths known of its graph."""
         layout = setting.layout
         shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
         key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
-        return Attempt(
+        return LayoutState(
             setting,
             StepGraph.of(layout, setting.costs.transfer_ns, setting.costs.barrier_ns),
             self.known_paths.setdefault(key, analytic_paths(layout)),
@@ -98,7 +98,7 @@ class LayoutSolver(Means):
             self.counters,
         )
 
-    def _run(self, attempt: Attempt, most: IntArray, effort: int) -> Fate:
+    def _run(self, attempt: LayoutState, most: IntArray, effort: int) -> Fate:
         splits = even_splits(attempt.setting.problem, attempt.setting.layout)
         if splits is None and attempt.setting.layout.vpp > 1:
             return self._tree(attempt, NODES)
@@ -124,11 +124,11 @@ class LayoutSolver(Means):
             return self._splits(attempt, splits, bounds)
         return self._whole(attempt, menus)
 
-    def _tree(self, attempt: Attempt, nodes: int) -> Fate:
+    def _tree(self, attempt: LayoutState, nodes: int) -> Fate:
         """Branch and bound over the layers of the virtual stages."""
         part, programs = (attempt.setting.layout, part_key(attempt.setting)), self.counters.integer_programs
         if part not in self.trees:
-            self.trees[part] = Tree(attempt, self._split)
+            self.trees[part] = BranchingTree(attempt, self._split)
         self.trees[part].run(attempt, nodes)
         if self.trees[part].finished:
             del self.trees[part]
@@ -137,7 +137,7 @@ class LayoutSolver(Means):
         self.trees.pop(part, None)
         return "solved" if self.counters.integer_programs > programs else "relaxed"
 
-    def _split(self, part: Attempt, split: tuple[int, ...]) -> None:
+    def _split(self, part: LayoutState, split: tuple[int, ...]) -> None:
         """One split of the layers: raises the bound, or finds the best plan."""
         bounds = SplitBounds(part.setting, part.graph, tuple(part.pool))
         part.bound_ns = max(part.bound_ns, bounds.bound_ns(split, part.cutoff_ns))
@@ -149,7 +149,7 @@ class LayoutSolver(Means):
         if menus is None or part.closed or self._whole(part, menus) != "open":
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
 
-    def _whole(self, attempt: Attempt, menus: list[Menu]) -> Fate:
+    def _whole(self, attempt: LayoutState, menus: list[Menu]) -> Fate:
         """The menus' relaxation and, where it does not decide, integer programs."""
         program = start_program(attempt, menus)
         if program is None:
@@ -160,9 +160,9 @@ class LayoutSolver(Means):
         trying = partial(try_choice, attempt, program)
         return "open" if self.out_of_time() else self.programs(attempt, program, trying)
 
-    def _splits(self, attempt: Attempt, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
+    def _splits(self, attempt: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
         """Decide every split of the layers by itself, most promising first; the layout's bound is the least."""
-        parts: list[tuple[int, int, Attempt]] = []
+        parts: list[tuple[int, int, LayoutState]] = []
         for number, split in enumerate(splits):
             setting = attempt.setting.with_split(split, bounds.least_backward_ns(split))
             part = replace(attempt, setting=setting, best=None)
@@ -191,7 +191,7 @@ class LayoutSolver(Means):
     def _limits(self, seconds: float | None) -> Limits:
         return Limits(time_limit_s=seconds, seed=self.options.seed, cancelled=self.options.cancelled)
 
-    def programs(self, attempt: Attempt, program: ChoiceProgram, trying: Callable[[Choice], None]) -> Fate:
+    def programs(self, attempt: LayoutState, program: ChoiceProgram, trying: Callable[[Choice], None]) -> Fate:
         """Integer programs, whose answers ``trying`` simulates, until bound and simulator meet up to their
         rounding; once more in finer units where that leaves more than the gap. Finer units try the tolerances of
         solvers: where they then fail or contradict each other, what the coarser ones proved stays."""
@@ -202,7 +202,7 @@ class LayoutSolver(Means):
         return fate
 
     def _programs_in(
-        self, attempt: Attempt, program: ChoiceProgram, trying: Callable[[Choice], None], proved_ns: int
+        self, attempt: LayoutState, program: ChoiceProgram, trying: Callable[[Choice], None], proved_ns: int
     ) -> Fate:
         """Integer programs above a base of ``proved_ns`` until bound and simulator meet, or the limit.
 
@@ -264,7 +264,7 @@ class LayoutSolver(Means):
         return None
 
     def _settle(
-        self, attempt: Attempt, program: Program, solution: Solution, proved: int, base: int, unit: int
+        self, attempt: LayoutState, program: Program, solution: Solution, proved: int, base: int, unit: int
     ) -> Fate:
         """Take over as much of a bound as is confirmed."""
         confirmed = self._confirmed(program, solution, proved)
@@ -325,7 +325,7 @@ def _below(program: Program, bound: int) -> Program:
 
 
 def _bounded_splits(
-    attempt: Attempt, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
+    attempt: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
 ) -> tuple[tuple[int, ...], ...]:
     """The splits that the paths known so far do not exclude; the layout's bound is the least of theirs."""
     known = [bounds.bound_ns(split, attempt.cutoff_ns) for split in splits]
@@ -333,7 +333,7 @@ def _bounded_splits(
     return tuple(split for split, bound in zip(splits, known, strict=True) if bound <= attempt.cutoff_ns)
 
 
-def most_layers(setting: Setting, cutoff_ns: int) -> IntArray:
+def most_layers(setting: LayoutContext, cutoff_ns: int) -> IntArray:
     """Most layers each virtual stage can hold without its rank's path passing the cutoff, [J]."""
     layout = setting.layout
     P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
@@ -369,7 +369,7 @@ def _scaled(program: ChoiceProgram, base: int, unit: int, limited: bool) -> tupl
     return current, unit
 
 
-def most_within(setting: Setting, cutoff_ns: int) -> IntArray | None:
+def most_within(setting: LayoutContext, cutoff_ns: int) -> IntArray | None:
     """Most layers of every stage, or None when counting, or the memory of the ends, shows that nothing is left."""
     # Where all ranks are alike and hold one end at most, the layout's memory bound has looked at the ends.
     alike = setting.layout.schedule not in V_SCHEDULES and not setting.capacities and not setting.costs.offloads
@@ -377,7 +377,7 @@ def most_within(setting: Setting, cutoff_ns: int) -> IntArray | None:
     return most if most is not None and (alike or setting.ends_fit()) else None
 
 
-def _most(setting: Setting, cutoff_ns: int) -> IntArray | None:
+def _most(setting: LayoutContext, cutoff_ns: int) -> IntArray | None:
     """Most layers of every stage, or None when counting shows that nothing is left."""
     layers = setting.problem.model.num_layers
     least = np.array([setting.min_layers(j) for j in range(setting.num_stages)])
@@ -386,7 +386,7 @@ def _most(setting: Setting, cutoff_ns: int) -> IntArray | None:
     return None if (most < least).any() or most.sum() < layers else most
 
 
-def start_program(attempt: Attempt, menus: list[Menu]) -> LayoutProgram | None:
+def start_program(attempt: LayoutState, menus: list[Menu]) -> LayoutProgram | None:
     """The program with all known paths, or None when counting shows that nothing is left."""
     program = LayoutProgram(attempt.setting, menus, attempt.cutoff_ns)
     for path in attempt.pool:
@@ -396,7 +396,7 @@ def start_program(attempt: Attempt, menus: list[Menu]) -> LayoutProgram | None:
     return program
 
 
-def _enough(menus: Sequence[Menu], setting: Setting) -> bool:
+def _enough(menus: Sequence[Menu], setting: LayoutContext) -> bool:
     """Whether the menus can hold all layers."""
     total = setting.problem.model.num_layers
     most = sum(int(menu.layers.max()) for menu in menus)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from milpplan.optimize.layout.layout_outcome import Resolution
+from milpplan.optimize.layout.layout_outcome import LayoutOutcome
 from milpplan.optimize.layout.layout_solver import AIM, LayoutSolver
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.search.prune_reasons import Fate
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.recompute_parts import PartKey, part_key, part_settings
@@ -15,15 +15,15 @@ PartBounds = dict[tuple[Layout, PartKey], int]
 
 
 def resolve_in_parts(
-    solver: LayoutSolver, known: PartBounds, setting: Setting, cutoff_ns: int, bound_ns: int, effort: int
-) -> Resolution:
+    solver: LayoutSolver, known: PartBounds, setting: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int
+) -> LayoutOutcome:
     """``LayoutSolver.resolve`` of a space in parts. Without effort the relaxation of all counts is enough: its
     bound holds for every part, and its rounded plans are of the space."""
     if not effort:
         if even_splits(setting.problem, setting.layout) is None and setting.layout.vpp > 1:
-            return Resolution(bound_ns, "open")
+            return LayoutOutcome(bound_ns, "open")
         return solver.resolve(setting, cutoff_ns, bound_ns, 0)
-    best: Resolution | None = None
+    best: LayoutOutcome | None = None
     fates: set[Fate] = set()
     least = 2**62
     for part in part_settings(setting):
@@ -43,6 +43,6 @@ def resolve_in_parts(
             cutoff_ns = min(cutoff_ns, int(step * (1.0 - AIM * solver.options.gap)), step - 1)
     fate: Fate = next((name for name in ("open", "solved", "relaxed") if name in fates), "bounded")
     if best is None:
-        return Resolution(least, fate)
+        return LayoutOutcome(least, fate)
     assert best.step_time_ns is not None
-    return Resolution(min(least, best.step_time_ns), fate, best.plan, best.step_time_ns)
+    return LayoutOutcome(min(least, best.step_time_ns), fate, best.plan, best.step_time_ns)

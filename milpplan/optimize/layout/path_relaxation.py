@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from milpplan.optimize.layout.ceiling_cuts import PeakPath
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.ceiling_cuts import CeilingPath
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import Program, Rows
 from milpplan.simulation.layout_columns import FloatArray, IntArray
@@ -21,7 +21,7 @@ class PathRelaxation(Protocol):
         """All rows but the paths and peaks."""
 
     @property
-    def peaks(self) -> Sequence[PeakPath]:
+    def peaks(self) -> Sequence[CeilingPath]:
         """Rows of peaks, right after those of the program."""
 
     def base_ns(self, paths: list[CriticalPath]) -> int:
@@ -33,11 +33,11 @@ class PathRelaxation(Protocol):
     def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
         """Rows of paths."""
 
-    def narrow(self, relaxation: Relaxation, setting: Setting) -> None:
+    def narrow(self, relaxation: Relaxation, setting: LayoutContext) -> None:
         """Make the rows but those of paths, in a relaxation of the program, those of a narrower setting."""
 
     def path_limits(
-        self, setting: Setting, paths: Sequence[CriticalPath], base: int, unit: int
+        self, setting: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
         """Rows of peaks and paths, lower and upper sides, of a narrower setting."""
 

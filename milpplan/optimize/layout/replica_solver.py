@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from milpplan.optimize.bounds.split_bounds import SplitBounds
-from milpplan.optimize.layout.cutting_planes import Attempt, compact_rounds, menu_rounds
-from milpplan.optimize.layout.layout_outcome import Resolution
+from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds
+from milpplan.optimize.layout.layout_outcome import LayoutOutcome
 from milpplan.optimize.layout.layout_program import LayoutProgram
 from milpplan.optimize.layout.layout_solver import (
     FULL_ROUNDS,
@@ -27,7 +27,7 @@ from milpplan.optimize.layout.layout_solver import (
 )
 from milpplan.optimize.layout.replica_program import JointProgram
 from milpplan.optimize.layout.rounding import fitted_plan
-from milpplan.optimize.layout.stage_options import Menu, Setting
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu
 from milpplan.optimize.layout.warm_start import Choice
 from milpplan.optimize.search.prune_reasons import Fate
 from milpplan.optimize.space.layer_splits import even_splits
@@ -43,10 +43,10 @@ class Joint:
     """All views of a layout against one cutoff; ``whole`` holds what is proved and found of the layout."""
 
     layout: Layout
-    whole: Attempt
-    views: list[ViewAttempt] = field(default_factory=list)
+    whole: LayoutState
+    views: list[ViewState] = field(default_factory=list)
 
-    def offer(self, origin: ViewAttempt, plan: Plan) -> None:
+    def offer(self, origin: ViewState, plan: Plan) -> None:
         """Simulate the layers of a view's plan in all views, with the recomputation that each of them needs."""
         layers = np.array([stage.num_layers for stage in plan.virtual_stages], dtype=np.int64)
         plans, longest = [], 0
@@ -77,7 +77,7 @@ class Joint:
 
 
 @dataclass(slots=True)
-class ViewAttempt(Attempt):
+class ViewState(LayoutState):
     """An attempt at one view: its plans are plans of the layout only together with those of the others."""
 
     joint: Joint | None = None
@@ -90,24 +90,24 @@ class ViewAttempt(Attempt):
             self.cutoff_ns = self.joint.whole.cutoff_ns
 
     @staticmethod
-    def of(attempt: Attempt, joint: Joint) -> ViewAttempt:
+    def of(attempt: LayoutState, joint: Joint) -> ViewState:
         """An attempt as one at a view."""
-        values = {part.name: getattr(attempt, part.name) for part in fields(Attempt)}
-        return ViewAttempt(**values, joint=joint)
+        values = {part.name: getattr(attempt, part.name) for part in fields(LayoutState)}
+        return ViewState(**values, joint=joint)
 
 
 def resolve_replicas(
     solver: LayoutSolver,
     layout: Layout,
-    settings: tuple[Setting, ...],
+    settings: tuple[LayoutContext, ...],
     cutoff_ns: int,
     bound_ns: int,
     effort: int,
-) -> Resolution:
+) -> LayoutOutcome:
     """``LayoutSolver.resolve`` of a layout with replicas of different make, from the settings of its views."""
     joint = Joint(layout, solver.attempt(settings[0], cutoff_ns, bound_ns))
-    joint.views += [ViewAttempt.of(solver.attempt(own, cutoff_ns, bound_ns), joint) for own in settings]
-    return Resolution.of(joint.whole, _decide(solver, joint, effort))
+    joint.views += [ViewState.of(solver.attempt(own, cutoff_ns, bound_ns), joint) for own in settings]
+    return LayoutOutcome.of(joint.whole, _decide(solver, joint, effort))
 
 
 def _decide(solver: LayoutSolver, joint: Joint, effort: int) -> Fate:
@@ -193,7 +193,7 @@ def _together(solver: LayoutSolver, joint: Joint, menus: list[list[Menu]]) -> Fa
     return solver.programs(joint.whole, together, lambda choice: joint.take_choice(together, choice))
 
 
-def _closed(joint: Joint, view: ViewAttempt) -> bool:
+def _closed(joint: Joint, view: ViewState) -> bool:
     """Take over what is proved of a view; whether no plan at or below the cutoff is left."""
     joint.whole.bound_ns = max(joint.whole.bound_ns, view.bound_ns)
     return joint.whole.closed

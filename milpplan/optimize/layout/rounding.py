@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.recompute_parts import in_parts
 from milpplan.problem.plan import Plan, Recompute, VirtualStage
@@ -18,7 +18,7 @@ from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.stages import StageMemo, StageOptions
 
 
-def rounded_layers(setting: Setting, layers: FloatArray) -> IntArray:
+def rounded_layers(setting: LayoutContext, layers: FloatArray) -> IntArray:
     """Whole layers of each stage, [J], from fractional ones: differences of the rounded running sum, each at
     least what the space demands."""
     splits = even_splits(setting.problem, setting.layout)
@@ -38,7 +38,7 @@ def rounded_layers(setting: Setting, layers: FloatArray) -> IntArray:
     return whole
 
 
-def _nearest_split(setting: Setting, splits: tuple[tuple[int, ...], ...], layers: FloatArray) -> IntArray:
+def _nearest_split(setting: LayoutContext, splits: tuple[tuple[int, ...], ...], layers: FloatArray) -> IntArray:
     """The allowed split with the least summed distance."""
     table = np.array(splits, dtype=np.int64).reshape(-1, setting.num_stages)
     bounds = np.array(setting.layer_bounds)
@@ -52,7 +52,7 @@ def _nearest_split(setting: Setting, splits: tuple[tuple[int, ...], ...], layers
 class _Rank:
     """Virtual stages of one rank while recomputation is added to them."""
 
-    setting: Setting
+    setting: LayoutContext
     memo: StageMemo
     rank: int
     kinds: list[list[int]]
@@ -136,7 +136,7 @@ def _moments(profiles: tuple[LiveProfile, ...]) -> tuple[IntArray, IntArray]:
     return np.array([chunk for chunk, _ in profiles]), np.array([live for _, live in profiles])
 
 
-def fitted_plan(setting: Setting, layers: IntArray, memo: StageMemo | None = None) -> Plan | None:
+def fitted_plan(setting: LayoutContext, layers: IntArray, memo: StageMemo | None = None) -> Plan | None:
     """The plan with the given layers in each stage and a greedy least recomputation; None if it cannot fit.
     ``memo`` is kept between plans of a layout."""
     kinds = setting.problem.model.layer_kinds
@@ -174,7 +174,7 @@ def fitted_plan(setting: Setting, layers: IntArray, memo: StageMemo | None = Non
     return _plan(setting, layers, recompute)
 
 
-def _plan(setting: Setting, layers: IntArray, recompute: list[Recompute]) -> Plan:
+def _plan(setting: LayoutContext, layers: IntArray, recompute: list[Recompute]) -> Plan:
     ends = np.cumsum(layers)
     return Plan(
         layout=setting.layout,
@@ -185,7 +185,7 @@ def _plan(setting: Setting, layers: IntArray, recompute: list[Recompute]) -> Pla
     )
 
 
-def _alike_plan(setting: Setting, layers: IntArray, memo: StageMemo) -> Plan | None:
+def _alike_plan(setting: LayoutContext, layers: IntArray, memo: StageMemo) -> Plan | None:
     """The plan with one recompute setting for all stages that fits and recomputes for the shortest time."""
     modes, most = setting.problem.recompute_modes, int(layers.max())
     if setting.first_full is not None:
@@ -208,7 +208,7 @@ def _blocks(layers: IntArray, block: int) -> list[Recompute]:
     return [Recompute(full=min(block, int(size))) for size in layers]
 
 
-def _first_that_fits(setting: Setting, layers: IntArray, memo: StageMemo, blocks: list[int]) -> int:
+def _first_that_fits(setting: LayoutContext, layers: IntArray, memo: StageMemo, blocks: list[int]) -> int:
     """The first block that fits, by halving: more recomputed layers hold less (but for what one of them replays).
     The last one where none does."""
     low, high = 0, len(blocks) - 1
@@ -222,7 +222,7 @@ def _first_that_fits(setting: Setting, layers: IntArray, memo: StageMemo, blocks
 
 
 def _spent_if_it_fits(
-    setting: Setting, layers: IntArray, memo: StageMemo, recompute: list[Recompute]
+    setting: LayoutContext, layers: IntArray, memo: StageMemo, recompute: list[Recompute]
 ) -> int | None:
     """Nanoseconds of all backwards together; None where a rank does not fit."""
     kinds, ends, spent = setting.problem.model.layer_kinds, np.cumsum(layers), 0

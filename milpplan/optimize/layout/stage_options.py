@@ -73,7 +73,7 @@ class Menu:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class LayoutContext:
     """One layout with everything that is fixed about it; P ranks, J virtual stages."""
 
     problem: Problem
@@ -98,12 +98,12 @@ class Setting:
     """Interleaved: some virtual stage before the last chunks holds at least so many layers."""
 
     @staticmethod
-    def of(problem: Problem, layout: Layout, costs: RankCosts, capacity_bytes: int) -> Setting:
+    def of(problem: Problem, layout: Layout, costs: RankCosts, capacity_bytes: int) -> LayoutContext:
         """Gather what menus and rows need."""
         profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
         bounds, ranks = layer_bounds(problem, layout), ((0, problem.model.num_layers),) * layout.pp
         capacities = rank_capacities(problem, layout) if problem.other_hardware else ()
-        return Setting(
+        return LayoutContext(
             problem,
             layout,
             costs,
@@ -115,7 +115,7 @@ class Setting:
             capacities=capacities,
         )
 
-    def on_rank(self, rank: int) -> Setting:
+    def on_rank(self, rank: int) -> LayoutContext:
         """The same with the memory of one rank on all."""
         return replace(self, capacity_bytes=self.capacity_of(rank), capacities=()) if self.capacities else self
 
@@ -127,24 +127,24 @@ class Setting:
         """Bytes that a rank can have on the host."""
         return self.problem.node_types[self.costs.type_of(rank)].host_bytes
 
-    def with_split(self, split: tuple[int, ...], least_backward_ns: tuple[int, ...] = ()) -> Setting:
+    def with_split(self, split: tuple[int, ...], least_backward_ns: tuple[int, ...] = ()) -> LayoutContext:
         """The same with the layers of every virtual stage fixed."""
         bounds = tuple((count, count) for count in split)
         return replace(self, layer_bounds=bounds, least_backward_ns=least_backward_ns)
 
-    def with_stage(self, stage: int, fewest: int, most: int) -> Setting:
+    def with_stage(self, stage: int, fewest: int, most: int) -> LayoutContext:
         """The same with other limits to the layers of one virtual stage."""
         bounds = list(self.layer_bounds)
         bounds[stage] = (fewest, most)
         return replace(self, layer_bounds=tuple(bounds))
 
-    def with_rank(self, rank: int, fewest: int, most: int) -> Setting:
+    def with_rank(self, rank: int, fewest: int, most: int) -> LayoutContext:
         """The same with other limits to the layers of one rank."""
         bounds = list(self.rank_bounds)
         bounds[rank] = (fewest, most)
         return replace(self, rank_bounds=tuple(bounds))
 
-    def tightened(self, most: IntArray) -> Setting | None:
+    def tightened(self, most: IntArray) -> LayoutContext | None:
         """The same with all limits that follow from the others and from ``most`` layers a rank [P]; None where
         they leave no split."""
         layers = self.problem.model.num_layers
@@ -234,7 +234,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class UnitCosts:
     """Proved cost of every unit of a count in one stage, [3, K] for (layers, full, selective) by kind: an item
     whose counts cost more than ``slack`` is in no plan at or below the cutoff."""
 
@@ -242,7 +242,7 @@ class Prices:
     price: FloatArray
 
 
-def stage_menu(setting: Setting, stage: int, most: int, prices: Prices | None = None) -> Menu:
+def stage_menu(setting: LayoutContext, stage: int, most: int, prices: UnitCosts | None = None) -> Menu:
     """All items of a virtual stage with at most ``most`` layers that fit into its rank's memory alone, and for
     whose layers the other virtual stages leave a place in the model."""
     kinds = np.array([kind for kind, _ in setting.runs])
@@ -271,7 +271,7 @@ def _empty_menu(stage: int, num_runs: int) -> Menu:
 
 
 def _affordable(
-    setting: Setting, counts: tuple[int, ...], full: IntArray, selective: IntArray, prices: Prices
+    setting: LayoutContext, counts: tuple[int, ...], full: IntArray, selective: IntArray, prices: UnitCosts
 ) -> BoolArray:
     """Which recompute choices cost no more than the slack."""
     total = np.zeros(len(full))
@@ -285,7 +285,7 @@ def _affordable(
     return np.asarray(total <= prices.slack)
 
 
-def _recompute_choices(setting: Setting, num_layers: int) -> tuple[IntArray, IntArray]:
+def _recompute_choices(setting: LayoutContext, num_layers: int) -> tuple[IntArray, IntArray]:
     """Every (full, selective) pair the space allows for a number of layers."""
     if setting.first_full is not None:
         return np.array([min(setting.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
@@ -303,7 +303,7 @@ def _recompute_choices(setting: Setting, num_layers: int) -> tuple[IntArray, Int
 
 
 def recompute_options(
-    setting: Setting, stage: int, counts: tuple[int, ...], prices: Prices | None = None
+    setting: LayoutContext, stage: int, counts: tuple[int, ...], prices: UnitCosts | None = None
 ) -> StageOptions | None:
     """The recompute choices of a virtual stage that holds ``counts`` layers of each run; None without any. Of the
     stage only counts whether it is the model's first or last, its node type, and how far the next one is."""
@@ -325,7 +325,7 @@ def recompute_options(
     )
 
 
-def useful_items(setting: Setting, stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
+def useful_items(setting: LayoutContext, stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
     """The options of a virtual stage that fit its rank and that no other one beats."""
     options = options.take(_useful(setting, stage, options))
     size = len(options.full)
@@ -344,7 +344,7 @@ def useful_items(setting: Setting, stage: int, counts: tuple[int, ...], options:
     )
 
 
-def _useful(setting: Setting, stage: int, options: StageOptions) -> IntArray:
+def _useful(setting: LayoutContext, stage: int, options: StageOptions) -> IntArray:
     """Options that fit, and are not beaten by one with no longer forward and backward and no more memory."""
     rank = setting.layout.stage_ranks[stage]
     chunk = setting.layout.rank_stages[rank].index(stage)
@@ -371,7 +371,7 @@ def _useful(setting: Setting, stage: int, options: StageOptions) -> IntArray:
     return _pareto(options, rows)
 
 
-def _undominated(setting: Setting, options: StageOptions, rows: IntArray) -> IntArray:
+def _undominated(setting: LayoutContext, options: StageOptions, rows: IntArray) -> IntArray:
     """With offloading recomputation may shorten forwards and transfers: rows that no other one matches in forward,
     backward and, where a rank has several virtual stages, every kind of memory."""
     table = [*options.terms[[Term.FORWARD, Term.BACKWARD]]]

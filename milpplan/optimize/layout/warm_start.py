@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from milpplan.optimize.layout.stage_options import Menu, Setting
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu
 from milpplan.problem.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Layout
 from milpplan.simulation.layers.terms import PAIRED, WORK
 from milpplan.simulation.layout_columns import FloatArray, IntArray
@@ -110,7 +110,7 @@ def chunk_paths(layout: Layout) -> list[CriticalPath]:
     return paths
 
 
-def _positions(setting: Setting) -> list[tuple[int, ...]]:
+def _positions(setting: LayoutContext) -> list[tuple[int, ...]]:
     """Layers of each run placed after the first t layers, t = 0 .. L."""
     placed = [0] * len(setting.runs)
     states = [tuple(placed)]
@@ -122,7 +122,7 @@ def _positions(setting: Setting) -> list[tuple[int, ...]]:
 
 
 def _moves(
-    setting: Setting, menu: Menu, costs: FloatArray, states: list[tuple[int, ...]]
+    setting: LayoutContext, menu: Menu, costs: FloatArray, states: list[tuple[int, ...]]
 ) -> tuple[IntArray, IntArray, IntArray]:
     """All (start position, end position, item) with the item continuing the layer sequence; of items with the
     same layers only the cheapest."""
@@ -148,7 +148,7 @@ def _moves(
 
 
 def best_choice(
-    setting: Setting, menus: Sequence[Menu], item_costs: Sequence[FloatArray], bottleneck: bool
+    setting: LayoutContext, menus: Sequence[Menu], item_costs: Sequence[FloatArray], bottleneck: bool
 ) -> Choice | None:
     """Items that place all layers in order with the least largest (``bottleneck``) or summed cost.
 

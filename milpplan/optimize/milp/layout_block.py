@@ -10,7 +10,7 @@ from math import floor
 import numpy as np
 
 from milpplan.optimize.layout.layout_program import LayoutProgram
-from milpplan.optimize.layout.stage_options import Menu, Setting, stage_menu
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu, stage_menu
 from milpplan.optimize.layout.warm_start import Choice, analytic_paths
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Rows
 from milpplan.simulation.layers.terms import WORK
@@ -31,13 +31,13 @@ class LayoutBlock:
     of the layout can be at or below the cutoff."""
 
     number: int
-    setting: Setting
+    setting: LayoutContext
     weight: Fraction
     program: LayoutProgram | None
     forbidden: list[frozenset[Item]] = field(default_factory=list)
 
     @staticmethod
-    def of(number: int, setting: Setting, weight: Fraction) -> LayoutBlock:
+    def of(number: int, setting: LayoutContext, weight: Fraction) -> LayoutBlock:
         """Menus and analytic paths of a layout."""
         menus = [stage_menu(setting, j, setting.max_layers(j)) for j in range(setting.num_stages)]
         if not all(len(menu) for menu in menus):

@@ -22,7 +22,7 @@ _MAX_ENUMERATED: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryResult:
+class SelfTestResult:
     """Outcome of one check; ``meaning`` tells the user what a failure would mean. Where the solver could not run,
     or ran out of time, it gave no answer at all: ``answered`` is false, and ``seen`` is the cause."""
 
@@ -34,11 +34,11 @@ class CanaryResult:
     answered: bool = True
 
 
-def run_canaries() -> tuple[CanaryResult, ...]:
+def run_canaries() -> tuple[SelfTestResult, ...]:
     """Run all checks, which takes a few seconds; a solver that cannot run here is asked nothing else."""
     results = [_guarded(f"{name}: available", _availability(name)) for name in backend_names()]
     working = [name for name, result in zip(backend_names(), results, strict=True) if result.passed]
-    checks: list[tuple[str, Callable[[], CanaryResult]]] = []
+    checks: list[tuple[str, Callable[[], SelfTestResult]]] = []
     if "cpsat" in working:
         checks += [("cpsat: published wrong optimum", _cpsat_published)]
     if "cbc" in working:
@@ -132,11 +132,11 @@ def _settle(
     return bool((point <= program.upper).all())
 
 
-def _availability(name: str) -> Callable[[], CanaryResult]:
-    def check() -> CanaryResult:
+def _availability(name: str) -> Callable[[], SelfTestResult]:
+    def check() -> SelfTestResult:
         solution = probed(name)
         right = _answer(solution) == _shown(PROBE_OPTIMUM)
-        return CanaryResult(
+        return SelfTestResult(
             f"{name}: available",
             right,
             _shown(PROBE_OPTIMUM),
@@ -147,7 +147,7 @@ def _availability(name: str) -> Callable[[], CanaryResult]:
     return check
 
 
-def _guarded(name: str, check: Callable[[], CanaryResult]) -> CanaryResult:
+def _guarded(name: str, check: Callable[[], SelfTestResult]) -> SelfTestResult:
     """Run a check. What the system refuses to a solver is no wrong answer; one that the exact check refutes is."""
     try:
         return check()
@@ -157,7 +157,7 @@ def _guarded(name: str, check: Callable[[], CanaryResult]) -> CanaryResult:
         seen = f"{type(error).__name__}: {error}"
         if isinstance(error, MilpplanError):
             seen, meaning = error.seen.rstrip("."), f"{error.do} {meaning}".lstrip()
-        return CanaryResult(name, False, "an answer", seen, meaning, answered=refuted)
+        return SelfTestResult(name, False, "an answer", seen, meaning, answered=refuted)
 
 
 def _solved(name: str, program: Program) -> Solution:
@@ -176,7 +176,7 @@ def _solved(name: str, program: Program) -> Solution:
     return solution
 
 
-def _cpsat_published() -> CanaryResult:
+def _cpsat_published() -> SelfTestResult:
     """google/or-tools#5293: OR-Tools 9.15 proves 33512188359."""
     from ortools.sat.python import cp_model
 
@@ -203,7 +203,7 @@ def _cpsat_published() -> CanaryResult:
     solver.parameters.catch_sigint_signal = False
     status = solver.status_name(run_interruptibly(lambda: solver.solve(model), solver.stop_search))
     seen = f"{status} {round(solver.objective_value) if status in ('OPTIMAL', 'FEASIBLE') else ''}".strip()
-    return CanaryResult(
+    return SelfTestResult(
         "cpsat: published wrong optimum",
         seen == "OPTIMAL 23538029576",
         "OPTIMAL 23538029576",
@@ -228,10 +228,10 @@ def hard_program() -> Program:
     return builder.build()
 
 
-def _cbc_time_limit() -> CanaryResult:
+def _cbc_time_limit() -> SelfTestResult:
     solution = backend("cbc").solve(hard_program(), Limits(time_limit_s=0.5))
     below = solution.bound is None or solution.objective is None or solution.bound <= solution.objective
-    return CanaryResult(
+    return SelfTestResult(
         "cbc: a time limit is not optimal",
         solution.status in ("feasible", "no_solution_found") and solution.limit_reached and below,
         "feasible or no_solution_found, and a bound not above the objective",
@@ -240,7 +240,7 @@ def _cbc_time_limit() -> CanaryResult:
     )
 
 
-def _highs_gap() -> CanaryResult:
+def _highs_gap() -> SelfTestResult:
     """A knapsack whose values differ by less than HiGHS' default gap of 1e-4."""
     random = np.random.default_rng(5)
     builder = ProgramBuilder("small_differences")
@@ -260,7 +260,7 @@ def _highs_gap() -> CanaryResult:
             step[key] = min(step.get(key, 10**12), spent + int(cost[j]))
         table = step
     solution = _solved("highs", program)
-    return CanaryResult(
+    return SelfTestResult(
         "highs: relative gap zero",
         solution.status == "optimal" and solution.objective == table[330],
         f"optimal {table[330]}",
@@ -269,10 +269,10 @@ def _highs_gap() -> CanaryResult:
     )
 
 
-def _large_units(name: str) -> Callable[[], CanaryResult]:
+def _large_units(name: str) -> Callable[[], SelfTestResult]:
     """Min-max rows in nanoseconds, where unscaled floating-point solvers prove wrong optima."""
 
-    def check() -> CanaryResult:
+    def check() -> SelfTestResult:
         wrong = []
         for seed in range(8):
             program = nanosecond_program(seed)
@@ -280,7 +280,7 @@ def _large_units(name: str) -> Callable[[], CanaryResult]:
             solution = _solved(name, program)
             if _answer(solution) != _shown(expected):
                 wrong.append(f"{program.name}: {_answer(solution)} instead of {_shown(expected)}")
-        return CanaryResult(
+        return SelfTestResult(
             f"{name}: large units",
             not wrong,
             "8 of 8 as enumerated",
@@ -310,8 +310,8 @@ def nanosecond_program(seed: int) -> Program:
     return builder.build()
 
 
-def _random_programs(name: str) -> Callable[[], CanaryResult]:
-    def check() -> CanaryResult:
+def _random_programs(name: str) -> Callable[[], SelfTestResult]:
+    def check() -> SelfTestResult:
         wrong = []
         for seed in range(NUM_RANDOM_PROGRAMS):
             program = random_program(seed)
@@ -319,7 +319,7 @@ def _random_programs(name: str) -> Callable[[], CanaryResult]:
             answer = _answer(_solved(name, program))
             if answer != expected:
                 wrong.append(f"{program.name}: {answer} instead of {expected}")
-        return CanaryResult(
+        return SelfTestResult(
             f"{name}: random programs",
             not wrong,
             f"{NUM_RANDOM_PROGRAMS} of {NUM_RANDOM_PROGRAMS} as enumerated",

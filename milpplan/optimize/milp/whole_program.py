@@ -29,7 +29,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.layout.warm_start import Choice, analytic_paths, best_choice, rank_costs
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.degrees import Degrees
@@ -54,7 +54,7 @@ WITNESSES = {"highs": "cpsat", "cbc": "cpsat", "cpsat": "cbc", "auto": "cbc"}
 
 
 @dataclass(frozen=True, slots=True)
-class MonolithResult:
+class WholeProgramResult:
     """``step_time_ns`` and ``bound_ns`` are step times, times largest batch / batch where the batch may vary.
 
     ``program`` is the last program; ``iterations`` how many were solved.
@@ -75,7 +75,7 @@ def monolithic_program(problem: Problem, max_layouts: int = MAX_LAYOUTS) -> Prog
     Raises:
         InvalidInputError: the problem is too large, or not one that this form states.
     """
-    monolith = _Monolith.of(problem, max_layouts)
+    monolith = _WholeProgram.of(problem, max_layouts)
     if monolith.value is not None:
         monolith.cutoff = monolith.value
     return monolith.program()
@@ -83,7 +83,7 @@ def monolithic_program(problem: Problem, max_layouts: int = MAX_LAYOUTS) -> Prog
 
 def solve_monolithic(
     problem: Problem, backend: str = "highs", gap: float = 1e-4, max_layouts: int = MAX_LAYOUTS
-) -> MonolithResult:
+) -> WholeProgramResult:
     """Solve a small problem as one program; ``gap`` 0 proves the optimum to the nanosecond.
 
     The bound that decides is proved by two solvers (``WITNESSES``); where they differ the better plan counts.
@@ -93,11 +93,11 @@ def solve_monolithic(
         SolverError: an answer fails its exact re-check.
     """
     solver, witness = backend_named(backend), backend_named(WITNESSES.get(backend, "cpsat"))
-    return _Monolith.of(problem, max_layouts).solve(solver, witness, gap)
+    return _WholeProgram.of(problem, max_layouts).solve(solver, witness, gap)
 
 
 @dataclass(slots=True)
-class _Monolith:
+class _WholeProgram:
     """``value`` and ``bound`` are objectives; any two different objectives are at least ``grain`` apart."""
 
     problem: Problem
@@ -115,19 +115,19 @@ class _Monolith:
     """First column of every block, by its number."""
 
     @staticmethod
-    def of(problem: Problem, max_layouts: int) -> _Monolith:
+    def of(problem: Problem, max_layouts: int) -> _WholeProgram:
         """Menus and first paths of every layout, and a first incumbent."""
         columns = layout_space(problem).columns
         _require_small(problem, len(columns), max_layouts)
         blocks = _blocks(problem, columns)
         grain = Fraction(1, lcm(*(block.weight.denominator for block in blocks)))
         cutoff = max((block.most() for block in blocks), default=Fraction(0))
-        monolith = _Monolith(problem, columns, blocks, grain, cutoff)
+        monolith = _WholeProgram(problem, columns, blocks, grain, cutoff)
         for block in blocks:
             monolith._balanced(block)
         return monolith
 
-    def solve(self, solver: Backend, witness: Backend, gap: float) -> MonolithResult:
+    def solve(self, solver: Backend, witness: Backend, gap: float) -> WholeProgramResult:
         """Programs until bound and simulator meet, and a second solver proves the same bound."""
         for iteration in range(1, MAX_PROGRAMS + 1):
             program = self.program()
@@ -250,12 +250,12 @@ class _Monolith:
         if block.program.overfull_rank(choice) is None:
             self._offer(block, choice, step)
 
-    def _result(self, program: Program, iterations: int, closed: bool) -> MonolithResult:
+    def _result(self, program: Program, iterations: int, closed: bool) -> WholeProgramResult:
         if self.value is None:
             status: Status = "infeasible" if closed else "no_solution_found"
-            return MonolithResult(status, None, None, None, program, iterations)
+            return WholeProgramResult(status, None, None, None, program, iterations)
         status, bound = "optimal" if closed else "feasible", float(min(self.bound, self.value))
-        return MonolithResult(status, float(self.value), bound, self.plan, program, iterations)
+        return WholeProgramResult(status, float(self.value), bound, self.plan, program, iterations)
 
 
 def _require_small(problem: Problem, num_layouts: int, max_layouts: int) -> None:
@@ -294,7 +294,7 @@ def _blocks(problem: Problem, columns: LayoutColumns) -> list[LayoutBlock]:
         layout = columns.at(number)
         own = costs.at(number)
         assert not isinstance(own, ReplicaCosts), "refused before"
-        setting = Setting.of(problem, layout, own, capacity)
+        setting = LayoutContext.of(problem, layout, own, capacity)
         blocks.append(LayoutBlock.of(number, setting, Fraction(largest, layout.global_batch_size)))
         items += blocks[-1].num_items
         if items > MAX_ITEMS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.optimize.bounds.cost_cache import KnownCosts
+from milpplan.optimize.bounds.cost_cache import CostCache
 from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.bounds.uniform_steps import FIRST, GROWTH, MOST, KnownTables
@@ -15,8 +15,8 @@ from milpplan.optimize.layout.evaluation import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
 from milpplan.optimize.objective import objective_weights, threshold
 from milpplan.optimize.result import Progress
-from milpplan.optimize.search.explored_layouts import LookedAt
-from milpplan.optimize.search.prune_reasons import FATES, LayoutFates
+from milpplan.optimize.search.explored_layouts import ExploredLayouts
+from milpplan.optimize.search.prune_reasons import FATES, PruneRecord
 from milpplan.optimize.search.solution_pool import KEPT_PLANS, with_plan
 from milpplan.optimize.space.membership import in_space
 from milpplan.problem.plan import Plan
@@ -36,7 +36,7 @@ FIRST_PLANS = 12
 
 
 @dataclass(slots=True)
-class Search(LookedAt):
+class Search(ExploredLayouts):
     """One run over a layout space. Objective = step time (ns) * weight of the layout."""
 
     started: float
@@ -57,12 +57,12 @@ class Search(LookedAt):
     """Layouts about to be looked at, in order."""
     first_only: bool = False
     """True where the search ends with its first plan."""
-    known: KnownCosts = field(init=False)
+    known: CostCache = field(init=False)
     tables: KnownTables = field(init=False)
 
     def __post_init__(self) -> None:
-        LookedAt.__post_init__(self)
-        self.known, self.tables = KnownCosts(self.problem), KnownTables(self.problem)
+        ExploredLayouts.__post_init__(self)
+        self.known, self.tables = CostCache(self.problem), KnownTables(self.problem)
 
     def open(self, groups: IntArray) -> None:
         """Look at the layouts of some groups one by one."""
@@ -158,9 +158,9 @@ class Search(LookedAt):
             self._uniform(self.uniform_ns.size)
         else:
             # What it takes to solve for layouts is half of all imports.
-            from milpplan.optimize.search.branch_phase import FreeSearch
+            from milpplan.optimize.search.branch_phase import BranchPhase
 
-            FreeSearch.of(self).run()
+            BranchPhase.of(self).run()
         self.note(force=True)
 
     def bound(self) -> None:
@@ -191,7 +191,7 @@ class Search(LookedAt):
         self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
         self.candidates = self.candidates[keep]
 
-    def result(self) -> LayoutFates:
+    def result(self) -> PruneRecord:
         """The certificate."""
         known = slice(len(self.rows))
         values, fates = self.values(known), self.fates[known].copy()
@@ -199,7 +199,7 @@ class Search(LookedAt):
         fates[undecided] = FATES.index("bounded")
         best = self.best_value if self.best else None
         found = self.problem, self.whole, self.rows, values, fates, self.frontier
-        return LayoutFates(*found, self.threshold(), best)
+        return PruneRecord(*found, self.threshold(), best)
 
     def threshold(self) -> float:
         """Layouts with a bound from here on cannot improve the incumbent by more than the gap."""

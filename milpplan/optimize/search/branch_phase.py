@@ -14,8 +14,8 @@ import numpy as np
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.layout.part_solving import PartBounds
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.layout_queue import Case, Finding, Share, cutoff_ns, decided
-from milpplan.optimize.search.layout_workers import Crew
+from milpplan.optimize.search.layout_queue import LayoutQueue, LayoutResult, LayoutTask, cutoff_ns, decided
+from milpplan.optimize.search.layout_workers import LayoutWorkers
 from milpplan.optimize.search.prune_reasons import FATES
 from milpplan.simulation.layout_columns import IntArray
 
@@ -24,7 +24,7 @@ FIRST_PLAN_WORK_S = 4.0
 
 
 @dataclass(slots=True)
-class FreeSearch:
+class BranchPhase:
     """What a search goes on with after its bounds."""
 
     search: Search
@@ -32,13 +32,13 @@ class FreeSearch:
     part_bounds: PartBounds = field(default_factory=dict)
 
     @staticmethod
-    def of(search: Search) -> FreeSearch:
+    def of(search: Search) -> BranchPhase:
         """With the means of a search."""
         means = search.means
         own = LayoutSolver(
             means.options, means.backend, means.witnesses, means.deadline, means.counters, means.unavailable
         )
-        return FreeSearch(search, own)
+        return BranchPhase(search, own)
 
     def run(self) -> None:
         """Look for a first plan if no more is wanted, else decide all layouts.
@@ -59,7 +59,7 @@ class FreeSearch:
             return
         self._queue()
         best, keep = search.best_value, search.keep_below
-        share = Share(search.problem, self.solver, self._case, self.part_bounds, best, keep)
+        share = LayoutQueue(search.problem, self.solver, self._case, self.part_bounds, best, keep)
         # In the order of the queue, which is that of the bounds but for the first.
         first = search.space.find(search.best[1].layout) if search.best else None
         values = [-np.inf if row == first else self._value(row) for row in search.queue.tolist()]
@@ -82,9 +82,9 @@ class FreeSearch:
         """Whether interleaved chunks may have any size."""
         return self.search.problem.interleaved_layers == "any"
 
-    def _decided(self, share: Share) -> Generator[Finding]:
+    def _decided(self, share: LayoutQueue) -> Generator[LayoutResult]:
         """What becomes of layouts; only branching takes so long that processes of its own pay."""
-        return Crew(share, lambda: self.search.best_value).run() if self._any_chunks else share.run()
+        return LayoutWorkers(share, lambda: self.search.best_value).run() if self._any_chunks else share.run()
 
     def _queue(self) -> None:
         search = self.search
@@ -93,11 +93,11 @@ class FreeSearch:
     def _value(self, row: int) -> float:
         return float(self.search.bounds_ns[row] * self.search.weights[row])
 
-    def _case(self, row: int) -> Case:
+    def _case(self, row: int) -> LayoutTask:
         search = self.search
         costs = search.known.at(search.space, row, search.queue)
         bound, limit = int(search.bounds_ns[row]), float(search.limits_ns[row])
-        return Case(row, search.space.at(row), costs, bound, float(search.weights[row]), limit)
+        return LayoutTask(row, search.space.at(row), costs, bound, float(search.weights[row]), limit)
 
     def _relax(self, row: int) -> None:
         search, case = self.search, self._case(row)
@@ -105,7 +105,7 @@ class FreeSearch:
         self._take(decided(search.problem, self.solver, self.part_bounds, case, cutoff, 0))
         search.note()
 
-    def _take(self, finding: Finding) -> None:
+    def _take(self, finding: LayoutResult) -> None:
         """Write down what became of a layout."""
         search, row, found = self.search, finding.row, finding.resolution
         search.bounds_ns[row] = max(search.bounds_ns[row], float(found.bound_ns))

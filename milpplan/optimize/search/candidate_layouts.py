@@ -43,7 +43,7 @@ class Budget:
 BUDGET = Budget()
 
 
-class Opened(NamedTuple):
+class OpenedLayouts(NamedTuple):
     """Layouts of groups that were just opened, by their rows in the whole space, with the weights and limits of
     their steps and bounds of these, nanoseconds; all [n]."""
 
@@ -53,7 +53,7 @@ class Opened(NamedTuple):
     bounds_ns: FloatArray
 
 
-class Piece(NamedTuple):
+class LayoutClass(NamedTuple):
     """Layouts that share a bound: lower bounds of the objective, numbers of layouts, whether some may fit, whether
     some have several virtual stages a rank, and whether some have one; all [n]."""
 
@@ -64,7 +64,7 @@ class Piece(NamedTuple):
     plain: BoolArray
 
 
-class Closed(NamedTuple):
+class ClosedLayouts(NamedTuple):
     """A frontier's state of groups [g] and blocks [b]; replaced as a whole, as Ctrl-C may come between any two
     lines, and no bound may ever leave a layout out.
 
@@ -81,7 +81,7 @@ class Closed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Frontier:
+class CandidateLayouts:
     """The layouts of a space that are closed: of each block or group, one bound is all that is known."""
 
     problem: Problem
@@ -93,7 +93,7 @@ class Frontier:
     weights: FloatArray = field(init=False)
     limits_ns: FloatArray = field(init=False)
     """Of the steps of the blocks' layouts, [b]."""
-    closed: Closed = field(init=False)
+    closed: ClosedLayouts = field(init=False)
     bounded: bool = False
     """True once every block has a bound."""
 
@@ -107,7 +107,7 @@ class Frontier:
         groups = ComputeGroups.none(self.space, self.alike)
         self.closed = self._closed(groups, np.zeros(0, dtype=np.bool_), whole, values)
 
-    def closed_again(self) -> Frontier:
+    def closed_again(self) -> CandidateLayouts:
         """Return the same blocks and groups with nothing opened."""
         again, own = copy(self), self.closed
         again.closed = self._closed(own.groups, np.zeros_like(own.opened), own.whole, own.block_values)
@@ -232,30 +232,30 @@ class Frontier:
 
     def _closed(
         self, groups: ComputeGroups, opened: BoolArray, whole: BoolArray, block_values: FloatArray
-    ) -> Closed:
+    ) -> ClosedLayouts:
         """Return what is known with some groups, with their values and order from their bounds."""
         bounds = groups.bounds_ns
         values = np.where(bounds > self.limits_ns[groups.block], np.inf, bounds * self.weights[groups.block])
         values = np.where(opened, np.inf, values)
-        return Closed(groups, opened, values, np.argsort(values, kind="stable"), whole, block_values)
+        return ClosedLayouts(groups, opened, values, np.argsort(values, kind="stable"), whole, block_values)
 
-    def layouts(self, groups: IntArray) -> Opened:
+    def layouts(self, groups: IntArray) -> OpenedLayouts:
         """The layouts of some groups, which stay closed until ``open``."""
         rows, group = self.groups.layouts(groups)
         block = self.groups.block[group]
-        return Opened(rows, self.weights[block], self.limits_ns[block], self.groups.bounds_ns[group])
+        return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], self.groups.bounds_ns[group])
 
     def open(self, groups: IntArray) -> None:
         """From now on the bounds of these groups are those of their layouts, which are looked at one by one."""
         self.closed.opened[groups] = True
         self.values[groups] = np.inf
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[LayoutClass]:
         """Return what is known of all closed layouts."""
         closed = np.flatnonzero(~self.closed.opened)
         several = self.groups.interleaved[closed]
         sizes, fit = self.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)
-        yield Piece(self.values[closed], sizes, fit, several, ~several)
+        yield LayoutClass(self.values[closed], sizes, fit, several, ~several)
         whole = np.flatnonzero(self.whole)
         chunks = self.space.stages.alike(("vpp",)).choices
         rows, number, first, group = chunks.lists()
@@ -264,4 +264,6 @@ class Frontier:
         np.logical_or.at(several, number, chunks.table["vpp"][rows] > 1)
         np.logical_or.at(plain, number, chunks.table["vpp"][rows] == 1)
         own = group[whole]
-        yield Piece(self.block_values[whole], self.space.sizes[whole], self.fits[whole], several[own], plain[own])
+        yield LayoutClass(
+            self.block_values[whole], self.space.sizes[whole], self.fits[whole], several[own], plain[own]
+        )

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.optimize.bounds.closed_form import SAFETY
-from milpplan.optimize.context import Means
-from milpplan.optimize.search.candidate_layouts import Frontier
+from milpplan.optimize.context import SolveContext
+from milpplan.optimize.search.candidate_layouts import CandidateLayouts
 from milpplan.optimize.search.prune_reasons import FATES
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.problem.problem import Problem
@@ -19,13 +19,13 @@ from milpplan.simulation.states import least_held_bytes
 
 
 @dataclass(slots=True)
-class LookedAt:
+class ExploredLayouts:
     """Layouts of opened groups, by rows in the order in which they were opened: all arrays are of these, [n]."""
 
     problem: Problem
     whole: LayoutSpace
-    means: Means
-    frontier: Frontier = field(init=False)
+    means: SolveContext
+    frontier: CandidateLayouts = field(init=False)
     """The groups of layouts that are not looked at one by one: no arrays hold them."""
     space: LayoutSpace = field(init=False)
     """The layouts that are."""
@@ -44,7 +44,7 @@ class LookedAt:
     simulated: BoolArray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.frontier = Frontier(self.problem, self.whole, self.means.budget)
+        self.frontier = CandidateLayouts(self.problem, self.whole, self.means.budget)
         none = np.zeros(0, dtype=np.int64)
         self.space, self.memory = self.whole.only(none), np.zeros(0)
         self.weights, self.limits_ns, self.bounds_ns = np.zeros((3, 0))

@@ -15,7 +15,7 @@ import numpy as np
 from milpplan.optimize.bounds.horizon import longest_step_ns
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.layout.evaluation import settings_of
-from milpplan.optimize.layout.layout_outcome import Resolution
+from milpplan.optimize.layout.layout_outcome import LayoutOutcome
 from milpplan.optimize.layout.layout_solver import AIM, LayoutSolver
 from milpplan.optimize.layout.part_solving import PartBounds, resolve_in_parts
 from milpplan.optimize.layout.replica_solver import resolve_replicas
@@ -35,7 +35,7 @@ Begun = tuple[int, Entry]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LayoutTask:
     """A layout to decide: its row in the search, its constants, what is proved of it, the weight that makes a step
     time (ns) an objective, and the longest step that counts."""
 
@@ -48,11 +48,11 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LayoutResult:
     """What became of a layout."""
 
     row: int
-    resolution: Resolution
+    resolution: LayoutOutcome
     fate: Fate
 
 
@@ -64,7 +64,7 @@ class Round:
     ``best_value``: the objective to beat. ``work_s``: about how much. ``seconds``: until the time limit.
     """
 
-    cases: tuple[tuple[Entry, Case], ...]
+    cases: tuple[tuple[Entry, LayoutTask], ...]
     dropped: tuple[int, ...]
     best_value: float
     work_s: float
@@ -76,7 +76,7 @@ class Reply:
     """What a process did in a round. ``begun``: layouts that it goes on with; ``left``: those of the round that it
     did not look at; ``counters`` of its whole life; ``programs`` that bounds of the round rest on."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[LayoutResult, ...]
     begun: tuple[Begun, ...]
     left: tuple[Entry, ...]
     counters: Counters
@@ -89,8 +89,8 @@ def cutoff_ns(best: float, gap: float, weight: float, limit_ns: float) -> int:
 
 
 def decided(
-    problem: Problem, solver: LayoutSolver, part_bounds: PartBounds, case: Case, cutoff: int, effort: int
-) -> Finding:
+    problem: Problem, solver: LayoutSolver, part_bounds: PartBounds, case: LayoutTask, cutoff: int, effort: int
+) -> LayoutResult:
     """Work on one layout against a cutoff in nanoseconds: see ``LayoutSolver.resolve``."""
     layout, bound = case.layout, case.bound_ns
     settings = settings_of(problem, layout, case.costs)
@@ -104,16 +104,16 @@ def decided(
         found = solver.resolve(settings[0], limit, bound, effort)
     # Not even the longest step that any plan takes: no plan fits.
     nothing = found.plan is None and found.fate != "open" and longest <= cutoff
-    return Finding(case.row, found, "does_not_fit" if nothing else found.fate)
+    return LayoutResult(case.row, found, "does_not_fit" if nothing else found.fate)
 
 
 @dataclass(slots=True)
-class Share:
+class LayoutQueue:
     """The layouts of one process."""
 
     problem: Problem
     solver: LayoutSolver
-    case_of: Callable[[int], Case]
+    case_of: Callable[[int], LayoutTask]
     part_bounds: PartBounds = field(default_factory=dict)
     best_value: float = np.inf
     keep_below: float = -np.inf
@@ -128,7 +128,7 @@ class Share:
         self.heap = [*self.heap, *entries]
         heapq.heapify(self.heap)
 
-    def run(self, work_s: float = np.inf) -> Generator[Finding]:
+    def run(self, work_s: float = np.inf) -> Generator[LayoutResult]:
         """Decide layouts until all are, or about so much work was done, or time is up. Free interleaved splits are
         branched a few nodes at a time."""
         until = self.solver.counters.work_s + work_s
@@ -149,7 +149,7 @@ class Share:
                 heapq.heappush(self.heap, (self.bounds[row] * case.weight, place, row))
             yield finding
 
-    def _note(self, case: Case, bound: int, found: Resolution) -> None:
+    def _note(self, case: LayoutTask, bound: int, found: LayoutOutcome) -> None:
         """Remember what was proved, and the objective to beat."""
         self.bounds[case.row] = max(bound, found.bound_ns)
         if found.step_time_ns is not None and found.step_time_ns <= case.limit_ns:

@@ -19,8 +19,8 @@ from milpplan.optimize.counters import Counters
 from milpplan.optimize.milp.solution import running
 from milpplan.optimize.objective import threshold
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.search.layout_queue import Begun, Entry, Finding, Reply, Round, Share
-from milpplan.optimize.search.worker import Hello
+from milpplan.optimize.search.layout_queue import Begun, Entry, LayoutQueue, LayoutResult, Reply, Round
+from milpplan.optimize.search.worker import WorkerInit
 from milpplan.optimize.search.worker_process import WorkerProcess, can_start, usable_cpus
 
 MOST_WORKERS: Final = 4
@@ -38,7 +38,7 @@ LATE_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class Mate:
+class Peer:
     """Another process, the layouts that it has begun, and what it has counted."""
 
     process: WorkerProcess
@@ -50,19 +50,19 @@ class Mate:
 
 
 @dataclass(slots=True)
-class Crew:
+class LayoutWorkers:
     """Decides the layouts of ``own``, with others where that pays. ``best_value`` says what is to beat now."""
 
-    own: Share
+    own: LayoutQueue
     best_value: Callable[[], float]
-    mates: list[Mate] = field(default_factory=list)
+    mates: list[Peer] = field(default_factory=list)
 
     @property
     def options(self) -> SolveOptions:
         """How to solve."""
         return self.own.solver.options
 
-    def run(self) -> Generator[Finding]:
+    def run(self) -> Generator[LayoutResult]:
         """What becomes of the layouts, until all are decided or time is up."""
         others = num_workers(self.options) - 1 if can_start() else 0
         yield from self.own.run(ALONE_S if others else np.inf)
@@ -82,7 +82,7 @@ class Crew:
         try:
             for _ in range(others):
                 with running("A process that works for the solve"):
-                    self.mates.append(Mate(WorkerProcess(self._hello())))
+                    self.mates.append(Peer(WorkerProcess(self._hello())))
         except UnavailableError as error:
             self.own.solver.without(error)
 
@@ -94,11 +94,11 @@ class Crew:
             mate.process.close()
         self.mates.clear()
 
-    def _hello(self) -> Hello:
+    def _hello(self) -> WorkerInit:
         options = replace(self.options, callback=None, cancelled=None, on_program=None, warm_start=None)
-        return Hello(self.own.problem, options, self.own.keep_below, self.options.on_program is not None)
+        return WorkerInit(self.own.problem, options, self.own.keep_below, self.options.on_program is not None)
 
-    def _rounds(self) -> Iterator[Finding]:
+    def _rounds(self) -> Iterator[LayoutResult]:
         everything = sorted(self.own.heap)
         mine = {row for _, _, row in everything[:: len(self.mates) + 1]}
         self.own.drop(entry[-1] for _, entry in self.own.begun() if entry[-1] not in mine)
@@ -124,7 +124,7 @@ class Crew:
                 yield from reply.findings
             fresh.sort()
 
-    def _left_by(self, mate: Mate, error: UnavailableError) -> list[Entry]:
+    def _left_by(self, mate: Peer, error: UnavailableError) -> list[Entry]:
         """Go on without a process that has died: what it was deciding is dealt anew."""
         self.own.solver.without(error)
         mate.process.close(at_once=True)
@@ -160,7 +160,7 @@ class Crew:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         return Round(cases, tuple(dropped), self.best_value(), ROUND_S, left)
 
-    def _answer(self, mate: Mate) -> Reply | None:
+    def _answer(self, mate: Peer) -> Reply | None:
         """What a process has done in this round; None where the time limit came first."""
         deadline = self.own.solver.deadline
         until = None if deadline is None else deadline + LATE_S

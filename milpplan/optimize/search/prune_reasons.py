@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.search.candidate_layouts import Frontier
+from milpplan.optimize.search.candidate_layouts import CandidateLayouts
 from milpplan.optimize.space.compute_groups import compute_values
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.problem.problem import Problem
@@ -26,7 +26,7 @@ PRUNED: tuple[Fate, ...] = ("does_not_fit", "bounded", "relaxed")
 
 
 @dataclass(frozen=True)
-class LayoutFates:
+class PruneRecord:
     """The certificate: every legal layout, a proved lower bound on its objective, and what decided it.
 
     Of layouts that the search never looked at one by one, the ``frontier`` knows the bound of their group or
@@ -39,7 +39,7 @@ class LayoutFates:
     """The layouts that were looked at."""
     own_bounds: FloatArray
     own_fates: npt.NDArray[np.int8]
-    frontier: Frontier
+    frontier: CandidateLayouts
     """All others."""
     threshold: float
     """Layouts with a bound from here on are ``bounded``."""

@@ -21,7 +21,7 @@ from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.cross_check import witnesses
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.search.layout_queue import Case, Entry, Reply, Round, Share
+from milpplan.optimize.search.layout_queue import Entry, LayoutQueue, LayoutTask, Reply, Round
 from milpplan.problem.problem import Problem
 
 GRACE_S: Final = 1.0
@@ -29,7 +29,7 @@ GRACE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class WorkerInit:
     """What a worker has to know of a search; ``options`` without functions."""
 
     problem: Problem
@@ -46,20 +46,20 @@ class Hello:
 class Worker:
     """Answers rounds."""
 
-    share: Share
-    cases: dict[int, Case] = field(default_factory=dict)
+    share: LayoutQueue
+    cases: dict[int, LayoutTask] = field(default_factory=dict)
     programs: list[Program] = field(default_factory=list)
 
     @staticmethod
-    def of(hello: Hello, gone: threading.Event) -> Worker:
+    def of(hello: WorkerInit, gone: threading.Event) -> Worker:
         """For a search; ``gone``: nobody waits any more."""
-        cases: dict[int, Case] = {}
+        cases: dict[int, LayoutTask] = {}
         programs: list[Program] = []
         options = replace(
             hello.options, cancelled=gone.is_set, on_program=programs.append if hello.wants_programs else None
         )
         solver = LayoutSolver(options, backend(options.backend), witnesses(options), None)
-        share = Share(hello.problem, solver, cases.__getitem__, keep_below=hello.keep_below)
+        share = LayoutQueue(hello.problem, solver, cases.__getitem__, keep_below=hello.keep_below)
         return Worker(share, cases, programs)
 
     def reply(self, asked: Round) -> Reply:

@@ -41,7 +41,7 @@ from milpplan.optimize.space.replica_rules import (
     shares_in,
     with_shares,
 )
-from milpplan.optimize.space.rule_filter import STANDS_FOR, Sieve, not_forbidden
+from milpplan.optimize.space.rule_filter import STANDS_FOR, RuleFilter, not_forbidden
 from milpplan.optimize.space.stage_choices import allowed, stage_choices, virtual_stages
 from milpplan.optimize.space.stage_rules import (
     SPLIT_BACKWARD_RULES,
@@ -191,7 +191,7 @@ def layout_space(
     ``forbidden`` lists partial layouts (field to value) that the caller excludes; ``without`` names rules that are
     not applied, to see what they keep out.
     """
-    sieve = Sieve(problem, without=without)
+    sieve = RuleFilter(problem, without=without)
     stages = not problem.other_hardware or "stages" in problem.space.mixing
     parts = [_pipelines(problem, sieve)] if stages else []
     if problem.other_hardware and "replicas" in problem.space.mixing:
@@ -200,7 +200,7 @@ def layout_space(
     return _shardings(problem, sieve, parts[0] if len(parts) == 1 else Blocks.joined(parts), forbidden)
 
 
-def _pipelines(problem: Problem, sieve: Sieve) -> Blocks:
+def _pipelines(problem: Problem, sieve: RuleFilter) -> Blocks:
     """Layouts with all replicas alike, but for their sharding."""
     columns: Mapping[str, IntArray] = sieve.keep(_degrees(problem), DEGREE_RULES)
     if problem.other_hardware:
@@ -224,11 +224,11 @@ def _pipelines(problem: Problem, sieve: Sieve) -> Blocks:
     return sifted(sieve, made, late | target_rules(problem))
 
 
-def _different_replicas(problem: Problem, sieve: Sieve) -> Columns:
+def _different_replicas(problem: Problem, sieve: RuleFilter) -> Columns:
     """Layouts with replicas of different make, but for their sharding."""
     orders = replica_rank_orders(problem)
     space = problem.space.model_copy(update={"rank_order": tuple(RANK_ORDERS[code] for code in orders)})
-    own = Sieve(problem.model_copy(update={"space": space}), sieve.rejected, without=sieve.without)
+    own = RuleFilter(problem.model_copy(update={"space": space}), sieve.rejected, without=sieve.without)
     degrees = {name: rule for name, rule in DEGREE_RULES.items() if name != "batch_divisible_by_dp"}
     columns: Mapping[str, IntArray] = own.keep(_degrees(problem), REPLICA_DEGREE_RULES | degrees)
     columns = _expert_degrees(problem, own, columns)
@@ -248,7 +248,7 @@ def _different_replicas(problem: Problem, sieve: Sieve) -> Columns:
     return {name: column for name, column in columns.items() if name != "num_micro_batches"}
 
 
-def _expert_degrees(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Columns:
+def _expert_degrees(problem: Problem, sieve: RuleFilter, columns: Mapping[str, IntArray]) -> Columns:
     """Every row with the degrees of its experts."""
     space = problem.space
     if not _experts(problem):
@@ -262,13 +262,13 @@ def _expert_degrees(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArr
     return sieve.keep(cross(columns, "etp", allowed(space.etp, degrees)), EXPERT_RULES)
 
 
-def _switches(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
+def _switches(problem: Problem, sieve: RuleFilter, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
     """Every row with sequence parallelism or not, and with the switches that are to decide."""
     values = np.array(sorted(set(problem.space.sequence_parallel)), dtype=np.int64)
     return _execution(problem, sieve, sieve.keep(cross(columns, "sequence_parallel", values), SEQUENCE_RULES))
 
 
-def _execution(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
+def _execution(problem: Problem, sieve: RuleFilter, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
     """Every row with the values of the switches that are not left at their defaults."""
     asked = asked_switches(problem)
     if not asked:
@@ -280,7 +280,7 @@ def _execution(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) 
 
 
 def _shardings(
-    problem: Problem, sieve: Sieve, blocks: Blocks, forbidden: tuple[Mapping[str, Any], ...]
+    problem: Problem, sieve: RuleFilter, blocks: Blocks, forbidden: tuple[Mapping[str, Any], ...]
 ) -> LayoutSpace:
     """Every family with every legal choice of ZeRO stage and overlap switches.
 
@@ -302,7 +302,7 @@ def _shardings(
     size, legal = len(choices["zero_stage"]), []
     counts = int(families[replicated].sum()), int(families[~replicated].sum())
     for has_replicas, count in zip((True, False), counts, strict=True):
-        group = Sieve(problem, without=sieve.without)
+        group = RuleFilter(problem, without=sieve.without)
         table = {"cp": np.full(size, 1 + has_replicas), "dp": np.ones(size, dtype=np.int64)}
         legal.append(group.keep({**choices, **table}, rules))
         sieve.enumerated += group.enumerated * count
@@ -355,7 +355,7 @@ def _degrees(problem: Problem) -> Columns:
     return dict(cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
 
 
-def _rank_orders(problem: Problem, sieve: Sieve, columns: Mapping[str, IntArray]) -> Columns:
+def _rank_orders(problem: Problem, sieve: RuleFilter, columns: Mapping[str, IntArray]) -> Columns:
     """Every row with the orders of its ranks that give different strides."""
     orders = sorted({column_value("rank_order", order) for order in problem.space.rank_order})
     crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from milpplan.optimize.space.execution_rules import TRANSFER_DOMINANCE, Rule
 from milpplan.optimize.space.layout_space import Alike, Choices, within
 from milpplan.optimize.space.product import Columns, cross
-from milpplan.optimize.space.rule_filter import Sieve
+from milpplan.optimize.space.rule_filter import RuleFilter
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import BoolArray, IntArray, taken, unique_rows
 
@@ -67,7 +67,7 @@ class Blocks:
         return np.asarray(self.switches.counts * self.stages.counts)
 
 
-def sifted(sieve: Sieve, blocks: Blocks, rules: Mapping[str, Rule]) -> Blocks:
+def sifted(sieve: RuleFilter, blocks: Blocks, rules: Mapping[str, Rule]) -> Blocks:
     """Drop what rules forbid and count it by rule, whatever columns and choices a rule looks at.
 
     A rule is asked once for all layouts that agree in the columns that it reads. Where it leaves more of a block
@@ -302,7 +302,7 @@ def boxes(legal: npt.NDArray[np.bool_]) -> list[tuple[IntArray, ...]]:
     return found
 
 
-def without_slower_transfers(sieve: Sieve, blocks: Columns, switches: Choices) -> Choices:
+def without_slower_transfers(sieve: RuleFilter, blocks: Columns, switches: Choices) -> Choices:
     """The switches of every block without the transfers that a twin of it beats (``TRANSFER_DOMINANCE``)."""
     size, values = len(blocks["tp"]), np.arange(2)
     crossed = cross(cross(blocks, "sequence_parallel", values), "pp_scatter_gather", values)

@@ -13,7 +13,7 @@ Columns = dict[str, IntArray]
 
 
 @dataclass(frozen=True, slots=True)
-class Crossed(Mapping[str, IntArray]):
+class ProductTable(Mapping[str, IntArray]):
     """Rows with several values of new columns, most of which rules are about to drop: the old columns are read
     through ``place`` (None: as they are) when they are asked for."""
 
@@ -32,21 +32,23 @@ class Crossed(Mapping[str, IntArray]):
     def __len__(self) -> int:
         return len(self.base) + len(self.own)
 
-    def where(self, legal: BoolArray) -> Crossed:
+    def where(self, legal: BoolArray) -> ProductTable:
         """The rows of a mask."""
         rows = np.flatnonzero(legal)
         place = rows if self.place is None else self.place[rows]
-        return Crossed(self.base, place, {name: values[rows] for name, values in self.own.items()})
+        return ProductTable(self.base, place, {name: values[rows] for name, values in self.own.items()})
 
 
-def cross(columns: Mapping[str, IntArray], name: str, values: IntArray) -> Crossed:
+def cross(columns: Mapping[str, IntArray], name: str, values: IntArray) -> ProductTable:
     """Every row with every value of a new column."""
     length = len(next(iter(columns.values())))
     place = np.repeat(np.arange(length), len(values))
     return _through(columns, place, {name: np.tile(np.asarray(values, dtype=np.int64), length)})
 
 
-def expand(columns: Mapping[str, IntArray], name: str, options: dict[int, IntArray], key: IntArray) -> Crossed:
+def expand(
+    columns: Mapping[str, IntArray], name: str, options: dict[int, IntArray], key: IntArray
+) -> ProductTable:
     """Every row with the values of a new column that ``options`` has for the row's ``key``."""
     values, inverse = np.unique(key, return_inverse=True)
     chosen = [options[int(value)] for value in values]
@@ -58,8 +60,10 @@ def expand(columns: Mapping[str, IntArray], name: str, options: dict[int, IntArr
     return _through(columns, place, {name: flat[starts[inverse][place] + number]})
 
 
-def _through(columns: Mapping[str, IntArray], place: IntArray, own: Columns) -> Crossed:
-    if isinstance(columns, Crossed):
+def _through(columns: Mapping[str, IntArray], place: IntArray, own: Columns) -> ProductTable:
+    if isinstance(columns, ProductTable):
         before = place if columns.place is None else columns.place[place]
-        return Crossed(columns.base, before, {name: values[place] for name, values in columns.own.items()} | own)
-    return Crossed(dict(columns), place, own)
+        return ProductTable(
+            columns.base, before, {name: values[place] for name, values in columns.own.items()} | own
+        )
+    return ProductTable(dict(columns), place, own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.problem.plan import Plan, Recompute
 from milpplan.problem.problem import Problem
 
@@ -27,12 +27,12 @@ def _one_mode(problem: Problem) -> bool:
     return len(problem.recompute_modes) == 1
 
 
-def part_key(setting: Setting) -> PartKey:
+def part_key(setting: LayoutContext) -> PartKey:
     """What tells the parts of a layout apart."""
     return setting.problem.recompute_modes, setting.first_full
 
 
-def part_settings(setting: Setting) -> Iterator[Setting]:
+def part_settings(setting: LayoutContext) -> Iterator[LayoutContext]:
     """The parts of a layout: all layers of one mode, then, where the space has blocks, the first n of every
     virtual stage recomputed wholly."""
     modes = setting.problem.recompute_modes

@@ -13,7 +13,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.space.execution_rules import Rule, offloads
-from milpplan.optimize.space.product import Crossed, expand
+from milpplan.optimize.space.product import ProductTable, expand
 from milpplan.problem.plan import (
     RANK_ORDERS,
     SHARE_BASES,
@@ -72,7 +72,7 @@ def replica_rank_orders(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted({column_value("rank_order", order) for order in orders or [USUAL_ORDER]}))
 
 
-def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
+def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> ProductTable:
     """Every row with all micro-batch sizes and all shares of the types that make up the batch."""
     batch = columns["global_batch_size"]
     sizes = problem.space.micro_batch_size

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.space.execution_rules import Rule
-from milpplan.optimize.space.product import Columns, Crossed
+from milpplan.optimize.space.product import Columns, ProductTable
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import plain_reason, shown
@@ -28,7 +28,7 @@ def num_rows(columns: Mapping[str, IntArray]) -> int:
 
 
 @dataclass(slots=True)
-class Sieve:
+class RuleFilter:
     """Drops what rules forbid and counts it by rule."""
 
     problem: Problem
@@ -42,10 +42,10 @@ class Sieve:
         self.enumerated += num_rows(columns)
         return dict(self.sift(columns, rules))
 
-    def sift(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule], stand_for: int = 1) -> Crossed:
+    def sift(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule], stand_for: int = 1) -> ProductTable:
         """The same of rows that stand for several each, and whose number is counted elsewhere. A column
         ``STANDS_FOR`` says of each row for how many it stands besides."""
-        rows = columns if isinstance(columns, Crossed) else Crossed(dict(columns), None, {})
+        rows = columns if isinstance(columns, ProductTable) else ProductTable(dict(columns), None, {})
         for name, rule in rules.items():
             if name in self.without:
                 continue

@@ -8,8 +8,8 @@ import numpy as np
 
 from milpplan.optimize.space.execution_rules import Rule
 from milpplan.optimize.space.layout_space import Choices
-from milpplan.optimize.space.product import Columns, Crossed, cross, expand
-from milpplan.optimize.space.rule_filter import STANDS_FOR, Sieve, num_rows
+from milpplan.optimize.space.product import Columns, ProductTable, cross, expand
+from milpplan.optimize.space.rule_filter import STANDS_FOR, RuleFilter, num_rows
 from milpplan.optimize.space.stage_rules import SPLIT_RULES, max_virtual_stages
 from milpplan.problem.plan import SCHEDULES
 from milpplan.problem.problem import Problem
@@ -23,7 +23,7 @@ def allowed(values: tuple[int, ...] | None, candidates: IntArray) -> IntArray:
     )
 
 
-def virtual_stages(problem: Problem, columns: Mapping[str, IntArray]) -> Crossed:
+def virtual_stages(problem: Problem, columns: Mapping[str, IntArray]) -> ProductTable:
     """Numbers of virtual stages a rank."""
     options = {int(pp): _vpp_values(problem, int(pp)) for pp in ascending(columns["pp"])}
     return expand(columns, "vpp", options, columns["pp"])
@@ -43,7 +43,7 @@ def _vpp_values(problem: Problem, pp: int) -> IntArray:
 
 
 def stage_choices(
-    problem: Problem, sieve: Sieve, blocks: Columns, stand_for: IntArray, rules: Mapping[str, Rule]
+    problem: Problem, sieve: RuleFilter, blocks: Columns, stand_for: IntArray, rules: Mapping[str, Rule]
 ) -> Choices:
     """The virtual stages and schedules of every block; each stands for ``stand_for`` [b] families."""
     names = ("pp", "num_micro_batches")

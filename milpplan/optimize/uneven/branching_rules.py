@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from milpplan.optimize.layout.ceiling_cuts import has_peaks, peak_parts
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.simulation.layout_columns import FloatArray
 
-Way = list[Setting]
+Way = list[LayoutContext]
 """The parts of a node."""
 
 WHOLE = 1e-6
@@ -25,7 +25,7 @@ LEAST_RISE = 1e-4
 """Of what is left to the cutoff: a part that does not rise counts as if it rose by so much."""
 
 
-def ways(setting: Setting, layers: FloatArray) -> list[Way]:
+def ways(setting: LayoutContext, layers: FloatArray) -> list[Way]:
     """Ways to part a node that exclude its fractional point, layers [J], and those that say more of the ends and
     of the peak; the ranks and stages that are furthest from whole numbers first."""
     layers, sums = _within_limits(setting, layers)
@@ -38,7 +38,7 @@ def ways(setting: Setting, layers: FloatArray) -> list[Way]:
     return found or [parts(setting, layers)]
 
 
-def strongest(found: Sequence[Way], rise: Callable[[Setting], float], left: float) -> Way:
+def strongest(found: Sequence[Way], rise: Callable[[LayoutContext], float], left: float) -> Way:
     """The way after which the bounds of the parts rise most, by the product of the two least rises (the score of
     strong branching: Achterberg, Koch and Martin 2005). ``rise``: of a part; ``left``: to the cutoff, which counts
     at most."""
@@ -55,7 +55,7 @@ def strongest(found: Sequence[Way], rise: Callable[[Setting], float], left: floa
     return best
 
 
-def parts(setting: Setting, layers: FloatArray) -> Way:
+def parts(setting: LayoutContext, layers: FloatArray) -> Way:
     """The node's parts by what the fullest inner virtual stage, one virtual stage, or one rank holds at a
     fractional point, layers [J]: the rule where relaxations of the parts are dear."""
     layers, sums = _within_limits(setting, layers)
@@ -75,43 +75,43 @@ def parts(setting: Setting, layers: FloatArray) -> Way:
     raise AssertionError("a node with one split has no parts")
 
 
-def num_splits(setting: Setting) -> float:
+def num_splits(setting: LayoutContext) -> float:
     """At most so many splits of the layers are within a node's limits."""
     return float(np.prod([most - fewest + 1.0 for fewest, most in setting.layer_bounds]))
 
 
-def halves(setting: Setting) -> Way:
+def halves(setting: LayoutContext) -> Way:
     """The node's parts by half of what one virtual stage may hold; the first one that has a choice."""
     stage = next(j for j, (fewest, most) in enumerate(setting.layer_bounds) if fewest < most)
     return _stage_parts(setting, stage, sum(setting.layer_bounds[stage]) / 2 + 0.25)
 
 
-def _within_limits(setting: Setting, layers: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _within_limits(setting: LayoutContext, layers: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Layers of the virtual stages, and of the ranks, of a point: where layers stay unplaced it may be outside of
     the limits, and at the limit the parts are smaller still."""
     sums = np.clip(layers[setting.places].sum(axis=0), *np.array(setting.rank_bounds).T)
     return np.clip(layers, *np.array(setting.layer_bounds).T), sums
 
 
-def _open_ends(setting: Setting) -> list[int]:
+def _open_ends(setting: LayoutContext) -> list[int]:
     """The ends of the model that may hold layers or none: reductions and gathers that nothing hides are known only
     where that is decided."""
     ends = (0, setting.num_stages - 1)
     return [end for end in ends if setting.layer_bounds[end][0] == 0 < setting.layer_bounds[end][1]]
 
 
-def _end_parts(setting: Setting, end: int) -> Way:
+def _end_parts(setting: LayoutContext, end: int) -> Way:
     """Some layers, or none."""
     return [setting.with_stage(end, 1, setting.layer_bounds[end][1]), setting.with_stage(end, 0, 0)]
 
 
-def _rank_parts(setting: Setting, rank: int, value: float) -> Way:
+def _rank_parts(setting: LayoutContext, rank: int, value: float) -> Way:
     """Below and above a fraction."""
     (low, high), most = setting.rank_bounds[rank], int(np.floor(value))
     return [setting.with_rank(rank, low, most), setting.with_rank(rank, most + 1, high)]
 
 
-def _stage_parts(setting: Setting, stage: int, value: float) -> Way:
+def _stage_parts(setting: LayoutContext, stage: int, value: float) -> Way:
     """Below and above a fraction; below, at and above a whole number."""
     low, high = setting.layer_bounds[stage]
     whole = round(value)

@@ -24,7 +24,7 @@ import numpy as np
 
 from milpplan.optimize.layout.ceiling_cuts import least_peak, num_inner
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import INFINITY, Program, Rows
 from milpplan.simulation.layout_columns import FloatArray, IntArray, ascending
@@ -40,7 +40,7 @@ Waits = tuple[int | None, Iterable[tuple[Term, int]], int]
 
 
 @dataclass(slots=True)
-class TimedRelaxation:
+class EventTimeRelaxation:
     """Of one layout; its settings differ in the sides of rows. ``compact``: columns and all rows but the paths."""
 
     compact: CompactRelaxation
@@ -93,7 +93,7 @@ class TimedRelaxation:
             )
         )
 
-    def solve(self, setting: Setting) -> tuple[int, FloatArray | None]:
+    def solve(self, setting: LayoutContext) -> tuple[int, FloatArray | None]:
         """A proved bound of a setting in nanoseconds (0: none), and the layers of every virtual stage, [J]."""
         self.relaxation.set_sides(*self.compact.limits(setting))
         self.relaxation.set_sides(*self._limits(setting))
@@ -106,7 +106,7 @@ class TimedRelaxation:
         layers = self.compact.layers(solution.values) if solution.status == "optimal" else None
         return (0 if proved is None else proved * self.unit), layers
 
-    def _limits(self, setting: Setting) -> tuple[IntArray, IntArray, IntArray]:
+    def _limits(self, setting: LayoutContext) -> tuple[IntArray, IntArray, IntArray]:
         """Rows whose sides depend on a setting, with their lower and upper sides."""
         peaks = np.array(self._peaks, dtype=np.int64).reshape(-1, 3)
         row, term, stage = np.array(self._edges, dtype=np.int64).reshape(-1, 3).T

@@ -18,13 +18,13 @@ import numpy as np
 from milpplan.optimize.bounds.layer_counting import most_on_ranks
 from milpplan.optimize.layout.ceiling_cuts import has_peaks, peak_paths
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
-from milpplan.optimize.layout.cutting_planes import Attempt, Rounds, rounds_on
+from milpplan.optimize.layout.cutting_planes import CuttingPlanes, LayoutState, rounds_on
 from milpplan.optimize.layout.rounding import fitted_plan, rounded_layers
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.layout.warm_start import chunk_paths
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.uneven.branching_rules import halves, num_splits, parts, strongest, ways
-from milpplan.optimize.uneven.event_time_lp import TimedRelaxation
+from milpplan.optimize.uneven.event_time_lp import EventTimeRelaxation
 from milpplan.optimize.uneven.layer_local_search import fastest_of, improve
 from milpplan.optimize.uneven.rank_relaxation import RankRelaxation
 from milpplan.simulation.layout_columns import FloatArray, IntArray
@@ -49,17 +49,17 @@ FEW_SPLITS = 256
 SOME = 0.01
 """Layers from which on a fractional number of them counts as some."""
 
-Decide = Callable[[Attempt, tuple[int, ...]], None]
+Decide = Callable[[LayoutState, tuple[int, ...]], None]
 """Raise the bound of an attempt at one split of the layers, or find its best plan."""
 
 
 @dataclass(slots=True)
-class Tree:
+class BranchingTree:
     """The open nodes of one layout, those with the least bounds first."""
 
-    attempt: Attempt
+    attempt: LayoutState
     decide: Decide
-    heap: list[tuple[int, int, Setting]] = field(default_factory=list)
+    heap: list[tuple[int, int, LayoutContext]] = field(default_factory=list)
     opened: bool = False
     numbered: int = 0
     looked_at: int = 0
@@ -74,12 +74,12 @@ class Tree:
     can_be_timed: bool = False
     """Whether nodes are bounded with the graph in the relaxation after the first ``PATH_NODES``: dear at first,
     which does not pay where a few rounds of paths decide, and much nearer the truth."""
-    timed: TimedRelaxation | None = None
+    timed: EventTimeRelaxation | None = None
     by_ranks: RankRelaxation | None = None
     """Takes the place of ``compact`` where memory binds and ranks have few choices."""
     memory_binds: bool = False
     """Whether the last node's optimum recomputes layers."""
-    rounds: Rounds | None = None
+    rounds: CuttingPlanes | None = None
     most: tuple[int, IntArray] | None = None
     """A cutoff, and the most layers that each rank holds below it, [P]."""
     asks: bool = False
@@ -103,7 +103,7 @@ class Tree:
         """Whether no node is left that could be looked at."""
         return self.opened and (not self.heap or self.heap[0][0] > self.attempt.cutoff_ns)
 
-    def run(self, attempt: Attempt, nodes: int) -> None:
+    def run(self, attempt: LayoutState, nodes: int) -> None:
         """Look at so many more nodes at most; the attempt's bound becomes the least of those left open."""
         self.attempt = attempt
         if not self.opened:
@@ -129,7 +129,7 @@ class Tree:
         if plan is not None:
             self.nearest_ns = min(self.nearest_ns, improve(self.attempt, plan, self.nearest_ns))
 
-    def _open(self, bound: int, settings: list[Setting]) -> None:
+    def _open(self, bound: int, settings: list[LayoutContext]) -> None:
         """Add nodes that counting does not close."""
         for setting in settings:
             narrower = self._tightened(setting)
@@ -137,14 +137,14 @@ class Tree:
                 heapq.heappush(self.heap, (bound, self.numbered, narrower))
                 self.numbered += 1
 
-    def _tightened(self, setting: Setting) -> Setting | None:
+    def _tightened(self, setting: LayoutContext) -> LayoutContext | None:
         """With the limits that follow, also from counting below the cutoff; None where nothing is left."""
         cutoff = self.attempt.cutoff_ns
         if self.most is None or self.most[0] != cutoff:
             self.most = (cutoff, most_on_ranks(self.attempt.setting, cutoff).max(axis=0))
         return setting.tightened(self.most[1])
 
-    def _parts(self, part: Attempt, layers: FloatArray) -> list[Setting]:
+    def _parts(self, part: LayoutState, layers: FloatArray) -> list[LayoutContext]:
         """What takes a node's place. Where memory binds, relaxations with the paths known so far say which way to
         part it raises the bound most. Those of whole ranks are small; others pay only near the top of the tree."""
         asks = self.asks and (self.by_ranks is not None or self.looked_at <= ASKED_NODES)
@@ -153,7 +153,7 @@ class Tree:
         left = float(part.cutoff_ns - part.bound_ns)
         return strongest(ways(part.setting, layers), partial(self._rise, self.rounds, part), left)
 
-    def _rise(self, run: Rounds, part: Attempt, setting: Setting) -> float:
+    def _rise(self, run: CuttingPlanes, part: LayoutState, setting: LayoutContext) -> float:
         """How much the relaxation with the paths known so far rises from a node to a part of it."""
         narrower = self._tightened(setting)
         if narrower is None:
@@ -164,7 +164,7 @@ class Tree:
         part.counters.relaxations += 1
         return run.value_ns() - part.bound_ns
 
-    def _look(self, bound: int, setting: Setting) -> None:
+    def _look(self, bound: int, setting: LayoutContext) -> None:
         """Bound a node; where it stays open, its parts take its place."""
         part = replace(self.attempt, setting=setting, bound_ns=bound, best=None, pool=self.paths)
         split = setting.only_split()
@@ -185,7 +185,7 @@ class Tree:
             else:
                 self.given_up_ns = min(self.given_up_ns, part.bound_ns)
 
-    def _look_at_ranks(self, setting: Setting) -> None:
+    def _look_at_ranks(self, setting: LayoutContext) -> None:
         """Bound nodes by what whole ranks hold from now on, where memory binds and paths bound them."""
         self.asks = self.memory_binds and not self.can_be_timed
         if self.asks:
@@ -193,12 +193,12 @@ class Tree:
             self.by_ranks = RankRelaxation.of(self.compact, setting, self.paths, cutoff)
             self.rounds = None if self.by_ranks else self.rounds
 
-    def _bound(self, part: Attempt) -> FloatArray | None:
+    def _bound(self, part: LayoutState) -> FloatArray | None:
         """Raise the bound of a node; the layers of every virtual stage at the last optimum, [J], if any."""
         layers = None
         self.looked_at += 1
         if self.can_be_timed and self.looked_at > PATH_NODES:
-            self.timed = self.timed or TimedRelaxation(self.compact, self.attempt.graph)
+            self.timed = self.timed or EventTimeRelaxation(self.compact, self.attempt.graph)
             layers = self._timed_bound(self.timed, part)
         if layers is None and not part.closed:
             self.can_be_timed = self.can_be_timed and self.looked_at <= PATH_NODES
@@ -207,13 +207,13 @@ class Tree:
             self._round(part, layers)
         return layers
 
-    def _timed_bound(self, timed: TimedRelaxation, part: Attempt) -> FloatArray | None:
+    def _timed_bound(self, timed: EventTimeRelaxation, part: LayoutState) -> FloatArray | None:
         proved, layers = timed.solve(part.setting)
         part.counters.relaxed(timed.relaxation.program, timed.iterations)
         part.bound_ns = max(part.bound_ns, proved)
         return layers
 
-    def _paths_bound(self, part: Attempt) -> FloatArray | None:
+    def _paths_bound(self, part: LayoutState) -> FloatArray | None:
         if self.rounds is None or len(self.paths) > MOST_PATHS:
             self._relax()
             part.pool = self.paths
@@ -238,7 +238,7 @@ class Tree:
         run.prove()
         return layers
 
-    def _round(self, part: Attempt, layers: FloatArray) -> None:
+    def _round(self, part: LayoutState, layers: FloatArray) -> None:
         """Whole plans near a fractional point, and better ones near those, of all splits of the layout."""
         known = len(self.paths)
         setting = part.setting

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from milpplan.optimize.counters import Counters
-from milpplan.optimize.layout.cutting_planes import Attempt
+from milpplan.optimize.layout.cutting_planes import LayoutState
 from milpplan.optimize.layout.rounding import fitted_plan
-from milpplan.optimize.layout.stage_options import Setting
+from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.problem.plan import Plan
 from milpplan.simulation.layers.layer_time import ONCE
 from milpplan.simulation.layers.terms import PAIRED, WORK
@@ -28,17 +28,17 @@ PROMISING = 1.005
 """Times the fastest plan known: plans from which moves are tried."""
 
 
-def moved(setting: Setting, plan: Plan, deadline: float | None) -> Plan:
+def moved(setting: LayoutContext, plan: Plan, deadline: float | None) -> Plan:
     """``improve`` of a single plan; the plan itself where no move helps."""
     costs = setting.costs
     graph = StepGraph.of(setting.layout, costs.transfer_ns, costs.barrier_ns)
-    attempt = Attempt(setting, graph, [], NO_CUTOFF_NS, 0, 0.0, deadline, Counters())
+    attempt = LayoutState(setting, graph, [], NO_CUTOFF_NS, 0, 0.0, deadline, Counters())
     improve(attempt, plan, np.inf)
     assert attempt.best is not None
     return attempt.best[1]
 
 
-def improve(attempt: Attempt, plan: Plan, known_ns: float) -> int:
+def improve(attempt: LayoutState, plan: Plan, known_ns: float) -> int:
     """Move layers one by one while that makes the plan faster, if it is within ``PROMISING`` of ``known_ns``; the
     best one counts for the attempt, and its critical path joins the pool. Returns its step time in nanoseconds."""
     memo = StageMemo(attempt.setting.layout, attempt.setting.costs)
@@ -59,7 +59,7 @@ def improve(attempt: Attempt, plan: Plan, known_ns: float) -> int:
     return best
 
 
-def fastest_of(attempt: Attempt, splits: Sequence[IntArray]) -> Plan | None:
+def fastest_of(attempt: LayoutState, splits: Sequence[IntArray]) -> Plan | None:
     """The fastest of the plans that fit with given layers in every virtual stage, [J] each."""
     memo = StageMemo(attempt.setting.layout, attempt.setting.costs)
     fitted = [fitted_plan(attempt.setting, split, memo) for split in splits]
@@ -67,14 +67,14 @@ def fastest_of(attempt: Attempt, splits: Sequence[IntArray]) -> Plan | None:
     return plans[int(np.argmin(_steps(attempt, plans)[0]))] if plans else None
 
 
-def _steps(attempt: Attempt, plans: list[Plan]) -> tuple[list[int], list[CriticalPath]]:
+def _steps(attempt: LayoutState, plans: list[Plan]) -> tuple[list[int], list[CriticalPath]]:
     kinds = attempt.setting.problem.model.layer_kinds
     points = [durations(plan_stages(attempt.setting.costs, kinds, plan)) for plan in plans]
     paths, steps = attempt.paths_at(np.stack(points))
     return steps, paths
 
 
-def _moves(attempt: Attempt, layers: IntArray, path: CriticalPath) -> list[IntArray]:
+def _moves(attempt: LayoutState, layers: IntArray, path: CriticalPath) -> list[IntArray]:
     """Splits with one layer moved, those first that shorten the path most."""
     setting = attempt.setting
     kind = int(np.bincount(setting.problem.model.layer_kinds).argmax())

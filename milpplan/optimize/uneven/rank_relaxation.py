@@ -23,9 +23,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from milpplan.optimize.layout.ceiling_cuts import PeakPath
+from milpplan.optimize.layout.ceiling_cuts import CeilingPath
 from milpplan.optimize.layout.compact_relaxation import MOST_UNITS, UNPLACED_PRICE, CompactRelaxation
-from milpplan.optimize.layout.stage_options import Menu, Setting, stage_menu
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu, stage_menu
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.space.layer_splits import layers_up_to, place_bounds
@@ -54,7 +54,7 @@ class RankChoices:
         return RankChoices(self.stages, self.runs[kept], self.terms[..., kept])
 
 
-def rank_choices(setting: Setting, rank: int) -> RankChoices | None:
+def rank_choices(setting: LayoutContext, rank: int) -> RankChoices | None:
     """Every choice of a rank that fits and that no other one beats; None where there is none, or too many to look
     at."""
     stages = setting.layout.rank_stages[rank]
@@ -81,7 +81,7 @@ def _num_items(fewest: int, most: int) -> int:
     return math.comb(most + 3, 3) - math.comb(fewest + 2, 3)
 
 
-def _fit(setting: Setting, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
+def _fit(setting: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
     """Which choices of the chunks [v, choices] fit into a rank's memory."""
 
     def held(name: str) -> IntArray:
@@ -134,7 +134,7 @@ class RankRelaxation:
 
     @staticmethod
     def of(
-        compact: CompactRelaxation, setting: Setting, paths: Sequence[CriticalPath], cutoff_ns: int
+        compact: CompactRelaxation, setting: LayoutContext, paths: Sequence[CriticalPath], cutoff_ns: int
     ) -> RankRelaxation | None:
         """For ``setting`` and narrower ones, with the choices that can be part of a plan at or below the cutoff;
         None where there are too many."""
@@ -173,11 +173,11 @@ class RankRelaxation:
         return np.concatenate([values - low for values, low in zip(own, lows, strict=True)]), sum(lows) + fixed
 
     @property
-    def peaks(self) -> Sequence[PeakPath]:
+    def peaks(self) -> Sequence[CeilingPath]:
         """Rows of peaks, right after those of the program."""
         return self.compact.peaks
 
-    def narrowed(self, setting: Setting) -> RankRelaxation:
+    def narrowed(self, setting: LayoutContext) -> RankRelaxation:
         """The same: a choice has its own edges."""
         del setting
         return self
@@ -203,7 +203,7 @@ class RankRelaxation:
         return self.path_rows([peak.path for peak in self.compact.peaks], base, unit)
 
     def path_limits(
-        self, setting: Setting, paths: Sequence[CriticalPath], base: int, unit: int
+        self, setting: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
         """Rows of ``peak_rows`` with their lower and upper sides in a narrower setting; those of paths stay."""
         del paths
@@ -269,12 +269,12 @@ class RankRelaxation:
                 row = np.append(before[stage] - length * later, 1)
                 builder.add_row(f"runs_in_order[{run},{stage}]", np.append(columns, unplaced), row, 0)
 
-    def narrow(self, relaxation: Relaxation, setting: Setting) -> None:
+    def narrow(self, relaxation: Relaxation, setting: LayoutContext) -> None:
         """Leave, in a relaxation that holds the program, the choices within a narrower setting."""
         columns = np.arange(int(self.offsets[-1]))
         relaxation.set_upper_bounds(columns, self._within(setting).astype(np.int64))
 
-    def _within(self, setting: Setting) -> BoolArray:
+    def _within(self, setting: LayoutContext) -> BoolArray:
         """Which choices are within a setting's limits to stages and ranks, and have a place in the model."""
         least, most = np.array(setting.layer_bounds, dtype=np.int64).T
         total, parts = setting.problem.model.num_layers, []

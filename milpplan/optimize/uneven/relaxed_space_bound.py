@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from milpplan.optimize.context import Means
+from milpplan.optimize.context import SolveContext
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.prune_reasons import LayoutFates
+from milpplan.optimize.search.prune_reasons import PruneRecord
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 
 
 def bound_of_any_chunks(
-    problem: Problem, even: LayoutFates, best: Plan, options: SolveOptions, deadline: float | None
+    problem: Problem, even: PruneRecord, best: Plan, options: SolveOptions, deadline: float | None
 ) -> float:
     """A proved lower bound of the objective, in the unit of ``even.bounds``, over interleaved chunks of any size.
 
@@ -29,7 +29,7 @@ def bound_of_any_chunks(
     """
     space = problem.space.model_copy(update={"interleaved_layers": "any"})
     # Its progress is none of the solve, whose result is there.
-    means = Means(replace(options, callback=None), backend(options.backend), [], deadline)
+    means = SolveContext(replace(options, callback=None), backend(options.backend), [], deadline)
     search = Search(problem.model_copy(update={"space": space}), even.space, means, time.monotonic(), (best,))
     # What layers compute alone says nothing of chunks.
     search.frontier = even.frontier.closed_again()

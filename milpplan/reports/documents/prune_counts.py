@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.optimize.search.prune_reasons import FATES, LayoutFates
+from milpplan.optimize.search.prune_reasons import FATES, PruneRecord
 from milpplan.problem.records import Computed, Record
 from milpplan.units import percent_text
 
@@ -46,7 +46,7 @@ class BoundClassDocument(Record):
         return f"{low.removesuffix(' %')} to {high} longer"
 
 
-def bound_classes(layouts: LayoutFates, best: float | None) -> tuple[BoundClassDocument, ...]:
+def bound_classes(layouts: PruneRecord, best: float | None) -> tuple[BoundClassDocument, ...]:
     """The legal layouts that may fit, by class of their bound; ``best`` is the fastest plan known, in the unit of
     the bounds. Without it there are no multiples, and all classes are empty."""
     edges = (0.0, *EDGES, math.inf)

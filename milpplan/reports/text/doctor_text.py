@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.optimize.milp.solver_self_test import CanaryResult
+from milpplan.optimize.milp.solver_self_test import SelfTestResult
 
 
-def canary_table(results: Sequence[CanaryResult]) -> RenderableType:
+def canary_table(results: Sequence[SelfTestResult]) -> RenderableType:
     """One row a check, and for every failure what it means."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("check", "", "seen"):
