@@ -1,4 +1,4 @@
-"""Arguments of a launcher as a mapping from flags to their values, for writing, checking and reading alike."""
+"""Arguments of a launcher, as a mapping from flags to values, for writing, checking and reading."""
 
 from __future__ import annotations
 
@@ -14,50 +14,51 @@ Values = tuple[str, ...]
 
 @dataclass(slots=True)
 class Arguments:
-    """Flags that are given, by the first of their spellings, with their values (none for a switch).
+    """Given flags, by their first spelling, with their values (none for a switch).
 
-    ``looked_at`` collects what has been asked for: what a reader never asks about did not enter what it returns.
+    ``looked_at`` collects the flags that have been asked for. Flags that a reader never asked for have not entered
+    its result.
     """
 
     values: Mapping[str, Values]
     looked_at: set[str] = field(default_factory=set)
 
     def given(self, flag: str) -> bool:
-        """Whether the flag is there (a switch: whether it is thrown)."""
+        """Test whether the flag is given."""
         self.looked_at.add(flag)
         return flag in self.values
 
     def texts(self, flag: str) -> Values:
-        """The values; the default of the launcher's parser where the flag is not given."""
+        """Return the values of a flag, or the default of the launcher's parser."""
         if self.given(flag):
             return self.values[flag]
         default = megatron_flags()[flag].default
         return () if default is None else tuple(default.split())
 
     def text(self, flag: str) -> str | None:
-        """The only value, or its default."""
+        """Return the only value, or its default."""
         found = self.texts(flag)
         return found[0] if found else None
 
     def number(self, flag: str) -> int | None:
-        """The only value as an integer, or its default."""
+        """Return the only value as an integer, or its default."""
         found = self.text(flag)
         return None if found is None else int(found)
 
     def count(self, flag: str, otherwise: int) -> int:
-        """The integer of a flag that has no default of its own."""
+        """Return the integer of a flag whose parser has no default."""
         found = self.number(flag)
         return otherwise if found is None else found
 
     def real(self, flag: str) -> float:
-        """The only value as a float, or its default."""
+        """Return the only value as a float, or its default."""
         return float(self.text(flag) or 0.0)
 
     def needed(self, flag: str) -> int:
-        """A positive integer that must be there.
+        """Return a positive integer, given or by default.
 
         Raises:
-            InvalidInputError: it is not.
+            InvalidInputError: the value is missing or not a positive integer.
         """
         found = self.number(flag)
         if found is None or found < 1:
@@ -69,10 +70,10 @@ class Arguments:
         return found
 
     def stated(self, flag: str) -> int:
-        """A positive integer that the file must give: the parser's default is no size of anybody's model.
+        """Return a positive integer that the file must state; the parser's default is not a model's size.
 
         Raises:
-            InvalidInputError: it does not.
+            InvalidInputError: the file does not state it.
         """
         if not self.given(flag):
             raise InvalidInputError(
@@ -84,8 +85,9 @@ class Arguments:
 
 
 def checked(pairs: Iterable[tuple[str, Values]], source: str) -> tuple[Arguments, tuple[str, ...]]:
-    """Arguments with the values that the parser admits, and the flags that it does not know. Of a flag that is
-    given twice the last counts, as in Python's argparse.
+    """Check values as the launcher's parser does, and list the flags that it does not know.
+
+    The last occurrence of a flag counts, as in Python's argparse.
 
     Raises:
         InvalidInputError: a value that the parser would refuse.

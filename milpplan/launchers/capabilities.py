@@ -1,8 +1,10 @@
-"""What each target can run: one declaration a target, from which come the restriction of a problem's space
-(``restriction.restrict``), the rules that the layouts of such a space keep, and an export's refusals.
+"""Layouts that each launcher can run.
 
-A field that is not named in ``limits`` takes any value. What depends on several fields is a rule. How
-recomputation and sizes may differ from stage to stage is said by ``recompute_counts`` and ``stages``.
+Each target has one declaration. It restricts a problem's space (``restriction.restrict``), gives the rules for the
+layouts of the restricted space, and yields the refusals of an export.
+
+A field without an entry in ``limits`` may take any value. A condition on several fields is a rule.
+``recompute_counts`` and ``stages`` declare how recomputation and stage sizes may differ between stages.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ Mode = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The values of a field that a target has, and what it has in place of the others."""
+    """Values of a field that a target supports. ``why`` says what the target has in place of other values."""
 
     values: tuple[object, ...]
     why: str
@@ -52,8 +54,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """A rule on several fields: whether each layout keeps it, [N], for columns [N] of a problem's layouts; and
-    what the target does, with its source. ``shards``: it looks at the ZeRO stage or the overlap switches."""
+    """Rule on several fields of a layout.
+
+    ``keeps`` maps columns [N] of a problem's layouts to booleans [N]: True where the layout keeps the rule.
+    ``why`` says what the target does, with its source. ``shards``: the rule depends on the ZeRO stage or the
+    overlap switches.
+    """
 
     keeps: Callable[[Problem, Columns], npt.NDArray[np.bool_]]
     why: str
@@ -70,10 +76,10 @@ def _all_or_none(problem: Problem) -> tuple[Mode, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """A target's name, versions (the first is the default) and what it can run.
+    """Declaration of a target: its name, its versions (the first is the default) and the layouts that it can run.
 
-    ``stages``: ``any`` split of the layers, or ``equal`` virtual stages only. ``modes``: the recompute modes that
-    it has for a problem's model. ``more_limits``: limits that depend on the problem.
+    ``stages``: ``any`` split of the layers, or only ``equal`` virtual stages. ``modes``: recompute modes available
+    for a problem's model. ``more_limits``: limits that depend on the problem.
     """
 
     name: str
@@ -85,14 +91,14 @@ class Capability:
     modes: Callable[[Problem], tuple[Mode, ...]] = _all_or_none
     more_limits: Callable[[Problem], Mapping[str, Limit]] = _no_limits
     complete: bool = False
-    """Whether limits and rules say all that an export would refuse, so that a space can be restricted to them."""
+    """True if limits and rules cover every refusal of an export, so that a space can be restricted to them."""
 
     def refused(self, layout: Layout) -> dict[str, Limit]:
-        """Fields of a layout whose values the target does not have."""
+        """Find the fields of a layout whose values the target does not support."""
         return {name: limit for name, limit in self.limits.items() if getattr(layout, name) not in limit.values}
 
     def limits_of(self, problem: Problem) -> dict[str, Limit]:
-        """All limits of single fields, with those that depend on the problem."""
+        """Merge the target's fixed limits with those that depend on the problem."""
         found = dict(self.limits)
         for name, limit in self.more_limits(problem).items():
             known = found.get(name)
@@ -115,7 +121,10 @@ def _megatron_modes(problem: Problem) -> tuple[Mode, ...]:
 
 
 def _megatron_limits(problem: Problem) -> dict[str, Limit]:
-    """Limits of a problem: Megatron-LM training/arguments.py:1095, core/transformer/transformer_config.py:2612."""
+    """Return the limits that depend on the problem.
+
+    Source: Megatron-LM training/arguments.py:1095, core/transformer/transformer_config.py:2612.
+    """
     found = {}
     if problem.job.precision == "fp8" and problem.hardware.software.fp8_weights_only:
         found["zero_stage"] = Limit((1, 2, 3), "--fp8-param-gather needs --use-distributed-optimizer")
@@ -259,7 +268,7 @@ AUTOMODEL = Capability(
 
 
 def _own_orders(problem: Problem) -> dict[str, Limit]:
-    """Ranks stand as tp-cp-dp-pp; an export may find another order that places alike."""
+    """Limit rank orders to tp-cp-dp-pp. An export may replace it by another order with the same placement."""
     return {"rank_order": Limit(("tp-cp-dp-pp",), "its ranks stand as tp-cp-dp-pp")}
 
 
@@ -359,4 +368,4 @@ CAPABILITIES: dict[str, Capability] = {
     "accelerate": ACCELERATE,
     "automodel": AUTOMODEL,
 }
-"""Targets by the name that ``--to``, ``--from`` and ``--target`` take."""
+"""Capabilities by the name that ``--to``, ``--from`` and ``--target`` take."""

@@ -1,4 +1,4 @@
-"""What a target that is started from a configuration file cannot run of a plan: all reasons, and the way out."""
+"""Checks for plans that a target with a configuration file cannot run, with reasons and values to fix."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from milpplan.units import counted
 
 
 def model_differences(one: ModelSpec, other: ModelSpec) -> list[str]:
-    """Fields in which the layers, the embedding or the head of two descriptions differ: names and positions do not
-    matter unless positions are learned."""
+    """List the fields in which the layers, embedding or head of two models differ.
+
+    Names do not matter, and positions only if they are learned.
+    """
     apart = {"name", "default_sequence_length", "schema_version", "layers", "ignored_keys"}
     fields = set(ModelSpec.model_fields) - {*apart, "embedding_dropout", "attention_dropout"}
     fields |= {"drops_embedding", "drops_scores"}
@@ -28,12 +30,12 @@ def model_differences(one: ModelSpec, other: ModelSpec) -> list[str]:
 
 
 def word(value: object) -> str:
-    """A value of a layout as ``--fix`` takes it."""
+    """Write a value of a layout as ``--fix`` takes it."""
     return str(value).lower()
 
 
 def job_refusals(problem: Problem) -> list[Refusal]:
-    """Jobs that no trainer of nodes of one type runs."""
+    """Refuse jobs that need more than one node type."""
     found = []
     if problem.inference:
         found.append(Refusal("it is a plan of forwards alone (inference), and this trains"))
@@ -46,7 +48,10 @@ def job_refusals(problem: Problem) -> list[Refusal]:
 
 
 def format_refusals(problem: Problem, products: str, gradients: str, attention: str) -> list[Refusal]:
-    """Jobs in other formats than bf16 with gradients in fp32 and a fused attention, each with its reason."""
+    """Refuse jobs whose number formats or attention kernel differ from bf16, fp32 gradients and fused attention.
+
+    Each refusal gives its reason.
+    """
     job, found = problem.job, []
     if job.precision != "bf16":
         found.append(Refusal(f"precision {job.precision}: {products}"))
@@ -58,8 +63,11 @@ def format_refusals(problem: Problem, products: str, gradients: str, attention: 
 
 
 def field_refusals(capability: Capability, layout: Layout, num_replicas: int | None = None) -> list[Refusal]:
-    """Fields of the layout whose values the target does not have. With ``num_replicas`` (of the experts' weights;
-    1 without experts) another order of ranks is none of them if it places every group alike."""
+    """Refuse fields of the layout whose values the target does not support.
+
+    ``num_replicas`` counts replicas of the experts' weights (1 without experts). If given, another order of ranks
+    is accepted when it places every group alike.
+    """
     refused = capability.refused(layout)
     if num_replicas is not None and placed_alike(layout, "tp-cp-dp-pp", num_replicas):
         refused.pop("rank_order", None)
@@ -72,17 +80,17 @@ def field_refusals(capability: Capability, layout: Layout, num_replicas: int | N
 def layout_differences(
     plan: Plan, runs: Layout, reasons: Mapping[str, str], num_replicas: int, but: Collection[str]
 ) -> list[Refusal]:
-    """Fields in which what the target would run is not what the plan says.
+    """Refuse fields in which the target's run would differ from the plan.
 
     Args:
-        plan: what is to run.
-        runs: the layout that the target's file stands for, read back from it.
-        reasons: why a field of it has its value.
-        num_replicas: of the experts' weights; 1 without experts.
-        but: fields that have been refused already.
+        plan: the plan to run.
+        runs: the layout read back from the target's file.
+        reasons: why a field of ``runs`` has its value.
+        num_replicas: replicas of the experts' weights; 1 without experts.
+        but: fields that have already been refused.
     """
     found = []
-    # Replicas of different make: their cluster has been refused, and no other share of the batch would help.
+    # The cluster of heterogeneous replicas has already been refused, and no other share of the batch would help.
     shared = {"replica_micro_batches", "global_batch_size"} if plan.layout.replica_micro_batches else set()
     for name in Layout.model_fields:
         wanted, there = getattr(plan.layout, name), getattr(runs, name)
@@ -99,7 +107,7 @@ def layout_differences(
 
 
 def recompute_refusals(plan: Plan) -> list[Refusal]:
-    """Recomputation of all layers or of none is all that these targets have."""
+    """Refuse recomputation of some layers only: the target recomputes all layers or none."""
     full = [stage.recompute.full for stage in plan.virtual_stages]
     if any(stage.recompute.selective for stage in plan.virtual_stages):
         return [Refusal("some layers recompute selectively: it recomputes whole layers", "recompute=none")]
@@ -110,7 +118,7 @@ def recompute_refusals(plan: Plan) -> list[Refusal]:
 
 
 def whole_nodes(problem: Problem, layout: Layout) -> tuple[int, int, list[Refusal]]:
-    """Nodes, processes on each, and what is wrong with them."""
+    """Return the number of nodes, processes per node, and refusals of their combination."""
     per_node = min(problem.hardware.gpus_per_node, layout.num_gpus)
     if layout.num_gpus % per_node:
         why = f"{counted(layout.num_gpus, 'GPU')} are no whole nodes of {per_node} ({problem.hardware.name})"
@@ -119,7 +127,7 @@ def whole_nodes(problem: Problem, layout: Layout) -> tuple[int, int, list[Refusa
 
 
 def title_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
-    """The plan in words."""
+    """Describe the plan in sentences."""
     layout, job = plan.layout, problem.job
     degrees = ", ".join(f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "ep", "etp", "pp", "dp", "vpp"))
     return (
@@ -131,10 +139,10 @@ def title_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
 
 
 def refuse(target: str, refusals: Sequence[Refusal]) -> None:
-    """Raise with every reason, where there is one.
+    """Raise an error with every reason, if there are any.
 
     Raises:
-        IllegalPlanError: the reasons, and the values to fix in the next solve.
+        IllegalPlanError: names the reasons and the values to fix in the next solve.
     """
     if not refusals:
         return

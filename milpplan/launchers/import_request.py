@@ -1,4 +1,4 @@
-"""What the readers of launchers' files share: the model, the processes and the job that a file stands for."""
+"""Model, processes and job of a launcher's file: checks that all readers share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from milpplan.problem.reading import validated
 
 
 def described(model: ModelSpec | None, vocab_size: int | None, source: str) -> ModelSpec:
-    """The description of a model that a file only names.
+    """Return the description of a model that a file only names.
 
     Raises:
-        InvalidInputError: there is none, or the vocabulary is another.
+        InvalidInputError: no description is given, or its vocabulary differs.
     """
     if model is None or vocab_size not in (None, model.vocab_size):
         raise InvalidInputError(
@@ -25,10 +25,10 @@ def described(model: ModelSpec | None, vocab_size: int | None, source: str) -> M
 
 
 def check_vocabulary(asked: int | None, model: ModelSpec, words: str) -> None:
-    """Refuse another vocabulary than the file's model, called ``words``, has.
+    """Check ``--vocab-size`` against the vocabulary of the file's model, called ``words``.
 
     Raises:
-        InvalidInputError: ``--vocab-size`` is another.
+        InvalidInputError: they differ.
     """
     if asked not in (None, model.vocab_size):
         raise InvalidInputError(
@@ -39,10 +39,10 @@ def check_vocabulary(asked: int | None, model: ModelSpec, words: str) -> None:
 
 
 def check_gpus(asked: int | None, started: int, source: str) -> None:
-    """Refuse another number of processes than the file starts.
+    """Check ``--gpus`` against the number of processes that the file starts.
 
     Raises:
-        InvalidInputError: ``--gpus`` is another.
+        InvalidInputError: they differ.
     """
     if asked not in (None, started):
         raise InvalidInputError(
@@ -53,15 +53,15 @@ def check_gpus(asked: int | None, started: int, source: str) -> None:
 
 
 def job_of(layout: Layout, sequence_length: object, **formats: str) -> Job:
-    """The training job of a layout, as a file says it.
+    """Build the training job of a layout.
 
     Args:
-        layout: its accelerators, and the sequences of a step.
+        layout: gives the number of accelerators and the global batch size.
         sequence_length: tokens, as the file has them.
-        formats: of numbers, gradients and kernels, where they are not the usual ones.
+        formats: number formats, gradient format and kernels, where they are not the defaults.
 
     Raises:
-        InvalidInputError: no job is like that.
+        InvalidInputError: the values describe no valid job.
     """
     data = {
         "num_gpus": layout.num_gpus,

@@ -14,11 +14,11 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem.reading import shown
 
 MAX_LAYERS, MAX_CHARACTERS = 100_000, 20_000
-"""Of a pattern, and of its text: every operator may copy as many layers."""
+"""Maximum number of layers of a pattern and of characters of its text; every operator may multiply the layers."""
 
 
 def pattern_text(flags: Sequence[bool]) -> str:
-    """A pattern of ones and zeros, its shortest period written once."""
+    """Write a pattern of ones and zeros with its shortest period once."""
     size = len(flags)
     period = next(
         width
@@ -32,10 +32,10 @@ def pattern_text(flags: Sequence[bool]) -> str:
 
 
 def pattern_flags(text: str, flag: str) -> list[bool] | int:
-    """The layers of a pattern, or the frequency that an integer stands for; ``flag`` names it in messages.
+    """Read the layers of a pattern, or the frequency that an integer stands for. ``flag`` names it in messages.
 
     Raises:
-        InvalidInputError: something else.
+        InvalidInputError: the text is neither.
     """
     try:
         if len(text) > MAX_CHARACTERS:

@@ -1,4 +1,4 @@
-"""What torchtitan, nanotron and DeepSpeed refuse of a whole problem, before any plan of it is looked for."""
+"""Checks of a whole problem for torchtitan, nanotron and DeepSpeed, before a search for plans."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def _formats(problem: Problem, kernels: tuple[str, ...], gradients: tuple[str, .
 
 
 def check_torchtitan(problem: Problem, version: str) -> None:
-    """Whether torchtitan can run any plan of a problem.
+    """Refuse a problem for which torchtitan can run no plan.
 
     Raises:
-        IllegalPlanError: it cannot; all reasons are given.
+        IllegalPlanError: gives all reasons.
     """
     found = _formats(problem, ("flash",), ("fp32",))
     if flavor_of(problem.model) is None:
@@ -35,20 +35,20 @@ def check_torchtitan(problem: Problem, version: str) -> None:
 
 
 def check_nanotron(problem: Problem, version: str) -> None:
-    """Whether nanotron can run any plan of a problem.
+    """Refuse a problem for which nanotron can run no plan.
 
     Raises:
-        IllegalPlanError: it cannot; all reasons are given.
+        IllegalPlanError: gives all reasons.
     """
     losses = [Refusal(text) for text in model_losses(problem.model)]
     refuse(NANOTRON.name, [*_formats(problem, ("flash",), ("fp32",)), *losses])
 
 
 def check_deepspeed(problem: Problem, version: str) -> None:
-    """Whether DeepSpeed can run any plan of a problem.
+    """Refuse a problem for which DeepSpeed can run no plan.
 
     Raises:
-        IllegalPlanError: it cannot; all reasons are given.
+        IllegalPlanError: gives all reasons.
     """
     found = _formats(problem, ("flash", "unfused"), ("fp32", "bf16"))
     if config_of(problem.model) is None:

@@ -1,4 +1,4 @@
-"""What a launcher needs to start a plan, before it is written in the launcher's own form."""
+"""Records that launchers share: a launch before it is written as files, an imported plan, and a refusal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from milpplan.problem.problem import Problem
 
 
 class Started(Protocol):
-    """What every launch has, whatever its arguments look like."""
+    """Properties that every launch has, whatever the form of its arguments."""
 
     @property
     def target(self) -> str:
@@ -20,19 +20,19 @@ class Started(Protocol):
 
     @property
     def version(self) -> str:
-        """Its version."""
+        """Version of the launcher."""
 
     @property
     def title(self) -> tuple[str, ...]:
-        """The plan in words, a sentence a line."""
+        """Sentences that describe the plan, one per line."""
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the job."""
+        """Number of nodes of the job."""
 
     @property
     def gpus_per_node(self) -> int:
-        """Processes on each."""
+        """Number of processes on each node."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -40,12 +40,12 @@ class Started(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know."""
+        """Remarks for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Arguments that belong together. ``name`` is that of the shell's array, ``why`` its comment."""
+    """Group of related arguments. ``name`` names the shell array, ``why`` is its comment."""
 
     name: str
     why: str
@@ -54,7 +54,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A plan as a launcher's arguments and environment, for ``num_nodes * gpus_per_node`` processes."""
+    """Plan as command-line arguments and environment of a launcher.
+
+    The job has ``num_nodes * gpus_per_node`` processes.
+    """
 
     target: str
     version: str
@@ -64,23 +67,25 @@ class Launch:
     environment: dict[str, str]
     sections: tuple[Section, ...]
     notes: tuple[str, ...]
-    """What the user should know: where the framework does a little more or less than the plan says."""
+    """Remarks for the user: where the framework does slightly more or less than the plan says."""
 
     @property
     def num_gpus(self) -> int:
-        """Processes of the job."""
+        """Number of processes of the job."""
         return self.num_nodes * self.gpus_per_node
 
     @property
     def arguments(self) -> Arguments:
-        """All sections together."""
+        """Arguments of all sections."""
         return Arguments({flag: values for part in self.sections for flag, values in part.arguments.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigLaunch:
-    """A plan as the settings of a configuration file, by section and name, for ``num_nodes * gpus_per_node``
-    processes."""
+    """Plan as the settings of a configuration file, by section and name.
+
+    The job has ``num_nodes * gpus_per_node`` processes.
+    """
 
     target: str
     version: str
@@ -94,7 +99,10 @@ class ConfigLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A problem and a plan for it; flags that the launcher does not know or that the caller leaves out; notes."""
+    """Problem and plan read from a launcher's files.
+
+    Also holds the flags that the launcher does not know or that the caller ignores, and remarks.
+    """
 
     problem: Problem
     plan: Plan
@@ -105,8 +113,10 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a target cannot run a plan, and the value (``NAME=VALUE``) that makes the next one expressible, if one
-    does."""
+    """Reason why a target cannot run a plan.
+
+    Also holds the value (``NAME=VALUE``) that makes the next plan expressible, if such a value exists.
+    """
 
     why: str
     fix: str = ""

@@ -1,4 +1,4 @@
-"""``restrict``: a problem whose space holds only what one launcher can run."""
+"""Restriction of a problem's space to the layouts that one launcher can run."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ CHECKS: dict[str, Check] = {
     "nanotron": check_nanotron,
     "deepspeed": check_deepspeed,
 }
-"""What a target refuses of a whole problem: its models, jobs and clusters."""
+"""Checks of a whole problem by target: its model, job and cluster."""
 
 
 def restrict(problem: Problem, target: str, version: str | None = None) -> Problem:
-    """The problem with the space that a launcher can run: values of the layout, rules on several of them, sizes of
-    stages and counts of recomputed layers. Every plan of it can be exported to the launcher; what was narrowed
-    before stays narrow.
+    """Restrict the space of a problem to the plans that a launcher can run.
+
+    The restriction covers single fields of the layout, rules on several fields, stage sizes and counts of
+    recomputed layers. Every plan of the restricted space can be exported to the launcher. Fields that the user has
+    already narrowed stay narrow.
 
     Args:
-        problem: what is asked.
-        target: a name of ``CAPABILITIES``.
-        version: one of the launcher's versions; None: its first.
+        problem: the problem to restrict.
+        target: a name in ``CAPABILITIES``.
+        version: a version of the launcher; None: its first.
 
     Raises:
-        UnknownNameError: no such launcher, or no such version of it.
-        IllegalPlanError: it can run no plan of the problem; the message says why.
+        UnknownNameError: the launcher or its version is not known.
+        IllegalPlanError: the launcher can run no plan of the problem; the message says why.
     """
     capability = capability_named(target, "--target")
     chosen = version_of(capability, version)
@@ -70,10 +72,10 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
 
 
 def capability_named(name: str, option: str) -> Capability:
-    """What the launcher of a name can run.
+    """Look up the capability of a launcher by name.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: no launcher has this name.
     """
     whole = [known for known, capability in CAPABILITIES.items() if capability.complete]
     if name in CAPABILITIES and name not in whole:
@@ -93,10 +95,10 @@ def capability_named(name: str, option: str) -> Capability:
 
 
 def version_of(capability: Capability, version: str | None) -> str:
-    """The version of a launcher; the newest where none is named.
+    """Return the requested version of a launcher, or its default version.
 
     Raises:
-        UnknownNameError: it is not known.
+        UnknownNameError: the launcher has no such version.
     """
     if version is not None and version not in capability.versions:
         raise UnknownNameError(
@@ -108,7 +110,7 @@ def version_of(capability: Capability, version: str | None) -> str:
 
 
 def _values(problem: Problem, capability: Capability) -> dict[str, Any]:
-    """The values of every limited field that both the space and the launcher have."""
+    """Intersect the space's values with the launcher's, for every field with a limit."""
     found: dict[str, Any] = {}
     for name, limit in capability.limits_of(problem).items():
         if name not in Space.model_fields:

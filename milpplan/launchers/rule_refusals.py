@@ -1,4 +1,4 @@
-"""The rules of a target's declaration that one layout breaks, as refusals of an export."""
+"""Refusals of an export for the rules of a target that a layout breaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBERS = (
 
 
 def rule_refusals(capability: Capability, problem: Problem, layout: Layout) -> list[Refusal]:
-    """Why a target does not run a layout whose fields it has one by one."""
+    """Refuse a layout whose fields are supported but whose combination breaks a rule of the target."""
     columns = {name: np.array([int(getattr(layout, name))]) for name in NUMBERS}
     columns["schedule"] = np.array([SCHEDULES.index(layout.schedule)])
     return [

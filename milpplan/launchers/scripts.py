@@ -1,4 +1,4 @@
-"""What the shell scripts of all launchers share: comments, places of nodes, torchrun, and the batch script."""
+"""Parts of the shell scripts that all launchers share: comments, node variables, torchrun and the batch script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH = 110
 
 
 def header(launch: Started, version: str) -> list[str]:
-    """Comment lines: who wrote it for what, the plan in words, and the notes; ``version`` is that of milpplan."""
+    """Write the comment lines: author and target, the plan in words, and the notes. ``version`` is milpplan's."""
     lines = [
         f"{launch.target} ({launch.version}), {counted(launch.num_nodes, 'node')} of "
         f"{counted(launch.gpus_per_node, 'GPU')}. "
@@ -24,7 +24,7 @@ def header(launch: Started, version: str) -> list[str]:
 
 
 def wrapped(text: str) -> list[str]:
-    """Lines of a comment. A name with a line break in it stays inside its comment."""
+    """Wrap a text into comment lines. A name with a line break stays inside its comment."""
     words, lines = text.split(), [""]
     for word in words:
         if lines[-1] and len(lines[-1]) + len(word) + 1 > WIDTH:
@@ -35,7 +35,7 @@ def wrapped(text: str) -> list[str]:
 
 
 def places(launch: Started) -> list[str]:
-    """Variables that say where a node is, with defaults for the first, and those that every process needs."""
+    """Write the variables that locate a node, with defaults for the first node, and the environment."""
     return [
         f"NUM_NODES=${{NUM_NODES:-{launch.num_nodes}}}",
         f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{launch.gpus_per_node}}}",
@@ -52,16 +52,16 @@ TORCHRUN = (
     '    --nnodes "$NUM_NODES" --nproc-per-node "$GPUS_PER_NODE" --node-rank "$NODE_RANK" \\',
     '    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\',
 )
-"""The command up to the program that it starts."""
+"""Lines of the command up to the program that it starts."""
 
 
 def torchrun_script(launch: Started, version: str, program: tuple[str, ...], before: tuple[str, ...] = ()) -> str:
-    """A script that every node runs, for a program whose arguments are in a configuration file.
+    """Write the script that every node runs, for a program with a configuration file.
 
     Args:
-        launch: what is started.
+        launch: the launch to start.
         version: of milpplan.
-        program: lines after torchrun, without their continuation marks.
+        program: lines after torchrun, without continuation marks.
         before: lines ahead of torchrun.
     """
     lines = ["#!/usr/bin/env bash", *header(launch, version), "set -euo pipefail", "", "# Where this node is."]
@@ -77,12 +77,12 @@ def torchrun_script(launch: Started, version: str, program: tuple[str, ...], bef
 
 
 def slurm_script(launch: Started, version: str, torchrun_name: str) -> str:
-    """The batch script that starts the other one once on every node, in the order of the nodes.
+    """Write the batch script that starts the torchrun script once on every node, in node order.
 
     Args:
-        launch: what is started.
+        launch: the launch to start.
         version: of milpplan.
-        torchrun_name: file name of the other script, in the same directory.
+        torchrun_name: file name of the torchrun script, in the same directory.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", launch.title[0].split(" on ")[0])[:40]
     lines = [

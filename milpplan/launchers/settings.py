@@ -1,5 +1,8 @@
-"""Settings of a configuration file by ``section.name``: each is of its kind, and is priced, known to change
-nothing, ignored by the caller, or refused by name."""
+"""Settings of a configuration file, by ``section.name``.
+
+Each setting is checked against the launcher's schema. It is then priced, known to have no effect on the cost,
+ignored on the caller's request, or refused by name.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,15 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem.reading import shown
 
 Known = Mapping[str, tuple[Any, ...]]
-"""Schema of a launcher: name to its default, and behind it the choices (a list) or the kind (a text)."""
+"""Schema of a launcher: maps a name to its default, followed by its choices (a list) or its type (a text)."""
 
 MAX_DEPTH, MAX_SETTINGS, MAX_WORDS = 16, 100_000, 10_000
-"""Of tables in tables, of settings, and of words behind a program: aliases of YAML and variables of the shell may
-stand for more than any file has."""
+"""Maximum nesting of tables, number of settings, and number of words of a command.
+
+YAML aliases and shell variables can expand to far more than any real file holds.
+"""
 LARGEST = 2**63
-"""No setting counts further."""
+"""Largest whole number that a setting may have."""
 _SHOWN_NAMES, _COMPARED = 12, 1_000
 _NAME = re.compile(r"[^.\[\]\s]+")
 _NUMBER = re.compile(r"[-+]?\d{1,300}\.?\d{0,300}[eE][-+]?\d{1,4}")
@@ -31,7 +36,7 @@ _NUMBER = re.compile(r"[-+]?\d{1,300}\.?\d{0,300}[eE][-+]?\d{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A value that only running the file would tell."""
+    """Value that only running the file would give."""
 
     text: str
 
@@ -44,7 +49,7 @@ def _whole(value: object, least: int) -> bool:
 
 
 def _number(value: object) -> bool:
-    """Test for a number; YAML 1.1 reads 1e-5 as a text, and whoever takes a number makes it one."""
+    """Test for a number. YAML 1.1 reads 1e-5 as text, and consumers of a number convert it."""
     if isinstance(value, str):
         return _NUMBER.fullmatch(value) is not None
     return type(value) in (int, float) and math.isfinite(value) and abs(value) < LARGEST  # type: ignore[arg-type]
@@ -73,27 +78,27 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "null": ("nothing (null)", lambda value: value is None),
     "code": ("a call", lambda value: isinstance(value, Code)),
 }
-"""Kinds of values: in words, and the test."""
+"""Types of values: a description and a test."""
 
 
 @dataclass(slots=True)
 class Settings:
-    """Values that a file gives, each of its kind. ``known``: every name that the launcher has."""
+    """Checked values of a file. ``known`` is the schema with every name that the launcher has."""
 
     values: Mapping[str, Any]
     known: Known
     looked_at: set[str] = field(default_factory=set)
 
     def get(self, name: str) -> Any:
-        """The value; the framework's default where the file has none."""
+        """Return the value, or the framework's default where the file has none."""
         self.looked_at.add(name)
         return self.values[name] if name in self.values else self.known.get(name, (None,))[0]
 
     def size(self, name: str) -> int:
-        """Read a whole number above zero that the file itself says: a class's default is no size of this run.
+        """Return a positive integer that the file states; the default of a class is not a size of this run.
 
         Raises:
-            InvalidInputError: the file does not say it, or it is none.
+            InvalidInputError: the file does not state it, or it is not a positive integer.
         """
         self.looked_at.add(name)
         if self.values.get(name) is None:
@@ -105,10 +110,10 @@ class Settings:
         return self.degree(name)
 
     def number(self, name: str) -> int:
-        """A whole number.
+        """Return an integer.
 
         Raises:
-            InvalidInputError: it is none.
+            InvalidInputError: the value is not an integer.
         """
         found = self.get(name)
         if type(found) is not int:
@@ -116,10 +121,10 @@ class Settings:
         return found
 
     def degree(self, name: str) -> int:
-        """A whole number above zero.
+        """Return a positive integer.
 
         Raises:
-            InvalidInputError: it is none.
+            InvalidInputError: the value is not a positive integer.
         """
         found = self.number(name)
         if found < 1:
@@ -127,10 +132,10 @@ class Settings:
         return found
 
     def switch(self, name: str) -> bool:
-        """True or false.
+        """Return a boolean.
 
         Raises:
-            InvalidInputError: neither.
+            InvalidInputError: the value is neither true nor false.
         """
         found = self.get(name)
         if type(found) is not bool:
@@ -138,10 +143,10 @@ class Settings:
         return found
 
     def text(self, name: str) -> str:
-        """A text.
+        """Return a text.
 
         Raises:
-            InvalidInputError: it is none.
+            InvalidInputError: the value is not a text.
         """
         found = self.get(name)
         if not isinstance(found, str):
@@ -156,18 +161,20 @@ class Settings:
 
 @cache
 def known_settings(file: str, part: str) -> Known:
-    """Load names, defaults and kinds from a list of a launcher's settings (a JSON file beside this module)."""
+    """Load names, defaults and types from a launcher's list of settings (a JSON file beside this module)."""
     text = resources.files("milpplan.launchers").joinpath(file).read_text(encoding="utf-8")
-    # Not by the reader of users' files: to that one 1.0 is a whole number, and no float.
+    # Not with the reader of users' files, which turns 1.0 into an integer.
     return {name: tuple(row) for name, row in json.loads(text)[part].items()}
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested table to dotted names; ``name[3]`` is a table in a list; other lists and empty tables stay
-    values. A name that is no plain text is quoted, so that it cannot pass for another.
+    """Flatten a nested table to dotted names.
+
+    ``name[3]`` names a table in a list. Other lists and empty tables stay values. A name that is not plain text is
+    quoted, so that it cannot be mistaken for another.
 
     Raises:
-        InvalidInputError: it nests or repeats without end.
+        InvalidInputError: the table nests too deeply or has too many settings.
     """
     found: dict[str, Any] = {}
     for key, value in table.items():
@@ -191,18 +198,21 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def admitted(
     values: Mapping[str, Any], known: Known, ignored: Collection[str], launcher: str, quiet: Mapping[str, str]
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Hold the settings of a file to a schema; list those that the caller accepts not to see.
+    """Check the settings of a file against a schema and drop those that the caller ignores.
 
     Args:
         values: by dotted name.
-        known: every name that the launcher has, with the kind of its value.
-        ignored: names, or sections, with or without dashes before them.
+        known: every name that the launcher has, with the type of its value.
+        ignored: names or sections, with or without leading dashes.
         launcher: its name in messages.
-        quiet: patterns of names that change nothing that is priced: their values, if they are no choices, may be
+        quiet: patterns of names that have no effect on the cost. Without choices their values may be
             any code.
 
+    Returns:
+        The remaining settings, and the ignored ones as text.
+
     Raises:
-        InvalidInputError: a name that the launcher does not have, or a value that is not of its kind.
+        InvalidInputError: a name that the launcher does not have, or a value of a wrong type.
     """
     kept, left_out = _without(values, ignored)
     strange = [name for name, value in kept.items() if not _has_place(name, value, known)]
@@ -229,7 +239,7 @@ def admitted(
 
 
 def _without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Part settings into those that the caller wants to see, and the others as text."""
+    """Split settings into those to check and those that the caller ignores, as text."""
     left_out: dict[str, Any] = {}
     for asked in ignored:
         bare = asked.lstrip("-")
@@ -248,7 +258,7 @@ def _without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[
 
 
 def _spoken(name: str) -> str:
-    """Strip a name of dashes, and of the quotes of a name that is no plain text."""
+    """Strip a name of dashes, and of the quotes round a name that is not plain text."""
     return name.lstrip("-").replace("'", "")
 
 
@@ -268,12 +278,12 @@ def _listed(names: list[str]) -> str:
 
 
 def _place(name: str) -> str:
-    """Name a setting as its launcher's schema does: tables in a list are alike."""
+    """Write a setting's name as in its launcher's schema, which has one entry for all tables of a list."""
     return re.sub(r"\[\d+\]", "[]", name)
 
 
 def _has_place(name: str, value: object, known: Known) -> bool:
-    """Test whether a name is known, is inside a table whose names are free, or is an empty section."""
+    """Test whether a name is in the schema, is in a table whose names are free, or is an empty section."""
     above = _place(name)
     if above in known or _is_empty_section(name, value, known):
         return True
@@ -290,7 +300,7 @@ def _is_empty_section(name: str, value: object, known: Known) -> bool:
 
 
 def kinds_of(row: tuple[Any, ...]) -> tuple[str, ...]:
-    """List the kinds of a value: as they are declared, or that of the default."""
+    """List the types of a value, declared or taken from its default."""
     declared = row[-1]
     if len(row) > 1 and isinstance(declared, str):
         return tuple(declared.split("|"))
@@ -305,7 +315,7 @@ def kinds_of(row: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def _expected(row: tuple[Any, ...], value: object) -> str:
-    """Say what is expected in place of a value; empty where the value is of its kind."""
+    """Describe the expected value; empty where the given value is of a correct type."""
     default = row[0]
     if len(row) > 1 and isinstance(row[1], list):
         if any(type(one) is type(value) and one == value for one in [default, *row[1]]):
@@ -318,10 +328,10 @@ def _expected(row: tuple[Any, ...], value: object) -> str:
 
 
 def check_words(words: Sequence[str], source: str) -> None:
-    """Refuse a command of more words than anybody writes.
+    """Refuse a command with more words than any real command has.
 
     Raises:
-        InvalidInputError: it has more.
+        InvalidInputError: the command has more.
     """
     if len(words) > MAX_WORDS:
         raise InvalidInputError(
@@ -332,19 +342,19 @@ def check_words(words: Sequence[str], source: str) -> None:
 
 
 def is_quiet(name: str, quiet: Mapping[str, str]) -> bool:
-    """Tell whether a setting changes nothing that is priced. ``quiet``: patterns of names, with reasons."""
+    """Test whether a setting has no effect on the cost. ``quiet``: patterns of names, with reasons."""
     return any(re.fullmatch(pattern, _place(name)) for pattern in quiet)
 
 
 def check_priced(settings: Settings, quiet: Mapping[str, str]) -> None:
-    """Refuse settings that may change the cost and that nobody looked at.
+    """Refuse settings that may change the cost and that no reader has looked up.
 
     Args:
         settings: of a file.
-        quiet: patterns of names that change nothing that is priced, with the reason.
+        quiet: patterns of names that have no effect on the cost, with reasons.
 
     Raises:
-        InvalidInputError: something is; all of it is named.
+        InvalidInputError: there are such settings; the message names all of them.
     """
     left = {
         name: value
@@ -367,5 +377,5 @@ def check_priced(settings: Settings, quiet: Mapping[str, str]) -> None:
 
 
 def _same(value: object, default: object) -> bool:
-    """Compare a value with the default; 1 is not true."""
+    """Compare a value with the default, where 1 is not equal to true."""
     return isinstance(value, bool) == isinstance(default, bool) and value == default

@@ -1,4 +1,4 @@
-"""The launchers by name: each writes its files from a plan, and reads a plan from its files."""
+"""Registry of launchers by name. A launcher writes launch files from a plan and reads a plan from launch files."""
 
 from __future__ import annotations
 
@@ -46,8 +46,12 @@ Read = Callable[[str, str, HardwareSpec, int | None, ModelSpec | None, int | Non
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A launcher. ``export`` makes a launch of a version, ``files`` its files (the first is enough by itself),
-    ``read`` the reverse."""
+    """A launcher's functions.
+
+    ``export`` turns a problem, a plan and a launcher version into a launch. ``files`` writes the launch as files
+    by name; the first file suffices to start the run. ``read`` turns a launcher's files back into a problem and a
+    plan.
+    """
 
     capability: Capability
     export: Callable[[Problem, Plan, str], Launch | ConfigLaunch]
@@ -75,7 +79,7 @@ _TARGETS: dict[str, Target] = {
 
 
 def _of_replicas_alike(target: Target) -> Target:
-    """The target, whose export refuses replicas of different make before it looks at anything else."""
+    """Wrap a target so that its export refuses heterogeneous replicas before it checks anything else."""
     name = target.capability.name
 
     def export(problem: Problem, plan: Plan, version: str) -> Launch | ConfigLaunch:
@@ -96,16 +100,16 @@ TARGETS: dict[str, Target] = {name: _of_replicas_alike(target) for name, target 
 
 
 def target_names() -> tuple[str, ...]:
-    """Our launchers, then those of installed plug-ins."""
+    """List the built-in launchers, then those of installed plug-ins."""
     return (*TARGETS, *(name for name in plugin_names("exporters") if name not in TARGETS))
 
 
 def target_named(name: str, option: str) -> Target:
-    """The launcher of a name.
+    """Look up a launcher by name.
 
     Raises:
-        UnknownNameError: there is none.
-        PluginError: it is a plug-in's, and no ``Target``.
+        UnknownNameError: no launcher has this name.
+        PluginError: the launcher is a plug-in's and is not a ``Target``.
     """
     known = target_names()
     if name not in known:
@@ -128,7 +132,7 @@ def target_named(name: str, option: str) -> Target:
 
 
 def launch_document(launch: Launch | ConfigLaunch) -> str:
-    """A launch as one JSON document."""
+    """Write a launch as one JSON document."""
     if isinstance(launch, Launch):
         pairs = launch.arguments.values.items()
         said: dict[str, Any] = {"arguments": [word for flag, values in pairs for word in (flag, *values)]}

@@ -1,4 +1,4 @@
-"""Whole-number arithmetic of the shell: ``$((NODES * GPUS))``, ``(( i < 4 ))``, with its assignments."""
+"""Integer arithmetic of the shell, such as ``$((NODES * GPUS))`` and ``(( i < 4 ))``, with its assignments."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _BINARY = (
     ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"),
     ("*", "/", "%"),
 )  # fmt: skip
-"""Operators of two sides, loosest first."""
+"""Binary operators, loosest first."""
 _ASSIGNING = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
 _MAX_TOKENS, _MAX_DEPTH, _MAX_DIGITS = 2_000, 12, 22
 _WORD = 2**64
 
 
 class NotKnownError(Exception):
-    """A part of an expression is not known, or no expression of the grammar here."""
+    """Signal that a part of an expression is unknown or outside the grammar."""
 
 
 def arithmetic(text: str, value: Callable[[str], str | None], assign: Callable[[str, str], None]) -> int | None:
     """Evaluate an expression.
 
     Args:
-        text: the expression, with its ``$NAME`` put in.
-        value: the text of a variable; None: not known.
-        assign: sets a variable, once all of the expression is known.
+        text: the expression, after its ``$NAME`` are expanded.
+        value: returns the text of a variable; None: unknown.
+        assign: sets a variable, after the whole expression is known.
 
     Returns:
-        Its value; None where a part of it is not known.
+        The value of the expression; None where a part of it is unknown.
     """
     reader = _Reader(_tokens(text.strip()), value)
     try:
@@ -53,7 +53,7 @@ def _tokens(text: str) -> list[str]:
         if match[1] and len(match[1]) > _MAX_DIGITS:
             found.append("?")
         elif match[1] and match[1].startswith("0") and len(match[1]) > 1:
-            # Octal numbers; and 16#ff, 0xff end at a token that nothing here takes.
+            # Octal numbers. In 16#ff and 0xff a token remains that no rule consumes.
             found.append(str(int(match[1], 8)) if set(match[1]) <= set("01234567") else "?")
         else:
             found.append(match[0].strip())
@@ -62,13 +62,13 @@ def _tokens(text: str) -> list[str]:
 
 
 def _wrapped(number: int) -> int:
-    """The number as a word of 64 bits holds it."""
+    """Wrap a number to a signed 64-bit integer."""
     number %= _WORD
     return number - _WORD if number >= _WORD // 2 else number
 
 
 class _Reader:
-    """Reads by operators' ranks; what a ``?`` or ``&&`` passes over is read and not done."""
+    """Operator-precedence evaluator. Operands that ``?`` or ``&&`` skip are parsed but not evaluated."""
 
     def __init__(self, tokens: list[str], value: Callable[[str], str | None], depth: int = 0) -> None:
         self.tokens, self.value, self.at, self.depth = tokens, value, 0, depth
@@ -219,7 +219,7 @@ class _Reader:
         raise NotKnownError
 
     def named(self, name: str) -> int:
-        """A variable's value, which is an expression in turn."""
+        """Return a variable's value, which is itself an expression."""
         if self.idle:
             return 0
         if name in self.assigned:

@@ -1,4 +1,4 @@
-"""Builtin commands of the shell that change its state, and the tests ``[ ... ]`` and ``[[ ... ]]``."""
+"""Builtin commands that change the shell's state, and the tests ``[ ... ]`` and ``[[ ... ]]``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from milpplan.launchers.shell.words import Words
 
 
 class DoubleBrackets:
-    """Reads the tokens between ``[[`` and ``]]`` by the ranks of their operators."""
+    """Evaluator of the tokens between ``[[`` and ``]]`` by operator precedence."""
 
     def __init__(self, words: Words) -> None:
         self.words, self.shell = words, words.shell
 
     def test(self, tokens: list[tree.Word | str]) -> Truth:
-        """``[[ ... ]]``, by the ranks of its operators."""
+        """Evaluate ``[[ ... ]]``."""
         found, at = self._or(tokens, 0)
         return found if at == len(tokens) else None
 
@@ -87,7 +87,7 @@ class DoubleBrackets:
         return None, end
 
 
-# Builtins: each takes what expands words, the words of the command, and its line.
+# Builtins: each takes the word expander, the words of the command, and its line.
 
 
 def _exit(words: Words, given: list[str], line: int) -> Truth:
@@ -144,7 +144,7 @@ def _unset(words: Words, given: list[str], line: int) -> Truth:
 
 
 def _read(words: Words, given: list[str], line: int) -> Truth:
-    """``read``, ``mapfile``, ``getopts``: variables that somebody else fills."""
+    """Set variables from ``read``, ``mapfile`` or ``getopts`` to unknown values."""
     names = [word for word in given[1:] if NAME.fullmatch(word)]
     if given[0] == "getopts":
         names = [*given[2:3], "OPTARG", "OPTIND"]
@@ -196,4 +196,4 @@ BUILTINS: dict[str, Callable[[Words, list[str], int], Truth]] = {
     "true": lambda words, given, line: True,
     "false": lambda words, given, line: False,
 }
-"""Builtins by name; ``eval`` and ``source`` are where commands are followed."""
+"""Builtins by name; the reader of commands handles ``eval`` and ``source``."""

@@ -1,4 +1,4 @@
-"""The truth of tests, ``[ ... ]`` and ``[[ ... ]]``: true, false, or not known (None)."""
+"""Truth of the tests ``[ ... ]`` and ``[[ ... ]]``: true, false, or unknown (None)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _CLASSES = {
 
 
 def negated(truth: Truth) -> Truth:
-    """The opposite."""
+    """Negate a truth value."""
     return None if truth is None else not truth
 
 
 def joined(operator: str, left: Truth, right: Truth) -> Truth:
-    """``&&`` or ``||`` of two truths."""
+    """Apply ``&&`` or ``||`` to two truth values."""
     decisive = operator == "||"
     if decisive in (left, right):
         return decisive
@@ -43,7 +43,7 @@ def joined(operator: str, left: Truth, right: Truth) -> Truth:
 
 
 def condition(words: Sequence[str]) -> Truth:
-    """The truth of the words between ``[`` and ``]``, as POSIX reads them by their number."""
+    """Evaluate the words between ``[`` and ``]`` by their number, as POSIX does."""
     if len(words) > _MAX_WORDS:
         return None
     if "-a" in words[1:-1] or "-o" in words[1:-1]:
@@ -53,7 +53,8 @@ def condition(words: Sequence[str]) -> Truth:
                 return joined(name, condition(words[:at]), condition(words[at + 1 :]))
         return None
     if any(is_mark(word) for word in words) and len(words) != 2:
-        # It may be any number of words; only -z and -n and a comparison with it do not mind, and they do not know.
+        # An unknown word may expand to any number of words. Only -z, -n and comparisons accept that, with an
+        # unknown result.
         return None
     if not words:
         return False
@@ -69,15 +70,15 @@ def condition(words: Sequence[str]) -> Truth:
 
 
 def nonempty(word: str) -> Truth:
-    """Tell whether a word has characters."""
+    """Test whether a word is not empty."""
     if MARK not in word:
         return word != ""
-    # With characters beside what is not known it is not empty.
+    # A word with characters beside its unknown part is not empty.
     return True if re.sub(f"{MARK}[^{MARK}]*{MARK}", "", word) else None
 
 
 def unary(operator: str, word: str) -> Truth:
-    """``-z word`` and ``-n word``; files, and everything else, are not known."""
+    """Evaluate ``-z word`` and ``-n word``. Tests of files and other operators are unknown."""
     if operator in ("-z", "-n"):
         there = nonempty(word)
         return negated(there) if operator == "-z" else there
@@ -85,7 +86,7 @@ def unary(operator: str, word: str) -> Truth:
 
 
 def compared(left: str, operator: str, right: str) -> Truth:
-    """Two words, by text or by number."""
+    """Compare two words, as text or as numbers."""
     if unknown_in(left) or unknown_in(right):
         return None
     if operator in _NUMBERS:
@@ -98,11 +99,11 @@ def compared(left: str, operator: str, right: str) -> Truth:
 
 
 def matches(text: str, pattern: Sequence[tuple[str, bool]]) -> Truth:
-    """Tell whether a text is of a pattern.
+    """Test whether a text matches a pattern.
 
     Args:
         text: the text.
-        pattern: pieces, and whether each was quoted, so that its stars stand for themselves.
+        pattern: pieces, and whether each was quoted, so that its wildcards are literal.
     """
     if unknown_in(text) or any(MARK in piece for piece, _ in pattern):
         if not any(quoted for _, quoted in pattern) and "".join(piece for piece, _ in pattern) == "*":
@@ -113,7 +114,7 @@ def matches(text: str, pattern: Sequence[tuple[str, bool]]) -> Truth:
 
 
 def pattern_matcher(pattern: Sequence[tuple[str, bool]]) -> re.Pattern[str] | None:
-    """Compile a shell's pattern; None: it is of a kind that is not understood."""
+    """Compile a shell pattern; None: the pattern is not supported."""
     expression = pattern_expression(pattern)
     try:
         return None if expression is None else re.compile(expression, re.DOTALL)
@@ -122,7 +123,7 @@ def pattern_matcher(pattern: Sequence[tuple[str, bool]]) -> re.Pattern[str] | No
 
 
 def pattern_expression(pattern: Sequence[tuple[str, bool]]) -> str | None:
-    """The regular expression of a shell's pattern; None: it is of a kind that is not understood."""
+    """Convert a shell pattern to a regular expression; None: the pattern is not supported."""
     found, pieces = "", []
     plain = "".join(piece for piece, quoted in pattern if not quoted)
     if re.search(r"[@!?*+]\(", plain):
@@ -151,17 +152,17 @@ def pattern_expression(pattern: Sequence[tuple[str, bool]]) -> str | None:
         return None
     if not pieces:
         return found
-    # Every star but the last takes as little as it can and never more: no search goes back.
+    # Every star but the last matches as little as possible, atomically: the search never backtracks.
     return pieces[0] + "".join(f"(?>.*?{piece})" for piece in pieces[1:]) + ".*" + found
 
 
 def search_effort(text: str, expression: str) -> int:
-    """Estimate the microseconds that a search takes: every part that repeats may go back to every place."""
+    """Estimate the microseconds of a search, where every repeated part may backtrack to every position."""
     return int(min(len(text), 200) ** (1 + min(len(re.findall(r"[*+{]", expression)), 3)) // 1000)
 
 
 def found_in(text: str, expression: str) -> Truth:
-    """``text =~ expression``; None for expressions beyond the simple ones."""
+    """Evaluate ``text =~ expression``; None for expressions beyond the simple ones."""
     if unknown_in(text) or unknown_in(expression) or len(expression) > 200 or len(text) > 200:
         return None
     plain = re.sub(r"\[:(\w+):\]", lambda match: _CLASSES.get(match[1], "\\"), expression)

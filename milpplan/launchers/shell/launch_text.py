@@ -1,4 +1,4 @@
-"""From a script, a command line or a YAML of arguments to flags with their values, and the number of processes."""
+"""Flags with values, and the number of processes, from a script, a command line or a YAML of arguments."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ _SLURM = (
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Words of a file before anybody knows what it means. ``stray``: words that belong to no flag; ``program``:
-    what is started with the flags, empty where only they are there."""
+    """Words of a file before they are interpreted.
+
+    ``stray``: words that belong to no flag. ``program``: the program that the command starts; empty for flags
+    alone.
+    """
 
     pairs: tuple[tuple[str, Values], ...]
     world: int | None
@@ -36,12 +39,13 @@ class Given:
 
 
 def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given:
-    """The arguments of the training command in a shell script, or of a bare command line.
+    """Read the arguments of the training command in a shell script, or of a bare command line.
 
     Args:
         text: the script.
-        source: its path; files that it sources are looked for beside it.
-        programs: file names of programs that train: where one of them is started, others only prepare.
+        source: its path; files that it sources are searched beside it.
+        programs: file names of training programs. If the script starts one, its other commands
+            only prepare the run.
 
     Raises:
         InvalidInputError: no command has arguments, or several do.
@@ -70,19 +74,19 @@ def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given
 
 
 def program_place(words: tuple[str, ...]) -> int | None:
-    """The place of the Python file that a command runs."""
+    """Return the index of the Python file that a command runs."""
     return next((index for index, word in enumerate(words) if word.endswith(".py")), None)
 
 
 def started_place(words: tuple[str, ...]) -> int | None:
-    """The place of the Python file, or else of the module, that a command runs."""
+    """Return the index of the Python file or, without a file, of the module that a command runs."""
     place = program_place(words)
     modules = (index + 1 for index, word in enumerate(words[:-1]) if word == "-m" and not words[0].startswith("-"))
     return place if place is not None else next(modules, None)
 
 
 def program_name(word: str) -> str:
-    """The file name of a program, without its folder."""
+    """Return the file name of a program, without its folder."""
     return readable(word).rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -91,7 +95,7 @@ def _flags(words: Sequence[str]) -> bool:
 
 
 def _launches(command: Command) -> bool:
-    """Tell whether a command starts Python, or may, as it is not known."""
+    """Test whether a command starts Python, or may start it where its words are unknown."""
     names = {program_name(word) for word in command.words[:12]}
     return is_mark(command.words[0]) or any(
         re.fullmatch(r"torchrun|python[\d.]*|deepspeed|accelerate|srun|mpirun", name) for name in names
@@ -116,14 +120,14 @@ def _no_command(source: str, launches: Sequence[Command]) -> InvalidInputError:
 
 _FLAG = re.compile(rf"--?(?:[A-Za-z]|{MARK})|{MARK}[0-9a-f]*{MARK}=")
 _WEIGHTED = ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")
-"""Flags that take numbers and paths in turn."""
+"""Flags that alternate weights and paths."""
 
 
 def pairs_of(words: Sequence[str]) -> tuple[list[tuple[str, Values]], tuple[str, ...]]:
-    """Flags with the words up to the next flag, and words in between that are no values.
+    """Split words into flags with their values, and stray words.
 
-    A word that is all unknown may be any number of flags: it is the value of a flag that has none yet (whether the
-    flag takes one is decided by whoever knows it), else it belongs to no flag.
+    A word that is entirely unknown may hold any number of flags. It becomes the value of a preceding flag without
+    values (the caller decides whether the flag takes one); otherwise it is stray.
     """
     pairs: list[tuple[str, list[str]]] = []
     stray: list[str] = []
@@ -141,12 +145,12 @@ def pairs_of(words: Sequence[str]) -> tuple[list[tuple[str, Values]], tuple[str,
 
 
 def _takes(name: str, values: Sequence[str]) -> bool:
-    """Tell whether an unknown word is the next value of a flag."""
+    """Test whether an unknown word is the next value of a flag."""
     return not values or (name in _WEIGHTED and re.fullmatch(r"[\d.]+", values[-1]) is not None)
 
 
 def world_of(words: Iterable[str], text: str) -> int | None:
-    """Processes that torchrun or Slurm starts, where both numbers are there."""
+    """Return the number of processes that torchrun or Slurm starts, where both factors are given."""
     found: dict[str, int] = {}
     for flag, values in pairs_of(tuple(words))[0]:
         role = _PROCESSES.get(flag.lstrip("-").replace("-", "_"))
@@ -158,27 +162,28 @@ def world_of(words: Iterable[str], text: str) -> int | None:
             if match:
                 found.setdefault(role, int(match[1]))
     if "per_node" in found and "nodes" not in found:
-        # torchrun starts one node where none is named.
+        # torchrun starts one node by default.
         found["nodes"] = 1 if "--nnodes" not in text else 0
     return found.get("nodes", 0) * found.get("per_node", 0) or None
 
 
 _BESIDE = ("ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "LOGS_AND_CHECKPOINTS")
-"""Tables of Megatron-LM's own tests beside MODEL_ARGS: how a run is checked, not how it trains."""
+"""Tables beside MODEL_ARGS in Megatron-LM's own tests: they describe the check of a run, not its training."""
 
 
 def from_yaml(text: str, source: str) -> Given:
-    """A mapping of arguments: names with or without dashes; true throws a switch, false and null leave a flag out.
-    A table MODEL_ARGS or arguments may hold them.
+    """Read a mapping of arguments, at the top level or in a table MODEL_ARGS or arguments.
+
+    Names may have dashes. True gives a switch; false and null leave a flag out.
 
     Raises:
-        InvalidInputError: no YAML, not such a mapping, or the parser is not installed.
+        InvalidInputError: the text is not such a mapping, or the parser is not installed.
     """
     data = load_yaml(text, source)
     table = next((key for key in ("MODEL_ARGS", "arguments", "args") if isinstance(data.get(key), dict)), None)
     rest: dict[str, Any] = {}
     if table is not None:
-        # Beside the table: what a test of Megatron-LM's says of itself, and what nobody here knows.
+        # Beside the table: descriptions of Megatron-LM's tests, and unknown keys.
         rest = {key: value for key, value in data.items() if key not in (table, *_BESIDE)}
         data = data[table]
     pairs = [
@@ -191,10 +196,10 @@ def from_yaml(text: str, source: str) -> Given:
 
 
 def load_yaml(text: str, source: str) -> dict[str, Any]:
-    """The mapping of a YAML text.
+    """Read the mapping of a YAML text.
 
     Raises:
-        InvalidInputError: it is none, or PyYAML is not installed.
+        InvalidInputError: the text is not a mapping, or PyYAML is not installed.
     """
     try:
         import yaml
@@ -226,7 +231,7 @@ def load_yaml(text: str, source: str) -> dict[str, Any]:
 
 
 def _yaml_values(value: object, name: str) -> Values | None:
-    """Words of a YAML value; None: the flag is not given."""
+    """Convert a YAML value to words; None: the flag is not given."""
     if value is None or value is False:
         return None
     if value is True:
@@ -238,7 +243,7 @@ def _yaml_values(value: object, name: str) -> Values | None:
             "Expected a number, a text, true or false, or a list of them.",
             "Write it as the command line would have it.",
         )
-    # A variable of the shell that is to put the arguments together.
+    # A shell variable that assembles the arguments.
     return tuple(
         re.sub(r"\$\{?\w+\}?", lambda match: marked(match[0]), str(word).replace(MARK, "")) for word in words
     )

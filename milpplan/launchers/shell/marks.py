@@ -1,4 +1,4 @@
-"""Marks in words for what a script does not decide: what it is, and which names would decide it."""
+"""Marks in words for the unknown parts of a script, with the names that would decide them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SHOWN = 120
 
 
 def marked(text: str, names: Iterable[str] = ()) -> str:
-    """Make a mark, which no splitting and no second reading of its word takes apart.
+    """Make a mark that survives splitting and repeated parsing of its word.
 
     Args:
-        text: what is not known, for people.
+        text: description of the unknown value, for people.
         names: variables and script arguments (``1``, ``@``) whose values would decide it.
     """
     plain = " ".join(readable(text).split())
@@ -24,27 +24,27 @@ def marked(text: str, names: Iterable[str] = ()) -> str:
 
 
 def unknown_in(word: str) -> tuple[str, ...]:
-    """Return what in a word is not known, in people's words."""
+    """List the descriptions of a word's unknown parts."""
     return tuple(text for text, _ in _marks(word))
 
 
 def deciders_in(word: str) -> tuple[str, ...]:
-    """Variables and script arguments that would decide a word."""
+    """List the variables and script arguments that would decide a word."""
     return tuple(dict.fromkeys(name for _, names in _marks(word) for name in names))
 
 
 def readable(word: str) -> str:
-    """The word with its marks as people read them."""
+    """Replace the marks of a word by readable text."""
     return _MARKED.sub(lambda match: _decoded(match[1])[0], word).replace(MARK, "")
 
 
 def is_mark(word: str) -> bool:
-    """Tell whether a word is one mark and nothing else: it may stand for any number of words."""
+    """Test whether a word consists of a single mark; it may then stand for any number of words."""
     return word.count(MARK) >= 2 and not _MARKED.sub("", word)
 
 
 def how_to_decide(words: Iterable[str]) -> str:
-    """The options that would decide some words, as a sentence."""
+    """Describe, in a sentence, the options that would decide some words."""
     names = list(dict.fromkeys(name for word in words for name in deciders_in(word)))
     sets = [f"--set {name}=VALUE" for name in names if not (name.isdigit() or name in "@#*")]
     found = " and ".join(sets[:4])

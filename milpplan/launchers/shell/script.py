@@ -1,10 +1,10 @@
-"""The commands of a shell script with their words, as bash would make them; nothing of it is started.
+"""Commands of a shell script with their words, expanded as in bash, without running any command.
 
-Assignments, arrays, expansions, arithmetic, tests, conditions, loops, functions, ``eval``, ``bash -c`` and sourced
-files are followed. What the script does not decide (variables from outside, its arguments, output of commands)
-becomes a mark in every word that it enters. A condition that is not decided is read both ways, and a variable that
-the two ways leave different becomes a mark, too; so what is not known never vanishes. ``${NAME:-default}`` takes
-its default: that is what the file says of it.
+The reader follows assignments, arrays, expansions, arithmetic, tests, conditions, loops, functions, ``eval``,
+``bash -c`` and sourced files. Values that the script does not decide (variables from the environment, its
+arguments, output of commands) become marks in every word that they enter. Both branches of an undecided condition
+are read; a variable whose value differs between the branches becomes a mark, too. So an unknown value never
+vanishes. ``${NAME:-default}`` takes its default, because the file states it.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ _SUCCEED = frozenset(
     wait hostname date nvidia-smi tee umask shopt hash alias
     """.split()  # noqa: SIM905
 )
-"""Programs that a script takes to succeed: one whose folders cannot be made trains nothing."""
+"""Programs that are assumed to succeed: a script whose folders cannot be created trains nothing."""
 _ENVIRONMENT_FILES = re.compile(
     r"(?:.*/)?(?:activate|\.?bashrc|\.?bash_profile|\.?profile|\.?zshrc|conda\.sh|modules\.sh|lmod\.sh|"
     r"setvars\.sh|init/\w+)|/etc/.*"
 )
 _ENVIRONMENT_TOOLS = re.compile(r"\b(?:conda|mamba|micromamba|pyenv|spack|direnv|ssh-agent|modulecmd)\b")
-"""Files that set paths and packages up and no arguments of training."""
+"""Files that set up paths and packages but no training arguments."""
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _PASSING = frozenset({"exec", "command", "builtin", "nohup", "time"})
 
 
 def script_commands(text: str, source: str = "") -> tuple[Command, ...]:
-    """The commands of a script, in order.
+    """Return the commands of a script, in order.
 
     Args:
         text: the script.
-        source: its path; files that it sources are looked for beside it.
+        source: its path; files that it sources are searched beside it.
 
     Raises:
-        InvalidInputError: no script of the grammar here, or one that takes too long or whose flow is not decided.
+        InvalidInputError: the text is outside the grammar, takes too long, or has undecided control flow.
     """
     name = source or "The script"
     reader = _Reader(Shell(name, Path(source).parent if source and Path(source).is_file() else None))
@@ -75,7 +75,7 @@ def script_commands(text: str, source: str = "") -> tuple[Command, ...]:
 
 
 class _Reader:
-    """Follows the commands of one shell."""
+    """Interpreter of the commands of one shell."""
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
@@ -84,7 +84,7 @@ class _Reader:
     # Commands.
 
     def sequence(self, node: tree.Sequence) -> Truth:
-        """Commands one after another; the status of the last."""
+        """Follow commands one after another and return the status of the last."""
         status: Truth = True
         for place, part in enumerate(node.parts):
             if place in node.background:
@@ -95,7 +95,7 @@ class _Reader:
         return status
 
     def own_shell(self, node: tree.Node) -> Truth:
-        """A command whose assignments are lost."""
+        """Follow a command in a subshell, whose assignments are lost."""
         with self.shell.apart():
             try:
                 return self.node(node)
@@ -144,7 +144,7 @@ class _Reader:
                 return None if found is None else found != 0
 
     def and_or(self, node: tree.AndOr) -> Truth:
-        """``a && b || c``."""
+        """Follow ``a && b || c``."""
         self.shell.seen = []
         status = self.node(node.parts[0])
         for operator, part in zip(node.operators, node.parts[1:], strict=True):
@@ -155,7 +155,7 @@ class _Reader:
                     results.append(self.node(part))
 
                 self.shell.alternatives([way, lambda: None], f"set after {operator}, which may be reached", names)
-                # A command on the right that leaves says what the left was.
+                # If the command on the right exits, the status of the left is known afterwards.
                 status = joined(operator, None, results[0]) if results else operator == "||"
                 self.shell.seen = names + self.shell.seen
             elif status == (operator == "&&"):
@@ -165,7 +165,7 @@ class _Reader:
         return status
 
     def conditional(self, node: tree.If, at: int) -> Truth:
-        """``if``, from one of its branches on."""
+        """Follow ``if`` from a given branch on."""
         if at == len(node.branches):
             return True if node.otherwise is None else self.sequence(node.otherwise)
         test, body = node.branches[at]
@@ -191,7 +191,7 @@ class _Reader:
         return self.conditional(node, at + 1)
 
     def choice(self, node: tree.Case) -> Truth:
-        """``case``: the clauses that may match, up to one that surely does."""
+        """Follow ``case``: the clauses that may match, up to the first that surely matches."""
         word = "".join(self.words.expanded(node.word, split=False))
         ways: list[Callable[[], object]] = []
         for patterns, body, ending in node.clauses:
@@ -215,7 +215,7 @@ class _Reader:
         return None
 
     def loop(self, node: tree.Loop) -> Truth:
-        """``while`` and ``until``."""
+        """Follow ``while`` and ``until``."""
         while True:
             self.shell.seen = []
             truth = self.node(node.test)
@@ -233,7 +233,7 @@ class _Reader:
                 return True
 
     def round(self, body: tree.Sequence) -> bool:
-        """A round of a loop that surely runs; False: the loop ends."""
+        """Follow an iteration that surely runs; False: the loop ends."""
         self.shell.loops.append(True)
         try:
             self.sequence(body)
@@ -246,7 +246,7 @@ class _Reader:
         return True
 
     def any_rounds(self, way: Callable[[], object], why: str, names: tuple[str, ...]) -> None:
-        """A loop of any number of rounds: what any of them changes is unknown, at its start and after it."""
+        """Follow a loop of unknown length: its changes are unknown at its start and after it."""
         changed: set[str] = set()
         for _ in range(MAX_ROUNDS):
             told = len(self.shell.commands)
@@ -271,7 +271,7 @@ class _Reader:
         raise too_much(self.shell.source, "has a loop whose rounds are not told apart")
 
     def over_words(self, node: tree.For) -> Truth:
-        """``for name in words``."""
+        """Follow ``for name in words``."""
         if node.words is None:
             words = self.shell.arguments()
         else:
@@ -293,7 +293,7 @@ class _Reader:
         return True
 
     def counted(self, node: tree.Counted) -> Truth:
-        """``for ((start; test; step))``."""
+        """Follow ``for ((start; test; step))``."""
         self.words.number(node.start, assign=True)
         while True:
             self.shell.seen = []
@@ -313,7 +313,7 @@ class _Reader:
             self.words.number(node.step, assign=True)
 
     def passed_over(self, node: tree.Node) -> None:
-        """A command that is surely not reached: variables that only it sets are the script's own, and not set."""
+        """Skip a command that is surely not reached; variables that only it sets count as unset."""
         for assign in _assigns(node):
             self.shell.spend(4)
             own = not any(re.search(rf"\b{assign.name}\b", part.text) for part in _parts(assign))
@@ -323,7 +323,7 @@ class _Reader:
     # Simple commands.
 
     def simple(self, node: tree.Simple) -> Truth:
-        """Assignments, then a builtin, a function, or a program."""
+        """Follow assignments, then a builtin, a function or a program."""
         words = [one for word in node.words for one in self.words.expanded(word)]
         declares = bool(words) and words[0] in syntax.DECLARERS
         if words and not declares:
@@ -345,7 +345,7 @@ class _Reader:
         return status
 
     def declared(self, words: list[str], options: str, node: tree.Simple) -> None:
-        """Names without values after ``export``, ``local`` and the like."""
+        """Declare names without values after ``export``, ``local`` and similar commands."""
         for name in words[1:]:
             name, equals, value = name.partition("=")
             if name.startswith("-") or not NAME.fullmatch(name):
@@ -364,7 +364,7 @@ class _Reader:
                 self.shell.assign(name, marked(f"${name} (declare {options})", (name,)))
 
     def assignment(self, one: tree.Assign, options: str) -> None:
-        """``name=value``."""
+        """Follow ``name=value``."""
         old = self.shell.variable(one.name)
         if "A" in options or "n" in options or "i" in options:
             texts = [marked(f"${one.name} (declare {options})", (one.name,))]
@@ -385,7 +385,7 @@ class _Reader:
             self.shell.assign(one.name, (self.shell.as_text(one.name, old) if one.append else "") + value)
 
     def element(self, one: tree.Assign, old: Value | object, value: str) -> None:
-        """``name[index]=value``."""
+        """Follow ``name[index]=value``."""
         assert one.index is not None
         values = self.shell.as_list(one.name, old)
         at = self.words.number(one.index)
@@ -398,7 +398,7 @@ class _Reader:
             self.shell.assign(one.name, [*values[:at], new, *values[at + 1 :]])
 
     def with_environment(self, node: tree.Simple, words: list[str]) -> Truth:
-        """A command; assignments before it are for it alone."""
+        """Follow a command with its own assignments, which end with it."""
         if not node.assigns:
             return self.command(words, node.line)
         with self.shell.apart() as changes:
@@ -413,7 +413,7 @@ class _Reader:
         return status
 
     def command(self, words: list[str], line: int) -> Truth:
-        """A builtin, a function, or a program, by its words."""
+        """Follow a builtin, a function or a program, given by its words."""
         self.shell.spend(sum(map(len, words)))
         while words and words[0] in _PASSING:
             if words[0] == "exec" and len(words) > 1:
@@ -444,7 +444,7 @@ class _Reader:
         return None
 
     def call(self, body: tree.Node, arguments: list[str] | None) -> Truth:
-        """A function, or a sourced file; without arguments it has those of its caller."""
+        """Follow a function or a sourced file; without arguments it has its caller's."""
         before = self.shell.state.get("@", ABSENT)
         frame = Frame(len(self.shell.journals))
         self.shell.frames.append(frame)
@@ -474,7 +474,7 @@ class _Reader:
         return None if frame.returned else status
 
     def inner_shell(self, words: list[str], line: int) -> None:
-        """``bash -c text`` anywhere in a command: the text is a script for a shell with what is exported."""
+        """Follow ``bash -c text`` anywhere in a command, in a shell with the exported variables."""
         shell = next((at for at, word in enumerate(words) if word.rsplit("/", 1)[-1] in _SHELLS), len(words))
         at = shell + 1
         while at < len(words) and words[at].startswith(("-", "+")) and not re.fullmatch(r"-[a-z]*c", words[at]):
@@ -496,15 +496,15 @@ class _Reader:
                     if exported == PERHAPS:
                         self.shell.put(key, self.shell.unset(key))
                     elif exported is None or isinstance(value, list):
-                        # It may still come from outside.
+                        # The variable may still come from the environment.
                         self.shell.put(key, ABSENT)
             self.shell.put("@", rest[1:])
             self.evaluated(text, line, own_shell=True)
 
     def evaluated(self, text: str, line: int, own_shell: bool = False) -> Truth:
-        """A text as a script."""
+        """Follow a text as a script."""
         if is_mark(text.strip()):
-            # It may be any command, a program to be started or assignments.
+            # The text may be any command: a program to start or assignments.
             self.shell.commands.append(Command((text.strip(),), self.shell.maybe > 0))
             if not (own_shell or _ENVIRONMENT_TOOLS.search(readable(text))):
                 self.shell.anything_set(readable(text.strip()))
@@ -516,7 +516,7 @@ class _Reader:
         return self.own_shell(node) if own_shell else self.node(node)
 
     def sourced(self, words: list[str]) -> Truth:
-        """A file whose commands are read where it is there."""
+        """Follow the commands of a sourced file, where it exists."""
         if len(words) < 2:
             return None
         name = words[1]
@@ -530,7 +530,7 @@ class _Reader:
         return self.call(node, words[2:] or None)
 
     def beside(self, name: str) -> str | None:
-        """The text of a sourced file that is beside the script; None: there is none."""
+        """Return the text of a sourced file that lies beside the script; None: it does not exist."""
         if self.shell.directory is None or MARK in name:
             return None
         path = Path(name)
@@ -545,7 +545,7 @@ class _Reader:
 
 
 def _assigns(node: tree.Node) -> Iterator[tree.Assign]:
-    """Assignments anywhere in a command."""
+    """Iterate over the assignments in a command."""
     match node:
         case tree.Simple():
             yield from node.assigns
@@ -568,7 +568,7 @@ def _assigns(node: tree.Node) -> Iterator[tree.Assign]:
 
 
 def _parts(one: tree.Assign) -> Iterator[tree.Part]:
-    """The pieces of what is assigned."""
+    """Iterate over the word pieces of an assignment."""
     if one.is_array:
         for word in one.value:
             yield from word  # type: ignore[misc]
@@ -577,5 +577,5 @@ def _parts(one: tree.Assign) -> Iterator[tree.Part]:
 
 
 def _is_beside(place: Path, directory: Path) -> bool:
-    """Tell whether a file is in the script's folder, one above it, or below these."""
+    """Test whether a file is in the script's folder, its parent, or below these."""
     return directory.resolve().parent in place.resolve().parents

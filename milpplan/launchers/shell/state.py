@@ -1,4 +1,4 @@
-"""The state of a shell that a script is read with: variables, ways that it may take, and the effort so far."""
+"""State of the shell that reads a script: variables, undecided branches, and the effort spent."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from milpplan.launchers.shell.marks import deciders_in, marked
 from milpplan.launchers.shell.syntax import MAX_LEVEL
 
 MAX_EFFORT = 4_000_000
-"""Most characters of words that are made; every command counts as 20, so that loops end."""
+"""Maximum effort, in characters of expanded words. Every command counts as 20 characters, so that loops end."""
 NAME = re.compile(r"[A-Za-z_]\w*")
 
 Value = str | list[str] | None
-"""Of a variable: text, or an array; None: it is not set, which the script itself has seen to."""
+"""Value of a variable: a text or an array. None: the script itself has unset it."""
 
 ABSENT = object()
 PERHAPS = "perhaps"
-"""Of what holds in one of several ways."""
+"""Value of an entry that only some branches set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Holds the words of one command; ``nested`` where it may run and may not."""
+    """Words of one command. ``nested``: the command stands behind an undecided condition and may not run."""
 
     words: tuple[str, ...]
     nested: bool
 
 
 def too_much(source: str, what: str) -> InvalidInputError:
-    """Make the error for a script that is too large or too deep."""
+    """Create the error for a script that is too large or too deep."""
     return InvalidInputError(
         f"{source} {what}.",
         f"Expected a script that makes words of at most {MAX_EFFORT:,} characters in all.",
@@ -43,15 +43,15 @@ def too_much(source: str, what: str) -> InvalidInputError:
 
 
 class ExitError(Exception):
-    """Leaves the shell."""
+    """Signal that the shell exits."""
 
 
 class ReturnError(Exception):
-    """Leaves a function."""
+    """Signal that a function returns."""
 
 
 class LoopError(Exception):
-    """Leaves ``levels`` loops, or goes on with the next round of the last of them."""
+    """Signal that ``levels`` loops end, or that the outermost of them continues with its next iteration."""
 
     def __init__(self, breaks: bool, levels: int) -> None:
         self.breaks, self.levels = breaks, levels
@@ -59,8 +59,11 @@ class LoopError(Exception):
 
 @dataclass(slots=True)
 class Frame:
-    """Holds what belongs to a call: old values of local variables; what the state was where the call perhaps
-    returned, against its start; and how many journals there were at its start."""
+    """State of a function call.
+
+    It holds the old values of local variables, the states in which the call may have returned (as changes against
+    its start), and the number of journals at its start.
+    """
 
     journals: int
     old: dict[str, object] = field(default_factory=dict)
@@ -70,7 +73,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Holds a condition around that is not decided: loops and calls around it, and names that would decide it."""
+    """Undecided condition round the current command: its depth of loops and calls, and names that would decide it."""
 
     loops: int
     calls: int
@@ -78,7 +81,7 @@ class Fork:
 
 
 class Shell:
-    """Holds the state of one shell as one mapping, whose changes can be taken back."""
+    """State of one shell as one mapping whose changes can be undone."""
 
     def __init__(self, source: str, directory: Path | None) -> None:
         self.source, self.directory = source, directory
@@ -88,17 +91,18 @@ class Shell:
         self.frames: list[Frame] = []
         self.maybe = 0
         self.loops: list[bool] = []
-        """Loops around, and whether each is decided."""
+        """Enclosing loops, outermost first: True where the loop is followed round by round."""
         self.forks: list[Fork] = []
         self.level = 0
         self.effort = 0
         self.seen: list[str] = []
-        """Names that would decide what the test at hand has looked at."""
+        """Names that would decide the conditions evaluated in the current test."""
 
-    # State: variables by name; "@" the arguments; "fn NAME", "exported NAME", "pinned NAME", "missing".
+    # Keys of the state: variables by name; "@" the arguments; "fn NAME", "exported NAME", "pinned NAME",
+    # "missing".
 
     def put(self, key: str, value: object) -> None:
-        """Set a part of the state."""
+        """Set an entry of the state."""
         if self.journals:
             self.journals[-1].setdefault(key, self.state.get(key, ABSENT))
         if value is ABSENT:
@@ -108,7 +112,7 @@ class Shell:
 
     @contextmanager
     def apart(self) -> Iterator[dict[str, object]]:
-        """Take all changes back at the end; they are then in the mapping that is given."""
+        """Undo all changes at the end of the block; the yielded mapping then holds them."""
         changes: dict[str, object] = {}
         self.journals.append({})
         try:
@@ -127,7 +131,7 @@ class Shell:
         """Count a level of nesting.
 
         Raises:
-            InvalidInputError: there are too many.
+            InvalidInputError: the script nests too deeply.
         """
         self.level += 1
         if self.level > 2 * MAX_LEVEL:
@@ -138,26 +142,26 @@ class Shell:
             self.level -= 1
 
     def spend(self, characters: int) -> None:
-        """Count effort."""
+        """Add to the effort and refuse a script that needs too much."""
         self.effort += characters
         if self.effort > MAX_EFFORT:
             raise too_much(self.source, "runs too many commands, or makes a value that is too long")
 
     def assign(self, name: str, value: Value) -> None:
-        """Set a variable, unless ``readonly`` keeps it."""
+        """Set a variable, unless it is ``readonly``."""
         if f"pinned {name}" not in self.state:
             self.put(name, value)
             if "allexport" in self.state:
                 self.put(f"exported {name}", self.state["allexport"])
 
     def variable(self, name: str) -> Value | object:
-        """Its value; ``ABSENT`` where the script never set it."""
+        """Return the value of a variable; ``ABSENT`` where the script never set it."""
         return self.state.get(name, ABSENT)
 
-    # Conditions that are not decided.
+    # Undecided conditions.
 
     def alternatives(self, ways: list[Callable[[], object]], why: str, names: Iterable[str]) -> None:
-        """Go several ways, of which one is gone, and keep what they agree on."""
+        """Follow each alternative from the current state and keep what all of them agree on."""
         ends: list[dict[str, object]] = []
         names = tuple(dict.fromkeys(names))
         out: Exception = ExitError()
@@ -168,11 +172,11 @@ class Shell:
                 with self.apart() as changes:
                     way()
             except (ExitError, ReturnError) as error:
-                # After an exit nothing is trained; where a call returned is kept for its end.
+                # After an exit nothing is trained. The state at a return is kept for the end of the call.
                 out = error if isinstance(error, ReturnError) else out
                 continue
             except LoopError:
-                # Only out of loops that are read as a whole: their changes become unknown there.
+                # Only out of loops that are read as a whole: the changes in such loops become unknown.
                 pass
             finally:
                 self.maybe -= 1
@@ -183,7 +187,7 @@ class Shell:
         self.merge(ends, why, names)
 
     def merge(self, ends: list[dict[str, object]], why: str, names: tuple[str, ...]) -> None:
-        """Keep what several ends of the state agree on; each is given by its changes."""
+        """Merge alternative end states, each given by its changes; entries that differ become unknown."""
         for key in dict.fromkeys(key for changes in ends for key in changes):
             values = [changes.get(key, self.state.get(key, ABSENT)) for changes in ends]
             if all(type(value) is type(values[0]) and value == values[0] for value in values):
@@ -192,24 +196,24 @@ class Shell:
                 self.blur(key, values, why, names)
 
     def blur(self, key: str, values: list[object], why: str, names: tuple[str, ...]) -> None:
-        """Make a part of the state unknown."""
+        """Make an entry of the state unknown."""
         self.spend(200)
         if key == "@":
             self.put(key, [marked(f"$@ ({why})", names or ("@",))])
         elif key.startswith("fn "):
             self.put(key, None)
         elif " " in key or key in ("missing", "allexport"):
-            # Perhaps exported, missing or moved away.
+            # The name may be exported, missing or moved away.
             self.put(key, next((value for value in values if isinstance(value, str)), PERHAPS))
         else:
             mark = marked(f"${key} ({why})", names or (key,))
             self.put(key, [mark] if any(isinstance(value, list) for value in values) else mark)
 
     def leave_loops(self, breaks: bool, levels: int, line: int) -> None:
-        """Leave loops; out of a loop that surely runs only where it is decided.
+        """Leave loops, as ``break`` and ``continue`` do.
 
         Raises:
-            InvalidInputError: it is not.
+            InvalidInputError: the loops are followed round by round, and a condition round the command is undecided.
         """
         left = len(self.loops) - levels
         forks = [fork for fork in self.forks if fork.calls == len(self.frames) and fork.loops > left]
@@ -219,7 +223,9 @@ class Shell:
         raise LoopError(breaks, levels)
 
     def leave_call(self, status: Truth) -> None:
-        """Return from the call at hand; where that is not decided, its end is merged with what is kept here."""
+        """Return from the current call. An undecided return is merged with the states kept for the end of the
+        call.
+        """
         frame = self.frames[-1]
         forks = [fork for fork in self.forks if fork.calls == len(self.frames)]
         if forks:
@@ -229,7 +235,7 @@ class Shell:
         raise ReturnError(None if forks else status)
 
     def undecided(self, line: int, what: str) -> InvalidInputError:
-        """The error for a flow that is not known."""
+        """Create the error for undecided control flow."""
         names = [f"--set {name}=VALUE" for name in dict.fromkeys(self.seen) if NAME.fullmatch(name)]
         if any(not NAME.fullmatch(name) for name in self.seen):
             names.append('--args "..." (the arguments of the script)')
@@ -240,12 +246,12 @@ class Shell:
         )
 
     def make_local(self, name: str) -> None:
-        """Let the call at hand give a variable back."""
+        """Restore a variable at the end of the current call."""
         if self.frames:
             self.frames[-1].old.setdefault(name, self.state.get(name, ABSENT))
 
     def as_list(self, name: str, value: Value | object) -> list[str]:
-        """A variable as an array."""
+        """Convert the value of a variable to an array."""
         if value is ABSENT:
             return [] if "missing" not in self.state else [self.unset(name)]
         if isinstance(value, list):
@@ -254,18 +260,18 @@ class Shell:
         return [] if value is None else [str(value)]
 
     def as_text(self, name: str, value: Value | object) -> str:
-        """A variable as text."""
+        """Convert the value of a variable to a text."""
         if isinstance(value, list):
             return value[0] if value else ""
         return self.unset(name) if value is ABSENT else "" if value is None else str(value)
 
     def unset(self, name: str) -> str:
-        """The mark for a variable that the script never set."""
+        """Return the mark for a variable that the script never set."""
         missing = self.state.get("missing")
         return marked(f"${name}" + (f" (perhaps set by {missing})" if missing else ""), (name,))
 
     def anything_set(self, by: str) -> None:
-        """Mark every variable: a file that is not there to be read may have set it."""
+        """Mark every variable as unknown: a missing sourced file may have set it."""
         for key, value in list(self.state.items()):
             if NAME.fullmatch(key) and key not in ("missing", "allexport") and f"pinned {key}" not in self.state:
                 self.spend(200)
@@ -274,7 +280,7 @@ class Shell:
         self.put("missing", by)
 
     def is_set(self, name: str) -> Truth:
-        """Tell whether a variable is set; one that the script never set may come from outside."""
+        """Test whether a variable is set; a variable that the script never set may come from the environment."""
         value = self.variable(name)
         if value is ABSENT or deciders_in(str(value)):
             self.seen.append(name)
@@ -282,13 +288,13 @@ class Shell:
         return value is not None
 
     def deciding(self, names: Iterable[str]) -> list[str]:
-        """Names that would decide variables."""
+        """List the names that would decide some variables."""
         return [
             one for name in dict.fromkeys(names) for one in deciders_in(self.as_text(name, self.variable(name)))
         ]
 
     def arguments(self) -> list[str]:
-        """The script's own arguments, or those of the function at hand."""
+        """Return the arguments of the script or of the current function."""
         found = self.state.get("@")
         if not isinstance(found, list):
             return [marked("$@ (the arguments of the script)", ("@",))]

@@ -1,6 +1,6 @@
-"""The grammar of shell scripts: from a text to a tree of commands, as much of bash as launch scripts use.
+"""Parser of shell scripts: from a text to a tree of commands, for the part of bash that launch scripts use.
 
-What the grammar here does not have is refused with its line: no part of a script is passed over.
+Syntax outside this grammar is refused with its line, so no part of a script is skipped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from milpplan.launchers.shell import tree as tree
 
 MAX_CHARACTERS = 1_000_000
 MAX_LEVEL = 40
-"""Most commands inside one another."""
+"""Maximum nesting of commands."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]\n]*\])?(\+?)=")
 _PLAIN = re.compile(r"[^ \t\n\r\\'\"$`;|&()<>]+")
 _REST = {True: re.compile(r'[^"\\$`]+'), False: re.compile(r"[^'\"\\$`]+")}
-"""Plain characters of a text that is all one word, between double quotes or not."""
+"""Patterns for runs of ordinary characters in a text that is one word, by whether it is double-quoted."""
 _REDIRECTION = re.compile(r"(?:\{\w+\}|[0-9]+)?(?:<<<|<<-?|<>|>\||>>|[<>]&|&>>?|<(?!\()|>(?!\())")
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!_-]")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.:-]*)[ \t]*\([ \t]*\)")
@@ -36,10 +36,10 @@ def parsed(text: str, source: str, level: int = 0) -> tree.Sequence:
     Args:
         text: the script.
         source: its name in messages.
-        level: commands around it.
+        level: nesting of the enclosing commands.
 
     Raises:
-        InvalidInputError: no script of the grammar here.
+        InvalidInputError: the text is not a script of this grammar.
     """
     if len(text) > MAX_CHARACTERS:
         raise InvalidInputError(
@@ -55,26 +55,26 @@ def parsed(text: str, source: str, level: int = 0) -> tree.Sequence:
 
 
 def parsed_word(text: str, source: str, quoted: bool) -> tree.Word:
-    """Parse all of a text as one word, as ``${NAME:-text}`` holds one."""
+    """Parse a whole text as one word, such as the text in ``${NAME:-text}``."""
     reader = _Parser(text, source)
     return reader.rest_as_word(quoted)
 
 
 @dataclass(slots=True)
 class _Parser:
-    """Reads a text from its start to its end."""
+    """Recursive-descent parser of one text."""
 
     text: str
     source: str
     at: int = 0
     level: int = 0
     lines: list[int] = field(default_factory=list)
-    """Places of the ends of lines, once somebody has asked for a line."""
+    """Positions of line ends, computed at the first request for a line number."""
     documents: list[tuple[str, bool]] = field(default_factory=list)
-    """Here documents whose text begins after this line: their ends, and whether tabs may stand before them."""
+    """Here documents that begin after this line: their end marks, and whether tabs may precede the marks."""
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise for a place of the script."""
+        """Raise an error with the current line."""
         raise InvalidInputError(
             f"{self.source}, line {self.line()}: {what}.",
             "Expected a shell script that bash would read.",
@@ -82,20 +82,20 @@ class _Parser:
         )
 
     def line(self, at: int | None = None) -> int:
-        """The line of a place."""
+        """Return the line number of a position."""
         if not self.lines:
             self.lines = [match.start() for match in re.finditer("\n|$", self.text)]
         return bisect_left(self.lines, self.at if at is None else at) + 1
 
     def at_end(self) -> bool:
-        """Tell whether everything is read."""
+        """Test whether the whole text is parsed."""
         self.skip_lines()
         return self.at >= len(self.text)
 
-    # Blanks, comments and lines.
+    # Blanks, comments and line ends.
 
     def blanks(self) -> None:
-        """Pass blanks, continued lines and a comment."""
+        """Skip blanks, continued lines and a comment."""
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in " \t\r":
@@ -109,7 +109,7 @@ class _Parser:
                 return
 
     def newline(self) -> None:
-        """Pass the end of a line, and the here documents that follow it."""
+        """Skip a line end and the here documents that follow it."""
         self.at += 1
         for ending, tabs in self.documents:
             while True:
@@ -124,19 +124,19 @@ class _Parser:
         self.documents.clear()
 
     def skip_lines(self) -> None:
-        """Pass blanks and ends of lines."""
+        """Skip blanks and line ends."""
         self.blanks()
         while self.at < len(self.text) and self.text[self.at] == "\n":
             self.newline()
             self.blanks()
 
     def word_ahead(self) -> str:
-        """The plain word that begins here."""
+        """Return the plain word at the current position, without consuming it."""
         match = _AHEAD.match(self.text, self.at)
         return match[0] if match else ""
 
     def expect(self, word: str) -> None:
-        """Pass a reserved word that must be here."""
+        """Consume an expected reserved word."""
         self.skip_lines()
         if self.word_ahead() != word:
             self.refuse(f"{word} is missing")
@@ -145,7 +145,7 @@ class _Parser:
     # Commands.
 
     def sequence(self, until: tuple[str, ...]) -> tree.Sequence:
-        """Commands up to a reserved word, a closing parenthesis or the end."""
+        """Parse commands up to a reserved word, a closing parenthesis or the end."""
         self.level += 1
         if self.level > MAX_LEVEL:
             self.refuse(f"more than {MAX_LEVEL} commands stand inside one another")
@@ -176,7 +176,7 @@ class _Parser:
         return tree.Sequence(tuple(parts), frozenset(background))
 
     def and_or(self) -> tree.Node:
-        """Commands joined by ``&&`` and ``||``."""
+        """Parse commands joined by ``&&`` and ``||``."""
         parts = [self.pipeline()]
         operators = []
         self.blanks()
@@ -189,7 +189,7 @@ class _Parser:
         return tree.AndOr(tuple(parts), tuple(operators)) if operators else parts[0]
 
     def pipeline(self) -> tree.Node:
-        """Commands joined by ``|``."""
+        """Parse commands joined by ``|``."""
         negated = False
         self.blanks()
         while self.word_ahead() in ("!", "time"):
@@ -209,7 +209,7 @@ class _Parser:
         return tree.Pipeline(tuple(parts), negated) if negated or len(parts) > 1 else parts[0]
 
     def command(self) -> tree.Node:
-        """A compound command with its redirections, a definition, or a simple command."""
+        """Parse a compound command with its redirections, a function definition, or a simple command."""
         start = self.at
         end = self.closed(self.at + 1, "(", ")") if self.text.startswith("((", self.at) else None
         if end is not None and self.text.startswith("))", end):
@@ -232,7 +232,7 @@ class _Parser:
         return self.simple()
 
     def redirected(self, node: tree.Node) -> tree.Node:
-        """The command, after where its output goes has been passed."""
+        """Skip the redirections after a command and return the command."""
         self.blanks()
         while match := _REDIRECTION.match(self.text, self.at):
             self.redirect(match)
@@ -240,14 +240,14 @@ class _Parser:
         return node
 
     def close(self, mark: str) -> None:
-        """Pass a mark that must be here."""
+        """Consume an expected mark."""
         self.skip_lines()
         if not self.text.startswith(mark, self.at):
             self.refuse(f"{mark} is missing")
         self.at += len(mark)
 
     def definition(self, name: str) -> tree.Function:
-        """The body of a function."""
+        """Parse the body of a function."""
         self.skip_lines()
         self.level += 1
         if self.level > MAX_LEVEL:
@@ -257,7 +257,7 @@ class _Parser:
         return tree.Function(name, body)
 
     def compound(self, word: str, start: int) -> tree.Node:
-        """Read what follows the word that opens a compound command."""
+        """Parse a compound command after its opening word."""
         line = self.line(start)
         if word == "[[":
             return self.test(line)
@@ -298,12 +298,12 @@ class _Parser:
             self.at += 1
         over = () if words is None else words
         if word == "select":
-            # Which element is taken somebody says at the keyboard.
+            # The user chooses the element at the keyboard.
             over = ((tree.Part("command", "select", True),),)
         return tree.For(name, None if words is None and word == "for" else over, self.body(), line)
 
     def counted(self, line: int) -> tree.Counted:
-        """``for ((start; test; step))``."""
+        """Parse ``for ((start; test; step))``."""
         end = self.closed(self.at + 1, "(", ")")
         if end is None or not self.text.startswith("))", end):
             self.refuse("(( is not closed")
@@ -317,7 +317,7 @@ class _Parser:
         return tree.Counted(three[0], three[1], three[2], self.body(), line)
 
     def body(self) -> tree.Sequence:
-        """``do ... done``, or a group."""
+        """Parse ``do ... done``, or a group."""
         self.skip_lines()
         opening, closing = ("{", "}") if self.word_ahead() == "{" else ("do", "done")
         self.expect(opening)
@@ -326,7 +326,7 @@ class _Parser:
         return found
 
     def conditional(self, start: int, line: int) -> tree.If:
-        """``if ... fi``."""
+        """Parse ``if ... fi``."""
         branches: list[tuple[tree.Sequence, tree.Sequence]] = []
         said = ""
         while True:
@@ -347,7 +347,7 @@ class _Parser:
         return tree.If(tuple(branches), otherwise, line, said)
 
     def choice(self, start: int, line: int) -> tree.Case:
-        """``case ... esac``."""
+        """Parse ``case ... esac``."""
         self.blanks()
         word = self.word()
         said = self.text[start : self.at]
@@ -383,7 +383,7 @@ class _Parser:
         return tree.Case(word, tuple(clauses), line, said)
 
     def test(self, line: int) -> tree.Test:
-        """``[[ ... ]]``."""
+        """Parse ``[[ ... ]]``."""
         tokens: list[tree.Word | str] = []
         while True:
             self.skip_lines()
@@ -410,7 +410,7 @@ class _Parser:
                 tokens.append(word)
 
     def regular_expression(self) -> tree.Word:
-        """A word in which parentheses and bars belong to the expression."""
+        """Parse a word in which parentheses and bars belong to a regular expression."""
         found: list[tree.Part] = []
         level = 0
         while self.at < len(self.text):
@@ -431,7 +431,7 @@ class _Parser:
         return tuple(found)
 
     def simple(self) -> tree.Simple:
-        """Assignments, words and redirections up to the end of the command."""
+        """Parse assignments, words and redirections up to the end of the command."""
         start = self.at
         assigns: list[tree.Assign] = []
         words: list[tree.Word] = []
@@ -459,11 +459,11 @@ class _Parser:
 
     @staticmethod
     def declares(word: tree.Word) -> bool:
-        """Tell whether assignments follow this first word of a command."""
+        """Test whether a command's first word, such as ``export``, is followed by assignments."""
         return len(word) == 1 and word[0].kind == "text" and word[0].text in DECLARERS
 
     def assignment(self, match: re.Match[str]) -> tree.Assign:
-        """``name=value``, of which the name has been seen."""
+        """Parse ``name=value`` after its name has been matched."""
         self.at = match.end()
         index = None if match[2] is None else match[2][1:-1]
         if self.text.startswith("(", self.at):
@@ -472,7 +472,7 @@ class _Parser:
         return tree.Assign(match[1], index, bool(match[3]), self.word(), False)
 
     def elements(self) -> tuple[tree.Word, ...]:
-        """Words up to a closing parenthesis."""
+        """Parse words up to a closing parenthesis."""
         found: list[tree.Word] = []
         while True:
             self.skip_lines()
@@ -486,7 +486,7 @@ class _Parser:
                 self.refuse(f"{self.text[self.at]} stands in an array")
 
     def words(self) -> tuple[tree.Word, ...]:
-        """Words up to the end of a line or command."""
+        """Parse words up to the end of a line or command."""
         found: list[tree.Word] = []
         self.blanks()
         while word := self.word():
@@ -495,7 +495,7 @@ class _Parser:
         return tuple(found)
 
     def redirect(self, match: re.Match[str]) -> None:
-        """Pass where output goes; a here document begins after the line."""
+        """Skip a redirection; a here document begins after the line."""
         self.at = match.end()
         operator = match[0].lstrip("0123456789")
         self.blanks()
@@ -508,7 +508,7 @@ class _Parser:
     # Words.
 
     def word(self) -> tree.Word:
-        """A word; empty where none begins."""
+        """Parse a word; it is empty if none begins here."""
         parts: list[tree.Part] = []
         while self.at < len(self.text):
             char = self.text[self.at]
@@ -541,7 +541,7 @@ class _Parser:
         return tuple(parts)
 
     def rest_as_word(self, quoted: bool) -> tree.Word:
-        """All of the text as one word; ``quoted``: it stands between double quotes."""
+        """Parse the rest of the text as one word. ``quoted``: the text is double-quoted."""
         parts: list[tree.Part] = []
         while self.at < len(self.text):
             char = self.text[self.at]
@@ -561,14 +561,14 @@ class _Parser:
         return tuple(parts)
 
     def plain(self, pattern: re.Pattern[str], quoted: bool) -> tree.Part:
-        """Characters that stand for themselves, of which there is at least one."""
+        """Parse at least one ordinary character."""
         match = pattern.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
         return tree.Part("text", match[0], quoted)
 
     def single(self) -> tree.Part:
-        """Between single quotes."""
+        """Parse a single-quoted text."""
         end = self.text.find("'", self.at + 1)
         if end < 0:
             self.refuse("a single quote is not closed")
@@ -577,7 +577,7 @@ class _Parser:
         return found
 
     def double(self) -> list[tree.Part]:
-        """Between double quotes."""
+        """Parse a double-quoted text."""
         start = self.at
         self.at += 1
         parts: list[tree.Part] = []
@@ -600,7 +600,7 @@ class _Parser:
                 parts.append(self.plain(_REST[True], True))
 
     def expansion(self, quoted: bool) -> list[tree.Part]:
-        """Read what ``$`` or a backquote begins."""
+        """Parse an expansion that begins with ``$`` or a backquote."""
         text, at = self.text, self.at
         if text[at] == "`":
             end = re.compile(r"(?:[^`\\]|\\.)*`", re.DOTALL).match(text, at + 1)
@@ -635,7 +635,7 @@ class _Parser:
         return [tree.Part("parameter", match[0], quoted) if match else tree.Part("text", "$", True)]
 
     def ansi_single(self) -> tree.Part:
-        """``$'...'``: single quotes with escapes."""
+        """Parse ``$'...'``, single quotes with escapes."""
         match = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL).match(self.text, self.at)
         if match is None:
             self.refuse("a single quote is not closed")
@@ -646,8 +646,8 @@ class _Parser:
         return tree.Part("text", re.sub(r"\\(.)", lambda one: simple[one[1]], match[1], flags=re.DOTALL), True)
 
     def closed(self, at: int, opening: str, closing: str, quoted: bool = False) -> int | None:
-        """The place of the mark that closes the one at a place, past quotes and expansions; None: there is none.
-        ``quoted``: between double quotes, where a single quote is a character like others."""
+        """Find the position of the closing mark, past quotes and expansions; None if it is missing.
+        ``quoted``: the text is double-quoted, so that a single quote is an ordinary character."""
         level, text = 0, self.text
         while at < len(text):
             char = text[at]
@@ -677,7 +677,7 @@ class _Parser:
         return None
 
     def double_end(self, at: int) -> int | None:
-        """The place of the quote that closes the double quote at a place."""
+        """Find the quote that closes the double quote at a position."""
         text = self.text
         at += 1
         while at < len(text):

@@ -1,4 +1,4 @@
-"""The tree of a shell script: words, and commands made of them."""
+"""Syntax tree of a shell script: words, and commands made of words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a word: characters, or an expansion by its text without its marks."""
+    """Piece of a word: characters, or the text of an expansion without its marks."""
 
     kind: Literal["text", "parameter", "command", "arithmetic", "process"]
     text: str
@@ -20,7 +20,7 @@ Word = tuple[Part, ...]
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """``name[index]+=value`` or ``name=(elements)``."""
+    """Assignment ``name[index]+=value`` or ``name=(elements)``."""
 
     name: str
     index: str | None
@@ -31,7 +31,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Simple:
-    """A command of words; ``assigns`` stand before them, or among the words of ``export`` and the like."""
+    """Simple command. ``assigns`` stand before its words, or among the words of ``export`` and similar commands."""
 
     assigns: tuple[Assign, ...]
     words: tuple[Word, ...]
@@ -40,7 +40,7 @@ class Simple:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """``[[ ... ]]``: words and operators in turn."""
+    """Test ``[[ ... ]]``, with its words and operators in order."""
 
     tokens: tuple[Word | str, ...]
     line: int
@@ -48,7 +48,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """``(( ... ))``."""
+    """Arithmetic command ``(( ... ))``."""
 
     text: str
     line: int
@@ -64,7 +64,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class AndOr:
-    """Commands joined by ``&&`` and ``||``; ``operators`` stand before all but the first."""
+    """Commands joined by ``&&`` and ``||``. ``operators`` precede all commands but the first."""
 
     parts: tuple[Node, ...]
     operators: tuple[str, ...]
@@ -72,7 +72,7 @@ class AndOr:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Commands one after another; those in ``background`` by their places."""
+    """Sequence of commands. ``background`` holds the indices of background commands."""
 
     parts: tuple[Node, ...]
     background: frozenset[int]
@@ -80,7 +80,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class If:
-    """Tests with what follows each, and what is done otherwise."""
+    """Tests with their branches, and the ``else`` branch."""
 
     branches: tuple[tuple[Sequence, Sequence], ...]
     otherwise: Sequence | None
@@ -90,7 +90,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """``while``, or ``until``."""
+    """Loop ``while`` or ``until``."""
 
     until: bool
     test: Node
@@ -100,7 +100,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """``for name in words``; without words over the script's own arguments."""
+    """Loop ``for name in words``; without words it iterates over the script's arguments."""
 
     name: str
     words: tuple[Word, ...] | None
@@ -110,7 +110,7 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """``for ((start; test; step))``."""
+    """Loop ``for ((start; test; step))``."""
 
     start: str
     test: str
@@ -121,7 +121,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A word, and patterns with what is done at a match."""
+    """Command ``case``: a word, and patterns with their commands."""
 
     word: Word
     clauses: tuple[tuple[tuple[Word, ...], Sequence, str], ...]
@@ -131,7 +131,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """``{ ... }``, or ``( ... )`` in a shell of its own."""
+    """Group ``{ ... }``, or subshell ``( ... )``."""
 
     body: Sequence
     own_shell: bool
@@ -139,7 +139,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A definition."""
+    """Definition of a function."""
 
     name: str
     body: Node

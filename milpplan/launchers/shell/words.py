@@ -1,4 +1,4 @@
-"""The words of a script as bash expands them, and the whole numbers of its expressions."""
+"""Expansion of a script's words as in bash, including arithmetic."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from milpplan.launchers.shell.state import ABSENT, NAME, Shell, Value
 _LONG_TRIM = 2_000
 _BRACED = re.compile(r"(!?)([A-Za-z_]\w*|[0-9]+|[@*#?$!_-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
 _LONG_SUM = 4_000
-"""Characters of an expression beyond which nothing is evaluated."""
+"""Maximum number of characters of an arithmetic expression that is evaluated."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 class _Fields:
-    """Collects the fields that a word becomes; the last one is open while ``begun``."""
+    """Collector of the fields that a word expands to. The last field is open while ``begun``."""
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
@@ -29,7 +29,7 @@ class _Fields:
         self.begun = False
 
     def add(self, text: str) -> None:
-        """Characters of the field at hand."""
+        """Append characters to the open field."""
         self.shell.spend(len(text) + 1)
         if not self.begun:
             self.pieces.append([])
@@ -37,11 +37,11 @@ class _Fields:
         self.pieces[-1].append(text)
 
     def joined(self) -> list[str]:
-        """The fields."""
+        """Return the fields."""
         return ["".join(one) for one in self.pieces]
 
     def add_split(self, text: str) -> None:
-        """The value of a variable outside quotes: blanks end fields."""
+        """Append the value of an unquoted variable: blanks end fields."""
         if not text:
             return
         if text[0] in " \t\n":
@@ -54,7 +54,7 @@ class _Fields:
             self.begun = False
 
     def add_each(self, values: list[str], split: bool) -> None:
-        """All elements of an array, each a field of its own."""
+        """Append all elements of an array as separate fields."""
         for index, value in enumerate(values):
             self.begun = self.begun and index == 0
             if split:
@@ -64,22 +64,24 @@ class _Fields:
 
 
 class Words:
-    """Expands words with the variables of a shell."""
+    """Expansion of words with the variables of a shell."""
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
 
     def pattern(self, word: tree.Word) -> list[tuple[str, bool]]:
-        """A word as a pattern: expansions outside quotes may hold stars of their own."""
+        """Convert a word to a pattern; unquoted expansions may contain wildcards."""
         return [("".join(self.expanded((part,), split=False)), part.quoted) for part in word]
 
     def matched(self, text: str, word: tree.Word) -> Truth:
-        """Tell whether a text is of the pattern that a word is."""
+        """Test whether a text matches a word's pattern."""
         self.shell.spend(len(text))
         return matches(text, self.pattern(word))
 
     def number(self, text: str, assign: bool = False) -> int | None:
-        """The value of an arithmetic expression; None: not known. ``assign``: variables may be set by it."""
+        """Evaluate an arithmetic expression; None: its value is unknown. ``assign``: the expression may set
+        variables.
+        """
         whole = "".join(self.expanded(syntax.parsed_word(text, self.shell.source, quoted=True), split=False))
         set_here: list[tuple[str, str]] = []
 
@@ -104,7 +106,7 @@ class Words:
         return found
 
     def expanded(self, word: tree.Word, split: bool = True) -> list[str]:
-        """The fields of a word; one where it is not split."""
+        """Expand a word to its fields; a single field unless ``split``."""
         self.shell.spend(4)
         plain = "".join("x" if part.quoted else part.text for part in word if part.kind == "text")
         if split and any("," in inner or ".." in inner for inner in _BRACES.findall(plain)):
@@ -137,7 +139,7 @@ class Words:
         return fields
 
     def parameter(self, found: _Fields, part: tree.Part, split: bool) -> None:
-        """``$NAME`` and ``${...}``."""
+        """Expand ``$NAME`` and ``${...}``."""
         match = _BRACED.fullmatch(part.text)
         if match is None:
             found.add(marked(f"${{{part.text}}}", NAME.findall(part.text)))
@@ -177,7 +179,7 @@ class Words:
         return None
 
     def values(self, name: str, index: str | None) -> list[str] | None:
-        """The values of a parameter; None: it is not set, and the script has seen to it; a mark: not known."""
+        """Return the values of a parameter; None: the script has unset it; a mark: the value is unknown."""
         if name in ("@", "*"):
             return self.shell.arguments()
         if name == "#":
@@ -202,7 +204,7 @@ class Words:
             return None if value is None else [self.shell.as_text(name, value)]
         if index in ("@", "*"):
             if f"pinned {name}" in self.shell.state and isinstance(value, str):
-                # A group that --set gives is a text of words.
+                # A group given with ``--set`` is a text of several words.
                 return value.split()
             if value is ABSENT:
                 return [self.shell.unset(name)]
@@ -210,7 +212,7 @@ class Words:
         return self.indexed(name, value, index)
 
     def indexed(self, name: str, value: Value | object, index: str) -> list[str] | None:
-        """``${name[index]}``."""
+        """Expand ``${name[index]}``."""
         at = self.number(index)
         values = [self.shell.unset(name)] if value is ABSENT else self.shell.as_list(name, value)
         if at is None or any(map(is_mark, values)):
@@ -219,7 +221,7 @@ class Words:
         return [values[at]] if -len(values) <= at < len(values) else None
 
     def length(self, name: str, index: str | None, text: str) -> str:
-        """``${#name}`` and ``${#name[@]}``."""
+        """Expand ``${#name}`` and ``${#name[@]}``."""
         values = self.values(name, index)
         names = [one for value in values or () for one in deciders_in(value)]
         if any(MARK in value for value in values or ()):
@@ -228,13 +230,13 @@ class Words:
         return str(len(values or ()) if many else len("".join(values or ())))
 
     def operated(self, name: str, values: list[str] | None, rest: str, part: tree.Part) -> list[str] | None:
-        """Read what follows the name in ``${...}``; None: the word after it is taken."""
+        """Apply the operator after the name in ``${...}``; None: the default word replaces the value."""
         operator = re.match(r":?[-=+?]", rest)
         plain = "" if values is None else "".join(values)
         value = self.shell.variable(name) if NAME.fullmatch(name) else values
         absent = value is ABSENT or values is None
         if name.isdigit() and "@" not in self.shell.state and values is not None:
-            # The script's argument, which nobody gave: its default is what the file says.
+            # A script argument that is not given takes the default that the file states.
             absent = True
         if operator:
             kind = operator[0][-1]
@@ -258,7 +260,7 @@ class Words:
         return [self.edited(one, rest, part) for one in self.sliced(name, values, rest, part)]
 
     def sliced(self, name: str, values: list[str], rest: str, part: tree.Part) -> list[str]:
-        """``${@:2}``: some of the arguments, or elements."""
+        """Expand ``${@:2}``: a slice of the arguments or of an array."""
         if not rest.startswith(":") or not (name in ("@", "*") or re.match(r"\w+\[[@*]\]", part.text)):
             return values
         first, _, count = rest[1:].partition(":")
@@ -269,7 +271,7 @@ class Words:
         return values[at - shift :] if many is None else values[at - shift : at - shift + many]
 
     def edited(self, value: str, rest: str, part: tree.Part) -> str:
-        """``${name%suffix}``, ``${name/old/new}``, ``${name:first:count}``, ``${name^^}``."""
+        """Expand ``${name%suffix}``, ``${name/old/new}``, ``${name:first:count}`` and ``${name^^}``."""
         if MARK in value:
             return marked(f"${{{part.text}}}", deciders_in(value))
         self.shell.spend(len(value) // 8)
@@ -294,7 +296,7 @@ class Words:
         return marked(f"${{{part.text}}}") if found is None else found
 
     def replaced(self, value: str, rest: str) -> str | None:
-        """``${name/old/new}``, where the old is plain text."""
+        """Expand ``${name/old/new}`` where ``old`` is plain text."""
         everywhere = rest.startswith("//")
         old, _, new = rest[2 if everywhere else 1 :].partition("/")
         if not old or old[0] in "#%" or re.search(r"[*?\[\]\\'\"$`]", old) or re.search(r"[\\'\"&]", new):
@@ -303,7 +305,7 @@ class Words:
         return value.replace(old, text) if everywhere else value.replace(old, text, 1)
 
     def default(self, found: _Fields, rest: str, part: tree.Part, split: bool) -> None:
-        """The word after ``:-`` and the like."""
+        """Expand the word after ``:-`` and similar operators."""
         with self.shell.deeper("expansions"):
             operator = re.match(r":?[-=+?]", rest)
             assert operator is not None
@@ -322,7 +324,7 @@ class Words:
                     self.shell.assign(match[2], " ".join(fields))
 
     def unquoted(self, word: tree.Word) -> list[str]:
-        """The fields of a word whose own blanks split it."""
+        """Expand an unquoted word and split it at its own blanks."""
         pieces = _Fields(self.shell)
         for part in word:
             if part.kind == "text" and not part.quoted:
@@ -333,7 +335,7 @@ class Words:
         return pieces.joined()
 
     def output(self, text: str) -> str:
-        """The output of a command, where it is one that can only say one thing."""
+        """Return the output of a command substitution, where it is known."""
         unknown = marked(f"$({text})", self.shell.deciding(re.findall(r"\$\{?(\w+)", text)))
         try:
             node = syntax.parsed(text.replace(MARK, ""), self.shell.source, level=self.shell.level // 2)
@@ -349,7 +351,7 @@ class Words:
         return unknown
 
     def printed(self, node: tree.Simple) -> str | None:
-        """Return what ``echo``, ``dirname``, ``basename``, ``seq`` and ``cd X && pwd`` print."""
+        """Return the output of ``echo``, ``dirname``, ``basename``, ``seq`` and ``cd X && pwd``."""
         with self.shell.apart():
             words = [one for word in node.words for one in self.expanded(word)]
         if not words or any(MARK in word for word in words) or f"fn {words[0]}" in self.shell.state:
@@ -374,12 +376,12 @@ class Words:
 
 
 def _says(node: tree.Node, word: str) -> bool:
-    """Tell whether a command begins with a plain word."""
+    """Test whether a command begins with a given plain word."""
     return isinstance(node, tree.Simple) and bool(node.words) and [part.text for part in node.words[0]] == [word]
 
 
 def _trimmed(value: str, mark: str, pattern: list[tuple[str, bool]]) -> str | None:
-    """The value without the shortest or longest end that a pattern matches."""
+    """Strip the shortest or longest match of a pattern from one end of a value."""
     known = len(value) <= _LONG_TRIM and not any(MARK in one for one, _ in pattern)
     matcher = pattern_matcher(pattern) if known else None
     if matcher is None:
