@@ -1,6 +1,6 @@
-"""A dense model as a Hugging Face config, from whose class a training program builds it.
+"""Dense model as a Hugging Face config, from which a training program builds its class.
 
-Every candidate is read back by the reader of such configs, and must be the model.
+Every candidate is read back by the reader of such configs and must give the model.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from milpplan.problem.huggingface.config import model_from_config
 from milpplan.problem.model import DenseMlp, GroupedQueryAttention, ModelSpec
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""``model_type`` of classes that differ in biases, windows, and norms of queries and keys."""
+"""Values of ``model_type`` whose classes differ in biases, windows, and norms of queries and keys."""
 
 
 def config_of(model: ModelSpec) -> dict[str, Any] | None:
-    """The config of a model, or nothing where none of the families is it."""
+    """Return the config of a model; None where no family represents it."""
     kind = model.kinds[0]
     if len(model.kinds) > 1 or not isinstance(kind.attention, GroupedQueryAttention):
         return None

@@ -1,0 +1,1 @@
+"""Answers as text, HTML pages, JSON documents, traces and notebook views."""

@@ -1,0 +1,1 @@
+"""Robust least-squares fit of hardware and software constants to measured times."""

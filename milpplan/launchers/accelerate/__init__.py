@@ -1,0 +1,1 @@
+"""Launcher Accelerate: FSDP2 or unsharded replicas under Transformers' trainer."""

@@ -1,4 +1,4 @@
-"""A plan as files that start Transformers' trainer with Accelerate."""
+"""Export of a plan as files that start Transformers' trainer with Accelerate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPT, CONFIG, BATCH_SCRIPT = "accelerate.sh", "accelerate.yaml", "accelerate.s
 
 
 def problem_refusals(problem: Problem) -> list[Refusal]:
-    """What of a problem no plan for Accelerate can have."""
+    """List the properties of a problem that no plan for Accelerate supports."""
     return job_refusals(problem) + format_refusals(
         problem,
         products="mixed_precision bf16 is what is written",
@@ -35,19 +35,19 @@ def problem_refusals(problem: Problem) -> list[Refusal]:
 
 
 def check_problem(problem: Problem, version: str) -> None:
-    """Whether Accelerate can run any plan of a problem.
+    """Refuse a problem for which Accelerate can run no plan.
 
     Raises:
-        IllegalPlanError: it cannot; all reasons are given.
+        IllegalPlanError: gives all reasons.
     """
     refuse(ACCELERATE.name, problem_refusals(problem))
 
 
 def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """The launch of a plan.
+    """Turn a plan into a launch.
 
     Raises:
-        IllegalPlanError: Accelerate cannot express or would refuse it; all reasons are given.
+        IllegalPlanError: Accelerate cannot express the plan or would refuse it; gives all reasons.
     """
     layout = plan.layout
     refusals = [*problem_refusals(problem), *recompute_refusals(plan)]
@@ -84,7 +84,7 @@ def _notes(layout: Layout) -> tuple[str, ...]:
 
 
 def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """File names and contents; the first is enough by itself. ``version`` is that of milpplan."""
+    """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
     return {
         SCRIPT: script(launch, version),
         CONFIG: yaml_text(configuration(launch)),

@@ -1,4 +1,5 @@
-"""Accelerate's files: the YAML of a launch and the script that starts Transformers' trainer with it, both ways.
+"""Accelerate's files, to write and to read: a launch YAML and the script that starts Transformers' trainer with
+it.
 
 Source: accelerate 1.15.0, parallelism_config.py, commands/launch.py, commands/config/config_args.py; flags of the
 trainer: transformers 5.24.0, training_args.py and examples/pytorch/language-modeling/run_clm.py; trl 1.16.0,
@@ -27,30 +28,31 @@ TRAINER = {
     "per_device_train_batch_size": "--per_device_train_batch_size",
     "block_size": "--block_size",
 }
-"""What belongs to the trainer and not to Accelerate: flags of ``run_clm.py``."""
+"""Settings that belong to the trainer and not to Accelerate, with their flags of ``run_clm.py``."""
 CHECKPOINTING = "--gradient_checkpointing"
-"""The trainer's flag that recomputes all layers, where no FSDP does."""
+"""Trainer's flag that recomputes all layers where FSDP does not."""
 KEYS = "accelerate_keys.json"
 FLAG = "--"
-"""Before the name of a trainer's flag, so that it is none of Accelerate's own settings."""
+"""Prefix of the trainer's flags, which sets them apart from Accelerate's settings."""
 _DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _TARGET = re.compile(r"(?<![<>&0-9])>\s*['\"]?([^\s'\"<>|;&]+)")
 _EMPTY = "\x01"
-"""Stands for an empty word, which is a value like any other."""
+"""Stand-in for an empty word, which is a value."""
 _TRUE, _FALSE = ("true", "yes", "y", "t", "1"), ("false", "no", "n", "f", "0")
 """Words that HfArgumentParser takes for true and false."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Settings of Accelerate by name and flags of the trainer behind ``FLAG``, and the program that is started."""
+    """Read launch: Accelerate's settings by name, the trainer's flags with prefix ``FLAG``, and the started
+    program."""
 
     values: Mapping[str, Any]
     program: str | None
 
 
 def yaml_text(settings: Mapping[str, Any]) -> str:
-    """Settings as YAML; a dot in a name opens a section."""
+    """Write settings as YAML; a dot in a name opens a section."""
     lines: list[str] = []
     section = ""
     for name, value in settings.items():
@@ -65,18 +67,18 @@ def yaml_text(settings: Mapping[str, Any]) -> str:
 def _scalar(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    # NO is a word of Accelerate, and false in YAML.
+    # Accelerate uses the word NO, which YAML reads as false.
     return f"'{value}'" if value in ("NO", "no") else str(value)
 
 
 def configuration(launch: ConfigLaunch) -> dict[str, Any]:
-    """What of a launch is in the YAML."""
+    """Select the settings of a launch that the YAML holds."""
     of_trainer = {*TRAINER, CHECKPOINTING}
     return {name: value for name, value in launch.settings.items() if name not in of_trainer}
 
 
 def script(launch: ConfigLaunch, version: str) -> str:
-    """The script that every node runs; the YAML is in it. ``version`` is that of milpplan."""
+    """Write the script that every node runs, which contains the YAML. ``version`` is milpplan's."""
     config = configuration(launch)
     numbers = [f"    {flag} {launch.settings[name]} \\" for name, flag in TRAINER.items()]
     if CHECKPOINTING in launch.settings:
@@ -114,15 +116,15 @@ def script(launch: ConfigLaunch, version: str) -> str:
 
 
 def _syncs(settings: Mapping[str, Any]) -> bool:
-    """Whether sharded gradients are to be reduced in every micro-batch, as a plan has them."""
+    """Test whether sharded gradients must be reduced in every micro-batch, as a plan assumes."""
     return "fsdp_config.fsdp_version" in settings and int(settings["gradient_accumulation_steps"]) > 1
 
 
 def read_files(text: str, source: str) -> Read:
-    """What a script says, or a YAML alone (which lacks the numbers of the trainer).
+    """Read a script, or a YAML alone (which lacks the trainer's numbers).
 
     Raises:
-        InvalidInputError: there is neither, or what it says only a running shell knows.
+        InvalidInputError: the text is neither, or only a running shell has its values.
     """
     if source.lower().endswith((".yaml", ".yml")):
         return Read(named(flat(load_yaml(text, source))), None)
@@ -144,12 +146,12 @@ def read_files(text: str, source: str) -> Read:
 
 
 def _unprefixed(known: Known) -> Known:
-    """Name settings as the command has them: without their section."""
+    """Name settings as the command does, without their section."""
     return {name.rpartition(".")[2]: row for name, row in known.items()}
 
 
 def _launched(words: tuple[str, ...]) -> tuple[tuple[str, ...], str, tuple[str, ...]] | None:
-    """Part a command into Accelerate's own words, the program, and the program's words."""
+    """Split a command into Accelerate's own words, the program, and the program's words."""
     for index, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name == "accelerate" and words[index + 1 : index + 2] == ("launch",):
@@ -183,7 +185,7 @@ def _document(text: str, config_file: object, source: str) -> str:
             body.append(inside)
         target = _TARGET.search(line)
         found.append((target[1] if target else "", "\n".join(body)))
-    # What stands in a variable may be any file.
+    # A variable may name any file.
     fitting = [(target, body) for target, body in found if wanted in (None, target) or "$" in target]
     if len(fitting) != 1:
         raise InvalidInputError(
@@ -202,8 +204,8 @@ def named(values: Mapping[str, Any], flags: bool = False) -> dict[str, Any]:
     """Give settings their full names (commands/launch.py, _validate_launch_command).
 
     Args:
-        values: settings; in a section they may stand without its prefix, but for parallelism_config.
-        flags: whether they are flags of the command, which stand without their section.
+        values: settings; in a section they may lack its prefix, except in parallelism_config.
+        flags: the settings are flags of the command, which have no section.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():
@@ -219,10 +221,10 @@ def named(values: Mapping[str, Any], flags: bool = False) -> dict[str, Any]:
 
 
 def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, Any]:
-    """Read flags and their values, of the kinds that they are to have; others stay texts.
+    """Read flags and convert their values to the declared types; others stay texts.
 
     Raises:
-        InvalidInputError: words that are no flags, or that only the running shell knows.
+        InvalidInputError: a word is not a flag, or only the running shell has it.
     """
     check_words(words, source)
     pairs, stray = pairs_of([word or _EMPTY for word in words])
@@ -243,7 +245,7 @@ def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, An
 
 
 def _typed(name: str, values: tuple[str, ...], row: tuple[Any, ...]) -> dict[str, Any]:
-    """Read a flag's value as the parser makes it; a table in JSON becomes settings below the flag."""
+    """Convert a flag's value as the parser does; a table in JSON becomes settings below the flag."""
     kinds = kinds_of(row)
     if len(values) != 1:
         return {name: True if not values and "bool" in kinds else list(values)}

@@ -1,4 +1,4 @@
-"""From Accelerate's files to a problem and a plan: the reverse of the export."""
+"""Import of Accelerate's files as a problem and a plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUIET: Mapping[str, str] = {
     r"parallelism_config\.parallelism_config_(cp_backend|cp_comm_strategy|sp_.+)": "acts above one rank",
     r"dynamo_config\.dynamo_(mode|use_.*)": "acts with a backend, which is refused",
 }
-"""Settings of Accelerate that change nothing that is priced, with the reason."""
+"""Patterns of Accelerate's settings that have no effect on the cost, with reasons."""
 QUIET_FLAGS: Mapping[str, str] = {
     r"output_dir|overwrite_output_dir|run_name|project|trackio_.*|hub_.*|push_to_hub.*|report_to|logging_.*|"
     r"log_.*|disable_tqdm|include_num_input_tokens_seen|include_tokens_per_second|skip_memory_metrics": "records",
@@ -57,18 +57,20 @@ QUIET_FLAGS: Mapping[str, str] = {
     r"(gradient|activation)_checkpointing_kwargs\.(use_reentrant|preserve_rng_state|determinism_check|debug|"
     r"early_stop)|gradient_checkpointing_use_reentrant": "how the same layers are run again",
 }
-"""Flags of the trainer that change nothing that is priced, with the reason."""
+"""Patterns of the trainer's flags that have no effect on the cost, with reasons."""
 ALL_QUIET: Mapping[str, str] = {
     **QUIET,
     **{f"{FLAG}({pattern})": reason for pattern, reason in QUIET_FLAGS.items()},
 }
 PROGRAMS = ("run_clm.py", "sft.py", "trl.scripts.sft", "train_sft.py", "run_sft.py")
-"""Programs that train a language model on the next token, all of its weights: run_clm.py of Transformers, TRL's
-sft.py, and the usual names of such programs. Others may do anything."""
+"""Programs that train all weights of a language model on the next token.
+
+These are Transformers' run_clm.py, TRL's sft.py, and the usual names of such programs. Others may do anything.
+"""
 TRL = ("sft.py", "trl.scripts.sft")
-"""Of these the release decides whether layers are recomputed where no flag says so."""
+"""Programs of TRL, where the release decides on recomputation if no flag does."""
 LENGTHS = ("block_size", "max_length", "max_seq_length")
-"""Flags that say the tokens of a sequence: of run_clm.py, of TRL, and of older TRL."""
+"""Flags for the sequence length in tokens: of run_clm.py, of TRL, and of older TRL."""
 
 
 def imported(
@@ -80,20 +82,20 @@ def imported(
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Imported:
-    """The plan of a launch.
+    """Read a launch into a problem and a plan.
 
     Args:
         text: the script that starts it, with the YAML in a here document.
         source: its name.
         hardware: the cluster.
-        num_gpus: processes; None: the file says.
-        model: its description: the files only name it.
-        vocab_size: that of the model, or nothing.
-        ignored: settings whose effect on the cost the caller accepts not to see.
+        num_gpus: processes; None: the file states them.
+        model: its description, which the files only name.
+        vocab_size: that of the model, or None.
+        ignored: settings whose effect on the cost the caller ignores.
 
     Raises:
-        InvalidInputError: the file cannot be read, leaves something open, or has settings that are not priced.
-        IllegalPlanError: Accelerate would refuse it.
+        InvalidInputError: the file cannot be read, is incomplete, or has settings that are not priced.
+        IllegalPlanError: Accelerate would refuse the settings.
     """
     found = read_files(text, source)
     spec = described(model, vocab_size, source)
@@ -128,10 +130,10 @@ def imported(
 
 
 def _check_program(program: str | None, source: str) -> None:
-    """Refuse programs that train nobody here knows what.
+    """Refuse programs whose training is unknown.
 
     Raises:
-        InvalidInputError: it is another.
+        InvalidInputError: the program is not in ``PROGRAMS``.
     """
     if program is not None and program not in PROGRAMS:
         raise InvalidInputError(
@@ -142,10 +144,10 @@ def _check_program(program: str | None, source: str) -> None:
 
 
 def _check_trainer(settings: Settings, source: str) -> None:
-    """Check that the trainer's flags say the numbers of a plan.
+    """Check that the trainer's flags give the numbers of a plan.
 
     Raises:
-        InvalidInputError: one is missing.
+        InvalidInputError: a number is missing.
     """
     given = any(f"{FLAG}{name}" in settings.values for name in LENGTHS)
     missing = [name for name in TRAINER if f"{FLAG}{name}" not in settings.values and name != LENGTHS[0]]
@@ -159,10 +161,10 @@ def _check_trainer(settings: Settings, source: str) -> None:
 
 
 def _length(settings: Settings) -> tuple[int, tuple[str, ...]]:
-    """Read the tokens of a sequence, and what the user should know of them.
+    """Read the sequence length in tokens, with notes for the user.
 
     Raises:
-        InvalidInputError: two flags say different things.
+        InvalidInputError: two flags disagree.
     """
     given = {name: settings.size(f"{FLAG}{name}") for name in LENGTHS if f"{FLAG}{name}" in settings.values}
     if len(set(given.values())) > 1:
@@ -179,10 +181,10 @@ def _length(settings: Settings) -> tuple[int, tuple[str, ...]]:
 
 
 def _recomputes(settings: Settings, program: str | None) -> bool:
-    """Tell whether the trainer recomputes all layers; activation_checkpointing is the newer name.
+    """Test whether the trainer recomputes all layers; activation_checkpointing is the newer name.
 
     Raises:
-        InvalidInputError: two flags say different things, or none does and the release decides.
+        InvalidInputError: two flags disagree, or no flag is given and the release decides.
     """
     names = ("gradient_checkpointing", "activation_checkpointing")
     given = {name: settings.switch(f"{FLAG}{name}") for name in names if f"{FLAG}{name}" in settings.values}
@@ -197,17 +199,17 @@ def _recomputes(settings: Settings, program: str | None) -> bool:
 
 
 def _check_formats(settings: Settings) -> None:
-    """Check for bf16 beside weights in fp32, and a fused attention.
+    """Check for bf16 with fp32 weights, and for a fused attention.
 
     Raises:
-        InvalidInputError: others.
+        InvalidInputError: the formats or the attention differ.
     """
     wanted: Mapping[str, tuple[object, ...]] = {
         "mixed_precision": ("bf16",),
         f"{FLAG}bf16": (None, True),
         f"{FLAG}attn_implementation": (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
     }
-    # Accelerate makes weights that are sharded fp32 (utils/fsdp_utils.py, fsdp2_prepare_model); others stay.
+    # Accelerate converts sharded weights to fp32 (utils/fsdp_utils.py, fsdp2_prepare_model), and no others.
     free = settings.get("distributed_type") == "FSDP"
     for name in (f"{FLAG}dtype", f"{FLAG}torch_dtype"):
         wanted = {**wanted, name: (None, "float32", *(("auto", "bfloat16", "float16") if free else ()))}
@@ -221,7 +223,7 @@ def _check_formats(settings: Settings) -> None:
 
 
 def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
-    """Note what the user should know of gradients that are kept over several micro-batches."""
+    """Note properties of gradients that are accumulated over several micro-batches."""
     name = f"{FLAG}accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
     settings.looked_at.add(name)
     if plan.layout.num_micro_batches == 1 or plan.layout.zero_stage == 0 or settings.get(name):

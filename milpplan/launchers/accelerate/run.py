@@ -1,4 +1,4 @@
-"""A plan as Accelerate's settings and back: FSDP2 over the data- and context-parallel ranks, or replicas alone.
+"""Plan as Accelerate's settings and back: FSDP2 over the data- and context-parallel ranks, or unsharded replicas.
 
 Source: accelerate 1.15.0, parallelism_config.py (sizes and their order), utils/dataclasses.py (FSDP2 plugin).
 """
@@ -17,11 +17,11 @@ from milpplan.problem.reading import shown, validated
 
 P, F = "parallelism_config.parallelism_config_", "fsdp_config.fsdp_"
 STRATEGY = "alltoall"
-"""PyTorch then passes keys and values from rank to rank, which is the ring that is priced."""
+"""Rotation method with which PyTorch passes keys and values from rank to rank: the ring that is priced."""
 
 
 def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, Any]:
-    """Accelerate's settings, and the numbers of the trainer."""
+    """Write a plan as Accelerate's settings and the trainer's numbers."""
     layout = plan.layout
     kind = "FSDP" if layout.zero_stage else "MULTI_GPU" if layout.num_gpus > 1 else "NO"
     found: dict[str, Any] = {
@@ -58,12 +58,12 @@ def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, A
 
 
 def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
-    """The plan that the settings stand for.
+    """Read the plan that the settings stand for.
 
     Args:
         settings: of Accelerate and of the trainer.
-        model: what is trained.
-        recomputes: whether the trainer runs all layers again in the backward.
+        model: the trained model.
+        recomputes: the trainer repeats the forward pass of all layers in the backward pass.
 
     Raises:
         InvalidInputError: a setting has a value that no plan has.
@@ -75,7 +75,7 @@ def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
     processes = 1 if kind == "NO" and "num_processes" not in settings.values else settings.size("num_processes")
     sizes = {"dp_replicate": processes, "dp_shard": 1, "cp": 1, "tp": 1}
     stage, full = 0, recomputes
-    # With these flags the command does not look at the file's distributed_type, nor at its parallelism_config.
+    # With these flags the command ignores the file's distributed_type and parallelism_config.
     if not any(name.startswith("parallelism_config.") for name in settings.values):
         settings.looked_at |= {"FSDP": {"use_fsdp"}, "MULTI_GPU": {"multi_gpu"}}.get(kind, set())
     if kind == "FSDP":
@@ -83,7 +83,7 @@ def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
         if recomputes:
             raise _strange(CHECKPOINTING, True, f"{F}activation_checkpointing in its place, with FSDP")
     else:
-        # Without FSDP its settings say nothing.
+        # Without FSDP its settings have no effect.
         settings.looked_at |= {name for name in settings.values if name.startswith("fsdp_config")}
     check_sizes(kind, sizes, processes)
     replicas = sizes["dp_replicate"] * sizes["dp_shard"]
@@ -107,8 +107,10 @@ def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
 
 
 def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, bool]:
-    """Sizes, ZeRO stage, and whether layers are recomputed. Without a parallelism_config FSDP shards over all
-    processes (accelerator.py, where no device mesh is built)."""
+    """Return the sizes, the ZeRO stage, and whether layers are recomputed.
+
+    Without a parallelism_config FSDP shards over all processes (accelerator.py, where no device mesh is built).
+    """
     if settings.number(f"{F}version") != 2:
         raise _strange(f"{F}version", settings.get(f"{F}version"), "2: FSDP 1 is not priced")
     policy = settings.text(f"{F}auto_wrap_policy")
@@ -137,10 +139,10 @@ def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, b
 
 
 def check_sizes(kind: str, sizes: Mapping[str, int], processes: int) -> None:
-    """Accelerate's own rules on sizes.
+    """Check Accelerate's own rules on sizes.
 
     Raises:
-        IllegalPlanError: one is broken.
+        IllegalPlanError: a rule is broken.
     """
     product = sizes["dp_replicate"] * sizes["dp_shard"] * sizes["cp"] * sizes["tp"]
     broken = {

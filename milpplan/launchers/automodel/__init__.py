@@ -1,0 +1,1 @@
+"""Launcher NeMo AutoModel: recipes in YAML."""

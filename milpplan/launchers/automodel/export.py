@@ -1,4 +1,5 @@
-"""A plan as files that start NeMo AutoModel: the YAML of its recipe, and scripts that run it on every node."""
+"""Export of a plan as files that start NeMo AutoModel: the YAML of its recipe, and scripts that run it on every
+node."""
 
 from __future__ import annotations
 
@@ -37,11 +38,11 @@ FIXED: Mapping[str, Any] = {
     "dataset._target_": "nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset",
     "dataloader._target_": "torchdata.stateful_dataloader.StatefulDataLoader",
 }
-"""What a run needs and no plan decides; it runs on mock data."""
+"""Settings that a run needs and a plan does not decide; the run uses mock data."""
 
 
 def problem_refusals(problem: Problem) -> list[Refusal]:
-    """What of a problem no plan for AutoModel can have."""
+    """List the properties of a problem that no plan for AutoModel supports."""
     return job_refusals(problem) + format_refusals(
         problem,
         products="its mp_policy computes in bf16",
@@ -51,19 +52,19 @@ def problem_refusals(problem: Problem) -> list[Refusal]:
 
 
 def check_problem(problem: Problem, version: str) -> None:
-    """Whether AutoModel can run any plan of a problem.
+    """Refuse a problem for which AutoModel can run no plan.
 
     Raises:
-        IllegalPlanError: it cannot; all reasons are given.
+        IllegalPlanError: gives all reasons.
     """
     refuse(AUTOMODEL.name, problem_refusals(problem))
 
 
 def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """The launch of a plan.
+    """Turn a plan into a launch.
 
     Raises:
-        IllegalPlanError: AutoModel cannot express or would refuse it; all reasons are given.
+        IllegalPlanError: AutoModel cannot express the plan or would refuse it; gives all reasons.
     """
     layout = plan.layout
     experts = problem.model.has_experts
@@ -95,7 +96,7 @@ def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
 
 
 def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """File names and contents; the first says the plan. ``version`` is that of milpplan."""
+    """Write the launch as files by name; the first holds the plan. ``version`` is milpplan's."""
     program = ('-m nemo_automodel.cli.app "${CONFIG:-' + CONFIG + '}"', '--model.config="${MODEL:-.}"')
     return {
         CONFIG: _yaml(launch, version),

@@ -1,4 +1,4 @@
-"""From a YAML of NeMo AutoModel to a problem and a plan: the reverse of the export.
+"""Import of a YAML of NeMo AutoModel as a problem and a plan.
 
 Source of ``automodel_keys.json``: nemo-automodel 0.7.0, recipes/llm/train_ft.py and recipes/_dist_utils.py,
 components/distributed/config.py, components/checkpoint/config.py, components/training/step_scheduler.py.
@@ -43,7 +43,8 @@ QUIET: Mapping[str, str] = {
     ),
     r"packed_sequence\.(?!packed_sequence_size$).*": "acts with packing, which is refused",
 }
-"""Settings that change neither time nor memory, or that belong to nothing that a plan has, with the reason."""
+"""Patterns of settings that have no effect on time and memory or concern features that a plan lacks, with reasons.
+"""
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "recipe": ("TrainFinetuneRecipeForNextTokenPrediction",),
     "model._target_": ("NeMoAutoModelForCausalLM.from_config", "NeMoAutoModelForCausalLM.from_pretrained"),
@@ -63,20 +64,20 @@ def imported(
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Imported:
-    """The plan of a recipe.
+    """Read a recipe into a problem and a plan.
 
     Args:
         text: the YAML.
         source: its name.
         hardware: the cluster.
         num_gpus: processes, where distributed.dp_size is not given.
-        model: its description: the file only names it.
-        vocab_size: that of the model, or nothing.
-        ignored: settings whose effect on the cost the caller accepts not to see.
+        model: its description, which the file only names.
+        vocab_size: that of the model, or None.
+        ignored: settings whose effect on the cost the caller ignores.
 
     Raises:
-        InvalidInputError: the file cannot be read, leaves something open, or has settings that are not priced.
-        IllegalPlanError: AutoModel would refuse it.
+        InvalidInputError: the file cannot be read, is incomplete, or has settings that are not priced.
+        IllegalPlanError: AutoModel would refuse the recipe.
     """
     spec = described(model, vocab_size, source)
     known = known_settings("automodel_keys.json", AUTOMODEL.versions[0])
@@ -94,16 +95,17 @@ def imported(
 
 
 def _translated(value: Any) -> Any:
-    """Take a value as AutoModel's reader does: some words of Python are no texts (config/loader.py)."""
+    """Convert a value as AutoModel's reader does: some words of Python are not texts (config/loader.py)."""
     words = {"none": None, "None": None, "True": True, "False": False}
     return words.get(value, value) if isinstance(value, str) else value
 
 
 def _looked_at(settings: Settings) -> tuple[str, ...]:
-    """Check what decides the model, the training and the formats; note what the file leaves open.
+    """Check the settings that decide the model, the training and the formats; note settings that the file leaves
+    open.
 
     Raises:
-        InvalidInputError: another model, training, update or format than those that are priced.
+        InvalidInputError: the model, training, update or format is not priced.
     """
     for name, priced in PROGRAMS.items():
         found = settings.get(name)
@@ -113,7 +115,7 @@ def _looked_at(settings: Settings) -> tuple[str, ...]:
         found = settings.get(name)
         if found not in (None, "float32", "fp32", "torch.float32"):
             raise _other(name, found, "float32: weights in fp32, products in bf16")
-    # Of the formats of these there is no choice that is not priced.
+    # Every choice of these formats is priced.
     settings.looked_at |= {f"distributed.mp_policy.{name}" for name in ("param_dtype", "reduce_dtype")}
     attention = settings.get("model.attn_implementation")
     if attention not in (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "te"):

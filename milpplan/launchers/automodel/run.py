@@ -1,4 +1,4 @@
-"""A plan as the settings of a recipe of NeMo AutoModel, and back: FSDP2, or replicas alone by DDP.
+"""Plan as the settings of a recipe of NeMo AutoModel, and back: FSDP2, or unsharded replicas by DDP.
 
 Source: nemo-automodel 0.7.0, components/distributed/config.py and mesh_utils.py, its pipelining/config.py and
 pipelining/functional.py, components/training/step_scheduler.py, recipes/llm/train_ft.py.
@@ -28,7 +28,7 @@ CHECKPOINTING = {"true": True, "on": True, "full": True, "enabled": True, "yes":
 
 
 def settings_of(plan: Plan, model: ModelSpec, sequence_length: int) -> dict[str, Any]:
-    """Settings of the recipe, by section and name."""
+    """Write a plan as settings of the recipe, by section and name."""
     layout = plan.layout
     local = layout.micro_batch_size * (layout.num_micro_batches if layout.pp > 1 else 1)
     found: dict[str, Any] = {
@@ -62,7 +62,7 @@ def settings_of(plan: Plan, model: ModelSpec, sequence_length: int) -> dict[str,
 
 
 def parts_of(plan: Plan) -> list[list[str]]:
-    """The modules of every virtual stage by the names of Transformers' decoders."""
+    """List the modules of every virtual stage by the names of Transformers' decoders."""
     parts = []
     last = len(plan.virtual_stages) - 1
     for number, stage in enumerate(plan.virtual_stages):
@@ -76,7 +76,7 @@ def parts_of(plan: Plan) -> list[list[str]]:
 
 
 def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
-    """The plan that the settings stand for.
+    """Read the plan that the settings stand for.
 
     Raises:
         InvalidInputError: a setting has a value that no plan has, or the number of processes is open.
@@ -85,7 +85,7 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
     if kind not in ("fsdp2", "ddp"):
         raise _strange(f"{D}strategy", kind, "fsdp2 or ddp: nothing else is priced here")
     sharded = kind == "fsdp2"
-    # Nothing (null) is one rank (recipes/_dist_utils.py).
+    # Null stands for one rank (recipes/_dist_utils.py).
     size = {
         name: 1 if settings.get(f"{D}{name}_size") is None else settings.degree(f"{D}{name}_size")
         for name in ("tp", "cp", "pp", "ep")
@@ -102,7 +102,7 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
     once = size["pp"] == 1 and batch == local * dp
     stage = _zero_stage(settings, size["ep"], size["pp"] > 1, once) if sharded and several else 0
     for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "moe.reshard_after_forward"):
-        # They mean nothing to what is not sharded.
+        # These settings have no effect on unsharded replicas.
         settings.get(f"{D}{name}")
     stages, vpp, schedule, micro = _pipeline(settings, model, size["pp"], local)
     full = CHECKPOINTING.get(str(settings.get(f"{D}activation_checkpointing")).lower())
@@ -132,9 +132,12 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
 
 
 def _zero_stage(settings: Settings, ep: int, pipelined: bool, once: bool) -> int:
-    """Under a pipeline nothing is sharded until all micro-batches have run: ZeRO 1. Without a choice weights are
-    gathered again but under a pipeline (components/distributed/parallelizer.py). With one micro-batch a step
-    (``once``) there is nothing to defer."""
+    """Return the ZeRO stage.
+
+    In a pipeline nothing is sharded until all micro-batches have run: ZeRO 1. By default weights are gathered
+    again in the backward pass, except in a pipeline (components/distributed/parallelizer.py). With a single
+    micro-batch per step (``once``) there is nothing to defer.
+    """
     found = settings.get(f"{D}reshard_after_forward")
     reshard = not pipelined if found is None else settings.switch(f"{D}reshard_after_forward")
     if settings.switch(f"{D}defer_fsdp_grad_sync") != pipelined and not once:
@@ -173,9 +176,10 @@ def _replicas(settings: Settings, others: int, world: int | None) -> int:
 def _pipeline(
     settings: Settings, model: ModelSpec, pp: int, local: int
 ) -> tuple[tuple[int, ...], int, Schedule, int]:
-    """Layers of every virtual stage, their number a rank, the schedule, and the micro-batch."""
+    """Return the layers of every virtual stage, the virtual stages per rank, the schedule and the micro-batch
+    size."""
     if pp == 1:
-        # The recipe warns, and ignores the section.
+        # The recipe warns and ignores the section.
         settings.looked_at |= {name for name in settings.values if name.startswith(PIPE)}
         return (model.num_layers,), 1, "1f1b", local
     word = settings.text(f"{PIPE}pp_schedule").lower()
@@ -195,7 +199,8 @@ def _pipeline(
 
 
 def _rounded(settings: Settings, stages: int, pp: int) -> int:
-    """Virtual stages, up or down to as many on every rank (components/distributed/pipelining/functional.py)."""
+    """Round the number of virtual stages to a multiple of the ranks
+    (components/distributed/pipelining/functional.py)."""
     how = settings.get(f"{PIPE}round_virtual_stages_to_pp_multiple")
     if how is None or stages % pp == 0:
         return stages
@@ -203,13 +208,14 @@ def _rounded(settings: Settings, stages: int, pp: int) -> int:
 
 
 def _evenly(layers: int, stages: int) -> tuple[int, ...]:
-    """The first stages hold what is left over (components/distributed/pipelining/functional.py)."""
+    """Split layers evenly; the first stages hold the remainder
+    (components/distributed/pipelining/functional.py)."""
     each, more = divmod(layers, stages)
     return tuple(each + (number < more) for number in range(stages))
 
 
 def _sizes(listed: list[list[str]], model: ModelSpec) -> tuple[int, ...]:
-    """Layers of the named modules, which must be all of them in order."""
+    """Count the layers of the listed modules, which must be all modules in order."""
     name = f"{PIPE}module_fqns_per_model_part"
     layers = [re.fullmatch(r".*layers\.(\d{1,9})", one) for part in listed for one in part]
     numbers = [int(match[1]) for match in layers if match]

@@ -1,0 +1,1 @@
+"""Launcher DeepSpeed: its JSON configuration and a training program that reads it."""

@@ -1,4 +1,4 @@
-"""A plan as DeepSpeed's JSON, a training program that reads it, and the scripts that start it."""
+"""Export of a plan as DeepSpeed's JSON, a training program that reads it, and the scripts that start it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ TRAINING: dict[str, Any] = {
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}},
     "steps_per_print": 1,
 }
-"""What a run needs and no plan decides."""
+"""Settings that a run needs and a plan does not decide."""
 
 
 def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """The launch of a plan.
+    """Turn a plan into a launch.
 
     Raises:
-        IllegalPlanError: DeepSpeed's configuration cannot express it; all reasons are given.
+        IllegalPlanError: DeepSpeed's configuration cannot express the plan; gives all reasons.
     """
     layout = plan.layout
     num_nodes, per_node, uneven = whole_nodes(problem, layout)
@@ -73,7 +73,7 @@ def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
 
 
 def _plan_refusals(problem: Problem, plan: Plan, config: dict[str, Any], before: list[Refusal]) -> list[Refusal]:
-    """Where the run that the files start would not be the plan."""
+    """List the differences between the plan and the run that the files start."""
     layout, job = plan.layout, problem.job
     stage = stage_of(layout, job.grad_dtype)
     named = {refusal.why.split("=")[0] for refusal in before}
@@ -104,7 +104,7 @@ def _notes(problem: Problem, plan: Plan, config: dict[str, Any]) -> tuple[str, .
 
 
 def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """File names and contents; the first is the configuration. ``version`` is milpplan's."""
+    """Write the launch as files by name; the first is the configuration. ``version`` is milpplan's."""
     before = ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',)
     program = (f'"$HERE/{TRAINER}"', f'"$HERE/{CONFIG}"')
     comment = "\n".join(header(launch, version))

@@ -1,4 +1,4 @@
-"""The training program that goes with DeepSpeed's JSON: what the JSON leaves to a program, and no more."""
+"""Training program for DeepSpeed's JSON, which does only what the JSON leaves to a program."""
 
 PROGRAM = '''"""Trains the model of deepspeed.json with DeepSpeed, on made-up data unless load_batch has others."""
 

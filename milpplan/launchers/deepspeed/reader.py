@@ -1,4 +1,4 @@
-"""From DeepSpeed's JSON to a problem and a plan: the reverse of the export."""
+"""Import of DeepSpeed's JSON as a problem and a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, shown
 
 AUTO = "auto"
-"""What transformers fills in when it starts; only its own arguments know it."""
+"""Value that transformers replaces at its start from its own arguments."""
 
 
 def imported(
@@ -39,20 +39,20 @@ def imported(
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Imported:
-    """The plan of a configuration.
+    """Read a configuration into a problem and a plan.
 
     Args:
         text: JSON.
         source: its name.
         hardware: the cluster.
-        num_gpus: processes; None: the file's, or as many as its batch sizes make.
+        num_gpus: processes; None: the file's, or the number that follows from its batch sizes.
         model: its description; needed where the file has none.
-        vocab_size: nothing: the model knows it.
-        ignored: settings (section.name) whose effect on the cost the caller accepts not to see.
+        vocab_size: None, because the model has it.
+        ignored: settings (section.name) whose effect on the cost the caller ignores.
 
     Raises:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
-        IllegalPlanError: DeepSpeed would refuse it.
+        IllegalPlanError: DeepSpeed would refuse the configuration.
     """
     data = parse_json(text, source)
     settings, left_out = admitted(flat(data), known(), ignored, "DeepSpeed", QUIET)
@@ -86,7 +86,7 @@ def imported(
 
 
 def _look_at_what_is_off(settings: Settings) -> None:
-    """Settings of what is switched off do nothing: offloading to no device, and everything at ZeRO 0."""
+    """Mark settings of disabled features as looked up: offloading without a device, and everything at ZeRO 0."""
     for part in ("offload_optimizer", "offload_param"):
         section = f"zero_optimization.{part}"
         if settings.values.get(f"{section}.device") == "none":
@@ -128,7 +128,8 @@ def _model(
 
 
 def _own(settings: Settings, name: str, otherwise: Any, notes: list[str]) -> Any:
-    """What the training program decides; a note says what is taken where the file is not an export's."""
+    """Return a setting of the training program; add a note with its assumed value where the file does not have
+    it."""
     found = settings.get(f"milpplan.{name}")
     if found is None:
         notes.append(f"{name} is not in the file: {otherwise} is taken.")
@@ -137,10 +138,10 @@ def _own(settings: Settings, name: str, otherwise: Any, notes: list[str]) -> Any
 
 
 def _check_formats(settings: Settings) -> None:
-    """bf16, with AdamW.
+    """Check for bf16 with AdamW.
 
     Raises:
-        InvalidInputError: another number format or optimizer.
+        InvalidInputError: the number format or the optimizer differs.
     """
     if not settings.switch("bf16.enabled"):
         raise InvalidInputError(

@@ -1,16 +1,16 @@
-"""A plan as DeepSpeed's JSON, ``section.name`` to value, and the plan that such a JSON is.
+"""Plan as DeepSpeed's JSON, ``section.name`` to value, and back.
 
 Source: deepspeedai/DeepSpeed 0.19.8, runtime/config.py:590-656 (batch sizes), runtime/zero/config.py,
 runtime/zero/stage_1_and_2.py and stage3.py, runtime/engine.py:2295-2325; for ``deepspeed_keys.json`` also
 runtime/constants.py, runtime/precision_config.py, monitor/config.py and profiling/config.py:
 
 - ZeRO 0 reduces bf16 gradients after the backward; bf16 with fp32 gradients is not implemented there.
-- ZeRO 1 keeps whole bf16 gradients and reduces them once a step, beside the last backward with ``overlap_comm``.
-  With fp32 gradients another optimizer (BF16_Optimizer) all-reduces, which is no ZeRO 1 that is priced.
+- ZeRO 1 keeps whole bf16 gradients and reduces them once per step, beside the last backward with ``overlap_comm``.
+  With fp32 gradients another optimizer (BF16_Optimizer) all-reduces, which is not the ZeRO 1 that is priced.
 - ZeRO 2 reduces in every micro-batch, and gathers weights after the update; ZeRO 3 gathers them in every pass.
 
-What DeepSpeed leaves to the training program (sequence length, model, recomputation, kernel) stands in a section
-of its own, ``milpplan``, which the program reads and does not pass on.
+Settings that DeepSpeed leaves to the training program (sequence length, model, recomputation, kernel) are in a
+section ``milpplan``, which the program reads and does not pass on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Z, _OWN = "zero_optimization", "milpplan"
 TYPES = {"fp32": "fp32", "bf16": "bf16", "bfp16": "bf16"}
 """Spellings of ``grad_accum_dtype`` and ``communication_data_type`` (runtime/config.py, DtypeEnum)."""
 KERNELS = {"flash": "sdpa", "unfused": "eager"}
-"""``attn_implementation`` of the kernels."""
+"""Values of ``attn_implementation`` by kernel."""
 QUIET: Mapping[str, str] = {
     r"milpplan\..*": "what the training program reads, which is looked at by itself",
     r"(wandb|tensorboard|comet|csv_monitor|flops_profiler)\..*|steps_per_print|dump_state|memory_breakdown": (
@@ -53,21 +53,22 @@ QUIET: Mapping[str, str] = {
     ),
     r"zero_optimization\.(ignore_unused_parameters|log_trace.*|enable_sanity_checks)": "checks and records",
 }
-"""Settings that change nothing that is priced, with the reason."""
+"""Patterns of settings that have no effect on the cost, with reasons."""
 
 
 def known() -> Known:
-    """List the settings of DeepSpeed's JSON and of the section ``milpplan``, with defaults and kinds."""
+    """Load the settings of DeepSpeed's JSON and of the section ``milpplan``, with defaults and types."""
     return known_settings("deepspeed_keys.json", "0.19.8")
 
 
 def stage_of(layout: Layout, grad_dtype: str) -> int:
-    """``stage``: with one replica and fp32 gradients 1, which shards nothing and keeps them."""
+    """Return ``stage``. With one replica and fp32 gradients it is 1, which shards nothing and keeps such
+    gradients."""
     return 1 if layout.dp == 1 and grad_dtype == "fp32" else layout.zero_stage
 
 
 def settings_of(problem: Problem, plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a plan; ``config`` is the Hugging Face config of the model."""
+    """Write the settings of a plan; ``config`` is the Hugging Face config of the model."""
     layout, job = plan.layout, problem.job
     stage = stage_of(layout, job.grad_dtype)
     found: dict[str, Any] = {
@@ -90,7 +91,7 @@ def settings_of(problem: Problem, plan: Plan, config: dict[str, Any]) -> dict[st
 
 
 def losses_of(stage: int, dp: int, grad_dtype: str, overlap: bool) -> list[str]:
-    """Why what DeepSpeed does is no plan here."""
+    """List the reasons why no plan expresses DeepSpeed's run."""
     found = []
     if stage == 0 and grad_dtype == "fp32":
         found.append("ZeRO 0 with gradients in fp32 is not implemented in bf16 (runtime/engine.py:2323)")
@@ -105,10 +106,14 @@ def losses_of(stage: int, dp: int, grad_dtype: str, overlap: bool) -> list[str]:
 
 
 def layout_of(settings: Settings, world: int | None) -> Layout:
-    """The layout that the settings are on a number of processes (None: as many as the batch sizes make).
+    """Read the layout of the settings on a number of processes.
+
+    Args:
+        settings: of the file.
+        world: processes; None: the number that follows from the batch sizes.
 
     Raises:
-        InvalidInputError: batch sizes that do not go together.
+        InvalidInputError: the batch sizes contradict each other.
     """
     size = settings.size("train_micro_batch_size_per_gpu")
     batch, steps = _given(settings, "train_batch_size"), _given(settings, "gradient_accumulation_steps")
@@ -142,12 +147,12 @@ def layout_of(settings: Settings, world: int | None) -> Layout:
 
 
 def _given(settings: Settings, name: str) -> int | None:
-    """A number above zero that may be left to the others."""
+    """Read a positive integer that may be left to follow from others."""
     return None if settings.get(name) is None else settings.degree(name)
 
 
 def sharding_of(settings: Settings) -> tuple[int, bool]:
-    """``stage`` and ``overlap_comm``, whose default is true at stage 3 alone (runtime/zero/config.py)."""
+    """Return ``stage`` and ``overlap_comm``, whose default is true only at stage 3 (runtime/zero/config.py)."""
     stage = settings.number(f"{_Z}.stage")
     if not 0 <= stage <= 3:
         raise InvalidInputError(f"{_Z}.stage is {stage}.", "Expected 0, 1, 2 or 3.", "Correct it.")
@@ -156,10 +161,10 @@ def sharding_of(settings: Settings) -> tuple[int, bool]:
 
 
 def grad_dtype_of(settings: Settings) -> str:
-    """The format of gradients, kept and sent alike.
+    """Return the format of gradients, which must be kept and sent alike.
 
     Raises:
-        InvalidInputError: they are kept in another than they are sent in, or in one that is not priced.
+        InvalidInputError: gradients are kept and sent in different formats, or the format is not priced.
     """
     names = ("data_types.grad_accum_dtype", "communication_data_type")
     found = [TYPES.get("bf16" if settings.get(name) is None else settings.text(name)) for name in names]
@@ -173,17 +178,17 @@ def grad_dtype_of(settings: Settings) -> str:
 
 
 def plan_of(layout: Layout, layers: int, whole: bool) -> Plan:
-    """The plan: one stage, all of its layers recomputed or none."""
+    """Build the plan: one stage, with all of its layers recomputed or none."""
     stage = {"layers": [0, layers], "recompute": {"full": layers * whole}}
     data = {"layout": layout.model_dump(), "virtual_stages": [stage]}
     return validated(Plan, data, "the plan that the settings describe")
 
 
 def kernel_of(implementation: str) -> str:
-    """The attention kernel of an implementation of Transformers.
+    """Return the attention kernel of an implementation of Transformers.
 
     Raises:
-        InvalidInputError: an attention that is not priced.
+        InvalidInputError: the attention is not priced.
     """
     if implementation not in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"):
         raise InvalidInputError(

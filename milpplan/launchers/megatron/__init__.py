@@ -1,0 +1,1 @@
+"""Launcher Megatron-LM: command-line arguments of ``pretrain_gpt.py``."""

@@ -1,7 +1,7 @@
-"""Which of Megatron-LM's flags change nothing that a plan's cost depends on.
+"""Flags of Megatron-LM that have no effect on a plan's time and memory.
 
-Everything else that a reader does not look at is refused, unless it has its default: what is not known to be
-harmless may change time or memory.
+Any other flag that a reader does not look up is refused unless it has its default value, because it may change
+time or memory.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ QUIET: dict[str, tuple[str, ...]] = {
         r"fp8-(amax-.*|margin|interval)|flash-attention-version|use-flash-attn|empty-unused-memory-level",
     ),
 }
-"""Patterns of flags that change nothing that is priced, by the reason."""
+"""Patterns of flags without effect on the cost, by reason."""
 _QUIET = {reason: re.compile("|".join(patterns)) for reason, patterns in QUIET.items()}
 
 PROGRAMS = ("pretrain_gpt.py", "pretrain_gpt_core.py", "pretrain_gpt2.py")
-"""Megatron-LM's programs, of today and of earlier years, that train the GPT which its arguments describe."""
+"""Megatron-LM's programs, current and older, that train the GPT which the arguments describe."""
 OTHERS: dict[str, str] = {
     "pretrain_bert": "a BERT: an encoder with two losses and a head of its own",
     "pretrain_t5": "a T5: an encoder and a decoder",
@@ -80,27 +80,28 @@ OTHERS: dict[str, str] = {
     "train_rl": "reinforcement learning, with rollouts between its steps",
     "finetune_retriever": "a retriever",
 }
-"""Models that other programs of Megatron-LM train, by how their names begin."""
+"""Models that Megatron-LM's other programs train, by prefix of the program's name."""
 
 
 def is_quiet(flag: str) -> bool:
-    """Whether a flag changes nothing that is priced."""
+    """Test whether a flag has no effect on the cost."""
     return reason_to_be_quiet(flag) is not None
 
 
 def reason_to_be_quiet(flag: str) -> str | None:
-    """Why a flag changes nothing that is priced; None: it may."""
+    """Return the reason why a flag has no effect on the cost; None: it may have one."""
     name = flag.removeprefix("--")
     return next((reason for reason, names in _QUIET.items() if names.fullmatch(name)), None)
 
 
 def other_model(program: str) -> str | None:
-    """The model of a program that is known and trains no GPT."""
+    """Return the model of a known program that does not train a GPT."""
     return next((what for name, what in OTHERS.items() if program.startswith(name)), None)
 
 
 def unpriced(given: Arguments, ignored: Iterable[str] = ()) -> tuple[str, ...]:
-    """Flags that nobody looked at, that are not quiet and not at their defaults, with their values."""
+    """List given flags, with values, that no reader looked up, may change the cost, and differ from their
+    defaults."""
     flags = megatron_flags()
     left = []
     for name, values in given.values.items():

@@ -1,4 +1,4 @@
-"""A plan as files that start Megatron-LM, checked against its parser and its rules before anything is written."""
+"""Export of a plan as files that start Megatron-LM, checked against its parser and rules before writing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BATCH_SCRIPT = "megatron.sbatch"
 
 
 def exported(problem: Problem, plan: Plan, version: str) -> Launch:
-    """The launch of a plan.
+    """Turn a plan into a launch.
 
     Raises:
-        IllegalPlanError: Megatron-LM cannot express or would refuse it.
+        IllegalPlanError: Megatron-LM cannot express the plan or would refuse it.
     """
     launch = for_version(megatron_launch(problem, plan, version))
     _, unknown = checked(launch.arguments.values.items(), "the export")
@@ -38,7 +38,7 @@ def exported(problem: Problem, plan: Plan, version: str) -> Launch:
 
 
 def files_of(launch: Launch, version: str) -> dict[str, str]:
-    """File names and contents; the first is enough by itself. ``version`` is that of milpplan."""
+    """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
     return {
         SCRIPT: torchrun_script(launch, version),
         BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),

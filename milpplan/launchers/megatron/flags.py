@@ -1,4 +1,4 @@
-"""Megatron-LM's own list of arguments: spellings, types, choices and defaults, from its parser.
+"""Megatron-LM's list of arguments: spellings, types, choices and defaults, from its parser.
 
 Source: the file ``megatron_flags.json``, written from ``megatron.training.arguments.add_megatron_arguments`` of
 NVIDIA/Megatron-LM at d98e8a64 (2026-08-22).
@@ -13,14 +13,14 @@ from importlib import resources
 from typing import Literal
 
 COMMIT = "d98e8a64"
-"""The commit of NVIDIA/Megatron-LM that flags and rules are quoted from."""
+"""Commit of NVIDIA/Megatron-LM that flags and rules are quoted from."""
 
 Kind = Literal["value", "on", "off", "switch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One argument. ``kind``: it takes values, or switches something on or off (``switch``: two spellings)."""
+    """Argument of Megatron-LM. ``kind``: it takes values, or it is a ``switch`` (with two spellings)."""
 
     spellings: tuple[str, ...]
     kind: Kind
@@ -31,11 +31,11 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """The spelling that is written."""
+        """Spelling that is written."""
         return self.spellings[0]
 
     def refusal(self, values: tuple[str, ...]) -> str:
-        """What is wrong with the values, as the parser would say; empty when nothing is."""
+        """Describe errors in the values as the parser would; empty if there are none."""
         if self.kind != "value":
             return "takes no value" if values else ""
         wanted = 1 if self.nargs is None else None if self.nargs in ("+", "*") else int(self.nargs)
@@ -61,7 +61,7 @@ def _has_type(value: str, kind: str) -> bool:
 
 @cache
 def megatron_flags() -> dict[str, Flag]:
-    """Every spelling and what it is."""
+    """Map every spelling to its flag."""
     text = resources.files("milpplan.launchers").joinpath("megatron_flags.json").read_text(encoding="utf-8")
     table: dict[str, Flag] = {}
     for entry in json.loads(text)["flags"]:

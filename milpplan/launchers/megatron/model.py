@@ -1,4 +1,4 @@
-"""The model as Megatron-LM's arguments; what Megatron-LM's GPT cannot build is refused."""
+"""Model as Megatron-LM's arguments. Models that Megatron-LM's GPT cannot represent are refused."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Pairs = dict[str, Values]
 
 
 def model_arguments(model: ModelSpec, sequence_length: int) -> Pairs:
-    """The sizes of the model.
+    """Write the sizes of the model as arguments.
 
     Raises:
-        IllegalPlanError: Megatron-LM has no arguments for it.
+        IllegalPlanError: Megatron-LM has no arguments for the model.
     """
     _check_layers_alike(model)
     pairs: Pairs = {
@@ -50,7 +50,7 @@ def _refuse(seen: str, has: str) -> IllegalPlanError:
 
 
 def _check_layers_alike(model: ModelSpec) -> None:
-    """Kinds of layer may differ in their window, and in being dense or not."""
+    """Check that layer types differ only in their window and in being dense or not."""
     if model.lm_head_bias:
         raise _refuse(f"{model.name} has a head with a bias", "a head without one (core/models/gpt/gpt_model.py)")
     if any(kind.num_norms != 2 for kind in model.kinds):
@@ -80,7 +80,7 @@ def _check_layers_alike(model: ModelSpec) -> None:
 
 
 def _windows(model: ModelSpec) -> list[int | None]:
-    """The sliding window of every layer, in tokens."""
+    """List the sliding window of every layer, in tokens."""
     kinds = [kind.attention for kind in model.kinds]
     return [getattr(kinds[index], "sliding_window", None) for index in model.layer_kinds]
 
@@ -100,7 +100,7 @@ def _attention(model: ModelSpec) -> Pairs:
         if attention.q_lora_rank is not None:
             pairs["--q-lora-rank"] = (str(attention.q_lora_rank),)
         if model.hidden_size % attention.num_attention_heads:
-            # Not used by latent attention, but derived, and checked, where it is not given.
+            # Latent attention does not use it, but Megatron-LM derives and checks it where it is not given.
             pairs["--kv-channels"] = (str(attention.v_head_dim),)
         return pairs
     pairs["--kv-channels"] = (str(attention.head_dim),)
@@ -116,7 +116,7 @@ def _attention(model: ModelSpec) -> Pairs:
 
 
 def _window_arguments(model: ModelSpec) -> Pairs:
-    """``--window-size`` counts the tokens before the query's own."""
+    """Write the windows; ``--window-size`` counts the tokens before the query's own."""
     windows = _windows(model)
     width = next((window for window in windows if window is not None), None)
     if width is None:
@@ -128,7 +128,7 @@ def _window_arguments(model: ModelSpec) -> Pairs:
 
 
 def _biases(model: ModelSpec) -> Pairs:
-    """All linear layers have a bias, none has one, or those of queries, keys and values alone."""
+    """Write the biases: on all linear layers, on none, or on queries, keys and values only."""
     found = set()
     for kind in model.kinds:
         mlp = [kind.mlp.bias] + ([kind.mlp.router_bias] if isinstance(kind.mlp, MixtureOfExperts) else [])
@@ -136,7 +136,7 @@ def _biases(model: ModelSpec) -> Pairs:
         if isinstance(kind.attention, GroupedQueryAttention):
             qkv, others = kind.attention.qkv_bias, [kind.attention.output_bias, *mlp]
         elif any(mlp):
-            # Latent attention has none here, and would get some from Megatron-LM's switch for all.
+            # Latent attention has no biases here, but Megatron-LM's switch for all layers would add some.
             others = [True, False]
         found.add((qkv, all(others), any(others)))
     if found == {(True, True, True)}:

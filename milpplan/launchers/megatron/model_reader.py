@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments as a model."""
+"""Reader of a model from Megatron-LM's arguments."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from milpplan.problem.model import ModelSpec
 from milpplan.problem.reading import shown, validated
 
 POSITIONS = {"learned_absolute": True, "rope": False, "yarn": False, "none": False}
-"""Whether positions are learned, by ``--position-embedding-type``; the others are not priced."""
+"""True for learned positions, by ``--position-embedding-type``; other positions have no cost."""
 
 
 def model_of(given: Arguments, name: str, vocab_size: int | None = None) -> ModelSpec:
-    """The model that the arguments build; ``vocab_size`` where only the tokenizer knows it.
+    """Build the model that the arguments describe.
+
+    Args:
+        given: the arguments.
+        name: of the model.
+        vocab_size: the vocabulary, where only the tokenizer knows it.
 
     Raises:
-        InvalidInputError: sizes are missing or make no sense, or parts that no model here has.
+        InvalidInputError: sizes are missing or invalid, or the model has parts that are not modelled.
     """
     layers = given.needed("--num-layers")
     hidden = given.needed("--hidden-size")
@@ -101,7 +106,7 @@ def _attentions(given: Arguments, layers: int, hidden: int) -> list[dict[str, An
 
 
 def _check_latent(given: Arguments) -> None:
-    """Latent attention is priced with norms of its low-rank projections and without biases (DeepSeek-V2, 2.1)."""
+    """Check for norms of the low-rank projections and no biases, as priced (DeepSeek-V2, 2.1)."""
     for flag in ("--qk-layernorm", "--disable-bias-linear"):
         if not given.given(flag):
             raise InvalidInputError(
@@ -112,7 +117,7 @@ def _check_latent(given: Arguments) -> None:
 
 
 def _windows(given: Arguments, layers: int) -> list[int | None]:
-    """Tokens that a query sees in every layer: its own and those before it."""
+    """List the number of tokens that a query sees in every layer: its own and those before it."""
     text = given.text("--window-size")
     skip = given.text("--window-attn-skip-freq")
     if text is None:
@@ -136,7 +141,7 @@ def _windows(given: Arguments, layers: int) -> list[int | None]:
 def _mlps(given: Arguments, layers: int, hidden: int) -> list[dict[str, Any]]:
     gated = given.given("--swiglu") | given.given("--quick-geglu")
     biased = not given.given("--disable-bias-linear")
-    # What the parser's own defaults make of a missing width (training/arguments.py, validate_args).
+    # Width that the parser derives where none is given (training/arguments.py, validate_args).
     width = given.count("--ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
     dense = {"type": "dense", "intermediate_size": width, "gated": gated, "bias": biased}
     experts = given.number("--num-experts")

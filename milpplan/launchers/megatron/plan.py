@@ -1,4 +1,4 @@
-"""A plan as Megatron-LM's arguments, with everything else that a launch needs."""
+"""Launch of a plan by Megatron-LM: arguments, environment and notes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ Pairs = dict[str, Values]
 
 ORDERS = {"tp-cp-dp-pp": (), "tp-cp-pp-dp": ("--use-tp-pp-dp-mapping",)}
 FSDP = {2: "optim_grads", 3: "optim_grads_params"}
-"""``--data-parallel-sharding-strategy`` of the ZeRO stages that Megatron-LM has through Megatron-FSDP."""
+"""Values of ``--data-parallel-sharding-strategy`` for the ZeRO stages of Megatron-FSDP."""
 
 
 def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
-    """The launch of a plan by Megatron-LM's ``pretrain_gpt.py``.
+    """Build the launch of a plan by Megatron-LM's ``pretrain_gpt.py``.
 
     Raises:
-        IllegalPlanError: Megatron-LM cannot express it; the message says what makes the next plan expressible.
+        IllegalPlanError: Megatron-LM cannot express the plan; the message says what makes the next plan
+            expressible.
     """
     _check_expressible(problem, plan, version)
     layout, model, job = plan.layout, problem.model, problem.job
@@ -54,15 +55,15 @@ def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
 
 
 def expert_replicas(problem: Problem, layout: Layout) -> int:
-    """Copies of the experts' weights; 1 without experts."""
+    """Return the number of replicas of the experts' weights; 1 without experts."""
     return layout.expert_dp if problem.model.has_experts else 1
 
 
 def check_problem(problem: Problem, version: str) -> None:
-    """Whether Megatron-LM can run any plan of a problem.
+    """Refuse a problem for which Megatron-LM can run no plan.
 
     Raises:
-        IllegalPlanError: it cannot build the model, or runs no such job or cluster.
+        IllegalPlanError: Megatron-LM cannot build the model, or does not support such a job or cluster.
     """
     if problem.inference:
         raise IllegalPlanError(
@@ -98,7 +99,7 @@ def _check_expressible(problem: Problem, plan: Plan, version: str) -> None:
 
 
 def _nodes(problem: Problem, layout: Layout) -> tuple[int, int]:
-    """Nodes, and processes on each."""
+    """Return the number of nodes, and of processes on each."""
     per_node = min(problem.hardware.gpus_per_node, layout.num_gpus)
     if layout.num_gpus % per_node:
         raise IllegalPlanError(
@@ -133,7 +134,8 @@ def _degrees(problem: Problem, layout: Layout) -> Pairs:
 
 
 def _dispatcher(problem: Problem, layout: Layout) -> str:
-    """``flex`` (DeepEP) sends a token once to each domain; it wants more than one rank of experts."""
+    """Choose the dispatcher. ``flex`` (DeepEP) sends a token once to each domain; it needs several expert
+    ranks."""
     return "flex" if problem.hardware.software.deduplicated_dispatch and layout.ep > 1 else "alltoall"
 
 
@@ -182,8 +184,11 @@ def _kernels(problem: Problem) -> Pairs:
 
 
 def _environment(layout: Layout) -> dict[str, str]:
-    """One queue to the device keeps the order of communication and compute (training/arguments.py, validate_args);
-    Megatron-FSDP wants more than one."""
+    """Set the number of device queues.
+
+    A single queue keeps the order of communication and compute (training/arguments.py, validate_args);
+    Megatron-FSDP needs several.
+    """
     if layout.zero_stage in FSDP:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}

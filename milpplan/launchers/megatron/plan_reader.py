@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments as a job and a plan."""
+"""Reader of a job and a plan from Megatron-LM's arguments."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from milpplan.problem.reading import validated
 
 
 def job_of(given: Arguments, world: int) -> Job:
-    """The training job.
+    """Read the training job.
 
     Raises:
-        InvalidInputError: a number format or an optimizer that is not priced.
+        InvalidInputError: a number format or an optimizer is not priced.
     """
     sizes = sizes_of(given, world)
     if not given.given("--bf16"):
@@ -49,16 +49,16 @@ def job_of(given: Arguments, world: int) -> Job:
         "attention_kernel": "unfused" if backend in ("unfused", "local") or local else "flash",
         "grad_dtype": "bf16" if given.given("--grad-reduce-in-bf16") else "fp32",
     }
-    # Without --fp8-format it does nothing; with it, recipe_note says what is counted.
+    # It has no effect without --fp8-format; with it, recipe_note says which parts are priced.
     given.text("--fp8-recipe")
     return validated(Job, data, "the job that the arguments describe")
 
 
 def plan_of(given: Arguments, world: int, model: ModelSpec, job: Job) -> Plan:
-    """The plan.
+    """Read the plan.
 
     Raises:
-        InvalidInputError: stages or recomputation that no plan here has.
+        InvalidInputError: a plan cannot represent the stages or the recomputation.
     """
     sizes = sizes_of(given, world)
     layout = _layout(given, sizes, job)
@@ -154,7 +154,7 @@ def _recomputes(given: Arguments, model: ModelSpec, job: Job, layers: tuple[int,
 
 
 def _check_modules(given: Arguments, model: ModelSpec, job: Job) -> None:
-    """Selective recomputation means the modules that an export names."""
+    """Check that selective recomputation lists the modules that an export writes."""
     modules = set(given.texts("--recompute-modules")) or {"core_attn"}
     known = selective_modules(model, job)
     if modules != set(known):
@@ -175,13 +175,13 @@ RECIPES = {
     "mxfp8": "priced with one scale a tensor; the scales of blocks of 32 values (3 % more bytes of fp8 tensors) "
     "are not counted",
 }
-"""fp8 recipes, which cost the same here: what is counted of each, and what is not."""
+"""Recipes of fp8, with the parts that are priced and those that are not. All of them are priced alike."""
 _BLACKWELL = re.compile(r"\bG?B(?:100|10|200|300)\b|RTX PRO \d+|RTX 50\d\d")
 _HOPPER = re.compile(r"\bG?H(?:20|100|200|800)\b")
 
 
 def recipe_note(given: Arguments, accelerator: Accelerator) -> str:
-    """Return what of an fp8 recipe is counted.
+    """Describe which parts of an fp8 recipe are priced.
 
     Raises:
         InvalidInputError: the accelerator has no such arithmetic, or the recipe is not priced.
@@ -213,10 +213,10 @@ def recipe_note(given: Arguments, accelerator: Accelerator) -> str:
 def software_of(
     given: Arguments, hardware: HardwareSpec, model: ModelSpec, ep: int
 ) -> tuple[HardwareSpec, list[str]]:
-    """The hardware with what the arguments say of the software, and notes on it.
+    """Set the software options of the hardware that the arguments give, with notes.
 
     Raises:
-        InvalidInputError: a dispatcher that is not priced.
+        InvalidInputError: the dispatcher is not priced.
     """
     changes: dict[str, bool] = {}
     dispatcher = given.text("--moe-token-dispatcher-type") if model.has_experts else None

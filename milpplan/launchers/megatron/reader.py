@@ -1,4 +1,4 @@
-"""From Megatron-LM's arguments to a problem and a plan: the reverse of the export."""
+"""Import of Megatron-LM's arguments as a problem and a plan."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def imported(
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Imported:
-    """The plan of a launch.
+    """Read a launch into a problem and a plan.
 
     Args:
         text: a shell script, a command line, or a YAML of arguments.
         source: its name; .yaml and .yml are read as YAML.
         hardware: the cluster.
-        num_gpus: processes, where the text does not say; None: it does.
-        vocab_size: where only a tokenizer and the caller know it.
-        model: what the model is, where it has a description; its sizes must be those of the arguments.
-        ignored: flags whose effect on the cost the caller accepts not to see.
+        num_gpus: processes; None: the text states them.
+        vocab_size: the vocabulary, where only a tokenizer knows it.
+        model: the model's description, if there is one; its sizes must be those of the arguments.
+        ignored: flags whose effect on the cost the caller ignores.
 
     Raises:
         InvalidInputError: the text cannot be read, or has flags that change the cost and are not priced.
-        IllegalPlanError: Megatron-LM would refuse it.
+        IllegalPlanError: Megatron-LM would refuse the arguments.
     """
     if source.lower().endswith((".yaml", ".yml")):
         read = from_yaml(text, source)
@@ -62,11 +62,11 @@ def imported_from(
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Imported:
-    """``imported`` of arguments that have been read, from whatever said them.
+    """Import arguments that have already been read from a file.
 
     Raises:
-        InvalidInputError: there are flags that change the cost and are not priced.
-        IllegalPlanError: Megatron-LM would refuse them.
+        InvalidInputError: flags change the cost and are not priced.
+        IllegalPlanError: Megatron-LM would refuse the arguments.
     """
     world = _world(read, num_gpus, source)
     names = frozenset(map(_spelled, ignored))
@@ -107,15 +107,15 @@ def _world(read: Given, num_gpus: int | None, source: str) -> int:
 
 
 def _program_of(name: str) -> str:
-    """A program that ``--ignore`` names."""
+    """Return the program that an entry of ``--ignore`` names."""
     return name.rsplit("/", 1)[-1]
 
 
 def _check_program(program: str, source: str, ignored: Collection[str]) -> None:
-    """Refuse what is not known to train the model of the arguments.
+    """Refuse programs that are not known to train the model of the arguments.
 
     Raises:
-        InvalidInputError: the program trains another model, or nobody here knows it.
+        InvalidInputError: the program trains another model, or is unknown.
     """
     other = other_model(program)
     if other is not None:
@@ -133,13 +133,13 @@ def _check_program(program: str, source: str, ignored: Collection[str]) -> None:
 
 
 def _spelled(name: str) -> str:
-    """A flag by the first of its spellings."""
+    """Return the first spelling of a flag."""
     spelled = f"--{name.lstrip('-').replace('_', '-')}"
     return megatron_flags()[spelled].name if spelled in megatron_flags() else spelled
 
 
 def _check_names(read: Given, ignored: Collection[str]) -> None:
-    """Refuse names that are neither in the file nor the launcher's: they are misspelt."""
+    """Refuse ignored names that are neither in the file nor the launcher's: they are misspelt."""
     there = {_spelled(name) for name, _ in read.pairs} | {read.program}
     for name in ignored:
         if not {_spelled(name), _program_of(name)} & there and _spelled(name) not in megatron_flags():
@@ -151,10 +151,11 @@ def _check_names(read: Given, ignored: Collection[str]) -> None:
 
 
 def _resolved(read: Given, source: str, ignored: frozenset[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Pairs by the first spelling of their flags; what is not known may stand in flags that change no cost.
+    """Replace flags by their first spellings. Unknown values are accepted only in flags without effect on the
+    cost.
 
     Raises:
-        InvalidInputError: it stands elsewhere, where it may be any flag, or there are words of no flag.
+        InvalidInputError: an unknown value may change the cost, or words belong to no flag.
     """
     pairs: list[tuple[str, tuple[str, ...]]] = []
     stray = list(read.stray)
@@ -189,10 +190,10 @@ OLD_FULL = "--checkpoint-activations"
 
 
 def _of_today(given: Arguments, unknown: Collection[str]) -> tuple[Arguments, dict[str, str]]:
-    """Arguments of 2021 in the words of today, with a note for each.
+    """Translate arguments of 2021 into current ones, with a note for each.
 
     Raises:
-        InvalidInputError: they contradict those of today.
+        InvalidInputError: they contradict current arguments.
     """
     if OLD_FULL not in given.values:
         return given, {}
@@ -213,7 +214,7 @@ def _of_today(given: Arguments, unknown: Collection[str]) -> tuple[Arguments, di
         OLD_FULL: f"{OLD_FULL} is read as in Megatron-LM of 2021, full recomputation of every layer; today's "
         "parser refuses it."
     }
-    # Layers between two inputs that are kept: one is what is read.
+    # Number of layers per kept input; only 1 is supported.
     chunk = next((flag for flag in unknown if flag.split() == ["--checkpoint-num-layers", "1"]), None)
     if chunk is not None:
         notes[chunk] = f"{chunk}: the input of every layer is kept."
@@ -221,10 +222,10 @@ def _of_today(given: Arguments, unknown: Collection[str]) -> tuple[Arguments, di
 
 
 def _check_known(unknown: Collection[str], source: str) -> None:
-    """Refuse flags that the launcher's parser does not have: nobody here knows what they do.
+    """Refuse flags that the launcher's parser does not have: their effect is unknown.
 
     Raises:
-        InvalidInputError: there are some.
+        InvalidInputError: names the flags.
     """
     if unknown:
         first = next(iter(unknown)).split()[0]
@@ -249,7 +250,7 @@ def _check_priced(given: Arguments) -> None:
 
 
 def _same_model(model: ModelSpec, found: ModelSpec) -> ModelSpec:
-    """The described model, if the arguments build it."""
+    """Return the described model, if the arguments build it."""
     different = model_differences(model, found)
     if different:
         raise InvalidInputError(

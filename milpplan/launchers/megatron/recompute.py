@@ -1,9 +1,9 @@
-"""Recomputation in Megatron-LM's words: one granularity, one method and one number for all virtual stages.
+"""Recomputation as Megatron-LM's arguments: one granularity, one method and one number for all virtual stages.
 
 ``full`` with ``block`` n recomputes the first n layers of every virtual stage (core/recompute.py counts per
-TransformerBlock, which is a virtual stage), with ``uniform`` 1 every layer. ``selective`` is for all layers,
-module by module. Source: NVIDIA/Megatron-LM at d98e8a64,
-core/transformer/transformer_config.py and core/recompute.py.
+TransformerBlock, which is a virtual stage); with ``uniform`` 1 it recomputes every layer. ``selective`` applies to
+all layers, module by module. Source: NVIDIA/Megatron-LM at d98e8a64, core/transformer/transformer_config.py and
+core/recompute.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DO = (
 
 
 def selective_modules(model: ModelSpec, job: Job) -> tuple[str, ...]:
-    """The modules whose recomputation is the selective one of the model; empty where Megatron-LM has none.
+    """List the modules of selective recomputation for the model; empty where Megatron-LM has none.
 
-    Without a flash kernel the scores (``core_attn``). With one: norms, activations of experts, and the expanded
-    queries, keys and values of latent attention. A dense layer with grouped-query attention has none of them:
-    its norms are part of the products of Transformer Engine.
+    Without a flash kernel these are the attention scores (``core_attn``). With one: norms, activations of experts,
+    and the expanded queries, keys and values of latent attention. A dense layer with grouped-query attention has
+    none of them, because Transformer Engine fuses its norms into its products.
     """
     if job.attention_kernel == "unfused":
         return ("core_attn",)
@@ -42,7 +42,7 @@ def selective_modules(model: ModelSpec, job: Job) -> tuple[str, ...]:
 
 
 def kept_notes(model: ModelSpec, job: Job) -> tuple[str, ...]:
-    """What a selective recomputation of the plan drops and Megatron-LM's modules keep."""
+    """Note activations that the plan's selective recomputation drops and Megatron-LM's modules keep."""
     if job.attention_kernel == "unfused":
         return ()
     notes = []
@@ -67,10 +67,10 @@ def kept_notes(model: ModelSpec, job: Job) -> tuple[str, ...]:
 
 
 def recompute_arguments(model: ModelSpec, job: Job, plan: Plan) -> dict[str, Values]:
-    """The arguments of a plan's recomputation.
+    """Write a plan's recomputation as arguments.
 
     Raises:
-        IllegalPlanError: one number for all virtual stages cannot tell it.
+        IllegalPlanError: a single number for all virtual stages cannot express it.
     """
     stages = plan.virtual_stages
     full = [stage.recompute.full for stage in stages]

@@ -1,7 +1,7 @@
-"""Megatron-LM's own rules, restated: what its argument checks, its configuration and its first step refuse.
+"""Megatron-LM's rules, restated: layouts that its argument checks, its configuration or its first step refuse.
 
-Each rule has a name, the place that it is quoted from (NVIDIA/Megatron-LM at d98e8a64) and a function that says
-what is wrong, or nothing. A: training/arguments.py; T: core/transformer/transformer_config.py; M:
+Each rule has a name, its source (NVIDIA/Megatron-LM at d98e8a64) and a function that describes the violation, if
+there is one. A: training/arguments.py; T: core/transformer/transformer_config.py; M:
 core/model_parallel_config.py; P: core/parallel_state.py; S: core/pipeline_parallel/schedules.py; N:
 core/num_microbatches_calculator.py; L: core/transformer/pipeline_parallel_layer_layout.py.
 """
@@ -17,17 +17,18 @@ from milpplan.launchers.megatron.flags import COMMIT
 from milpplan.launchers.megatron.stages import stage_sizes, virtual_stages
 
 MAX_LAYERS = 10_000
-"""As many as a run of layers of a model may have."""
+"""Maximum number of layers, equal to that of a run of layers in a model."""
 MODULES = (
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
     "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc",
 )  # fmt: skip
-"""T:1940-1962: what ``--recompute-modules`` may name."""
+"""Values of ``--recompute-modules`` (T:1940-1962)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What most rules look at. ``dp`` and ``edp`` are rounded down; rules of divisibility come first."""
+    """Sizes that most rules depend on. ``dp`` and ``edp`` are rounded down, because rules of divisibility come
+    first."""
 
     given: Arguments
     world: int
@@ -42,18 +43,18 @@ class Sizes:
 
     @property
     def dp(self) -> int:
-        """Replicas of dense layers, without context parallelism."""
+        """Number of replicas of dense layers, without context parallelism."""
         return max(self.world // (self.tp * self.cp * self.pp), 1)
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a pipeline in a step."""
+        """Number of micro-batches of a pipeline per step."""
         size = self.given.needed("--micro-batch-size") * self.dp
         return self.given.count("--global-batch-size", size) // size
 
 
 def sizes_of(given: Arguments, world: int) -> Sizes:
-    """The sizes that arguments give on a number of processes."""
+    """Compute the sizes that arguments give on a number of processes."""
     experts = given.count("--num-experts", 0)
     tp = given.needed("--tensor-model-parallel-size")
     pp, layers = given.needed("--pipeline-model-parallel-size"), given.needed("--num-layers")
@@ -166,7 +167,7 @@ def _gather(s: Sizes) -> str:
 
 
 def _needs(flag: str, *others: str) -> Check:
-    """A flag that needs one of others."""
+    """Make the check for a flag that needs at least one of several others."""
 
     def check(s: Sizes) -> str:
         if not s.given.given(flag) or any(s.given.given(other) for other in others):
@@ -177,7 +178,7 @@ def _needs(flag: str, *others: str) -> Check:
 
 
 def _excludes(flag: str, other: str) -> Check:
-    """Two flags that do not go together."""
+    """Make the check for two flags that exclude each other."""
 
     def check(s: Sizes) -> str:
         return f"{flag} together with {other}" if s.given.given(flag) and s.given.given(other) else ""
@@ -251,12 +252,14 @@ RULES: Mapping[str, tuple[str, Check]] = {
         if s.given.given("--cross-entropy-loss-fusion") and s.given.text("--cross-entropy-fusion-impl") == "te"
         else ""),
 }  # fmt: skip
-"""Name of the rule, where it is quoted from, and the check; those that others take for granted come first."""
+"""Rules by name, with source and check. Rules that other rules rely on come first."""
 
 
 def broken_rules(given: Arguments, world: int) -> dict[str, str]:
-    """The rules that arguments break on a number of processes, with what is wrong; reading does not count as
-    looking at the arguments."""
+    """List the rules that arguments break on a number of processes, with descriptions.
+
+    The check does not mark arguments as looked up.
+    """
     sizes = sizes_of(Arguments(given.values), world)
     found = {name: check(sizes) for name, (_, check) in RULES.items()}
     return {name: text for name, text in found.items() if text}
@@ -266,7 +269,7 @@ def check_rules(given: Arguments, world: int, do: str) -> None:
     """Raise for the first rule that arguments break.
 
     Raises:
-        IllegalPlanError: the rule, its place, and what is wrong.
+        IllegalPlanError: names the rule, its source and the violation.
     """
     for name, text in broken_rules(given, world).items():
         raise IllegalPlanError(
@@ -277,10 +280,12 @@ def check_rules(given: Arguments, world: int, do: str) -> None:
 
 
 def check_environment(given: Arguments, environment: Mapping[str, str]) -> None:
-    """A:1453-1479 and A:1150-1170: one queue to the device with tensor or context parallelism, never with FSDP.
+    """Check the number of device queues: one with tensor or context parallelism, never one with FSDP.
 
     Raises:
-        IllegalPlanError: the environment is another.
+        IllegalPlanError: the environment sets another number.
+
+    Source: A:1453-1479 and A:1150-1170.
     """
     queues = environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
     sharded = "--use-megatron-fsdp" in given.values

@@ -1,4 +1,4 @@
-"""The shell script of a Megatron-LM launch that ``torchrun`` runs on every node."""
+"""Shell script of a Megatron-LM launch, which runs ``torchrun`` on every node."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TRAINING = (
     ("--eval-iters", "0"),
     ("--distributed-timeout-minutes", "60"),
 )
-"""What a run needs and no plan decides."""
+"""Training arguments that a run needs and a plan does not decide."""
 
 
 def torchrun_script(launch: Launch, version: str) -> str:
-    """The script that every node runs; it is enough by itself on one node.
+    """Write the script that every node runs; on one node it is enough by itself.
 
     Args:
         launch: the arguments.

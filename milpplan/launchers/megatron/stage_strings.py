@@ -1,7 +1,7 @@
 """Megatron-LM's strings for uneven stages: ``E`` embedding, ``t`` layer, ``L`` loss, ``|`` between virtual stages.
 
-``x*n`` repeats a character and ``(...)*n`` a group; commas mean nothing. The k-th part is virtual stage k (chunk
-k // pp of rank k % pp). Source: megatron/core/transformer/pipeline_parallel_layer_layout.py at d98e8a64.
+``x*n`` repeats a character and ``(...)*n`` a group; commas are ignored. The k-th part is virtual stage k (chunk k
+// pp of rank k % pp). Source: megatron/core/transformer/pipeline_parallel_layer_layout.py at d98e8a64.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem.reading import shown
 
 MAX_CHARACTERS = 100_000
-"""Longest string after repetition; a model has no more layers."""
+"""Maximum length of a string after repetition; no model has more layers."""
 
 
 def stage_string(layers: tuple[int, ...]) -> str:
-    """The string of stages with so many layers each; equal neighbours are written once."""
+    """Write the string of stages with given numbers of layers; equal neighbours are written once."""
     parts = [f"t*{count}" if count > 1 else "t" * count for count in layers]
     if len(parts) == 1:
         return f"E{parts[0]}L"
@@ -27,17 +27,18 @@ def stage_string(layers: tuple[int, ...]) -> str:
 
 
 def stage_layers(text: str) -> tuple[int, ...]:
-    """Layers of every virtual stage, in model order.
+    """Return the number of layers of every virtual stage, in model order.
 
     Raises:
-        InvalidInputError: no string that Megatron-LM's ``validate_layer_layout`` admits, or one with layers of
-            multi-token prediction, which a plan does not have.
+        InvalidInputError: Megatron-LM's ``validate_layer_layout`` refuses the string, or it has layers of
+            multi-token
+            prediction, which a plan does not have.
     """
     if len(text) > MAX_CHARACTERS:
         raise _wrong(text, "it is too long")
     text = text.replace(",", "")
     for repeated in (r"\(([^()]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        # Sizes are checked first: repetitions may ask for more characters than memory holds.
+        # Sizes are checked first, because repetitions may need more characters than memory holds.
         total = 0
         for match in re.finditer(repeated, text):
             total += MAX_CHARACTERS + 1 if len(match[2]) > 5 else len(match[1]) * int(match[2])

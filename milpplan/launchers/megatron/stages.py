@@ -1,4 +1,4 @@
-"""How many layers every virtual stage holds, from any of the ways in which Megatron-LM's arguments can say it.
+"""Number of layers of every virtual stage, from the several arguments of Megatron-LM that can give it.
 
 Source: NVIDIA/Megatron-LM at d98e8a64, training/arguments.py:928-1009,
 core/transformer/transformer_config.py:2229-2415, core/transformer/transformer_block.py:175-190.
@@ -19,7 +19,7 @@ WAYS = (
 
 
 def virtual_stages(given: Arguments, layers: int, pp: int) -> int:
-    """Virtual stages a rank (vpp)."""
+    """Return the number of virtual stages per rank (vpp)."""
     text = given.text(WAYS[2])
     if text is not None:
         return max(len(stage_layers(text)) // pp, 1)
@@ -30,7 +30,8 @@ def virtual_stages(given: Arguments, layers: int, pp: int) -> int:
 
 
 def stage_sizes(given: Arguments, layers: int, pp: int) -> tuple[tuple[int, ...], str]:
-    """Layers of every virtual stage in model order; or none, and what is wrong."""
+    """Return the layers of every virtual stage in model order, or an empty tuple and a description of the
+    error."""
     ways = [flag for flag in WAYS if given.given(flag)]
     ends = [flag for flag in ENDS if given.given(flag)]
     accounts = [flag for flag in ACCOUNTS if given.given(flag)]
@@ -58,7 +59,7 @@ def _by_string(text: str, layers: int, pp: int) -> tuple[tuple[int, ...], str]:
 def _evenly(
     layers: int, pp: int, vpp: int, embedding: bool, loss: bool, chunk: int | None
 ) -> tuple[tuple[int, ...], str]:
-    """Equal virtual stages; the embedding and the loss may count as a layer each."""
+    """Split the layers into equal virtual stages; the embedding and the loss may count as a layer each."""
     total = layers + embedding + loss
     if total % pp:
         return (), f"{total} layers are no multiple of pp={pp}; uneven stages need a layout string"
@@ -71,7 +72,7 @@ def _evenly(
 
 
 def _by_ends(ends: list[int | None], layers: int, pp: int, vpp: int) -> tuple[tuple[int, ...], str]:
-    """The first and the last rank hold their own numbers, the others equal shares of what is left."""
+    """Split the layers where the first and last rank have their own numbers and the others equal shares."""
     named = [size for size in ends if size is not None]
     inner = pp - len(named)
     left = layers - sum(named)

@@ -1,4 +1,4 @@
-"""What older versions of Megatron-LM lack of the arguments that an export writes, and what they want besides.
+"""Older versions of Megatron-LM: arguments that they lack, and arguments that they need in addition.
 
 Source: megatron/training/arguments.py, megatron/core/transformer/transformer_config.py and
 megatron/core/transformer/moe/token_dispatcher.py at the tags of NVIDIA/Megatron-LM named here; core_v0.13.0 and
@@ -29,7 +29,7 @@ LACKS: dict[str, tuple[str, ...]] = {
 """Arguments that an export may write and the version's parser does not have."""
 
 WANTS_DEEPEP = ("core_v0.15.0", "core_v0.14.0")
-"""Versions whose ``flex`` dispatcher must be told to use DeepEP (``_DeepepManager``)."""
+"""Versions whose ``flex`` dispatcher needs an argument to use DeepEP (``_DeepepManager``)."""
 
 NULL_TOKENIZER_NOTE = (
     "This version's NullTokenizer counts a token more: on mock data the padded vocabulary may be larger than the "
@@ -41,7 +41,7 @@ def check_version(version: str, given: Container[str]) -> None:
     """Refuse arguments that a version's parser does not have.
 
     Raises:
-        IllegalPlanError: it lacks one.
+        IllegalPlanError: the version lacks an argument.
     """
     lacking = [flag for flag in LACKS.get(version, ()) if flag in given]
     if lacking:
@@ -53,7 +53,7 @@ def check_version(version: str, given: Container[str]) -> None:
 
 
 def for_version(launch: Launch) -> Launch:
-    """The launch as its version wants it.
+    """Adapt a launch to its version.
 
     Raises:
         IllegalPlanError: the version lacks an argument.
@@ -68,7 +68,7 @@ def for_version(launch: Launch) -> Launch:
 
 
 def _with(part: Section, more: dict[str, Values]) -> Section:
-    """The section that names the dispatcher, with more arguments."""
+    """Add arguments to the section that names the dispatcher."""
     if "--moe-token-dispatcher-type" not in part.arguments:
         return part
     return replace(part, arguments=part.arguments | more)

@@ -1,0 +1,1 @@
+"""Launcher Megatron-Bridge: overrides of a recipe, written and read through Megatron-LM's arguments."""

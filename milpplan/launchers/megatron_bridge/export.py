@@ -1,4 +1,5 @@
-"""A plan as a script that starts Megatron-Bridge: a recipe with every setting of the plan as an override."""
+"""Export of a plan as a script that starts Megatron-Bridge with a recipe and every setting of the plan as
+override."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from milpplan.problem.problem import Problem
 SCRIPT = "megatron-bridge.sh"
 BATCH_SCRIPT = "megatron-bridge.sbatch"
 RECIPES = {True: "deepseek_v3_pretrain_config", False: "gpt3_175b_pretrain_config"}
-"""Recipes whose model classes have latent attention, or have none; all sizes are overridden."""
+"""Recipes whose model classes have latent attention (True) or not (False); all sizes are overridden."""
 WITHOUT_NAME = {
     "--max-position-embeddings": "follows from model.seq_length (models/gpt_provider.py, provide)",
     "--group-query-attention": "follows from model.num_query_groups",
@@ -30,16 +31,16 @@ WITHOUT_NAME = {
     "--fp8-param-gather": "part of mixed_precision",
     "--attention-backend": "auto is the default",
 }
-"""Arguments of Megatron-LM without a setting of their own."""
+"""Arguments of Megatron-LM without a setting of their own, with reasons."""
 TRAINING = {"train.train_iters": "100", "optimizer.lr": "1.0e-4", "optimizer.min_lr": "1.0e-5"}
-"""What a run needs and no plan decides."""
+"""Training settings that a run needs and a plan does not decide."""
 
 
 def check_problem(problem: Problem, version: str) -> None:
-    """Whether Megatron-Bridge can run any plan of a problem.
+    """Refuse a problem for which Megatron-Bridge can run no plan.
 
     Raises:
-        IllegalPlanError: it cannot build the model, or runs no such job or cluster.
+        IllegalPlanError: Megatron-Bridge cannot build the model, or does not support such a job or cluster.
     """
     check_megatron(problem, MEGATRON.versions[0])
     job, model = problem.job, problem.model
@@ -74,10 +75,10 @@ def _refused(seen: str, expected: str, do: str) -> IllegalPlanError:
 
 
 def exported(problem: Problem, plan: Plan, version: str) -> Launch:
-    """The launch of a plan.
+    """Turn a plan into a launch.
 
     Raises:
-        IllegalPlanError: Megatron-Bridge cannot express or would refuse it.
+        IllegalPlanError: Megatron-Bridge cannot express the plan or would refuse it.
     """
     check_problem(problem, version)
     for name, limit in BRIDGE.refused(plan.layout).items():
@@ -111,7 +112,8 @@ def exported(problem: Problem, plan: Plan, version: str) -> Launch:
 
 
 def _sections(given: Arguments, core: Launch, latent: bool) -> tuple[Section, ...]:
-    """The sections of Megatron-LM's launch with Bridge's names, and what a recipe must not decide."""
+    """Rename the sections of Megatron-LM's launch to Bridge's settings, and fix settings that a recipe must not
+    decide."""
     experts = given.given("--num-experts")
     has = {"all": True, "experts": experts, "latent": latent}
     of_flag = {flag: part.name for part in core.sections for flag in part.arguments}
@@ -135,7 +137,7 @@ def _precision(given: Arguments) -> dict[str, tuple[str, ...]]:
 
 
 def files_of(launch: Launch, version: str) -> dict[str, str]:
-    """File names and contents; the first is enough by itself. ``version`` is that of milpplan."""
+    """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
     return {SCRIPT: _script(launch, version), BATCH_SCRIPT: slurm_script(launch, version, SCRIPT)}
 
 

@@ -1,8 +1,7 @@
-"""Megatron-Bridge's names of what Megatron-LM's arguments say, both ways.
+"""Megatron-Bridge's names for Megatron-LM's arguments, in both directions.
 
-Bridge has the same Megatron-Core below it, and takes its settings as overrides of a recipe,
-``section.name=value`` in Hydra's grammar. Every setting that a plan decides is written, also where it is off, so
-that a recipe decides none.
+Bridge is built on Megatron-Core and takes its settings as overrides of a recipe, ``section.name=value`` in Hydra's
+grammar. Every setting that a plan decides is written, even where it is off, so that a recipe decides none of them.
 Source: megatron-bridge 0.3.1, training/config.py, models/gpt_provider.py, training/mixed_precision.py;
 megatron-core 0.16.1, transformer/transformer_config.py, distributed/distributed_data_parallel_config.py.
 """
@@ -23,11 +22,11 @@ Part = Literal["all", "experts", "latent"]
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A flag of Megatron-LM and the settings that say the same.
+    """Flag of Megatron-LM and the equivalent settings of Bridge.
 
-    ``kind``: a value, a switch that is on where the flag is given, one that is off where it is, a pair of numbers,
-    a list of words, a pattern over layers, or a text that Hydra must be told is one. ``absent``: what is written
-    where the flag is not given; None: nothing. ``part``: the models that have it.
+    ``kind``: a value, a switch that is on where the flag is given, a switch that is off where it is given, a pair
+    of numbers, a list of words, a pattern over layers, or a text that needs Hydra's quotes. ``absent``: the value
+    to write where the flag is not given; None: nothing. ``part``: the models that have the flag.
     """
 
     flag: str
@@ -125,7 +124,7 @@ CONSTANT = {
     "model.moe_shared_expert_overlap": "false",
     "comm_overlap": "null",
 }
-"""Settings that a recipe may have, and no plan: they are switched off."""
+"""Settings that a recipe may enable and a plan does not have: an export disables them."""
 PRECISIONS: Mapping[str, dict[str, Values]] = {
     "bf16_mixed": {"--bf16": ()},
     "bf16_with_fp8_current_scaling_mixed": {
@@ -135,11 +134,11 @@ PRECISIONS: Mapping[str, dict[str, Values]] = {
         "--fp8-param-gather": (),
     },
 }
-"""``mixed_precision`` and what Megatron-LM's arguments say for it."""
+"""Values of ``mixed_precision`` with the equivalent arguments of Megatron-LM."""
 
 
 def written(name: Name, values: Values | None) -> str | None:
-    """The value of a setting in Hydra's grammar, for a flag's values; None where nothing is written."""
+    """Write a flag's values in Hydra's grammar; None where nothing is written."""
     if values is None:
         return name.absent
     if name.kind in ("on", "off"):
@@ -155,10 +154,10 @@ def written(name: Name, values: Values | None) -> str | None:
 
 
 def read(name: Name, text: str) -> Values | None:
-    """The values of a flag for a setting's value; None where the flag is not given.
+    """Read a setting's value as the values of a flag; None where the flag is not given.
 
     Raises:
-        InvalidInputError: a switch that is neither true nor false.
+        InvalidInputError: a switch is neither true nor false.
     """
     bare = text.strip("\"'")
     if name.kind in ("on", "off"):

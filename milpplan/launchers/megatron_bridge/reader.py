@@ -1,4 +1,4 @@
-"""From a script with Megatron-Bridge's overrides to a problem and a plan, through Megatron-LM's arguments.
+"""Import of a script with Megatron-Bridge's overrides as a problem and a plan, through Megatron-LM's arguments.
 
 Source of ``bridge_keys.json``: megatron-bridge 0.3.1, training/config.py and models/gpt_provider.py; megatron-core
 0.16.1, optimizer/optimizer_config.py, transformer/transformer_config.py, datasets/.
@@ -33,7 +33,7 @@ QUIET: Mapping[str, str] = {
     r"checkpoint\..*": "works between steps",
     r"model\..*": "numbers inside kernels: rotary positions, initial values, scores and losses of the router",
 }
-"""Of the settings in bridge_keys.json, why they change nothing that is priced."""
+"""Patterns of settings in bridge_keys.json that have no effect on the cost, with reasons."""
 PROGRAM = "run_recipe.py"
 RECIPES = re.compile(
     r"(vanilla_gpt|gpt3|gpt_oss|llama|qwen2|qwen3(?!_next|_vl|_omni)|deepseek|mixtral|mistral|moonlight|olmoe|kimi|glm)"
@@ -46,7 +46,7 @@ FLAGS: Mapping[str, str] = {
     "--hf_path": "overrides say what the model is",
     "--hf-path": "overrides say what the model is",
 }
-"""Flags of the program that change nothing that is priced, with the reason."""
+"""Flags of the program that have no effect on the cost, with reasons."""
 
 
 def imported(
@@ -58,13 +58,16 @@ def imported(
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Imported:
-    """The plan of a launch by overrides of a recipe. What no override says the recipe would decide, and nobody
-    here knows how: settings of a plan must all be there, as an export writes them.
+    """Read a launch by overrides of a recipe into a problem and a plan.
+
+    A recipe's own settings are unknown here, so the overrides must give every setting of a plan, as an export
+    writes them.
 
     Raises:
-        InvalidInputError: the text cannot be read, a setting of a plan is missing, or one changes the cost and is
+        InvalidInputError: the text cannot be read, a setting of a plan is missing, or a setting changes the cost
+            and is
             not priced.
-        IllegalPlanError: Megatron-Core would refuse it.
+        IllegalPlanError: Megatron-Core would refuse the arguments.
     """
     words, world, program = _command(text, source)
     said, others = _said(words, source)
@@ -86,7 +89,8 @@ def imported(
 
 
 def _command(text: str, source: str) -> tuple[tuple[str, ...], int | None, str]:
-    """Find the words after the program that the script starts with overrides, its processes, and its name.
+    """Find the words after the program that the script starts with overrides, the number of processes, and its
+    name.
 
     Raises:
         InvalidInputError: there is no such command, or several differ.
@@ -122,7 +126,7 @@ def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, 
     """Read the last value of every override, and the flags beside them.
 
     Raises:
-        InvalidInputError: words that are neither.
+        InvalidInputError: a word is neither an override nor a flag.
     """
     check_words(words, source)
     overrides = [(word, OVERRIDE.fullmatch(word)) for word in words]
@@ -138,10 +142,10 @@ def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, 
 
 
 def _check_program(settings: Settings, program: str, ignored: Collection[str], source: str) -> None:
-    """Refuse programs and recipes that train nobody here knows what.
+    """Refuse programs and recipes whose model or training is unknown.
 
     Raises:
-        InvalidInputError: others.
+        InvalidInputError: the program or the recipe is not a known one.
     """
     recipe = settings.values.get("--recipe")
     strange = "" if program == PROGRAM or program in ignored else program
@@ -159,7 +163,7 @@ def _check_program(settings: Settings, program: str, ignored: Collection[str], s
 
 
 def _value(text: str) -> object:
-    """Read a value in Hydra's grammar, as far as its kind goes."""
+    """Read a value in Hydra's grammar, to the extent that its type needs."""
     if unknown_in(text):
         return Code(f"{unknown_in(text)[0]}, which only the running shell knows")
     bare, low = text.strip(), text.strip().lower()
@@ -177,10 +181,10 @@ def _value(text: str) -> object:
 
 
 def _check_known(settings: Mapping[str, str], source: str) -> None:
-    """Check that what recipes may switch on is off, and that the file itself says every value.
+    """Check that settings which recipes may enable are off, and that the file states every value.
 
     Raises:
-        InvalidInputError: a setting may change the cost, or only the running shell knows its value.
+        InvalidInputError: a setting may change the cost, or only the running shell has its value.
     """
     left = [
         f"{key}={value}" for key, value in settings.items() if key in CONSTANT and not _same(value, CONSTANT[key])
@@ -205,7 +209,7 @@ def _same(value: str, other: str) -> bool:
 
 
 def _pairs(settings: Mapping[str, str], source: str) -> dict[str, Values]:
-    """Megatron-LM's arguments for the settings."""
+    """Translate the settings into Megatron-LM's arguments."""
     has = {
         "all": True,
         "experts": not _same(settings.get("model.num_moe_experts", "null"), "null"),
@@ -235,16 +239,16 @@ def _pairs(settings: Mapping[str, str], source: str) -> dict[str, Values]:
             if pairs.get(flag) == ("1",):
                 del pairs[flag]
     if "--pipeline-model-parallel-layout" in pairs:
-        # The string says it; Megatron-Core only checks that they agree.
+        # The stage string gives the number, and Megatron-Core only checks that they agree.
         pairs.pop("--num-virtual-stages-per-pipeline-rank", None)
     return pairs
 
 
 def _agreed(name: Name, settings: Mapping[str, str]) -> Values | None:
-    """The values of a flag, if all settings that say it say the same.
+    """Return the values of a flag, if all of its settings agree.
 
     Raises:
-        InvalidInputError: they do not.
+        InvalidInputError: the settings differ.
     """
     values = {key: read(name, settings[key]) for key in name.keys if key in settings}
     if len(set(values.values())) > 1:

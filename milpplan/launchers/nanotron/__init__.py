@@ -1,0 +1,1 @@
+"""Launcher nanotron: its YAML configuration."""

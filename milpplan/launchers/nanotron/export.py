@@ -1,4 +1,4 @@
-"""A plan as nanotron's files, checked against its rules before anything is written."""
+"""Export of a plan as nanotron's files, checked against its rules before writing."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ TRAINING: dict[str, dict[str, Any]] = {
         ]
     },
 }
-"""What a run needs and no plan decides."""
+"""Settings that a run needs and a plan does not decide."""
 
 
 def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """The launch of a plan.
+    """Turn a plan into a launch.
 
     Raises:
-        IllegalPlanError: nanotron cannot express or would refuse it; all reasons are given.
+        IllegalPlanError: nanotron cannot express the plan or would refuse it; gives all reasons.
     """
     layout = plan.layout
     num_nodes, per_node, uneven = whole_nodes(problem, layout)
@@ -110,7 +110,7 @@ def _job_refusals(problem: Problem) -> list[Refusal]:
 
 
 def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[Refusal]:
-    """Where the run that the files start would not be the plan."""
+    """List the differences between the plan and the run that the files start."""
     runs = layout_of(Settings(settings_of(problem, plan), known()))
     named = {refusal.why.split("=")[0] for refusal in before}
     reasons = {
@@ -147,7 +147,8 @@ def _notes(problem: Problem, plan: Plan) -> tuple[str, ...]:
 
 
 def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """File names and contents; the first is the configuration, the others start it. ``version`` is milpplan's."""
+    """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
+    milpplan's."""
     before = (
         "# Where nanotron is, and this file.",
         "NANOTRON_DIR=${NANOTRON_DIR:-.}",

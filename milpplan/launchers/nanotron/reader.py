@@ -1,4 +1,4 @@
-"""From nanotron's YAML to a problem and a plan: the reverse of the export."""
+"""Import of nanotron's YAML as a problem and a plan."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def imported(
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Imported:
-    """The plan of a configuration.
+    """Read a configuration into a problem and a plan.
 
     Args:
         text: YAML.
         source: its name.
         hardware: the cluster.
-        num_gpus: nothing, or the product of the degrees.
-        model: its description, which must be the one of the file, and gives its name.
-        vocab_size: nothing, or the file's; where the file has -1 (the data decide), the vocabulary.
-        ignored: settings (section.name) whose effect on the cost the caller accepts not to see.
+        num_gpus: None, or the product of the degrees.
+        model: its description, which must agree with the file's model and gives its name.
+        vocab_size: None, or the file's; where the file has -1 (the data decide), the vocabulary.
+        ignored: settings (section.name) whose effect on the cost the caller ignores.
 
     Raises:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
-        IllegalPlanError: nanotron would refuse it.
+        IllegalPlanError: nanotron would refuse the configuration.
     """
     said = flat(load_yaml(text, source))
     if said.get("model.model_config.vocab_size") == -1 and vocab_size:
@@ -76,7 +76,7 @@ def _check_world(layout: Layout, num_gpus: int | None) -> None:
 
 
 def _check_degrees(layout: Layout) -> None:
-    """Context and expert parallelism are not priced as nanotron has them."""
+    """Refuse context and expert parallelism, because nanotron's are not priced."""
     for name, setting, what in (
         ("cp", "context_parallel_size", "its ring attention gathers keys and values"),
         ("ep", "expert_parallel_size", "its groups of experts overlap"),
@@ -90,10 +90,10 @@ def _check_degrees(layout: Layout) -> None:
 
 
 def _check_formats(settings: Settings, layout: Layout) -> None:
-    """Number formats, kernels and the optimizer that are priced.
+    """Check for the number formats, kernels and optimizer that are priced.
 
     Raises:
-        InvalidInputError: others.
+        InvalidInputError: the configuration has others.
     """
     wanted = {
         "model.dtype": (None, "bfloat16"),

@@ -1,7 +1,7 @@
-"""nanotron's own rules, restated: what its configuration, its groups and its pipeline refuse.
+"""nanotron's rules, restated: layouts that its configuration, its groups or its pipeline refuse.
 
-Each rule has a name, the place that it is quoted from (huggingface/nanotron at 2411b022, src/nanotron) and a
-function that says what is wrong, or nothing.
+Each rule has a name, its source (huggingface/nanotron at 2411b022, src/nanotron) and a function that describes the
+violation, if there is one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from milpplan.problem.model import GroupedQueryAttention, ModelSpec
 from milpplan.problem.plan import Layout
 
 Check = Callable[[ModelSpec, Layout, int], str]
-"""What is wrong with a model, a layout and sequences of so many tokens."""
+"""Check of a model, a layout and a sequence length in tokens: describes the violation, or returns an empty text.
+"""
 
 
 def _heads(model: ModelSpec, layout: Layout, tokens: int) -> str:
@@ -52,21 +53,20 @@ RULES: Mapping[str, tuple[str, Check]] = {
     "micro_batches": ("parallel/pipeline_parallel/engine.py:252", _micro_batches),
     "sequence_divides": ("parallel/tensor_parallel/distributed_differentiable_primitives.py", _sequence),
 }
-"""Name of the rule, where it is quoted from, and the check."""
+"""Rules by name, with source and check."""
 
 
 def broken_rules(model: ModelSpec, layout: Layout, tokens: int) -> dict[str, str]:
-    """The rules that a layout breaks for a model and sequences of so many tokens, with their places and what is
-    wrong."""
+    """List the rules that a layout breaks for a model and a sequence length, with sources and descriptions."""
     found = {name: (place, check(model, layout, tokens)) for name, (place, check) in RULES.items()}
     return {name: f"rule {name} ({place}): {text}" for name, (place, text) in found.items() if text}
 
 
 def check_rules(model: ModelSpec, layout: Layout, tokens: int, do: str) -> None:
-    """Raise with the rules that a layout breaks.
+    """Raise an error for the rules that a layout breaks.
 
     Raises:
-        IllegalPlanError: the rules, their places, and what is wrong.
+        IllegalPlanError: names the rules, their sources and the violations.
     """
     broken = broken_rules(model, layout, tokens)
     if broken:

@@ -1,4 +1,4 @@
-"""A plan as nanotron's settings, ``section.name`` to value, and the plan that settings are.
+"""Plan as nanotron's settings, ``section.name`` to value, and back.
 
 Source: huggingface/nanotron at 2411b022, config/config.py, config/parallelism_config.py, config/models_config.py;
 trainer.py:1085-1165 and helpers.py:385-460 (gradients are kept in fp32 and reduced beside the last backward; ZeRO
@@ -20,9 +20,9 @@ from milpplan.problem.reading import shown, validated
 
 _P, _M, _T = "parallelism", "model.model_config", "tokens"
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
-"""``pp_engine`` of the schedules."""
+"""Values of ``pp_engine`` by schedule."""
 FLASH = ("flash_attention_2", "sdpa", "flex_attention")
-"""``_attn_implementation`` of fused attention without a ring."""
+"""Values of ``_attn_implementation`` for fused attention without a ring."""
 QUIET: Mapping[str, str] = {
     r"general\..*|(logging|metrics_logging|tokenizer)(\..*)?": "names, seeds and what is printed",
     r"(checkpoints|s3_upload|lighteval)(\..*)?|tokens\.(val_check_interval|limit_.*)": (
@@ -38,18 +38,18 @@ QUIET: Mapping[str, str] = {
     r"log_attn_probs)": ("numbers inside kernels: rotary positions are priced as none"),
     r"model\.model_config\.(_fused_.*|_use_qkv_packed)": "kernels, which are priced as fused",
 }
-"""Settings that change nothing that is priced, with the reason."""
+"""Patterns of settings that have no effect on the cost, with reasons."""
 CLASSES = ("is_llama_config", "is_qwen2_config")
 """Keys that tell nanotron the class of a model_config: LlamaConfig or Qwen2Config."""
 
 
 def known() -> Known:
-    """List every setting with its default and its kind. Sizes of models have no default here."""
+    """Load every setting with its default and its type. Sizes of models have no default here."""
     return known_settings("nanotron_keys.json", "2411b022")
 
 
 def model_losses(model: ModelSpec) -> list[str]:
-    """What of a model its classes LlamaForTraining and Qwen2ForTraining do not build."""
+    """List parts of a model that nanotron's LlamaForTraining and Qwen2ForTraining do not build."""
     kind, found = model.kinds[0], []
     attention, mlp = kind.attention, kind.mlp
     if len(model.kinds) > 1:
@@ -76,7 +76,7 @@ def model_losses(model: ModelSpec) -> list[str]:
 
 
 def settings_of(problem: Problem, plan: Plan) -> dict[str, Any]:
-    """The settings of a plan whose model nanotron builds."""
+    """Write the settings of a plan whose model nanotron can build."""
     layout, model, job = plan.layout, problem.model, problem.job
     kind = model.kinds[0]
     assert isinstance(kind.attention, GroupedQueryAttention)
@@ -115,10 +115,10 @@ def settings_of(problem: Problem, plan: Plan) -> dict[str, Any]:
 
 
 def model_of(settings: Settings, name: str) -> ModelSpec:
-    """The model that the settings build.
+    """Build the model that the settings describe.
 
     Raises:
-        InvalidInputError: sizes are missing, or parts that no model here has.
+        InvalidInputError: sizes are missing, or the model has parts that are not modelled.
     """
     if any(key.startswith(f"{_M}.moe_config.") for key in settings.values):
         raise InvalidInputError(
@@ -150,7 +150,7 @@ def model_of(settings: Settings, name: str) -> ModelSpec:
         "num_attention_heads": heads,
         "num_key_value_heads": heads if groups is None else groups,
         "head_dim": hidden // heads,
-        # LlamaForTraining has the setting and no such bias.
+        # LlamaForTraining has the setting but no such bias.
         "qkv_bias": settings.switch(f"{_M}.attention_bias") and named[0] == "is_qwen2_config",
         "sliding_window": window,
     }
@@ -168,9 +168,11 @@ def model_of(settings: Settings, name: str) -> ModelSpec:
 
 
 def stage_sizes(model: ModelSpec, pp: int) -> tuple[int, ...]:
-    """Layers of every pipeline rank as nanotron places them: a rank takes blocks until the sum of their costs is
-    above its share, and costs are those of products: the layer's ``4 a d h + 3 f h`` (a heads of d = h / a) and
-    the head's ``v h``. Empty where the head does not come to the last rank.
+    """Return the layers of every pipeline rank as nanotron assigns them.
+
+    A rank takes blocks until the sum of their costs exceeds its share. Costs are those of products: the layer's
+    ``4 a d h + 3 f h`` (a heads of d = h / a) and the head's ``v h``. The result is empty where the last rank does
+    not get the head.
 
     Source: models/base.py:216-237 (build_model), models/llama.py:938 and models/qwen.py:813 at 2411b022.
     """
@@ -190,16 +192,16 @@ def stage_sizes(model: ModelSpec, pp: int) -> tuple[int, ...]:
 
 
 def layout_of(settings: Settings) -> Layout:
-    """The layout that the settings are.
+    """Read the layout from the settings.
 
     Raises:
-        InvalidInputError: degrees or modes that are none.
+        InvalidInputError: degrees or modes are invalid.
     """
     tp, pp, dp, cp, ep = (
         settings.degree(f"{_P}.{name}")
         for name in ("tp", "pp", "dp", "context_parallel_size", "expert_parallel_size")
     )
-    # Nothing (null) stands for these in config/parallelism_config.py.
+    # Null stands for these values in config/parallelism_config.py.
     engine, mode = settings.get(f"{_P}.pp_engine"), settings.get(f"{_P}.tp_mode")
     engine, mode = "afab" if engine is None else engine, "ALL_REDUCE" if mode is None else mode.upper()
     schedule = {name: word for word, name in ENGINES.items()}.get(engine)
@@ -234,10 +236,10 @@ def layout_of(settings: Settings) -> Layout:
 
 
 def plan_of(settings: Settings, model: ModelSpec) -> Plan:
-    """The plan that the settings are.
+    """Read the plan from the settings.
 
     Raises:
-        InvalidInputError: the stages are not those of a plan.
+        InvalidInputError: a plan cannot have these stages.
     """
     layout = layout_of(settings)
     sizes = stage_sizes(model, layout.pp)

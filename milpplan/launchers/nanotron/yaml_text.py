@@ -1,4 +1,4 @@
-"""Nested tables as YAML that every parser reads alike: numbers with a point, texts quoted where they must be."""
+"""Writer of nested tables as YAML that every parser reads alike, with decimal points and quotes where needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "none"}
 
 
 def yaml_lines(value: Mapping[str, Any] | list[Any], indent: int = 0) -> list[str]:
-    """Lines of a table, or of a list of tables."""
+    """Write the lines of a table, or of a list of tables."""
     lines: list[str] = []
     space = " " * indent
     if isinstance(value, list):
@@ -29,7 +29,7 @@ def yaml_lines(value: Mapping[str, Any] | list[Any], indent: int = 0) -> list[st
 
 
 def scalar(value: object) -> str:
-    """A value on its line. YAML 1.1 takes 1e-08 for a text: an exponent wants a point before it."""
+    """Write a value on its line. YAML 1.1 reads 1e-08 as text, so an exponent gets a decimal point before it."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, float):

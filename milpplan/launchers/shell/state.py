@@ -73,7 +73,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Undecided condition round the current command: its depth of loops and calls, and names that would decide it."""
+    """Undecided condition round the current command: its depth of loops and calls, and names that would decide
+    it."""
 
     loops: int
     calls: int
@@ -213,7 +214,8 @@ class Shell:
         """Leave loops, as ``break`` and ``continue`` do.
 
         Raises:
-            InvalidInputError: the loops are followed round by round, and a condition round the command is undecided.
+            InvalidInputError: the loops are followed round by round, and a condition round the command is
+                undecided.
         """
         left = len(self.loops) - levels
         forks = [fork for fork in self.forks if fork.calls == len(self.frames) and fork.loops > left]

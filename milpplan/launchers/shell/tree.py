@@ -31,7 +31,8 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Simple:
-    """Simple command. ``assigns`` stand before its words, or among the words of ``export`` and similar commands."""
+    """Simple command. ``assigns`` stand before its words, or among the words of ``export`` and similar
+    commands."""
 
     assigns: tuple[Assign, ...]
     words: tuple[Word, ...]

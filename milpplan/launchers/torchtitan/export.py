@@ -1,4 +1,4 @@
-"""A plan as torchtitan's files, checked against its rules before anything is written."""
+"""Export of a plan as torchtitan's files, checked against its rules before writing."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ BATCH_SCRIPT = "torchtitan.sbatch"
 
 
 def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """The launch of a plan.
+    """Turn a plan into a launch.
 
     Raises:
-        IllegalPlanError: torchtitan cannot express or would refuse it; all reasons are given.
+        IllegalPlanError: torchtitan cannot express the plan or would refuse it; gives all reasons.
     """
     layout = plan.layout
     refusals = [*job_refusals(problem), *_problem_refusals(problem), *recompute_refusals(plan)]
@@ -80,7 +80,7 @@ def _problem_refusals(problem: Problem) -> list[Refusal]:
 
 
 def _run_refusals(plan: Plan, run: Run, before: list[Refusal]) -> list[Refusal]:
-    """Where the run that the files start would not be the plan."""
+    """List the differences between the plan and the run that the files start."""
     sharding = sharding_of(run)
     named = {refusal.why.split("=")[0] for refusal in before}
     runs = layout_of_run(run)
@@ -115,7 +115,8 @@ def _notes(run: Run, flavor: Pair) -> tuple[str, ...]:
 
 
 def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """File names and contents; the first is the configuration, the others start it. ``version`` is milpplan's."""
+    """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
+    milpplan's."""
     toml = launch.version == V022
     config = f"{MODULE}.toml" if toml else f"{MODULE}.py"
     program: tuple[str, ...] = ("-m torchtitan.train", f'--job.config_file "$HERE/{config}"')

@@ -1,4 +1,4 @@
-"""torchtitan's configuration files: TOML up to 0.2.2, Python since."""
+"""Writer of torchtitan's configuration files: TOML up to 0.2.2, Python since."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from milpplan.launchers.scripts import header
 from milpplan.launchers.torchtitan.run import NEWEST, V022
 
 MODULE = "torchtitan_plan"
-"""Name of the configuration file, and of the module that it is."""
+"""Name of the configuration file and of its Python module."""
 
 WHY = {
     "model": "The model, one that torchtitan knows by name and flavor.",
@@ -25,11 +25,11 @@ TRAINING_022: dict[str, dict[str, Any]] = {
     "optimizer": {"name": "AdamW", "lr": 3e-4},
     "lr_scheduler": {"warmup_steps": 20},
 }
-"""What a run needs and no plan decides."""
+"""Settings that a run needs and a plan does not decide."""
 
 
 def config_text(launch: ConfigLaunch, version: str) -> str:
-    """The configuration file; ``version`` is that of milpplan."""
+    """Write the configuration file; ``version`` is milpplan's."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in launch.settings.items():
         section, _, key = name.partition(".")
@@ -58,7 +58,7 @@ def _toml(sections: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _literal(value: Any) -> str:
-    """A value as TOML has it; lists of stages a line each."""
+    """Write a value in TOML; lists of stages take a line per stage."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         return "[\n" + "".join(f"    {json.dumps(part)},\n" for part in value) + "]"
     return json.dumps(value)

@@ -1,4 +1,4 @@
-"""The models that torchtitan knows by name and flavor, as models here.
+"""Models that torchtitan has by name and flavor, as model descriptions.
 
 Source: pytorch/torchtitan, torchtitan/models/{llama3,qwen3,deepseek_v3,gpt_oss}/__init__.py of 0.2.2, 0.3.0 and
 b5bcd76c, which agree on these sizes.
@@ -96,7 +96,7 @@ def _gpt_oss(flavor: str) -> ModelSpec:
 
 @cache
 def flavors() -> dict[Pair, ModelSpec]:
-    """Every name and flavor with its model."""
+    """Return every name and flavor with its model."""
     found: dict[Pair, ModelSpec] = {}
     for flavor, (hidden, layers, heads, width) in _LLAMA.items():
         run = {"count": layers, "attention": _grouped(heads, 8), "mlp": _dense(width)}
@@ -113,5 +113,5 @@ def flavors() -> dict[Pair, ModelSpec]:
 
 
 def flavor_of(model: ModelSpec) -> Pair | None:
-    """The name and flavor of a model, if torchtitan has it."""
+    """Find the name and flavor of a model, if torchtitan has it."""
     return next((pair for pair, spec in flavors().items() if not model_differences(model, spec)), None)

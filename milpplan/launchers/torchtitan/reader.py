@@ -1,4 +1,4 @@
-"""From torchtitan's configuration file to a problem and a plan: the reverse of the export."""
+"""Import of torchtitan's configuration file as a problem and a plan."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def imported(
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
 ) -> Imported:
-    """The plan of a configuration.
+    """Read a configuration into a problem and a plan.
 
     Args:
         text: TOML (up to 0.2.2), or Python (since), which is read and not run.
         source: its name; .py is Python.
         hardware: the cluster.
         num_gpus: processes, where data_parallel_shard_degree is -1; else they must be the product of the degrees.
-        model: its description, which must be that of the flavor, and gives its name.
-        vocab_size: that of the flavor, or nothing.
-        ignored: settings (section.name) whose effect on the cost the caller accepts not to see.
+        model: its description, which must agree with the flavor and gives its name.
+        vocab_size: that of the flavor, or None.
+        ignored: settings (section.name) whose effect on the cost the caller ignores.
 
     Raises:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
-        IllegalPlanError: torchtitan would refuse it.
+        IllegalPlanError: torchtitan would refuse the configuration.
     """
     values, version = _read(text, source)
     said, left_out = admitted(values, known(version), ignored, f"torchtitan {version}", QUIET)
@@ -62,7 +62,7 @@ def imported(
 
 
 def _read(text: str, source: str) -> tuple[dict[str, Any], str]:
-    """Settings and the dialect that they are in."""
+    """Read the settings and determine their dialect."""
     if source.lower().endswith(".py"):
         values = recipe_settings(text, source)
         tokens = any(name in known(NEWEST) and name not in known(V030) for name in values)
@@ -71,7 +71,7 @@ def _read(text: str, source: str) -> tuple[dict[str, Any], str]:
 
 
 def _flavor(settings: Settings, source: str) -> Pair:
-    # The defaults of a class are no model of this run.
+    # A class's defaults are not the model of this run.
     settings.looked_at |= {"model.name", "model.flavor"}
     name, flavor = settings.values.get("model.name"), settings.values.get("model.flavor")
     if (name, flavor) not in flavors():
@@ -95,10 +95,10 @@ def _check_model(spec: ModelSpec, flavor: Pair, model: ModelSpec | None, vocab_s
 
 
 def _looked_at(settings: Settings, version: str) -> list[str]:
-    """Number formats and kernels that are priced, and notes on others.
+    """Check the number formats and kernels that are priced; note differences without effect.
 
     Raises:
-        InvalidInputError: a format or an optimizer that is not priced.
+        InvalidInputError: a format or an optimizer is not priced.
     """
     for name, wanted in (("dtype", "float32"), ("mixed_precision_param", "bfloat16")):
         found = settings.text(f"training.{name}")
@@ -126,7 +126,7 @@ def _looked_at(settings: Settings, version: str) -> list[str]:
 
 
 def _software(run: Run, hardware: HardwareSpec, notes: list[str]) -> HardwareSpec:
-    """The hardware with the dispatcher that the settings name."""
+    """Set the dispatcher of the hardware that the settings name."""
     if run.ep == 1 or hardware.software.deduplicated_dispatch == run.deduplicated:
         return hardware
     notes.append(f"software.deduplicated_dispatch = {str(run.deduplicated).lower()}, as the settings say.")

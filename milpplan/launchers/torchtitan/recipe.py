@@ -1,8 +1,8 @@
-"""torchtitan's Python configurations as settings, read without being run.
+"""Reader of torchtitan's Python configurations, which are not run.
 
-A function that returns ``Trainer.Config(...)`` says everything in the arguments of calls, also of calls in calls.
-Settings must be literals or products of whole numbers; names that are assigned a call before stand for it. Other
-code is refused where it may change the cost.
+A function that returns ``Trainer.Config(...)`` gives every setting in the arguments of calls, nested calls
+included. Settings must be literals or products of integers. A name that has been assigned a call stands for the
+call. Other code is refused where it may change the cost.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers.settings import LARGEST, MAX_DEPTH, Code
 
 MAX_CHARACTERS = 300_000
-"""Of a configuration: the parser's tree takes hundreds of bytes a character."""
+"""Maximum length of a configuration: the parser's tree takes hundreds of bytes per character."""
 CONFIGS = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
-"""Arguments of ``Trainer.Config`` whose own arguments are settings, and their classes."""
+"""Arguments of ``Trainer.Config`` whose own arguments are settings, with their classes."""
 
 
 def recipe_settings(text: str, source: str) -> dict[str, Any]:
-    """Settings by ``section.name``; of other arguments the name of the call.
+    """Read settings by ``section.name``; other arguments give the name of their call.
 
     Raises:
-        InvalidInputError: no Python, not one such function, or arguments that only running it would tell.
+        InvalidInputError: the text is not Python, has no or several such functions, or has arguments that only
+            running
+            it would give.
     """
     if len(text) > MAX_CHARACTERS:
         raise _wrong(source, f"it has {len(text):,} characters, and {MAX_CHARACTERS:,} are read at most")
     try:
         with warnings.catch_warnings():
-            # Of escapes in its texts, say: nothing that the user asked about.
+            # Warnings about the text, such as its escapes, are not what the user asked for.
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -66,7 +68,7 @@ def _returned(function: ast.FunctionDef) -> ast.Call | None:
 
 
 def _name(node: ast.expr) -> str:
-    """A dotted name, or nothing."""
+    """Return a dotted name, or an empty text."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH:
         parts.append(node.attr)
@@ -75,7 +77,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _assigned(function: ast.FunctionDef, source: str) -> dict[str, ast.expr]:
-    """Names and what they are assigned; a docstring and asserts are no code."""
+    """Map names to their assigned expressions; a docstring and asserts are skipped."""
     found: dict[str, ast.expr] = {}
     for node in function.body[:-1]:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -88,7 +90,7 @@ def _assigned(function: ast.FunctionDef, source: str) -> dict[str, ast.expr]:
 
 
 def _model_name(tree: ast.Module) -> str | None:
-    """The module that ``model_registry`` is imported from."""
+    """Return the module that ``model_registry`` is imported from."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and any(alias.name == "model_registry" for alias in node.names):
             return (node.module or "").rpartition(".")[2] or None
@@ -153,7 +155,7 @@ def _policy(value: ast.expr, source: str) -> dict[str, Any]:
 
 
 def _loose(value: ast.expr) -> Any:
-    """A literal, or the mark of code."""
+    """Read a literal, or return the mark for code."""
     try:
         return _value(value)
     except (ValueError, TypeError, RecursionError):
@@ -172,7 +174,7 @@ def _literal(value: ast.expr, name: str, source: str) -> Any:
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal, or a product of whole numbers."""
+    """Evaluate a literal, or a product of integers."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         left, right = _value(node.left), _value(node.right)
         if type(left) is int and type(right) is int and max(abs(left), abs(right), abs(left * right)) < LARGEST:

@@ -1,8 +1,8 @@
-"""torchtitan's own rules, restated: what its configuration, its meshes and PyTorch's schedules refuse.
+"""torchtitan's rules, restated: runs that its configuration, its meshes or PyTorch's schedules refuse.
 
-Each rule has a name, the place that it is quoted from and a function that says what is wrong, or nothing. Places
-are in pytorch/torchtitan at b5bcd76c, or at 0.2.2 where it says so; S is PyTorch's
-distributed/pipelining/schedules.py (2.13).
+Each rule has a name, its source and a function that describes the violation, if there is one. Sources are in
+pytorch/torchtitan at b5bcd76c, or at 0.2.2 where stated; S is PyTorch's distributed/pipelining/schedules.py
+(2.13).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _micro_batches(run: Run) -> str:
 
 
 def _number_format(run: Run) -> str:
-    """0.2.2: FSDP or, on replicas alone, autocast makes bf16; anything else stays in fp32."""
+    """Check the number format. In 0.2.2 only FSDP or, on unsharded replicas, autocast gives bf16."""
     if run.version != V022 or run.shard * run.cp > 1 or run.tp * run.pp * run.ep == 1:
         return ""
     return f"tp={run.tp}, pp={run.pp} without sharded replicas computes in fp32"
@@ -130,20 +130,20 @@ RULES: Mapping[str, tuple[str, Check]] = {
     "deepep_has_the_model": ("0.2.2: models/deepseek_v3/infra/parallelize.py:99-113 alone", _dispatcher),
     "flex_attention_is_not_split": ("0.2.2: models/*/infra/parallelize.py", _latent),
 }
-"""Name of the rule, where it is quoted from, and the check."""
+"""Rules by name, with source and check."""
 
 
 def broken_rules(run: Run) -> dict[str, str]:
-    """The rules that a run breaks, with what is wrong."""
+    """List the rules that a run breaks, with descriptions."""
     found = {name: check(run) for name, (_, check) in RULES.items()}
     return {name: text for name, text in found.items() if text}
 
 
 def check_rules(run: Run, do: str) -> None:
-    """Raise with the rules that a run breaks.
+    """Raise an error for the rules that a run breaks.
 
     Raises:
-        IllegalPlanError: the rules, their places, and what is wrong.
+        IllegalPlanError: names the rules, their sources and the violations.
     """
     broken = broken_rules(run)
     if broken:

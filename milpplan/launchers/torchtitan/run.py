@@ -1,11 +1,11 @@
-"""A run of torchtitan in one form for its three dialects, and the plan that such a run is.
+"""Run of torchtitan in one form for its three dialects, and the plan of such a run.
 
-What is sharded when, from pytorch/torchtitan at 0.2.2, 0.3.0 and b5bcd76c (models/llama3/infra/parallelize.py,
-later distributed/fsdp.py) and PyTorch (distributed/pipelining/stage.py, ``perform_backward``):
+Sharding, from pytorch/torchtitan at 0.2.2, 0.3.0 and b5bcd76c (models/llama3/infra/parallelize.py, later
+distributed/fsdp.py) and PyTorch (distributed/pipelining/stage.py, ``perform_backward``):
 
 - without a pipeline ``fully_shard`` gathers weights for every forward and reduces gradients after every backward,
   of each micro-batch. ``fsdp_reshard_after_forward`` ``always`` frees and gathers again between the two: ZeRO 3.
-  ``never`` keeps them until the backward is over: ZeRO 2, if there is one micro-batch a step.
+  ``never`` keeps them until the backward is over: ZeRO 2, if there is one micro-batch per step.
 - with a pipeline it neither reshards nor reduces before the last micro-batch, and reduces after it: ZeRO 1 without
   overlap, where nothing is resharded after the forward (``never``, the default with a pipeline).
 """
@@ -23,14 +23,17 @@ from milpplan.problem.reading import validated
 
 NEWEST, V030, V022 = "b5bcd76c", "0.3.0", "0.2.2"
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
-"""Schedules here by PyTorch's names (distributed/pipelining/schedules.py, ``get_schedule_class``)."""
+"""PyTorch's names of the schedules (distributed/pipelining/schedules.py, ``get_schedule_class``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a configuration says. ``replicate`` and ``shard`` are data_parallel_*_degree; ``stages`` holds the
-    layers of every virtual stage in model order; ``accumulations`` runs of ``micro_batches`` micro-batches make a
-    step of the optimizer; ``recompute`` is that of whole layers."""
+    """Run that a configuration describes.
+
+    ``replicate`` and ``shard`` are data_parallel_*_degree. ``stages`` holds the layers of every virtual stage in
+    model order. A step of the optimizer takes ``accumulations`` runs of ``micro_batches`` micro-batches.
+    ``recompute`` applies to whole layers.
+    """
 
     version: str
     flavor: Pair
@@ -55,22 +58,22 @@ class Run:
 
     @property
     def dp(self) -> int:
-        """Replicas, sharded or not."""
+        """Number of replicas, sharded or not."""
         return self.replicate * self.shard
 
     @property
     def world(self) -> int:
-        """Processes."""
+        """Number of processes."""
         return self.dp * self.cp * self.tp * self.pp
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences a step."""
+        """Sequences per step."""
         return self.micro_batch_size * self.micro_batches * self.accumulations * self.dp
 
     @property
     def expert_tensor(self) -> int:
-        """Ranks over which the tensors of an expert are cut: without expert parallelism those of ``tp``
+        """Number of ranks that share the tensors of an expert: without expert parallelism those of ``tp``
         (models/common/moe_sharding.py, 0.2.2: distributed/expert_parallel.py)."""
         if not self.experts:
             return 1
@@ -79,7 +82,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """What is sharded and what overlaps; ``loss`` says where the plan would not be the run."""
+    """Sharding and overlap of a run. ``loss`` describes a difference between the run and the plan."""
 
     zero_stage: int
     overlap_grad_reduce: bool
@@ -89,7 +92,7 @@ class Sharding:
 
 
 def sharding_of(run: Run) -> Sharding:
-    """The ZeRO stage of a run: see the module's docstring."""
+    """Determine the ZeRO stage of a run, by the rules in the module's docstring."""
     once = run.accumulations * (1 if run.pp > 1 else run.micro_batches) == 1
     if run.dp * run.cp == 1:
         return Sharding(0, False, False, "there is one replica")
@@ -123,7 +126,7 @@ def sharding_of(run: Run) -> Sharding:
 
 
 def plan_losses(run: Run) -> list[str]:
-    """What of a run no plan here says; empty where ``plan_of_run`` is the whole run."""
+    """List properties of a run that a plan cannot express; empty where ``plan_of_run`` describes the whole run."""
     found = [sharding_of(run).loss]
     if run.cp > 1:
         found.append("context parallelism gathers keys and values, and what is priced is a ring")
@@ -135,7 +138,7 @@ def plan_losses(run: Run) -> list[str]:
 
 
 def layout_of_run(run: Run) -> Layout:
-    """The layout of a run, as far as a layout can say it."""
+    """Build the layout of a run, as far as a layout can express it."""
     sharding = sharding_of(run)
     schedule = {name: word for word, name in SCHEDULES.items()}.get(run.schedule, "1f1b")
     sequence_parallel = run.sequence_parallel and run.tp > 1
@@ -161,10 +164,10 @@ def layout_of_run(run: Run) -> Layout:
 
 
 def plan_of_run(run: Run) -> Plan:
-    """The plan of a run.
+    """Build the plan of a run.
 
     Raises:
-        InvalidInputError: the run does something that no plan here says.
+        InvalidInputError: no plan can express the run.
     """
     losses = plan_losses(run)
     if losses:
@@ -182,7 +185,7 @@ def plan_of_run(run: Run) -> Plan:
 def run_of_plan(
     version: str, flavor: Pair, experts: bool, sequence_length: int, deduplicated: bool, plan: Plan
 ) -> Run:
-    """The run that is nearest to a plan; the export compares what it reads back."""
+    """Build the run that is nearest to a plan; the export compares it with the plan by reading it back."""
     layout = plan.layout
     sharded = layout.zero_stage > 0
     pipelined = layout.pp > 1

@@ -1,7 +1,7 @@
-"""A run as torchtitan's settings in each dialect, and back: ``section.name`` to value.
+"""Run as torchtitan's settings in each dialect, and back: ``section.name`` to value.
 
-The dialects: TOML up to 0.2.2; a Python configuration in 0.3.0, with batches in sequences; the same on main since
-2026-08-20 (b5bcd76c), with batches in tokens. Source: torchtitan/config/job_config.py at 0.2.2,
+The dialects: TOML up to 0.2.2; a Python configuration in 0.3.0, with batches in sequences; a Python configuration
+on main since 2026-08-20 (b5bcd76c), with batches in tokens. Source: torchtitan/config/job_config.py at 0.2.2,
 torchtitan/config/configs.py and trainer.py at 0.3.0 and b5bcd76c; names of earlier dialects: config_manager.py
 before 0.2.
 """
@@ -20,7 +20,7 @@ from milpplan.problem.reading import shown
 _P, _T = "parallelism", "training"
 KEYS = "torchtitan_keys.json"
 OLDER = "older"
-"""The part of the list with the settings that only dialects before 0.2.2 have."""
+"""Part of the schema with the settings that only dialects before 0.2.2 have."""
 QUIET: Mapping[str, str] = {
     r"job\.(?!custom_config_module$).*|dump_folder|hf_assets_path|"
     r"model\.(hf_assets_path|tokenizer_path|print_after_conversion)": (
@@ -55,7 +55,7 @@ QUIET: Mapping[str, str] = {
     r"experimental\.context_parallel_rotate_method": "acts with context parallelism, which is refused",
     r"training\.(warmup_steps|seed|checkpoint_.*)": "older names of what is quiet above",
 }
-"""Settings that change nothing that is priced, with the reason."""
+"""Patterns of settings that have no effect on the cost, with reasons."""
 RENAMED: Mapping[str, str] = {
     "training.batch_size": f"{_T}.local_batch_size",
     "training.data_parallel_degree": f"{_P}.data_parallel_shard_degree",
@@ -86,21 +86,21 @@ RENAMED: Mapping[str, str] = {
     "training.compile": "compile.enable",
     "training.deterministic": "debug.deterministic",
 }
-"""Settings of dialects before 0.2.2 that mean what others mean in 0.2.2."""
+"""Settings of dialects before 0.2.2, with their names in 0.2.2."""
 
 
 def known(version: str) -> Known:
-    """List every setting of a version with its default, and the choices or the kind of its value. 0.2.2 knows
-    the settings of the dialects before it, too."""
+    """Load every setting of a version with its default, and its choices or type. 0.2.2 also has the settings of
+    earlier dialects."""
     found = known_settings(KEYS, version)
     return {**known_settings(KEYS, OLDER), **found} if version == V022 else found
 
 
 def translated(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """Give settings of older dialects their names in 0.2.2; notes say so.
+    """Rename settings of older dialects to their names in 0.2.2, with notes.
 
     Raises:
-        InvalidInputError: an older and a newer name say different things.
+        InvalidInputError: an older and a newer name have different values.
     """
     values, notes = dict(settings.values), []
     for old in [name for name in RENAMED if name in values]:
@@ -116,12 +116,12 @@ def translated(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
 
 
 def head_name(version: str) -> str:
-    """The head's name in lists of modules (distributed/pipeline_parallel.py)."""
+    """Return the head's name in lists of modules (distributed/pipeline_parallel.py)."""
     return "output" if version == V022 else "lm_head"
 
 
 def stage_modules(version: str, stages: tuple[int, ...]) -> list[list[str]]:
-    """``module_fqns_per_model_part`` of stages with so many layers each."""
+    """Write ``module_fqns_per_model_part`` for stages with given numbers of layers."""
     parts, layer = [], 0
     for size in stages:
         parts.append([f"layers.{index}" for index in range(layer, layer + size)])
@@ -132,7 +132,7 @@ def stage_modules(version: str, stages: tuple[int, ...]) -> list[list[str]]:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """The settings that say a run, with those that every launch needs."""
+    """Write the settings of a run, with those that every launch needs."""
     found: dict[str, Any] = {"model.name": run.flavor[0], "model.flavor": run.flavor[1]}
     found |= _batch(run)
     found |= {
@@ -148,7 +148,7 @@ def settings_of(run: Run) -> dict[str, Any]:
     }
     if run.version != V022:
         found[f"{_P}.enable_sequence_parallel"] = run.sequence_parallel
-        # Graphs of the whole step exist neither under a pipeline nor around the experts' messages.
+        # torchtitan cannot compile the whole step with a pipeline or with the experts' messages.
         found[f"{_T}.disable_cuda_graphs"] = True
     if run.pp > 1:
         found[f"{_P}.pipeline_parallel_schedule"] = run.schedule
@@ -188,18 +188,18 @@ def _batch(run: Run) -> dict[str, Any]:
 
 
 def run_of(settings: Settings, version: str, flavor: Pair, experts: bool, layers: int, world: int | None) -> Run:
-    """The run that settings say.
+    """Read the run that settings describe.
 
     Args:
         settings: by ``section.name``.
         version: the dialect.
         flavor: the model's name and flavor.
-        experts: whether it has routed experts.
+        experts: the model has routed experts.
         layers: of the model.
         world: processes, where data_parallel_shard_degree is -1.
 
     Raises:
-        InvalidInputError: settings that contradict each other, or that no plan here says.
+        InvalidInputError: settings contradict each other, or no plan can express them.
     """
     names = (
         "data_parallel_replicate",
@@ -214,7 +214,7 @@ def run_of(settings: Settings, version: str, flavor: Pair, experts: bool, layers
     sequence, size, count, steps = _batches(settings, version, pp, replicate * shard)
     reshard = settings.text(f"{_P}.fsdp_reshard_after_forward")
     schedule = settings.text(f"{_P}.pipeline_parallel_schedule")
-    # Looked at even where it changes nothing, so that nobody is told that it is not priced.
+    # Looked up even where it has no effect, so that it is never reported as not priced.
     parallel = version == V022 or settings.switch(f"{_P}.enable_sequence_parallel")
     deduplicated = settings.text(_backend(version)) == "deepep"
     return Run(
@@ -261,7 +261,7 @@ def _shard(settings: Settings, others: int, world: int | None) -> int:
 
 
 def _batches(settings: Settings, version: str, pp: int, dp: int) -> tuple[int, int, int, int]:
-    """Tokens of a sequence, sequences of a micro-batch, micro-batches of a pipeline, and runs of it a step."""
+    """Return tokens per sequence, sequences per micro-batch, micro-batches per pipeline run, and runs per step."""
     if version == NEWEST:
         sequence = settings.size(f"{_T}.max_context_length")
         size = _quotient(
@@ -312,8 +312,11 @@ def _recompute(settings: Settings, version: str) -> bool:
 
 
 def _stages(settings: Settings, version: str, layers: int, pp: int, schedule: str) -> tuple[int, ...]:
-    """Layers of every virtual stage: the listed modules, or torchtitan's even split with embedding and head as
-    layers (distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part)."""
+    """Return the layers of every virtual stage.
+
+    They are the listed modules, or torchtitan's even split with embedding and head as layers
+    (distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
+    """
     listed = settings.get(f"{_P}.module_fqns_per_model_part")
     first = settings.number(f"{_P}.pipeline_parallel_first_stage_less_layers")
     last = settings.number(f"{_P}.pipeline_parallel_last_stage_less_layers")

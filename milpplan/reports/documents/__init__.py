@@ -1,0 +1,1 @@
+"""JSON documents of answers, with certificates: written, read back and checked."""

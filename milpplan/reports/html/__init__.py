@@ -1,0 +1,1 @@
+"""HTML pages of answers, with charts and without external resources."""

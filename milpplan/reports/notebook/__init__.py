@@ -1,0 +1,1 @@
+"""Views of results in notebooks: HTML representations and matplotlib figures."""

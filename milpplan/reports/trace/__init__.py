@@ -1,0 +1,1 @@
+"""Timelines of simulated steps for trace viewers."""

@@ -1,0 +1,1 @@
+"""Sentences that texts, pages and documents share."""

@@ -1,0 +1,1 @@
+"""Measured training runs as problems and plans: reader, records, and assumptions about missing values."""
