@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milpplan.problem.reading import shown
 from milpplan.units import cleaned
 
 TEMPORARY: Final = (".milpplan-", ".tmp")
-"""Start and end of the name of a temporary file."""
+"""Prefix and suffix of temporary files' names."""
 _EXCLUSIVE: Final = (
     os.O_WRONLY
     | os.O_CREAT
@@ -27,7 +27,7 @@ _EXCLUSIVE: Final = (
 
 
 def check_writable(path: Path) -> None:
-    """Raise ``InvalidInputError`` where a file cannot be written, before time is spent on what goes in it."""
+    """Raise ``InvalidInputError`` where a file cannot be written, before time is spent on its contents."""
     reason = ""
     try:
         target = path.resolve()
@@ -40,7 +40,7 @@ def check_writable(path: Path) -> None:
         elif path == Path("-"):
             reason = "it would be a file of that name (standard output gets the result anyway, --json as JSON)"
         else:
-            # Asking for permissions is not enough: file systems may be full, read-only or not of the usual kind.
+            # Checking permissions is not enough: file systems may be full, read-only or unusual.
             with TemporaryFile(dir=target.parent):
                 pass
     except (OSError, ValueError, RuntimeError) as error:
@@ -50,10 +50,10 @@ def check_writable(path: Path) -> None:
 
 
 def make_directory(path: Path, option: str, parents: bool = True) -> None:
-    """Make a directory of results, before time is spent on what goes in it.
+    """Make a directory for results, before time is spent on its contents.
 
     Raises:
-        InvalidInputError: it cannot be made, or nothing can be written in it.
+        InvalidInputError: it cannot be made or written to.
     """
     if path == Path("-"):
         raise unwritable(path, "it would be a directory of that name (leave the option out to print)")
@@ -69,10 +69,10 @@ def make_directory(path: Path, option: str, parents: bool = True) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file completely or leave what was there: a temporary file beside it, then a rename.
+    """Write a file completely or leave the old one: write a temporary file beside it, then rename.
 
-    Text becomes UTF-8, with control characters spelled out. A file that is replaced keeps its permissions; behind
-    a symbolic link the file it points to is replaced.
+    Text becomes UTF-8, with control characters spelled out. A replaced file keeps its permissions; a symbolic link
+    keeps pointing to its file, which is replaced.
 
     Raises:
         InvalidInputError: it cannot be written; no part of it remains.
@@ -94,7 +94,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def unwritable(path: Path, reason: OSError | str) -> InvalidInputError:
-    """Make the error of a file that cannot be written."""
+    """Make the error for a file that cannot be written."""
     if isinstance(reason, OSError):
         reason = reason.strerror or str(reason)
     return InvalidInputError(
@@ -106,15 +106,15 @@ def unwritable(path: Path, reason: OSError | str) -> InvalidInputError:
 
 @contextmanager
 def _fresh(directory: Path) -> Iterator[tuple[Path, int]]:
-    """A new file that nobody else has, and its descriptor; removed at the end unless it was renamed.
+    """Create a new file with an unused name, and its descriptor; remove it at the end unless it was renamed.
 
-    Process ids would not do for its name: threads share theirs, and so may containers on one file system. Whatever
-    lies at the name already, a link that somebody planted included, is left alone.
+    Process ids are not unique names: threads share them, and containers on one file system may. An existing file
+    or link of that name, even a planted one, is left alone.
     """
     while True:
         path = directory / f"{TEMPORARY[0]}{secrets.token_hex(8)}{TEMPORARY[1]}"
         try:
-            # Permissions as those of any new file: these less the user's mask.
+            # Permissions of a new file: the default ones minus the user's mask.
             descriptor = os.open(path, _EXCLUSIVE, 0o666)
         except FileExistsError:
             continue

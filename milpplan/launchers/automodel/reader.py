@@ -43,8 +43,8 @@ QUIET: Mapping[str, str] = {
     ),
     r"packed_sequence\.(?!packed_sequence_size$).*": "acts with packing, which is refused",
 }
-"""Patterns of settings that have no effect on time and memory or concern features that a plan lacks, with reasons.
-"""
+"""Patterns of settings that have no effect on time and memory or concern features that a plan lacks, with
+reasons."""
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "recipe": ("TrainFinetuneRecipeForNextTokenPrediction",),
     "model._target_": ("NeMoAutoModelForCausalLM.from_config", "NeMoAutoModelForCausalLM.from_pretrained"),

@@ -13,8 +13,8 @@ from milpplan.problem.model import GroupedQueryAttention, ModelSpec
 from milpplan.problem.plan import Layout
 
 Check = Callable[[ModelSpec, Layout, int], str]
-"""Check of a model, a layout and a sequence length in tokens: describes the violation, or returns an empty text.
-"""
+"""Check of a model, a layout and a sequence length in tokens: describes the violation, or returns an empty
+text."""
 
 
 def _heads(model: ModelSpec, layout: Layout, tokens: int) -> str:

@@ -1,4 +1,4 @@
-"""The certificate of a result: what it was proved about and by what, sealed together with the result."""
+"""Certificate of a result: the problem and search that the proof is about, sealed together with the result."""
 
 from __future__ import annotations
 
@@ -26,26 +26,29 @@ from milpplan.version import __version__
 
 Document = TypeVar("Document", bound=BaseModel)
 LIBRARIES = ("ortools", "pulp", "numpy")
-"""What a proof rests on beside the cost model."""
+"""Libraries that a proof relies on in addition to the cost model."""
 
 
 class CertificateDocument(Record):
-    """What a result was proved about. Digests are SHA-256: of the problem with all its constants, of the legal
-    layouts, and (``sha256``) of the whole document without this one."""
+    """Subject of a result's proof.
+
+    Digests are SHA-256: of the problem with all its constants, of the legal layouts, and (``sha256``) of the whole
+    document without this field.
+    """
 
     cost_model: str
     problem_sha256: str
     layouts_sha256: str
     forbid: tuple[dict[str, int | bool | str | tuple[int, ...]], ...] = ()
-    """Layouts that the user forbade."""
+    """Layouts that the user has forbidden."""
     versions: dict[str, str] = {}
     parts: tuple[str, ...] = ()
-    """Parts of the document that a result may be without (``evidence``, say) and this one has."""
+    """Optional parts (such as ``evidence``) that this document has."""
     sha256: str = ""
 
 
 class CheckDocument(Record):
-    """One thing that was worked out again."""
+    """Check of a recomputed value."""
 
     name: str
     passed: bool
@@ -53,14 +56,14 @@ class CheckDocument(Record):
 
 
 class NotCertifiedDocument(Record):
-    """Fields of a result that a second proof cannot speak about, or not wholly, and why not."""
+    """Fields of a result that the second proof does not cover, or covers only in part, with reasons."""
 
     fields: tuple[str, ...]
     why: str
 
 
 class CertificationDocument(Record):
-    """The second proof of a result (``milpplan certify``)."""
+    """Second proof of a result (``milpplan certify``)."""
 
     schema_version: Literal[1] = 1
     milpplan_version: str
@@ -69,21 +72,21 @@ class CertificationDocument(Record):
     checks: tuple[CheckDocument, ...]
     claimed_gap: float | None
     objective_bound: float | None
-    """Of the second proof, in the unit of the objective."""
+    """Bound of the second proof, in the unit of the objective."""
     gap: float | None
     wall_time_s: float | None
     proof: str
-    """The proved statement, in the certifier's own words: cost model, space and tolerance. ``Nothing.`` unless
-    the result is certified."""
+    """Proved statement, in the certifier's words: cost model, space and tolerance. ``Nothing.`` unless the result
+    is certified."""
     compared: str
-    """Fields computed again and compared; ``Nothing.`` unless the result is certified."""
+    """Fields that were recomputed and compared; ``Nothing.`` unless the result is certified."""
     bounds_only: tuple[NotCertifiedDocument, ...]
-    """Bounds that may be lower than what the run had proved."""
+    """Fields certified only as bounds: the claimed bound may be lower than the one that the run proved."""
     not_certified: tuple[NotCertifiedDocument, ...]
 
 
 def certificate_of(result: PlanResult) -> CertificateDocument | None:
-    """The certificate of a result, not yet sealed; None where no layouts were listed."""
+    """Make the unsealed certificate of a result; None where no layouts were listed."""
     if result.layouts is None:
         return None
     return certificate_for(result.problem, result.layouts.space.sha256(), result.forbid)
@@ -92,7 +95,7 @@ def certificate_of(result: PlanResult) -> CertificateDocument | None:
 def certificate_for(
     problem: Problem, layouts_sha256: str, forbid: Sequence[Mapping[str, object]]
 ) -> CertificateDocument:
-    """The certificate of a proof over legal layouts with that digest, not yet sealed."""
+    """Make the unsealed certificate of a proof over the legal layouts with a given digest."""
     versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
     return CertificateDocument(
         cost_model=cost_model_text(problem),
@@ -104,7 +107,7 @@ def certificate_for(
 
 
 def certificate_sentence(certificate: CertificateDocument) -> str:
-    """What a result was proved about and by what, in words."""
+    """Describe the subject and the tools of a proof in a sentence."""
     versions = ", ".join(f"{name} {number}" for name, number in certificate.versions.items())
     return (
         f"Certificate: cost model {certificate.cost_model}; problem with all its constants "
@@ -113,7 +116,7 @@ def certificate_sentence(certificate: CertificateDocument) -> str:
 
 
 def digest(record: BaseModel) -> str:
-    """SHA-256 of a record's JSON with its fields in order."""
+    """Compute the SHA-256 of a record's JSON with its fields in order."""
     return _digest(record.model_dump(mode="json"))
 
 
@@ -122,7 +125,7 @@ def _digest(data: object) -> str:
 
 
 def sealed(document: Document) -> Document:
-    """The document with its certificate sealed, if it has one."""
+    """Seal the certificate of a document, if it has one."""
     certificate = getattr(document, "certificate", None)
     if certificate is None:
         return document
@@ -131,8 +134,11 @@ def sealed(document: Document) -> Document:
 
 
 def is_sealed(document: BaseModel, text: str) -> bool:
-    """Whether the document is as it was when its certificate was sealed, by its fields or, where the version that
-    wrote it had others, by those of its ``text``."""
+    """Test whether the document is unchanged since its certificate was sealed.
+
+    The digest is taken of the document's fields or, where the version that wrote it had other fields, of its
+    ``text``.
+    """
     certificate = getattr(document, "certificate", None)
     if certificate is None or not certificate.sha256:
         return False
@@ -142,14 +148,16 @@ def is_sealed(document: BaseModel, text: str) -> bool:
 
 
 def lacks_constants(problem: BaseModel, certificate: CertificateDocument, text: str) -> bool:
-    """Whether a document's proof is about the problem in its ``text``, but that lacks constants which the problem
-    has here: a state of milpplan wrote it whose cost model had none of these."""
+    """Test whether the proof is about the problem in ``text`` and this version has further constants.
+
+    True for a document of a milpplan version whose cost model lacked constants that ``problem`` has.
+    """
     claimed = certificate.problem_sha256
     return bool(_digest(json.loads(text)["problem"]) == claimed != digest(problem))
 
 
 def certification_document(done: Certification, claimed_gap: float | None, proof: str) -> CertificationDocument:
-    """The document of a second proof; ``proof`` is the certifier's own sentence."""
+    """Make the document of a second proof; ``proof`` is the certifier's own sentence."""
     again = done.again
     return CertificationDocument(
         milpplan_version=__version__,
@@ -168,7 +176,7 @@ def certification_document(done: Certification, claimed_gap: float | None, proof
 
 
 NOTHING: Final = "Nothing."
-"""Statement for a result that is not."""
+"""Statement for a result that is not certified."""
 
 NOT_CERTIFIED: Final = (
     (
@@ -196,7 +204,7 @@ NOT_CERTIFIED: Final = (
         "is checked",
     ),
 )
-"""Fields that a run alone knows, and why. Everything else is built anew and compared."""
+"""Fields that only the run itself can know, with reasons. All other fields are rebuilt and compared."""
 
 BOUNDS_ONLY: Final = (
     (
@@ -205,7 +213,7 @@ BOUNDS_ONLY: Final = (
         "field repeats",
     ),
 )
-"""Bounds that are certified from one side, and why: one that is lower than what was proved is true as well."""
+"""Bounds that are certified from one side, with reasons: a claimed bound below the proved bound holds as well."""
 
 COMPARED: Final = (
     "Every field of the file but those named below was computed again from the problem and the plan in it, and is "
@@ -224,7 +232,7 @@ WORDS = {
 
 
 def certification_report(done: Certification, proof: str) -> RenderableType:
-    """The checks, a row each, and the verdict with what it speaks about, in the certifier's own words."""
+    """Show a row for each check, and the verdict with its scope in the certifier's words."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("worked out again", "", "seen"):
         table.add_column(column)
@@ -247,6 +255,6 @@ def certification_report(done: Certification, proof: str) -> RenderableType:
 
 
 def _fields_and_reasons(title: str, listed: Sequence[tuple[tuple[str, ...], str]]) -> list[RenderableType]:
-    """A title, and a line for all fields that have a reason in common."""
+    """Show a title, and a line for the fields of each reason."""
     lines = [Padding(Text(f"{', '.join(fields)}: {why}."), (0, 0, 0, 2)) for fields, why in listed]
     return [Text(title), *lines]

@@ -1,5 +1,5 @@
-"""Parts of a file to believe: its proof, where this version wrote it and nobody has changed it since; and
-where a result differs from the one that was built again from its problem and its plan."""
+"""Claims of a result file: its proof, valid if this version wrote the file and it is unchanged, and its
+differences from a result rebuilt from its problem and plan."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from milpplan.version import __version__
 
 
 def result_in(path: Path) -> ResultDocument | None:
-    """The result in a file that may be a bare plan, as it was when it was written; None where there is no proof
-    about what the problem is here.
+    """Read the unchanged result in a file that may be a bare plan.
+
+    Returns:
+        The result; None where the file has no proof about the problem with this version's constants.
 
     Raises:
-        InvalidInputError: it has a certificate, and was changed since.
+        InvalidInputError: the result has a certificate and was changed since it was sealed.
     """
     if not parse_json(read_text(path), str(path)).get("certificate"):
         return None
@@ -37,11 +39,12 @@ def result_in(path: Path) -> ResultDocument | None:
 
 
 def _check_itself(document: ResultDocument, path: Path) -> None:
-    """Refuse a result whose own numbers contradict each other, however it is sealed. Whether they are true says
-    ``milpplan certify`` alone.
+    """Refuse a result of this version whose numbers contradict each other, even if its seal is intact.
+
+    Only ``milpplan certify`` checks that the numbers are true.
 
     Raises:
-        InvalidInputError: it is one, by this version.
+        InvalidInputError: numbers contradict each other.
     """
     certificate, objective = document.certificate, document.objective
     assert certificate is not None
@@ -70,11 +73,13 @@ def _check_itself(document: ResultDocument, path: Path) -> None:
 
 
 def written_by_another(path: Path) -> str | None:
-    """The version of milpplan that wrote a document, where it is not this one or had fewer constants; None for a
-    bare plan.
+    """Return the version of milpplan that wrote a document, if it is another or had fewer constants.
+
+    Returns:
+        The version; None for a bare plan or a document of this version.
 
     Raises:
-        InvalidInputError: this version wrote it, and somebody has changed it since.
+        InvalidInputError: this version wrote the document, and it was changed since.
     """
     data = parse_json(read_text(path), str(path))
     version = data.get("milpplan_version")
@@ -88,10 +93,10 @@ def written_by_another(path: Path) -> str | None:
 
 
 def check_constants(document: ResultDocument, path: Path) -> None:
-    """Refuse the proof of a result whose problem lacks constants that it has here.
+    """Refuse the proof of a result whose problem lacks constants that this version has.
 
     Raises:
-        InvalidInputError: it does.
+        InvalidInputError: constants are missing.
     """
     if _is_of_other_constants(document, path):
         raise InvalidInputError(
@@ -107,14 +112,16 @@ def _is_of_other_constants(document: ResultDocument, path: Path) -> bool:
 
 
 def proved_bound_s(path: Path) -> float | None:
-    """The lower bound of the step time in a file, where it is a result as it was written."""
+    """Return the lower bound of the step time in a file, if the file holds an unchanged result."""
     found = result_in(path)
     return None if found is None else found.lower_bound_s
 
 
 def bound_for(path: Path, problem: Problem) -> float | None:
-    """The lower bound of the step time that a file proves for the whole space of this problem, by the cost model
-    that is here; None where it proves none, or was changed."""
+    """Return the lower bound of the step time that a file proves for the whole space of a problem.
+
+    The bound holds for this version's cost model. None where the file proves no bound, or was changed.
+    """
     try:
         found = result_in(path)
     except InvalidInputError:
@@ -126,17 +133,17 @@ def bound_for(path: Path, problem: Problem) -> float | None:
 
 
 ROUNDING: Final = 1e-9
-"""Relative. On one version and machine a number that is built again is the same to its last bit; other processors
-round otherwise."""
+"""Relative tolerance. A rebuilt number is equal to the last bit on the same version and machine; other processors
+round differently."""
 SHARE_ROUNDING: Final = 1e-15
-"""Absolute, of shares that are small differences from one."""
+"""Absolute tolerance of shares that are small differences from one."""
 SHARES: Final = frozenset(("gap", "any_chunks.gap", "target.price.least_fraction", "target.price.most_fraction"))
 NOT_BUILT: Final = frozenset(field for fields, _ in NOT_CERTIFIED for field in fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field of a result that is not what was built again."""
+    """Field of a result that differs from the rebuilt result."""
 
     field: str
     claimed: object
@@ -144,7 +151,7 @@ class Difference:
 
 
 def differences(claimed: ResultDocument, built: ResultDocument) -> tuple[Difference, ...]:
-    """List the fields in which a result differs from one that was built again, but for ``NOT_CERTIFIED``."""
+    """List the fields in which a result differs from the rebuilt one, except those in ``NOT_CERTIFIED``."""
     return tuple(_differences("", claimed.model_dump(mode="json"), built.model_dump(mode="json")))
 
 
@@ -164,7 +171,7 @@ def _differences(field: str, claimed: Any, built: Any) -> Iterator[Difference]:
 
 
 def _is_left_out(field: str) -> bool:
-    """Tell whether a field, or one that it is a part of, is not certified."""
+    """Test whether a field, or a field that contains it, is excluded from certification."""
     whole = re.sub(r"\[\d+\]", "[]", field)
     return any(whole == one or whole.startswith((f"{one}.", f"{one}[")) for one in NOT_BUILT)
 
@@ -183,7 +190,7 @@ def _agree(field: str, claimed: object, built: object) -> bool:
 def layouts_again(
     claimed: LayoutsDocument, legal: int, enumerated: int, rejected: dict[str, int], has_plan: bool
 ) -> LayoutsDocument:
-    """Build what a result says of its layouts from those that were listed again and what decided each of them."""
+    """Build the layout counts of a result from newly listed layouts and their prune reasons."""
     pruned = sum(getattr(claimed, fate) for fate in PRUNED)
     classes = empty_classes() if has_plan and legal else ()
     held = [one.fates for one in claimed.bounds] if len(claimed.bounds) == len(classes) else [{} for _ in classes]
@@ -202,7 +209,7 @@ def layouts_again(
 
 
 def miscounted(document: ResultDocument) -> str | None:
-    """Say which counts of layouts by what decided them do not add up; None where all do."""
+    """Describe the counts of layouts that do not add up; None where all do."""
     layouts, legal = document.layouts, document.layouts.legal
     counts = {fate: getattr(layouts, fate) for fate in FATES}
     if sum(counts.values()) != legal:

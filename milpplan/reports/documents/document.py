@@ -1,6 +1,7 @@
-"""The JSON documents: what ``--json`` prints and ``--out`` writes. Seconds, bytes, rates per second.
+"""JSON documents that ``--json`` prints and ``--out`` writes, in seconds, bytes and rates per second.
 
-Both documents carry their problem and their plan, so both are plan files (``reports.documents.plan_file``).
+Results and simulations carry their problem and their plan, so they are plan files
+(``reports.documents.plan_file``).
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from milpplan.version import __version__
 
 LINE_WIDTH = 110
 OPTIONAL_PARTS = ("error_bar", "robustness", "evidence", "any_chunks", "infeasible", "run", "runners_up")
-"""Parts that a result may be without: it was not asked for, or the run was interrupted before it."""
+"""Parts that a result may lack, because they were not requested or the run was interrupted before them."""
 
 
 class LayoutsDocument(Record):
-    """What happened to the layouts; ``rejected`` counts (partial) layouts by the rule that refused them.
+    """Outcome of every layout. ``rejected`` counts (partial) layouts by the rule that refused them.
 
     ``pruned_fraction``: legal layouts decided with proof and never solved (``does_not_fit``, ``bounded``,
     ``relaxed``) over all legal ones; None where no layout is legal. ``bounds``: the legal layouts that may fit, by
-    their proved bound as a multiple of the best plan found; empty without one.
+    their proved bound as a multiple of the best plan found; empty without a plan.
     """
 
     enumerated: Computed
@@ -61,7 +62,7 @@ class LayoutsDocument(Record):
 
 
 class ObjectiveDocument(Record):
-    """What was minimised: its name, the plan's value, and the proved lower bound."""
+    """Minimised objective: its name, the plan's value, and the proved lower bound."""
 
     name: str
     value: float | None
@@ -69,15 +70,15 @@ class ObjectiveDocument(Record):
 
 
 class AnyChunksDocument(Record):
-    """What is proved over interleaved chunks of any size where the space has even ones: a bound of the objective,
-    and the share that uneven chunks can gain at most."""
+    """Proof over interleaved chunks of any size, where the space has only even chunks: a bound of the objective,
+    and the maximum share that uneven chunks can gain."""
 
     bound: float
     gap: float
 
 
 class ProgressDocument(Record):
-    """One line of the log over time."""
+    """Line of the search log."""
 
     wall_time_s: float
     incumbent: float | None
@@ -86,7 +87,7 @@ class ProgressDocument(Record):
 
 
 class InfeasibleDocument(Record):
-    """Why there is no plan: what was seen, what is needed, what to do."""
+    """Reason why there is no plan: values seen, values needed, and advice."""
 
     seen: str
     expected: str
@@ -94,49 +95,53 @@ class InfeasibleDocument(Record):
 
 
 class ErrorBarDocument(Record):
-    """One sigma of a step time, seconds, where the hardware has an uncertainty (docs/calibration.md)."""
+    """Uncertainty of a step time by one sigma, in seconds, where the hardware states one (docs/calibration.md)."""
 
     overlay: str
     below_s: float
     above_s: float
     parts_s: dict[str, tuple[float, float]]
-    """Seconds down and up of every uncertain constant, and ``residual``: what no constant explains."""
+    """Seconds down and up for every uncertain constant, and ``residual`` for the scatter that no constant
+    explains."""
 
 
 class EndDocument(Record):
-    """All uncertain constants one sigma to one side: step time of the best plan, and of the fastest other."""
+    """All uncertain constants one sigma to one side: step time of the best plan, and of the fastest other plan."""
 
     end: Literal["fast", "slow"]
     best_s: float
     rival_s: float | None
     lower_bound_s: float | None
-    """Proved for every plan of the space at this end; null unless it was solved again (``--check-ends``)."""
+    """Lower bound for every plan of the space at this end; null unless the end was solved again
+    (``--check-ends``)."""
     solved: PlanDocument | None = None
-    """The best plan of this end's own solve."""
+    """Best plan of this end's own solve."""
     still_best: bool
 
 
 class RobustnessDocument(Record):
-    """Whether the best plan is still the fastest at both ends, and among what."""
+    """Comparison of the best plan with other plans at both ends of the uncertainty."""
 
     still_best: bool
     num_plans: Computed
-    """Other plans of the search that were simulated at both ends."""
+    """Number of other plans of the search that were simulated at both ends."""
     solved_again: bool
     ends: tuple[EndDocument, ...]
 
 
 class OtherPlanDocument(Record):
-    """A plan that the search simulated beside the best one, with its step time."""
+    """Plan that the search simulated beside the best one, with its step time."""
 
     step_time_s: float
     plan: PlanDocument
 
 
 class SolverDocument(Record):
-    """Who solved to which tolerance and how much work that was. ``proof``: ``exact`` where no bound that decided
-    rests on a solver's word, ``tolerance`` where some rest on integer programs, ``none`` where nothing is proved
-    to the tolerance."""
+    """Solvers, tolerance and effort.
+
+    ``proof``: ``exact`` where no deciding bound relies on a solver's claim, ``tolerance`` where some rely on
+    integer programs, ``none`` where nothing is proved to the tolerance.
+    """
 
     backend: str
     versions: str
@@ -150,7 +155,7 @@ class SolverDocument(Record):
 
 
 class ResultDocument(Record):
-    """The result of a solve. Fields without a value are null: no plan, or no single step time to bound."""
+    """Result of a solve. Fields without a value are null: there is no plan, or no single step time to bound."""
 
     schema_version: Literal[1] = 1
     milpplan_version: str
@@ -168,29 +173,29 @@ class ResultDocument(Record):
     peak_memory_bytes: Computed | None
     usable_memory_bytes: int
     context_bytes: Computed | None = None
-    """Reserve of context, libraries and communicators."""
+    """Reserve for context, libraries and communicators."""
     fragmentation_bytes: Computed | None = None
-    """Reserve of what the caching allocator loses."""
+    """Reserve for losses of the caching allocator."""
     memory_margin_bytes: int | None = None
-    """Usable memory less the peak."""
+    """Usable memory minus the peak."""
     host_memory_bytes: Computed = 0
-    """The most that an accelerator has in the memory of the host, of ``host_capacity_bytes``."""
+    """Maximum that an accelerator keeps in host memory, of ``host_capacity_bytes``."""
     host_capacity_bytes: Computed = 0
     memory_verdict: MemoryVerdict | None = None
-    """``tight``: the plan fits, but would not if its peak were 5 % larger."""
+    """Verdict on memory. ``tight``: the plan fits, but would not with a peak 5 % larger."""
     wall_time_s: float
     proof: str
-    """One sentence: the cost model, the declared space and the tolerance that the status speaks about."""
+    """Sentence with the cost model, the declared space and the tolerance that the status refers to."""
     infeasible: InfeasibleDocument | None
     objective: ObjectiveDocument
     run: RunDocument | None = None
     plan: PlanDocument | None
     runners_up: tuple[OtherPlanDocument, ...] = ()
-    """The plans that ``evidence`` and ``robustness`` compare with this one."""
+    """Plans that ``evidence`` and ``robustness`` compare with this one."""
     breakdown: dict[str, float] | None
-    """Seconds, the mean over the stages; they add up to the step time."""
+    """Seconds, averaged over the stages; they add up to the step time."""
     hidden: dict[str, float] | None
-    """Seconds of communication that compute covers."""
+    """Seconds of communication hidden behind compute."""
     layouts: LayoutsDocument
     solver: SolverDocument
     log: tuple[ProgressDocument, ...]
@@ -199,7 +204,7 @@ class ResultDocument(Record):
 
 
 class SimulationDocument(Record):
-    """One simulated step of a plan."""
+    """Simulated step of a plan."""
 
     schema_version: Literal[1] = 1
     milpplan_version: str
@@ -214,9 +219,9 @@ class SimulationDocument(Record):
     fragmentation_bytes: Computed = 0
     fits: bool
     memory_margin_bytes: int = 0
-    """Usable memory less the peak; negative where the plan does not fit."""
+    """Usable memory minus the peak; negative where the plan does not fit."""
     host_memory_bytes: Computed = 0
-    """The most that an accelerator has in the memory of the host, of ``host_capacity_bytes``."""
+    """Maximum that an accelerator keeps in host memory, of ``host_capacity_bytes``."""
     host_capacity_bytes: Computed = 0
     memory_verdict: MemoryVerdict | None = None
     plan: PlanDocument
@@ -235,9 +240,18 @@ def result_document(
     totals: RunTotals | None = None,
     others: Sequence[tuple[Plan, float]] = (),
 ) -> ResultDocument:
-    """The document of a result; ``infeasible`` explains why there is no plan, where that is proved; ``bar`` and
-    ``robust`` what the hardware's uncertainty means for the plan, ``evidence`` what measured runs say about it;
-    ``totals`` what the whole run takes, ``others`` the plans that it was compared with, and their step times."""
+    """Make the document of a result.
+
+    Args:
+        result: of the solve.
+        tolerance: relative, of the proof.
+        infeasible: explains why there is no plan, where that is proved.
+        bar: error bar of the step time.
+        robust: comparison with other plans at both ends of the hardware's uncertainty.
+        evidence: measured runs that support the plan.
+        totals: time and cost of the whole run.
+        others: plans that the plan was compared with, and their step times.
+    """
     report = result.report
     plan = None if result.plan is None else plan_document(result.plan, report)
     why = None
@@ -289,7 +303,7 @@ def result_document(
 
 
 def with_parts(document: ResultDocument) -> ResultDocument:
-    """Have the certificate, if there is one, name the parts that a result may be without and that this one has."""
+    """List in the certificate, if there is one, the optional parts that the document has."""
     certificate = document.certificate
     if certificate is None:
         return document
@@ -300,7 +314,7 @@ def with_parts(document: ResultDocument) -> ResultDocument:
 
 
 def layouts_document(result: PlanResult) -> LayoutsDocument:
-    """What happened to every layout."""
+    """Make the record of the outcome of every layout."""
     fates = result.layouts
     counts = {fate: fates.count(fate) if fates else 0 for fate in FATES}
     return LayoutsDocument(
@@ -314,7 +328,7 @@ def layouts_document(result: PlanResult) -> LayoutsDocument:
 
 
 def error_bar_document(bar: ErrorBar | None) -> ErrorBarDocument | None:
-    """The record of an error bar."""
+    """Make the record of an error bar."""
     if bar is None:
         return None
     return ErrorBarDocument(overlay=bar.overlay, below_s=bar.below_s, above_s=bar.above_s, parts_s=bar.parts_s)
@@ -326,7 +340,7 @@ def _any_chunks(result: PlanResult) -> AnyChunksDocument | None:
 
 
 def robustness_document(robust: Robustness | None) -> RobustnessDocument | None:
-    """The record of what was checked at both ends."""
+    """Make the record of the comparison at both ends."""
     if robust is None:
         return None
     ends = tuple(
@@ -352,7 +366,7 @@ def simulation_document(
     bar: ErrorBar | None = None,
     evidence: Evidence | None = None,
 ) -> SimulationDocument:
-    """The document of one simulated plan."""
+    """Make the document of a simulated plan."""
     return SimulationDocument(
         milpplan_version=__version__,
         step_time_s=report.step_time_s,
@@ -377,7 +391,7 @@ def simulation_document(
 
 
 def read_plan(path: Path) -> tuple[Problem, Plan]:
-    """The problem and the plan of a plan file or of any document here; other fields are not read."""
+    """Read the problem and the plan of a plan file or of any document here; other fields are ignored."""
     known = (ResultDocument, SimulationDocument, ExplanationDocument)
     return plan_file.read_plan_file(path, frozenset().union(*(document.model_fields for document in known)))
 
@@ -394,7 +408,8 @@ OTHER_KINDS: Final = (
     ({"problem"}, "a plan without a proof", "what `milpplan solve` writes, with this plan as --warm-start"),
     ({"milpplan_version"}, "a document of milpplan without a proof", "a result of `milpplan solve`"),
 )
-"""What has no proof that can be made again, by keys that only it has: what it is, and what to certify instead."""
+"""Documents that have no proof to repeat, recognised by keys, with their name and the document to certify
+instead."""
 
 
 def _refuse_other_kinds(data: Mapping[str, Any], path: Path) -> None:
@@ -409,10 +424,10 @@ def _refuse_other_kinds(data: Mapping[str, Any], path: Path) -> None:
 
 
 def read_result(path: Path) -> ResultDocument:
-    """The result in a file, as it was when it was written.
+    """Read the unchanged result in a file.
 
     Raises:
-        InvalidInputError: it is none, it has no certificate, or it was changed since.
+        InvalidInputError: the file is not a result, has no certificate, or was changed since it was sealed.
     """
     text = read_text(path)
     data = parse_json(text, str(path))
@@ -435,10 +450,10 @@ def read_result(path: Path) -> ResultDocument:
 
 
 def refuse_unproved(document: ResultDocument, source: str) -> None:
-    """Refuse a result that says nothing of the plans that it does not have.
+    """Refuse a result whose search was stopped before it proved anything about other plans.
 
     Raises:
-        InvalidInputError: its search was stopped before it proved anything.
+        InvalidInputError: nothing is proved.
     """
     if document.status == "no_solution_found":
         raise InvalidInputError(
@@ -463,7 +478,7 @@ def proof_sentence(
     gap: float | None = None,
     bound: float | None = None,
 ) -> str:
-    """What the status means: for which cost model, space and tolerance."""
+    """Describe the status in a sentence, with its cost model, space and tolerance."""
     model = scope_text(problem, forbid)
     if status == "optimal":
         return f"Optimal within {tolerance_text(tolerance)} (relative) for {model}."
@@ -480,7 +495,7 @@ def proof_sentence(
 
 
 def tolerance_text(tolerance: float) -> str:
-    """0.0001 as 1e-4, 0.01 as it is: exactly, in the shorter way to write it."""
+    """Write a tolerance exactly, in the shorter notation: 0.0001 as 1e-4, 0.01 as 0.01."""
     text = f"{tolerance:g}" if float(f"{tolerance:g}") == tolerance else repr(float(tolerance))
     mantissa, _, exponent = text.partition("e")
     if not exponent and 0 < tolerance < 1e-3:
@@ -491,7 +506,7 @@ def tolerance_text(tolerance: float) -> str:
 
 
 def document_text(document: Record) -> str:
-    """One JSON document in ASCII with a newline at its end; whatever fits on a line stays on one."""
+    """Write a JSON document in ASCII with a final newline; a value that fits on a line stays on it."""
     return _pretty(document.model_dump(mode="json"), "") + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The JSON document of ``milpplan explain``. Seconds, bytes, fractions; null where nothing is proved."""
+"""JSON document of ``milpplan explain``, in seconds, bytes and fractions; null where nothing is proved."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from milpplan.version import __version__
 
 
 class IntervalDocument(Record):
-    """Proved: the true value is not below ``low`` and not above ``high``; null where no such bound is known."""
+    """Proved interval that contains the true value; an end is null where no bound is known."""
 
     low: float | None
     high: float | None
 
 
 class OptimumDocument(Record):
-    """The best objective of a problem, and the layout of the best plan found. ``infeasible``: proved to have
-    none."""
+    """Best objective of a problem and the layout of the best plan found. ``infeasible``: there is provably no
+    plan."""
 
     bounds: IntervalDocument
     infeasible: bool
@@ -50,8 +50,8 @@ class ExposedDocument(Record):
 
 
 class RuleDocument(Record):
-    """A rule of divisibility and the least bound, in seconds, of what it alone refuses; null where that is
-    nothing."""
+    """Rule of divisibility with the lower bound, in seconds, of the plans that it alone refuses; null if there are
+    none."""
 
     rule: str
     num_refused: Computed
@@ -60,7 +60,7 @@ class RuleDocument(Record):
 
 
 class LimitsDocument(Record):
-    """What holds the plan back: bytes left on every stage, the bubble's share of the step, communication,
+    """Limits of the plan: free memory of every stage in bytes, the bubble's share of the step, communication, and
     rules."""
 
     headroom_bytes: tuple[int, ...]
@@ -71,7 +71,7 @@ class LimitsDocument(Record):
 
 
 class SingleChangeDocument(Record):
-    """The proved best when only these fields may change, and the share of the plan's objective that it saves."""
+    """Proved best when only these fields may change, and the share of the plan's objective that it saves."""
 
     fields: tuple[str, ...]
     words: str
@@ -80,20 +80,20 @@ class SingleChangeDocument(Record):
 
 
 class WorthDocument(Record):
-    """What a change is worth: ``gain`` is the share of the proved best that is saved."""
+    """Value of a change. ``gain`` is the saved share of the proved best."""
 
     name: str
     words: str
     same_plan: float | None
-    """Objective of the plan as it is after the change; null where it breaks a rule or does not fit."""
+    """Objective of the unchanged plan after the change; null where it breaks a rule or does not fit."""
     best: OptimumDocument
     gain: IntervalDocument
     implied_by: str
-    """The question from whose answer this one follows; empty: it was solved."""
+    """Question whose answer implies this one; empty: this question was solved."""
 
 
 class WishDocument(Record):
-    """A wish, the proved best with it, and its price: share of the best without it, and in the unit."""
+    """Wish, the proved best with it, and its price: as a share of the best without it, and in the unit."""
 
     wish: dict[str, int | bool | str]
     words: str
@@ -107,7 +107,7 @@ class WishDocument(Record):
 
 
 class ExplanationDocument(Record):
-    """Why a plan is as it is. Objectives are in ``unit``: seconds of a step of the plan's batch, or GPU-hours."""
+    """Explanation of a plan. Objectives are in ``unit``: seconds of a step of the plan's batch, or GPU-hours."""
 
     schema_version: Literal[1] = 1
     milpplan_version: str
@@ -119,7 +119,7 @@ class ExplanationDocument(Record):
     """Share of ``value`` that the proved best saves."""
     fits: bool
     is_outside: bool
-    """The plan is not in the declared space of the problem."""
+    """True if the plan is outside the declared space of the problem."""
     peak_memory_bytes: Computed
     usable_memory_bytes: int
     breakdown: dict[str, float]
@@ -136,7 +136,7 @@ class ExplanationDocument(Record):
 
 
 def explanation_document(told: Explanation) -> ExplanationDocument:
-    """The document of an explanation; it carries plan and problem, so it is a plan file too."""
+    """Make the document of an explanation, which is also a plan file: it carries plan and problem."""
     report = told.report
     return ExplanationDocument(
         milpplan_version=__version__,
@@ -168,7 +168,7 @@ def _finite(value: float) -> float | None:
 
 
 def interval_document(interval: Interval) -> IntervalDocument:
-    """An interval; an end that nothing bounds is None."""
+    """Make the record of an interval; an unbounded end is None."""
     return IntervalDocument(low=_finite(interval.low), high=_finite(interval.high))
 
 

@@ -1,4 +1,4 @@
-"""The JSON document of ``milpplan gap``: seconds, bytes, shares of the plan's step; null: not known."""
+"""JSON document of ``milpplan gap``, in seconds, bytes and shares of the plan's step; null: unknown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from milpplan.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A plan that was judged, with what its file said beside it."""
+    """Judged plan, with the further contents of its file."""
 
     name: str
     gap: GapReport
@@ -37,15 +37,18 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A file of several that could not be judged."""
+    """File that could not be judged, among several."""
 
     name: str
     error: MilpplanError
 
 
 class LayoutFatesDocument(Record):
-    """What became of every layout of a space. ``rejected`` counts (partial) layouts by the rule that refused them;
-    ``bounds`` are those of the legal layouts that may fit."""
+    """Outcome of every layout of a space.
+
+    ``rejected`` counts (partial) layouts by the rule that refused them; ``bounds`` are those of the legal layouts
+    that may fit.
+    """
 
     enumerated: Computed
     legal: Computed
@@ -55,7 +58,7 @@ class LayoutFatesDocument(Record):
 
 
 class TimedDocument(Record):
-    """One moment of a search, in seconds."""
+    """Moment of a search, in seconds."""
 
     wall_time_s: float
     incumbent_s: float | None
@@ -64,11 +67,11 @@ class TimedDocument(Record):
 
 
 class SpaceGapDocument(Record):
-    """The plan against the proved best of one space.
+    """Gap between the plan and the proved best of a space.
 
-    ``saved``: shares of the plan's step: ``low`` is what the plan ``best`` saves, ``high`` what a bound leaves.
-    ``is_outside``: the plan is not one of the space. ``proved``: bound and best known meet within the tolerance,
-    or nothing fits (``status`` is that of the search of this space alone).
+    ``saved``: shares of the plan's step: ``low`` is saved by the plan ``best``, ``high`` is the maximum by the
+    bound. ``is_outside``: the plan is not in the space. ``proved``: bound and best known plan meet within the
+    tolerance, or nothing fits (``status`` is that of the search of this space alone).
     """
 
     name: str
@@ -86,8 +89,11 @@ class SpaceGapDocument(Record):
 
 
 class ChangeDocument(Record):
-    """One change, simulated. ``saved``: share of the step before it; ``closed``: of the way to the fastest plan
-    known. ``effort``: ``flag``, or ``reshard`` where a checkpoint must be converted."""
+    """Simulated change. ``saved``: share of the step before it. ``closed``: share of the way to the fastest known
+    plan.
+
+    ``effort``: ``flag``, or ``reshard`` where a checkpoint must be converted.
+    """
 
     lead: str
     words: str
@@ -101,7 +107,7 @@ class ChangeDocument(Record):
 
 
 class NearDocument(Record):
-    """A plan that the search of the whole space simulated."""
+    """Plan that the search of the whole space simulated."""
 
     step_time_s: float
     peak_memory_bytes: Computed
@@ -109,8 +115,7 @@ class NearDocument(Record):
 
 
 class SpendingDocument(Record):
-    """What a run of ``tokens`` costs, and what of it is saved by the fastest plan known (``low``) and at most
-    (``high``)."""
+    """Cost of a run of ``tokens``, and the saving with the fastest known plan (``low``) and at most (``high``)."""
 
     tokens: float
     gpu_hours: float
@@ -121,7 +126,7 @@ class SpendingDocument(Record):
 
 
 class PlanGapDocument(Record):
-    """The gap of one plan; its ``plan`` and ``problem`` are those of a plan file."""
+    """Gap of a plan; its ``plan`` and ``problem`` are those of a plan file."""
 
     name: str
     launcher: str | None
@@ -150,7 +155,7 @@ class PlanGapDocument(Record):
 
 
 class FailedDocument(Record):
-    """A file that could not be judged: what was seen, what was expected, what to do."""
+    """File that could not be judged: values seen, values expected, and advice."""
 
     name: str
     seen: str
@@ -159,7 +164,7 @@ class FailedDocument(Record):
 
 
 class GapDocument(Record):
-    """What ``milpplan gap --json`` prints."""
+    """Output of ``milpplan gap --json``."""
 
     schema_version: Literal[1] = 1
     milpplan_version: str
@@ -168,7 +173,7 @@ class GapDocument(Record):
 
 
 def gap_document(judged: Sequence[Judged], failed: Sequence[Failed] = ()) -> GapDocument:
-    """The document of the gaps of some plans."""
+    """Make the document of several plans' gaps."""
     return GapDocument(
         milpplan_version=__version__,
         plans=tuple(_plan(one) for one in judged),
@@ -241,7 +246,7 @@ def _space(space: SpaceGap) -> SpaceGapDocument:
 
 
 def layout_fates(result: PlanResult, best_s: float | None) -> LayoutFatesDocument | None:
-    """What became of every layout, with the bounds of those that may fit by class; None without layouts."""
+    """Make the record of every layout's outcome, with bounds by class; None without layouts."""
     layouts = result.layouts
     if layouts is None:
         return None

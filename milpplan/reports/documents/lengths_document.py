@@ -1,4 +1,4 @@
-"""The document of a step of several lengths, field by field: what ``solve --lengths --json`` prints."""
+"""Document of a step with sequences of several lengths, as ``solve --lengths --json`` prints it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class BucketRecord(Record):
-    """How many sequences of a length, padded, run under a strategy."""
+    """Number of sequences of a padded length that run under a strategy."""
 
     tokens: PositiveInt
     sequences: PositiveInt
 
 
 class LengthGroupRecord(Record):
-    """What runs under one strategy: its layout, the lengths of the sequences of every micro-batch of every replica
-    (of every team where degrees are side by side), and seconds of all of it and of its reduction."""
+    """Part of the step that runs under one strategy.
+
+    It holds the layout, the lengths of the sequences by replica and micro-batch (by team where degrees run side by
+    side), and the seconds of the whole part and of its reduction.
+    """
 
     strategy: str
     layout: Layout
@@ -36,7 +39,7 @@ class LengthGroupRecord(Record):
 
 
 class SwitchRecord(Record):
-    """What moves between two strategies."""
+    """Transfers between two strategies."""
 
     source: str = Field(alias="from")
     target: str = Field(alias="to")
@@ -46,7 +49,7 @@ class SwitchRecord(Record):
 
 
 class EventRecord(Record):
-    """What a step of strategies in turn does when; gradients move beside the group after them, or home."""
+    """Event of a step of strategies in turn. Gradients move beside the following group, or home."""
 
     kind: Literal["parameters", "gradients", "group", "reduce", "finish"]
     strategy: str
@@ -55,7 +58,7 @@ class EventRecord(Record):
 
 
 class StaticRecord(Record):
-    """The best step of one strategy, and what no such step undercuts."""
+    """Best step of a single strategy, and a lower bound of such steps."""
 
     strategy: str
     step_time_s: PositiveFloat
@@ -63,7 +66,7 @@ class StaticRecord(Record):
 
 
 class BaselineRecord(Record):
-    """What another planner's rule makes of the same sequences; no time, and why, where it has no plan."""
+    """Step by another planner's rule for the same sequences; without a plan it has a reason and no time."""
 
     rule: str
     strategies: tuple[str, ...]
@@ -83,7 +86,7 @@ class TurnRecord(Record):
 
 
 class SideBySideRecord(Record):
-    """Degrees side by side: the best step, where one is shorter than every step of one strategy, and its turns."""
+    """Degrees side by side: the best such step, where it beats every single-strategy step, and its turns."""
 
     step_time_s: PositiveFloat | None
     lower_bound_s: PositiveFloat | None
@@ -92,7 +95,7 @@ class SideBySideRecord(Record):
 
 
 class UnlikeReplicasRecord(Record):
-    """Unlike replicas: the best step, where one is shorter than all others, and what each replica runs."""
+    """Heterogeneous replicas: the best such step, where it beats all other steps, and the work of each replica."""
 
     step_time_s: PositiveFloat | None
     lower_bound_s: PositiveFloat | None
@@ -101,9 +104,12 @@ class UnlikeReplicasRecord(Record):
 
 
 class LengthsFile(Record):
-    """A step of several lengths: ``groups`` in the order in which they run, ``switches`` between them, the proof
-    (``lower_bound_s``, ``gap``, and a sentence: of which cost model and space, within which ``tolerance``), the
-    best ``static`` step, and the ``problem``. Seconds, bytes, tokens."""
+    """Step of several lengths.
+
+    ``groups`` are in the order in which they run, with ``switches`` between them. The proof is ``lower_bound_s``,
+    ``gap``, and a sentence on cost model and space, within ``tolerance``. ``static`` is the best single-strategy
+    step. Units are seconds, bytes and tokens.
+    """
 
     schema_version: Literal[1]
     milpplan_version: str
@@ -139,7 +145,7 @@ class LengthsFile(Record):
 
     @property
     def ran(self) -> RanStep:
-        """What dispatchers take in the place of the result."""
+        """Convert to the record that dispatchers accept in place of a result."""
         groups = tuple(
             RanGroup(one.strategy, tuple((b.tokens, b.sequences) for b in one.buckets), one.micro_batches)
             for one in self.groups
@@ -148,7 +154,7 @@ class LengthsFile(Record):
 
     @property
     def beside(self) -> tuple[Beside, tuple[TurnRecord, ...]]:
-        """What the step has at the same time, if anything, and who runs what when."""
+        """Return the concurrent part of the step, if any, and its turns."""
         unlike, teams = self.unlike_replicas, self.side_by_side
         if unlike is not None and unlike.step_time_s == self.step_time_s:
             return "unlike replicas", unlike.replicas

@@ -1,9 +1,9 @@
-"""Plan files: a problem and a plan for it, in one JSON document that is enough by itself.
+"""Plan files: a problem and a plan for it, in one self-contained JSON document.
 
 A stage of the file is a pipeline rank: rank s holds the virtual stages of ``Layout.rank_stages`` (s, s + pp, s + 2
-pp, ..., or s and 2 pp - 1 - s), so with vpp > 1 ``layers`` and ``recompute`` are lists with one entry a virtual
-stage. Nothing else is needed to restore the plan; the memory and the times beside them are for people and are
-ignored when the file is read.
+pp, ..., or s and 2 pp - 1 - s), so with vpp > 1 ``layers`` and ``recompute`` are lists with an entry per virtual
+stage. Nothing else is needed to restore the plan; memory and times in the file are for people and are ignored when
+the file is read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class MemoryDocument(Record):
     buffers_bytes: Computed
     peak_bytes: Computed
     host_bytes: Computed = 0
-    """In the memory of the host, at most; not a part of the peak."""
+    """Maximum in host memory; not a part of the peak."""
 
 
 class StageDocument(Record):
-    """One pipeline rank. ``layers``: [first, last + 1], or a list of such with one entry a virtual stage."""
+    """Pipeline rank. ``layers``: [first, last + 1], or a list of such pairs with an entry per virtual stage."""
 
     layers: Span | tuple[Span, ...]
     recompute: Recompute | tuple[Recompute, ...] = Recompute()
@@ -51,19 +51,20 @@ class StageDocument(Record):
     breakdown: dict[str, float] | None = None
     """Seconds of the step; they add up to the step time."""
     hidden: dict[str, float] | None = None
-    """Seconds of communication that compute covers."""
+    """Seconds of communication hidden behind compute."""
     node_type: str | None = None
     """Name of the hardware that the rank runs on."""
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """[first, last + 1] of every virtual stage of the rank."""
+        """Return [first, last + 1] of every virtual stage of the rank."""
         held = self.layers
         return (held,) if _is_span(held) else held  # type: ignore[return-value]
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
-        """Recomputation of every virtual stage of the rank; one that recomputes nothing stands for all."""
+        """Return the recomputation of every virtual stage of the rank; a single entry without recomputation stands
+        for all."""
         if not isinstance(self.recompute, Recompute):
             return self.recompute
         return (self.recompute,) * (len(self.spans) if self.recompute == Recompute() else 1)
@@ -74,16 +75,16 @@ def _is_span(layers: Span | tuple[Span, ...]) -> bool:
 
 
 class PlanDocument(Record):
-    """A layout and what every pipeline rank holds."""
+    """Layout, and the contents of every pipeline rank."""
 
     layout: Layout
     stages: Annotated[tuple[StageDocument, ...], Field(min_length=1)]
     other_stages: tuple[StageDocument, ...] = ()
-    """Replicas of different make: the ranks of a replica on the second node type, then of one on the third;
-    ``stages`` are those of one on the first. All hold the same layers."""
+    """Ranks of heterogeneous replicas on the second node type, then on the third; ``stages`` are those on the
+    first. All hold the same layers."""
 
     def restored(self, source: str) -> Plan:
-        """The plan that was written; ``source`` names the file in messages.
+        """Restore the plan; ``source`` names the file in messages.
 
         Raises:
             InvalidInputError: the stages do not fit the layout, or do not cover the layers in order.
@@ -106,7 +107,7 @@ class PlanDocument(Record):
 
 
 def _by_virtual_stage(layout: Layout, given: tuple[StageDocument, ...], source: str) -> dict[int, dict[str, Any]]:
-    """Layers and recomputation of every virtual stage."""
+    """Map every virtual stage to its layers and recomputation."""
     pp, vpp = layout.pp, layout.vpp
     held = [(len(stage.spans), len(stage.recomputes)) for stage in given]
     if len(held) != pp or any(counts != (vpp, vpp) for counts in held):
@@ -124,7 +125,7 @@ def _by_virtual_stage(layout: Layout, given: tuple[StageDocument, ...], source: 
 
 
 class PlanFile(Record):
-    """What ``milpplan simulate`` needs: a problem and a plan for it."""
+    """Problem and plan, the input of ``milpplan simulate``."""
 
     schema_version: Literal[1] = 1
     plan: PlanDocument
@@ -132,17 +133,17 @@ class PlanFile(Record):
 
 
 class ImportedFile(PlanFile):
-    """A plan file of a plan that was read out of a launcher's files, with what was not looked at."""
+    """Plan file of a plan that was read from a launcher's files, with the flags that were not read."""
 
     unknown_flags: tuple[str, ...] = ()
     """Flags that the launcher does not know."""
     ignored_flags: tuple[str, ...] = ()
-    """Settings whose effect on the cost the caller accepted not to see."""
+    """Settings whose effect on the cost the caller ignores."""
     notes: tuple[str, ...] = ()
 
 
 def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
-    """A plan by pipeline rank, with each rank's memory and times where a report is given."""
+    """Write a plan by pipeline rank, with each rank's memory and times where a report is given."""
     ranks = () if report is None else report.stages
     stages = _stage_documents(plan, ranks[: plan.layout.pp])
     if not plan.layout.replica_micro_batches:
@@ -157,7 +158,7 @@ def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
 
 
 def _stage_documents(plan: Plan, ranks: Sequence[StageReport]) -> tuple[StageDocument, ...]:
-    """The ranks of one pipeline; ``ranks`` are their reports, if there are any."""
+    """Write the ranks of a pipeline; ``ranks`` are their reports, if there are any."""
     layout = plan.layout
     stages = []
     for rank in range(layout.pp):
@@ -189,7 +190,7 @@ def refuse_lengths(data: Mapping[str, Any], path: Path) -> None:
     """Refuse the document of a step of several lengths, which has no plan of its own.
 
     Raises:
-        InvalidInputError: it is one.
+        InvalidInputError: the document is such a step.
     """
     if {"groups", "switches", "static"} <= set(data):
         raise InvalidInputError(
@@ -201,14 +202,14 @@ def refuse_lengths(data: Mapping[str, Any], path: Path) -> None:
 
 
 def read_plan_file(path: Path, known: frozenset[str]) -> tuple[Problem, Plan]:
-    """The problem and the plan of a plan file, or of the document that solve or simulate prints.
+    """Read the problem and the plan of a plan file, or of the document that solve or simulate prints.
 
     Args:
         path: the JSON file.
-        known: fields that such a document may have beside those of a plan file; they are not read.
+        known: fields that such a document may have in addition to those of a plan file; they are not read.
 
     Raises:
-        InvalidInputError: what is wrong with the file, field by field.
+        InvalidInputError: lists the errors of the file, field by field.
     """
     data = parse_json(read_text(path), str(path))
     own = tuple(PlanFile.model_fields)

@@ -1,4 +1,4 @@
-"""What became of every layout, by the bound that was proved for it: for the JSON documents and the pages."""
+"""Counts of layouts by prune reason and proved bound, for JSON documents and pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milpplan.problem.records import Computed, Record
 from milpplan.units import percent_text
 
 EDGES: Final = (1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0)
-"""Edges of the classes of bounds, as multiples of the fastest plan known."""
+"""Edges of the classes of bounds, as multiples of the fastest known plan."""
 WORDS: Final = {
     "does_not_fit": "proved not to fit in memory",
     "bounded": "proved slower by a closed-form bound",
@@ -21,13 +21,13 @@ WORDS: Final = {
     "solved": "solved",
     "open": "not decided",
 }
-"""Fates in the words of the pages, in their order."""
+"""Prune reasons as pages describe them, in order."""
 Fates = dict[str, Computed]
 
 
 class BoundClassDocument(Record):
-    """Layouts whose proved bound is from ``low`` to below ``high`` times the fastest plan known, by what decided
-    them; ``high`` null: no bound from above."""
+    """Layouts whose proved bound is at least ``low`` and below ``high`` times the fastest known plan, by prune
+    reason; ``high`` is null without an upper limit."""
 
     low: float
     high: float | None
@@ -35,7 +35,7 @@ class BoundClassDocument(Record):
 
     @property
     def words(self) -> str:
-        """How much longer than the fastest plan known these layouts take at least."""
+        """Describe the minimum distance of these layouts from the fastest known plan."""
         if self.low < 1.0:
             return "may be as fast"
         if self.high is None:
@@ -47,8 +47,12 @@ class BoundClassDocument(Record):
 
 
 def bound_classes(layouts: PruneRecord, best: float | None) -> tuple[BoundClassDocument, ...]:
-    """The legal layouts that may fit, by class of their bound; ``best`` is the fastest plan known, in the unit of
-    the bounds. Without it there are no multiples, and all classes are empty."""
+    """Count the legal layouts that may fit, by class of their bound.
+
+    Args:
+        layouts: outcome of every layout.
+        best: the fastest known plan, in the unit of the bounds; None: all classes are empty.
+    """
     edges = (0.0, *EDGES, math.inf)
     counts = np.zeros((len(FATES), len(edges)), dtype=np.int64)
     for bounds, fates, sizes in layouts.parts:
@@ -66,7 +70,7 @@ def bound_classes(layouts: PruneRecord, best: float | None) -> tuple[BoundClassD
 
 
 def empty_classes() -> tuple[BoundClassDocument, ...]:
-    """Make the classes without a layout in them."""
+    """Make the classes without any layout."""
     ends = pairwise((0.0, *EDGES, None))
     return tuple(
         BoundClassDocument(low=low or 0.0, high=high, fates=dict.fromkeys(FATES, 0)) for low, high in ends

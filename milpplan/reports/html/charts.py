@@ -1,7 +1,7 @@
-"""Charts as HTML and inline SVG, without a script: bars, and lines that are steps.
+"""Charts as HTML and inline SVG, without a script: bars, and step lines.
 
-A drawing fills the width it is given; texts are HTML beside it, so that they keep their size on a phone. Colours
-are classes (``c0`` to ``c9``) that the page's style gives a value for light and for dark.
+A drawing fills the given width; texts are HTML beside it, so that they keep their size on a phone. Colours are
+classes (``c0`` to ``c9``) that the page's style defines for light and dark mode.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from milpplan.simulation.layout_columns import FloatArray
 
 NUM_COLOURS = 10
 MAX_DIGITS = 17
-"""No float has more."""
+"""Maximum number of digits; no float has more."""
 BINS = 500
-"""Places of a line from left to right: more nobody sees."""
+"""Maximum number of positions of a line; more are not visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a bar: a name, its size, how it is written, and a colour."""
+    """Part of a bar: a name, its size, the size as text, and a colour."""
 
     name: str
     size: float
@@ -34,8 +34,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """Values that hold from their place to the next one, or where ``sloped`` are joined by straight lines: arrays
-    [n], places not descending."""
+    """Line of values, each held until the next position, or joined by straight lines if ``sloped``: arrays [n],
+    with non-descending positions."""
 
     name: str
     places: FloatArray
@@ -46,7 +46,7 @@ class Line:
 
 
 def stacked_bar(parts: Sequence[Part], whole: float, limit: float | None = None) -> str:
-    """Parts one after another; ``whole`` is the full width, ``limit`` a mark on it."""
+    """Draw parts one after another; ``whole`` is the full width, ``limit`` a mark on it."""
     pieces = [
         f'<span class="piece c{part.colour % NUM_COLOURS}" style="width:{_percent(part.size, whole)}" '
         f'title="{escape(part.name)}: {escape(part.text)}"></span>'
@@ -67,8 +67,18 @@ def line_chart(
     label: str,
     note: str = "",
 ) -> str:
-    """Draw step lines from place 0 to ``end`` and from ``low`` to ``high``, every one with its key; ``ticks`` and
-    ``levels`` are places and values with their texts, ``note`` says beside the keys what is not drawn."""
+    """Draw step lines from position 0 to ``end`` and from ``low`` to ``high``, with a key for each line.
+
+    Args:
+        lines: the lines.
+        end: right end of the chart.
+        ticks: positions with their texts.
+        levels: values with their texts.
+        low: lower end of the chart.
+        high: upper end of the chart.
+        label: description of the chart.
+        note: text beside the keys about values that are not drawn.
+    """
     paths = "".join(
         f'<path class="line l{line.colour % NUM_COLOURS}{" dashed" if line.dashed else ""}" '
         f'd="{_path(line, end, low, high)}"><title>{escape(line.name)}</title></path>'
@@ -102,12 +112,12 @@ def _swatch(line: Line) -> str:
 
 
 def distinct_texts(values: Sequence[float], write: Callable[[float, int], str], digits: int) -> list[str]:
-    """Write values with so many digits, or with as many more as tell them all apart.
+    """Write values with a given number of digits, or with more where they would look alike.
 
     Args:
-        values: Different numbers, such as the places of ticks.
+        values: Different numbers, such as the positions of ticks.
         write: A number and digits to a text.
-        digits: The fewest digits.
+        digits: The minimum number of digits.
     """
     texts = [write(value, digits) for value in values]
     while len(set(texts)) < len(set(values)) and digits < MAX_DIGITS:
@@ -119,8 +129,8 @@ def distinct_texts(values: Sequence[float], write: Callable[[float, int], str], 
 def envelope(
     places: FloatArray, values: FloatArray, end: float, bins: int = BINS
 ) -> tuple[FloatArray, FloatArray]:
-    """A step line with at most so many places, of which each has the largest value up to the next one: peaks stay
-    what they are."""
+    """Reduce a step line to at most ``bins`` positions, each with the maximum up to the next, so that peaks
+    remain."""
     if len(places) <= bins or end <= 0:
         return places, values
     edges = np.linspace(0.0, end, bins + 1)[:-1]
@@ -133,7 +143,7 @@ def envelope(
 
 
 def round_levels(low: float, high: float, most: int = 5) -> list[float]:
-    """Round values from ``low`` to ``high``, at most so many: steps of 1, 2 or 5 times a power of ten."""
+    """Choose at most ``most`` round values from ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
     rough = (high - low) / most
@@ -144,7 +154,7 @@ def round_levels(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def _path(line: Line, end: float, low: float, high: float) -> str:
-    """Horizontal from place to place, then vertical, to the end of the chart; or straight."""
+    """Draw a path to the end of the chart: horizontal and vertical steps, or straight lines."""
     points: list[str] = []
     for place, value in zip(line.places.tolist(), line.values.tolist(), strict=True):
         x, y = 1000 * place / end if end > 0 else 0.0, _y(value, low, high)

@@ -1,4 +1,4 @@
-"""The gaps of plans as one HTML page that needs no network: figures, tables, and the whole JSON document in it."""
+"""Gaps of plans as a self-contained HTML page: figures, tables, and the whole JSON document."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gib_text, percent_text, seconds_text
 
 NEAR_FRACTION: Final = 0.05
-"""Plans up to this share slower than the fastest are listed."""
+"""Distance from the fastest plan up to which plans are listed."""
 MAX_STAGES: Final = 16
-"""Stages of a plan that have a bar of memory."""
+"""Maximum number of stages with a bar of memory."""
 Simulated = tuple[str, Plan, StepReport]
-"""A plan with its name and its simulation."""
+"""Plan with its name and its simulation."""
 
 
 def gap_page(document: GapDocument, judged: Sequence[Judged]) -> str:
-    """The whole page.
+    """Write the whole page.
 
     Raises:
         InvalidInputError: jinja2 is not installed.
@@ -81,7 +81,7 @@ def _summary(one: Judged) -> tuple[str, ...]:
 
 
 def _plan(one: Judged, said: PlanGapDocument) -> dict[str, Any]:
-    """Everything that the page shows about a plan."""
+    """Collect everything that the page shows about a plan."""
     told = one.gap
     fits = "" if told.report.fits else "; it does not fit in memory, so the step is only what it would be"
     cluster, step = (
@@ -123,7 +123,7 @@ def _plan(one: Judged, said: PlanGapDocument) -> dict[str, Any]:
 
 
 def _simulated(told: GapReport) -> list[Simulated]:
-    """The plan and, where it is another one, the best known plan of every space, with their simulations."""
+    """List the plan and the best known plan of every space where it differs, with their simulations."""
     found = [("this plan", told.plan, told.report)]
     for space in told.spaces:
         result = space.result
@@ -135,7 +135,7 @@ def _simulated(told: GapReport) -> list[Simulated]:
 
 
 def _ends(told: GapReport) -> str:
-    """The plan's step above best and bound of every space."""
+    """Write the distances of the plan's step from best and bound of every space."""
     ends = [("this plan", told.report.step_time_s, 2)]
     for space in told.spaces:
         for word, value, colour in (("best known", space.best_s, 4), ("bound", space.bound_s, 0)):
@@ -149,7 +149,7 @@ def _ends(told: GapReport) -> str:
 
 
 def _memory(name: str, plan: Plan, report: StepReport, width: float) -> dict[str, str]:
-    """The bars of the stages of a plan."""
+    """Draw the memory bars of a plan's stages."""
     shown = [(_stage_name(plan, report, number), number) for number in shown_ranks(len(report.stages), MAX_STAGES)]
     return {
         "name": name,
@@ -160,7 +160,7 @@ def _memory(name: str, plan: Plan, report: StepReport, width: float) -> dict[str
 
 
 def _stage_name(plan: Plan, report: StepReport, number: int) -> str:
-    """``stage 3``; with replicas of different make on which nodes."""
+    """Write ``stage 3``; with heterogeneous replicas also its nodes."""
     stage = f"stage {number % plan.layout.pp}"
     return f"{stage} on {report.stages[number].node_type}" if plan.layout.replica_micro_batches else stage
 
@@ -177,7 +177,7 @@ def _change_row(change: Change) -> tuple[str, ...]:
 
 
 def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str, Any]:
-    """The proof of one space: the search over time, what became of its layouts, the certificate."""
+    """Collect the proof of a space: the search over time, the outcome of its layouts, and the certificate."""
     layouts, certificate = said.layouts, said.certificate
     refused = (
         ""
@@ -217,7 +217,7 @@ def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str
 
 
 def _near_rows(told: GapReport) -> list[tuple[str, ...]]:
-    """Plans of the search within ``NEAR_FRACTION`` of the fastest."""
+    """List plans of the search within ``NEAR_FRACTION`` of the fastest."""
     fastest = min((near.step_time_s for near in told.near), default=0.0)
     close = [near for near in told.near if near.step_time_s <= (1.0 + NEAR_FRACTION) * fastest]
     return [
@@ -234,7 +234,7 @@ def _near_rows(told: GapReport) -> list[tuple[str, ...]]:
 
 
 def _near_text(told: GapReport, whole: SpaceGapDocument) -> str:
-    """What the list leaves out, as far as it is proved."""
+    """Describe the plans that the list leaves out, as far as proved."""
     if whole.layouts is None or not told.near:
         return "The search kept no plans."
     beyond = sum(sum(one.fates.values()) for one in whole.layouts.bounds if one.low >= 1.0 + NEAR_FRACTION)

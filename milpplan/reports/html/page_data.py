@@ -1,4 +1,4 @@
-"""What the page's script draws: the pipeline time line and the communication matrix, as short lists of numbers."""
+"""Data for the page's script: the pipeline timeline and the communication matrix, as short lists of numbers."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from milpplan.simulation.layout_columns import BoolArray, IntArray
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS, Lane, RankLanes, StepLanes
 
 MAX_RANKS: Final = 24
-"""Rows of the time line; of more ranks some between the first and the last are shown."""
+"""Maximum number of rows of the timeline; of more ranks a selection from first to last is shown."""
 MAX_ITEMS: Final = 40_000
-"""Slices of the time line; of more the first and the last of every row are shown, and the steady part between
-them as one."""
+"""Maximum number of slices of the timeline. Beyond it the first and last slices of every row are shown, and the
+steady part between them as a single slice."""
 UNITS: Final = 4_000_000
-"""The time line's clock: so many units a step, or nanoseconds where that is less."""
+"""Units of the timeline's clock per step; nanoseconds where the step has fewer."""
 MAX_PLACES: Final = 128
-"""Rows of the matrix."""
+"""Maximum number of rows of the matrix."""
 STEADY: Final = len(SLICE_KINDS)
 """Kind of the slice that stands for the steady part."""
 
 
 def shown_ranks(num_ranks: int, most: int = MAX_RANKS) -> list[int]:
-    """All ranks, or so many from the first to the last at even distances."""
+    """Select all ranks, or ``most`` ranks at even distances from first to last."""
     if num_ranks <= most:
         return list(range(num_ranks))
     return sorted(set(np.linspace(0, num_ranks - 1, most).round().astype(int).tolist()))
 
 
 def timeline_data(lanes: StepLanes) -> dict[str, Any]:
-    """The rows of the time line. Every row has a list of slices of the compute lane, five numbers each (units
-    since the slice before ended, units, kind, chunk, micro-batch or -1), and bars of its collectives (start,
-    units, kind).
+    """Make the rows of the timeline.
+
+    Every row has a list of slices of the compute lane, five numbers each (units since the end of the previous
+    slice, units, kind, chunk, micro-batch or -1), and bars of its collectives (start, units, kind).
     """
     unit = max(1, lanes.step_time_ns // UNITS)
     ranks = [lanes.ranks[rank] for rank in shown_ranks(len(lanes.ranks))]
@@ -74,7 +75,7 @@ def _row(rank: RankLanes, budget: int, unit: int) -> dict[str, Any]:
 
 
 def _slices(work: Lane, rank: RankLanes, budget: int, unit: int) -> tuple[list[int], int]:
-    """Numbers of the slices, and how many the steady part stands for."""
+    """Return the numbers of the slices, and the number of slices that the steady part replaces."""
     keep: BoolArray = np.ones(len(work), dtype=np.bool_)
     hidden = max(0, len(work) - budget)
     if hidden:
@@ -100,8 +101,11 @@ def _by_gaps(columns: list[IntArray]) -> list[int]:
 
 
 def matrix_data(report: TrafficReport, most: int = MAX_PLACES) -> dict[str, Any]:
-    """Bytes from place to place, of at most so many places: for each parallelism that sends, cells (distance from
-    the cell before, number of the value) and the values, four digits each."""
+    """Make the matrix of bytes between at most ``most`` rows of GPUs.
+
+    Every parallelism that sends has cells (distance from the previous cell, index of the value) and values of four
+    digits.
+    """
     rows = row_of_gpu(report, most)
     places, each = int(rows.max()) + 1, gpus_per_row(report, most)
     wide = report.gpus_per_domain >= 2 * each

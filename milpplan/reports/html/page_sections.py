@@ -1,4 +1,4 @@
-"""What the sections of a plan's page hold: numbers already written for people, and drawings."""
+"""Contents of a plan page's sections: formatted numbers, and drawings."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 Section = dict[str, Any]
 LINE_COLOURS: Final = (0, 1, 2, 3, 4, 6, 7, 8)
-"""Of stages in the chart of memory over time; the grey that is left out shows too little."""
+"""Colours of stages in the chart of memory over time, without the grey that has too little contrast."""
 SHOWN_STAGES: Final = 2 * len(LINE_COLOURS)
-"""Stages in the charts of memory: each colour solid, then dashed."""
+"""Maximum number of stages in the charts of memory: each colour solid, then dashed."""
 SHOWN_PLANS: Final = 20
 SHOWN_RULES: Final = 5
 HOURS_A_DAY: Final = 24
@@ -56,7 +56,7 @@ VERDICTS: Final = {"safe": "fits safely", "tight": "fits tightly", "does_not_fit
 
 
 def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, str, str]]:
-    """The headline: (what, value, what it means)."""
+    """Make the headline: (name, value, meaning)."""
     report = overview.report
     found = [
         ("one step", seconds_text(report.step_time_s), f"{rate_text(report.tokens_per_s)} tokens a second"),
@@ -78,8 +78,8 @@ def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, 
 
 
 def stage_rows(overview: Overview) -> list[tuple[str, ...]]:
-    """Rows of the table of stages, equal neighbours together: stages, layers of each piece, full and selective
-    recomputation, peak, idle."""
+    """Make the rows of the table of stages, with equal neighbours merged: stages, layers of each piece, full and
+    selective recomputation, peak, idle."""
     lanes, merged = overview.lanes.ranks, []
     rows = [(rank.label, *_held(overview, number)) for number, rank in enumerate(lanes)]
     for key, same in groupby(rows, key=lambda row: row[1:]):
@@ -89,7 +89,7 @@ def stage_rows(overview: Overview) -> list[tuple[str, ...]]:
 
 
 def _held(overview: Overview, number: int) -> tuple[str, ...]:
-    """Cells of one stage of the report."""
+    """Make the cells of a stage."""
     layout = overview.plan.layout
     plan = overview.plan
     node_type, rank = divmod(number, layout.pp)
@@ -109,13 +109,13 @@ def _held(overview: Overview, number: int) -> tuple[str, ...]:
 
 
 def _runs(counts: list[int]) -> str:
-    """3, 3, 3, 2 as ``3 x3, 2``."""
+    """Write 3, 3, 3, 2 as ``3 x3, 2``."""
     runs = [(count, len(list(same))) for count, same in groupby(counts)]
     return ", ".join(f"{count} x{times}" if times > 1 else str(count) for count, times in runs)
 
 
 def time_section(overview: Overview) -> Section:
-    """Where the step goes: a bar of the mean, and one of every stage."""
+    """Draw the parts of the step time: a bar of the mean, and a bar of every stage."""
     report = overview.report
     step = report.step_time_s
     names = time_names([report])
@@ -146,12 +146,12 @@ def _ranks(overview: Overview) -> list[int]:
 
 
 def _name(overview: Overview, rank: int) -> str:
-    """``stage 3``, with replicas of different make with the nodes that it is on."""
+    """Write ``stage 3``, with heterogeneous replicas also its nodes."""
     return overview.lanes.ranks[rank].name
 
 
 def memory_section(overview: Overview) -> Section:
-    """Peak by stage and part against the limit, and memory over time."""
+    """Draw the peak by stage and part against the limit, and memory over time."""
     report = overview.report
     whole = memory_width([report])
     fullest = report.stages[report.tightest_stage].memory
@@ -171,8 +171,8 @@ def memory_section(overview: Overview) -> Section:
 
 
 def _memory_chart(overview: Overview, high: float) -> str:
-    """Draw the memory of the stages over the step and the limit; of too many stages some, the fullest among
-    them."""
+    """Draw the memory of the stages over the step and the limit; of too many stages a selection with the
+    fullest."""
     lanes, report = overview.lanes, overview.report
     end = report.step_time_s
     ranks = shown_ranks(len(lanes.ranks), SHOWN_STAGES)
@@ -198,7 +198,7 @@ def _memory_chart(overview: Overview, high: float) -> str:
 
 
 def traffic_rows(report: TrafficReport | None) -> list[tuple[str, ...]]:
-    """What every parallelism sends: in all, inside the fast domains, between them."""
+    """Make rows of the traffic of every parallelism: total, inside fast domains, and between them."""
     if report is None:
         return []
     return [
@@ -209,7 +209,7 @@ def traffic_rows(report: TrafficReport | None) -> list[tuple[str, ...]]:
 
 
 def search_section(result: ResultDocument | None) -> Section:
-    """Bound and incumbent over time, and what was proved; empty where the file holds no search."""
+    """Draw bound and incumbent over time, with the proof; empty where the file holds no search."""
     if result is None or result.objective.value is None:
         return {}
     layouts = result.layouts
@@ -242,13 +242,13 @@ def search_section(result: ResultDocument | None) -> Section:
 
 
 def _most_refused(rejected: dict[str, int]) -> list[tuple[str, str]]:
-    """The rules that refused most."""
+    """List the rules that refused most."""
     most = sorted(((count, name) for name, count in rejected.items() if count), reverse=True)
     return [(name.replace("_", " "), f"{count:,}") for count, name in most[:SHOWN_RULES]]
 
 
 def near_section(overview: Overview) -> Section:
-    """Other layouts within a per cent."""
+    """List other layouts within a per cent."""
     near = overview.near
     if isinstance(near, Missing):
         return {"missing": near}
@@ -261,7 +261,7 @@ def near_section(overview: Overview) -> Section:
 
 
 def _near_summary(near: NearBest) -> str:
-    """How many other layouts there are, and what is known of the rest."""
+    """Describe the number of other layouts, and the proof about the rest."""
     found, undecided = len(near.plans), near.most_layouts - len(near.plans)
     within, legal = (
         percent_text(near.within, 0),
@@ -292,7 +292,7 @@ def _near_row(overview: Overview, near: NearPlan) -> tuple[str, ...]:
 
 
 def rule_section(overview: Overview) -> Section:
-    """The plan beside the published rule of thumb's."""
+    """Show the plan beside that of the published rule of thumb."""
     rule = overview.rule
     if isinstance(rule, Missing):
         return {"missing": rule}

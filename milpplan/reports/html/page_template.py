@@ -1,5 +1,5 @@
-"""A page from its template: one frame (``assets/page.html``) and one style for all, nothing to fetch, every text
-escaped."""
+"""Rendering of pages from templates with a common frame (``assets/page.html``) and style; nothing to fetch, and
+every text escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STYLE: Final = "page.css"
 
 
 def require_jinja() -> Any:
-    """The template engine.
+    """Import the template engine.
 
     Raises:
         InvalidInputError: it is not installed.
@@ -31,13 +31,15 @@ def require_jinja() -> Any:
 
 
 def asset(name: str) -> str:
-    """The text of a file that pages are made of."""
+    """Read a text file that pages contain."""
     return files("milpplan.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def rendered(template: str, **values: Any) -> str:
-    """The page of a template with its values. Texts are escaped; what a name that ends in ``_html`` holds, at any
-    depth, is a drawing and taken as it is.
+    """Render a template with its values.
+
+    Texts are escaped. The value of a name that ends in ``_html``, at any depth, is a drawing and inserted
+    unchanged.
 
     Raises:
         InvalidInputError: jinja2 is not installed.
@@ -59,6 +61,6 @@ def _marked(safe: Any, name: str, value: Any) -> Any:
 
 
 def script_json(data: Any) -> str:
-    """JSON that may stand inside a script element, which only ``</`` and ``<!`` could end or change."""
+    """Write JSON for a script element, where ``</`` and ``<!`` must be escaped."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

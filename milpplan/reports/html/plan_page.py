@@ -1,6 +1,6 @@
-"""One plan as one HTML page: in words, where time and memory go, time line, matrix, proof, rivals, launch files.
+"""Plan as an HTML page: description, parts of time and memory, timeline, matrix, proof, rivals, launch files.
 
-The page fetches nothing: style and script are in it, and both are its own.
+The page fetches nothing, because it contains its own style and script.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 
 
 def plan_page(overview: Overview, result: ResultDocument | None = None, notes: tuple[str, ...] = ()) -> str:
-    """The whole page. ``result`` is the solve that found the plan, whose proof and log are shown; ``notes`` are
-    said at the top.
+    """Write the whole page.
+
+    Args:
+        overview: the plan and its analysis.
+        result: the solve that found the plan, with proof and log.
+        notes: sentences at the top.
 
     Raises:
         InvalidInputError: jinja2 is not installed.

@@ -1,4 +1,4 @@
-"""A picture of every layout: what decided it, and how much longer than the best plan it takes at least."""
+"""Chart of every layout by prune reason and minimum distance from the best plan."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ REFUSED: Final = "refused by a rule"
 def fates_chart(
     rejected: Mapping[str, int], fates: Mapping[str, int], bounds: Sequence[BoundClassDocument]
 ) -> str:
-    """Rows of layouts: refused by rules, too large, and by their bound; empty without a best plan to measure by.
-    ``rejected`` counts layouts by rule, ``fates`` by what decided them. Lengths are logarithms of the numbers,
-    shared by the fates inside."""
+    """Draw rows of layouts: refused by rules, too large, and by bound; empty without a best plan to compare with.
+
+    ``rejected`` counts layouts by rule, ``fates`` by prune reason. Lengths are logarithms of the counts, shared by
+    the reasons inside.
+    """
     if not bounds:
         return ""
     lost = (WORDS["does_not_fit"], fates["does_not_fit"], COLOURS["does_not_fit"])

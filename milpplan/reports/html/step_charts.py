@@ -1,4 +1,4 @@
-"""Charts of a step that several pages have: bars of its time and memory, and the course of a search."""
+"""Charts of a step that several pages share: bars of time and memory, and the course of a search."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from milpplan.simulation.report import StepReport
 from milpplan.units import gib_text, seconds_text
 
 MEMORY_ROOM: Final = 1.04
-"""The width of a bar of memory, as a multiple of the largest limit or peak."""
+"""Width of a memory bar, as a multiple of the largest limit or peak."""
 MOST_START: Final = 0.8
-"""A search that found its first plan later than this share of its time has no course to draw."""
+"""Share of the search time after which a first plan is too late for a chart of its course."""
 Moment = tuple[float, float | None, float | None]
-"""A moment of a search: seconds since its start, best plan so far, proved bound."""
+"""Moment of a search: seconds since its start, best plan so far, proved bound."""
 
 
 def named_rows(bars: Iterable[tuple[str, str]]) -> str:
-    """Drawn bars under one another, each with its name."""
+    """Stack drawn bars, each with its name."""
     return "".join(f'<div class="row"><span>{escape(name)}</span>{drawn}</div>' for name, drawn in bars)
 
 
 def counted_rows(bars: Iterable[tuple[str, str, str]]) -> str:
-    """Drawn bars under one another, each between a longer name and its number."""
+    """Stack drawn bars, each between a longer name and its number."""
     rows = (
         f'<div class="row"><span>{escape(name)}</span>{drawn}<span class="number">{escape(number)}</span></div>'
         for name, drawn, number in bars
@@ -36,7 +36,7 @@ def counted_rows(bars: Iterable[tuple[str, str, str]]) -> str:
 
 
 def time_names(reports: Iterable[StepReport]) -> list[str]:
-    """The parts of the step that any stage of these has. Their order is that of ``TIME_PARTS``, which gives a part
+    """List the parts of the step that any of the stages has, in the order of ``TIME_PARTS``, which gives a part
     the same colour on every page."""
     used = {
         name
@@ -49,7 +49,7 @@ def time_names(reports: Iterable[StepReport]) -> list[str]:
 
 
 def time_colour(name: str) -> int:
-    """The colour of a part: compute, bubble and the big messages apart, small things share one."""
+    """Choose the colour of a part: compute, bubble and large messages have their own, small parts share one."""
     order = ("compute", "recompute", "tp_exposed", "cp_exposed", "ep_exposed", "bubble", "optimizer")
     if name in order:
         return order.index(name)
@@ -57,7 +57,7 @@ def time_colour(name: str) -> int:
 
 
 def time_bar(seconds: Mapping[str, float], whole: float) -> str:
-    """The parts of a step, or of a stage, on a bar of ``whole`` seconds."""
+    """Draw the parts of a step, or of a stage, on a bar of ``whole`` seconds."""
     parts = [
         Part(TIME_PARTS[name][0], seconds[name], seconds_text(seconds[name]), time_colour(name))
         for name in TIME_PARTS
@@ -67,7 +67,7 @@ def time_bar(seconds: Mapping[str, float], whole: float) -> str:
 
 
 def memory_width(reports: Iterable[StepReport]) -> float:
-    """The bytes of a whole bar of memory that has room for all stages of these."""
+    """Compute the bytes of a whole memory bar that fits all stages of the reports."""
     sizes = [
         size
         for report in reports
@@ -78,7 +78,7 @@ def memory_width(reports: Iterable[StepReport]) -> float:
 
 
 def memory_rows(report: StepReport, named: Iterable[tuple[str, int]], whole: float) -> str:
-    """The peak of some stages, by name and number, by part, with a mark where the limit is."""
+    """Draw the peak of some stages, by name and number, by part, with a mark at the limit."""
     bars = []
     for name, number in named:
         stage = report.stages[number]
@@ -91,13 +91,16 @@ def memory_rows(report: StepReport, named: Iterable[tuple[str, int]], whole: flo
 
 
 def time_ticks(end: float) -> list[tuple[float, str]]:
-    """Places on a line of time from 0 to ``end`` seconds."""
+    """Choose positions on a time axis from 0 to ``end`` seconds."""
     return [(place, seconds_text(place) if place else "0") for place in round_levels(0.0, end, 4)]
 
 
 def search_chart(log: Sequence[Moment], unit: str, judged: float | None = None) -> str:
-    """Incumbent and bound as the search went on, beside the value of the plan that is judged; empty where there is
-    nothing to see. ``unit`` stands after the numbers."""
+    """Draw incumbent and bound over the search, beside the value of the judged plan; empty where there is nothing
+    to see.
+
+    ``unit`` follows the numbers.
+    """
     known = [(time, best, bound) for time, best, bound in log if best is not None and bound is not None]
     if len(known) < 2 or known[0][0] > MOST_START * known[-1][0]:
         return ""

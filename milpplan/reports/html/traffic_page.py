@@ -1,4 +1,4 @@
-"""The traffic of a plan as one HTML page: matrix, time line, links and bandwidth, with nothing to fetch."""
+"""Traffic of a plan as a self-contained HTML page: matrix, timeline, links and bandwidth."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from milpplan.units import bytes_text, counted, percent_text, seconds_text
 OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
 HEAD: Final = ("parallelism", "all GPUs", "inside domains", "between", "pairs")
 ROOM: Final = 1.05
-"""The height of a chart, as a multiple of its largest value."""
+"""Height of a chart, as a multiple of its largest value."""
 MOST_TICKS: Final = 4
 EXPOSED, HIDDEN = 9, 5
-"""Colours."""
+"""Colours of exposed and hidden communication."""
 
 
 def traffic_page(report: TrafficReport, title: str) -> str:
-    """The whole page.
+    """Write the whole page.
 
     Raises:
         InvalidInputError: jinja2 is not installed.
@@ -54,7 +54,7 @@ def traffic_page(report: TrafficReport, title: str) -> str:
 
 
 def _rows(report: TrafficReport) -> list[tuple[str, ...]]:
-    """What every parallelism sends."""
+    """Make rows of the traffic of every parallelism."""
     return [
         (
             NAMES[name],
@@ -68,7 +68,7 @@ def _rows(report: TrafficReport) -> list[tuple[str, ...]]:
 
 
 def _over_step(report: TrafficReport) -> str:
-    """Rate of all GPUs together by tier."""
+    """Draw the rate of all GPUs together by tier."""
     edges = report.timeline.edges_s
     length, end = float(edges[1] - edges[0]), float(edges[-1])
     tiers = (report.timeline.inside_bytes / length, report.timeline.between_bytes / length)
@@ -81,7 +81,7 @@ def _over_step(report: TrafficReport) -> str:
 
 
 def _links(report: TrafficReport) -> str:
-    """Bytes out of and into the network of every node."""
+    """Draw bytes out of and into the network of every node."""
     links, places = report.node_links, np.arange(len(report.node_links.out_between), dtype=np.float64)
     lines = [
         Line("out to the network", places, links.out_between, 0),
@@ -94,14 +94,14 @@ def _links(report: TrafficReport) -> str:
 def _from_zero(
     lines: Sequence[Line], end: float, ticks: list[tuple[float, str]], label: str, *, a_second: bool = False
 ) -> str:
-    """Lines above zero with levels in bytes, or in bytes a second."""
+    """Draw non-negative lines with levels in bytes, or in bytes per second."""
     high = ROOM * max(float(line.values.max(initial=0.0)) for line in lines) or 1.0
     levels = [(level, bytes_text(level) + ("/s" if a_second else "")) for level in round_levels(0.0, high)]
     return line_chart(lines, end, ticks, levels, 0.0, high, label)
 
 
 def _overheads(report: TrafficReport) -> str:
-    """Exposed and hidden communication as shares of the step."""
+    """Draw exposed and hidden communication as shares of the step."""
     times = {
         name: (report.exposed_s.get(f"{name}_exposed", 0.0), report.hidden_s.get(f"{name}_hidden", 0.0))
         for name in OVERHEADS
@@ -122,7 +122,7 @@ def _overheads(report: TrafficReport) -> str:
 
 
 def _bandwidths(report: TrafficReport) -> list[dict[str, str]]:
-    """Bus bandwidth over the message, a chart for every operation and a line for every group."""
+    """Draw bus bandwidth over message size: a chart for every operation and a line for every group."""
     groups: dict[str, dict[str, list[Bandwidth]]] = {}
     for row in report.bandwidths:
         of_type = f", {row.nodes}" if len(report.blocks) > 1 else ""
@@ -135,7 +135,7 @@ def _bandwidths(report: TrafficReport) -> list[dict[str, str]]:
 
 
 def _bandwidth_chart(operation: str, groups: dict[str, list[Bandwidth]]) -> str:
-    """One operation, both scales logarithmic."""
+    """Draw an operation, with both scales logarithmic."""
     messages = sorted({row.message_bytes for rows in groups.values() for row in rows})
     first, end = float(np.log10(messages[0])), float(np.log10(messages[-1] / messages[0]))
     lines = [
@@ -152,12 +152,12 @@ def _bandwidth_chart(operation: str, groups: dict[str, list[Bandwidth]]) -> str:
     low = float(np.floor(min(line.values.min() for line in lines)))
     high = float(np.ceil(max(line.values.max() for line in lines)))
     levels = [(power, f"{bytes_text(10.0**power)}/s") for power in np.arange(low, high + 1).tolist()]
-    # Few, and none at the right edge, beyond which its text would reach.
+    # Few levels, and none at the right edge, where the text would not fit.
     some = messages[: -1 : -(-len(messages) // MOST_TICKS)]
     ticks = [(float(np.log10(size)) - first, bytes_text(size)) for size in some]
     return line_chart(lines, end, ticks, levels, low, high, f"Bus bandwidth of {operation.replace('_', '-')}")
 
 
 def _logs(values: list[float]) -> FloatArray:
-    """Powers of ten."""
+    """Compute decimal logarithms."""
     return np.log10(np.array(values, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Rows of a heat map of traffic: a row for each GPU, or for several nodes where GPUs are many."""
+"""Rows of a heat map of traffic: a row per GPU, or per group of nodes where there are many GPUs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import counted
 
 MAX_PLACES: Final = 256
-"""Most rows of a heat map; with more GPUs a row is a node, or several."""
+"""Maximum number of rows of a heat map; beyond it a row is a node, or several."""
 
 
 def nodes_per_row(report: TrafficReport, most: int = MAX_PLACES) -> int:
-    """Nodes in a row of the heat map; 0 where a row is a GPU."""
+    """Return the nodes in a row of the heat map; 0 where a row is a GPU."""
     if report.num_gpus <= most:
         return 0
-    # A row holds nodes of one type: every type may leave one row half empty.
+    # A row holds nodes of one type, so every type may leave a row half empty.
     nodes = sum(-(-block.num_gpus // block.gpus_per_node) for block in report.blocks)
     return -(-nodes // max(1, most - len(report.blocks) + 1))
 
 
 def gpus_per_row(report: TrafficReport, most: int = MAX_PLACES) -> int:
-    """The most GPUs in a row of the heat map: one, or as many whole nodes as keep the map at ``most`` rows."""
+    """Return the GPUs in a row: one, or the minimum number of whole nodes that keeps the map at ``most`` rows."""
     return max(1, nodes_per_row(report, most) * report.gpus_per_node)
 
 
 def row_word(report: TrafficReport, most: int = MAX_PLACES) -> str:
-    """What a row of the heat map is."""
+    """Name the unit of a row of the heat map."""
     nodes = nodes_per_row(report, most)
     return "GPU" if not nodes else "node" if nodes == 1 else f"group of {counted(nodes, 'node')}"
 
 
 def row_of_gpu(report: TrafficReport, most: int = MAX_PLACES) -> IntArray:
-    """The row of every GPU, [GPUs]."""
+    """Return the row of every GPU, [GPUs]."""
     each, rows, first = nodes_per_row(report, most), [], 0
     for block in report.blocks:
         own = np.arange(block.num_gpus) // (each * block.gpus_per_node if each else 1)
@@ -45,7 +45,7 @@ def row_of_gpu(report: TrafficReport, most: int = MAX_PLACES) -> IntArray:
 
 
 def domain_edges(report: TrafficReport) -> list[int]:
-    """GPUs with which a fast domain begins, without the first."""
+    """List the GPUs at which a fast domain begins, without the first."""
     starts = [
         first
         for block in report.blocks

@@ -1,1 +1,1 @@
-"""Views of results in notebooks: HTML representations and matplotlib figures."""
+"""Views of results in notebooks: HTML representations and plotly figures."""

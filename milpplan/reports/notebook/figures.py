@@ -1,5 +1,5 @@
-"""A plan as plotly figures, for notebooks: time, memory, time line and search. The traffic's are in
-``traffic_figures``."""
+"""Plan as plotly figures for notebooks: time, memory, timeline and search. ``traffic_figures`` has the
+traffic's."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COLOURS: Final = {
     "norm": "#8a8f98",
     "optimizer": "#b5566a",
 }
-"""Of work items, as on the page."""
+"""Colours of work items, as on the page."""
 
 
 def time_figure(report: StepReport) -> Any:
-    """Where the step goes: a bar for every stage, whose parts add up to the step time."""
+    """Draw the parts of the step time, which add up to it, in a bar for every stage."""
     figures = require_plotly()
     stages = [f"stage {rank}" for rank in range(len(report.stages))]
     figure = figures.Figure()
@@ -42,7 +42,7 @@ def time_figure(report: StepReport) -> Any:
 
 
 def memory_parts_figure(report: StepReport) -> Any:
-    """The peak of every stage by part, and what can be used."""
+    """Draw the peak of every stage by part, and the usable memory."""
     figures = require_plotly()
     stages = [f"stage {rank}" for rank in range(len(report.stages))]
     figure = figures.Figure()
@@ -59,7 +59,7 @@ def memory_parts_figure(report: StepReport) -> Any:
 
 
 def memory_figure(lanes: StepLanes) -> Any:
-    """Memory of a GPU of every stage over the step, and what can be used."""
+    """Draw the memory of a GPU of every stage over the step, and the usable memory."""
     figures = require_plotly()
     end = lanes.step_time_ns / NS_PER_S
     figure = figures.Figure()
@@ -83,7 +83,7 @@ def memory_figure(lanes: StepLanes) -> Any:
 
 
 def timeline_figure(lanes: StepLanes) -> Any:
-    """What every stage does when; of more stages than a screen has, some from the first to the last.
+    """Draw the work of every stage over time; of too many stages a selection from first to last.
 
     Raises:
         InvalidInputError: more work items than a notebook draws.
@@ -128,7 +128,7 @@ def timeline_figure(lanes: StepLanes) -> Any:
 
 
 def search_figure(result: PlanResult) -> Any:
-    """Best plan and proved bound as the search went on."""
+    """Draw the best plan and the proved bound over the search."""
     figures = require_plotly()
     figure = figures.Figure()
     times = [line.wall_time_s for line in result.log]

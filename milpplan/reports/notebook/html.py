@@ -1,4 +1,4 @@
-"""What a notebook shows for a result, a plan or a simulated step: HTML without a script."""
+"""HTML, without a script, that a notebook shows for a result, a plan or a simulated step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STYLE = (
 
 
 def result_html(result: PlanResult) -> str:
-    """Status, gap, the plan in words, and where time and memory go."""
+    """Show status, gap, the plan in words, and the parts of time and memory."""
     status = result.status.replace("_", " ")
     title = f"{result.problem.model.name}: {status}"
     if result.plan is None or result.report is None:
@@ -44,7 +44,7 @@ def result_html(result: PlanResult) -> str:
 
 
 def step_html(report: StepReport) -> str:
-    """Step time, throughput, and where time and memory go."""
+    """Show step time, throughput, and the parts of time and memory."""
     head = (
         f"{seconds_text(report.step_time_s)} a step, {rate_text(report.tokens_per_s)} tokens/s, MFU "
         f"{percent_text(report.mfu)}, peak {gib_text(report.peak_memory_bytes)} of "
@@ -54,7 +54,7 @@ def step_html(report: StepReport) -> str:
 
 
 def plan_html(plan: Plan) -> str:
-    """The degrees, and what every pipeline rank holds; equal neighbours share a row."""
+    """Show the degrees, and the contents of every pipeline rank; equal neighbours share a row."""
     rows = []
     for rank, own in enumerate(plan.layout.rank_stages):
         held = [plan.virtual_stages[j] for j in own]
@@ -71,7 +71,7 @@ def plan_html(plan: Plan) -> str:
 
 
 def _step(report: StepReport) -> str:
-    """Two bars with their keys."""
+    """Draw two bars with their keys."""
     time = [
         Part(label, seconds, seconds_text(seconds), number)
         for number, (name, (label, _)) in enumerate(TIME_PARTS.items())

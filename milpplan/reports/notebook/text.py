@@ -1,4 +1,4 @@
-"""What a notebook shows for answers that have no picture: the words of the command line, with their colours."""
+"""HTML that a notebook shows for answers without a picture: the text of the command line, with its colours."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from milpplan.reports.notebook.html import result_html
 from milpplan.units import counted
 
 WIDTH = 100
-"""Columns, as in a file."""
+"""Columns of the text, as in a file."""
 FRAME = '<pre style="font-family:ui-monospace,monospace;line-height:1.35;overflow-x:auto">{code}</pre>'
 
 
 def told_html(told: RenderableType) -> str:
-    """A renderable as HTML of fixed width, its colours in the elements themselves."""
+    """Convert a renderable to HTML of fixed width, with inline colours."""
     console = Console(
         file=StringIO(), record=True, width=WIDTH, force_terminal=True, markup=False, highlight=False, emoji=False
     )
@@ -31,7 +31,7 @@ def told_html(told: RenderableType) -> str:
 
 
 def gap_html(report: GapReport) -> str:
-    """How far a plan is from the best."""
+    """Show the gap of a plan."""
     from milpplan.reports.documents.gap_document import Judged
     from milpplan.reports.text.gap_text import gap_report
 
@@ -39,35 +39,35 @@ def gap_html(report: GapReport) -> str:
 
 
 def explanation_html(told: Explanation) -> str:
-    """What binds a plan, and what else would be worth."""
+    """Show the limits of a plan, and the value of changes."""
     from milpplan.reports.text.explain_text import explanation_report
 
     return told_html(explanation_report(told))
 
 
 def lengths_html(result: LengthsResult) -> str:
-    """A step of several lengths."""
+    """Show a step of several lengths."""
     from milpplan.reports.text.lengths_text import lengths_tables
 
     return told_html(lengths_tables(result))
 
 
 def traffic_html(report: TrafficReport) -> str:
-    """Who sends how much."""
+    """Show the traffic of a plan."""
     from milpplan.reports.text.traffic_text import traffic_tables
 
     return told_html(traffic_tables(report))
 
 
 def choice_html(choice: Choice) -> str:
-    """Candidates in order."""
+    """Show candidates in order."""
     from milpplan.reports.text.candidates import choice_report
 
     return told_html(choice_report(choice, 1e-4))
 
 
 def fewest_html(found: Fewest) -> str:
-    """The fewest accelerators, what fewer lack, and the plan."""
+    """Show the minimum number of accelerators, the reason why fewer do not suffice, and the plan."""
     number = "no number with a plan was found" if found.num_gpus is None else f"{counted(found.num_gpus, 'GPU')}"
     lack = f" (proved: no plan on up to {found.refused[-1]:,}). {found.why}" if found.refused else ""
     return f"<p><b>Fewest: {escape(number)}</b>{escape(lack)}</p>{result_html(found.result)}"

@@ -1,4 +1,4 @@
-"""The traffic of a plan as plotly figures, for notebooks: heat maps, time line, links and bandwidth."""
+"""Traffic of a plan as plotly figures for notebooks: heat maps, timeline, links and bandwidth."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from milpplan.units import bytes_text, counted, percent_text
 
 HEIGHT: Final = 760
 DECADES: Final = 5
-"""Powers of ten that the colours of a heat map tell apart."""
+"""Powers of ten that the colours of a heat map distinguish."""
 COLOURS: Final = {"exposed": "#d62728", "hidden": "#9ecae1"}
 OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
 
 
 def require_plotly() -> Any:
-    """plotly's figures.
+    """Import plotly's figures.
 
     Raises:
         InvalidInputError: plotly is not installed.
@@ -38,12 +38,12 @@ def require_plotly() -> Any:
 
 
 def traffic_figures(report: TrafficReport) -> list[Any]:
-    """Heat map, time line, links, overheads and bandwidth as plotly figures."""
+    """Draw heat map, timeline, links, overheads and bandwidth."""
     return [_heat_map(report), _time_line(report), _links(report), _overheads(report), _bandwidth(report)]
 
 
 def _heat_map(report: TrafficReport) -> Any:
-    """Bytes from row to column, logarithmic colours; a button for every parallelism."""
+    """Draw bytes from row to column in logarithmic colours, with a button for every parallelism."""
     figures = require_plotly()
     rows, word = row_of_gpu(report), row_word(report)
     places = int(rows.max()) + 1
@@ -87,7 +87,7 @@ def _heat_title(name: str, word: str) -> str:
 
 
 def _heat(figures: Any, name: str, matrix: FloatArray, word: str, *, visible: bool) -> Any:
-    """One heat map; pairs that exchange nothing stay empty."""
+    """Draw a heat map; pairs without traffic stay empty."""
     powers = np.where(matrix > 0, np.log10(np.maximum(matrix, 1.0)), np.nan)
     high = np.ceil(np.nanmax(powers))
     # The norm of the gradients, a few bytes, would take all contrast from the rest.
@@ -113,7 +113,7 @@ def _heat(figures: Any, name: str, matrix: FloatArray, word: str, *, visible: bo
 
 
 def _domain_lines(figure: Any, report: TrafficReport) -> None:
-    """Where one fast domain ends and the next begins."""
+    """Draw lines at the edges of the fast domains."""
     lines = []
     for edge in domain_edges(report):
         style = {"type": "line", "line": {"color": "rgba(120,120,120,0.5)", "width": 1}}
@@ -123,7 +123,7 @@ def _domain_lines(figure: Any, report: TrafficReport) -> None:
 
 
 def _time_line(report: TrafficReport) -> Any:
-    """Rate of all GPUs together by tier."""
+    """Draw the rate of all GPUs together by tier."""
     figures = require_plotly()
     edges = report.timeline.edges_s
     length = edges[1] - edges[0]
@@ -144,7 +144,7 @@ def _time_line(report: TrafficReport) -> Any:
 
 
 def _links(report: TrafficReport) -> Any:
-    """Bytes out of and into every node's network, and out of every GPU where those are few."""
+    """Draw bytes out of and into every node's network, and out of every GPU where there are few."""
     figures = require_plotly()
     figure = figures.Figure()
     for name, values in (
@@ -162,7 +162,7 @@ def _links(report: TrafficReport) -> Any:
 
 
 def _overheads(report: TrafficReport) -> Any:
-    """Exposed and hidden communication as shares of the step."""
+    """Draw exposed and hidden communication as shares of the step."""
     figures = require_plotly()
     step = report.step_time_s
     parts = {
@@ -186,7 +186,7 @@ def _overheads(report: TrafficReport) -> Any:
 
 
 def _bandwidth(report: TrafficReport) -> Any:
-    """Bus bandwidth over the message, a line for every group, a button for every operation."""
+    """Draw bus bandwidth over message size: a line for every group, and a button for every operation."""
     figures = require_plotly()
     figure, of_trace = figures.Figure(), []
     lines: dict[tuple[str, str, int, int, str], list[Bandwidth]] = {}

@@ -1,4 +1,4 @@
-"""Several kinds of hardware for one job, set side by side: the document, and the words on a terminal."""
+"""Comparison of several kinds of hardware for a job: document and text."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ UNITS = {"cost": "cost", "gpu_hours": "GPU-hours", "s_per_token": "time a token"
 
 
 class CandidateDocument(Record):
-    """One kind of hardware. ``value`` and ``bound`` are in the unit of the measure: what its plan takes, and what
-    no plan of its space undercuts (absent where it is proved that none exists)."""
+    """Candidate hardware. ``value`` is the measure of its best plan, ``bound`` a lower bound over its space;
+    absent where there is provably no plan."""
 
     hardware: str
     price_per_gpu_hour: float | None
@@ -34,8 +34,8 @@ class CandidateDocument(Record):
 
 
 class ChoiceDocument(Record):
-    """Kinds of hardware, the best first. ``proved``: no plan on another one undercuts the best plan;
-    ``ahead_fraction``: by how much at least, where that is proved."""
+    """Kinds of hardware, best first. ``proved``: no plan on another one beats the best plan. ``ahead_fraction``:
+    the proved minimum distance to the next."""
 
     schema_version: Literal[1] = 1
     milpplan_version: str
@@ -47,7 +47,7 @@ class ChoiceDocument(Record):
 
 
 def choice_document(choice: Choice, tolerance: float) -> ChoiceDocument:
-    """The document of a choice."""
+    """Make the document of a choice."""
     return ChoiceDocument(
         milpplan_version=__version__,
         measure=choice.measure,
@@ -70,7 +70,8 @@ def _candidate(outcome: Outcome, tolerance: float) -> CandidateDocument:
 
 
 def _ahead(choice: Choice) -> float | None:
-    """Least distance of every rival's plans from the best one's, relative; None where it is not proved ahead."""
+    """Return the minimum relative distance of all rivals' plans from the best plan; None where it is not proved
+    best."""
     best, rivals = choice.best, choice.rivals_bound
     if best is None or best.value is None or not choice.proved or not isfinite(rivals):
         return None
@@ -78,7 +79,7 @@ def _ahead(choice: Choice) -> float | None:
 
 
 def choice_report(choice: Choice, tolerance: float) -> RenderableType:
-    """Who wins and by how much, a row for every candidate, then the winner's plan."""
+    """Show the winner and its lead, a row for every candidate, and the winner's plan."""
     table = report_table("candidates", "hardware", "GPUs", "step", "days", "GPU-hours", "cost", "gap", "status")
     for outcome in choice.outcomes:
         table.add_row(*_row(outcome))

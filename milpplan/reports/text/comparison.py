@@ -1,4 +1,4 @@
-"""Plans side by side: what differs between their problems and layouts, and where the time and the memory go."""
+"""Comparison of plans side by side: differences of problems and layouts, and shares of time and memory."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from milpplan.units import (
 from milpplan.version import __version__
 
 DIFFERENT = 1e-4
-"""Plans closer than this are called equally fast: the default tolerance of a proof."""
+"""Relative difference up to which plans count as equally fast: the default tolerance of a proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One plan of a comparison. ``bound_s``: the proved lower bound in its file, if it has one."""
+    """Plan of a comparison. ``bound_s``: the proved lower bound in its file, if there is one."""
 
     name: str
     problem: Problem
@@ -43,24 +43,24 @@ class Side:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens per step."""
         return self.plan.layout.global_batch_size * self.problem.job.sequence_length
 
     @property
     def gpu_s_per_token(self) -> float:
-        """Accelerator seconds a token: what the training costs."""
+        """Accelerator seconds per token, the cost of training."""
         return self.report.step_time_s * self.plan.layout.num_gpus / self.tokens
 
     @property
     def breakdown_per_token(self) -> dict[str, float]:
-        """The breakdown in accelerator seconds a token."""
+        """Breakdown in accelerator seconds per token."""
         share = self.plan.layout.num_gpus / self.tokens
         return {name: seconds * share for name, seconds in self.report.breakdown_s.items()}
 
 
 class SideDocument(Record):
-    """One plan. ``slower_fraction``: accelerator seconds a token over the first plan's, minus 1;
-    ``gap_to_bound``: how far the plan is above the best bound that a file proves for the same problem."""
+    """Compared plan. ``slower_fraction``: accelerator seconds per token over the first plan's, minus 1;
+    ``gap_to_bound``: distance of the plan from the best bound that a file proves for the same problem."""
 
     name: str
     step_time_s: float
@@ -77,7 +77,7 @@ class SideDocument(Record):
 
 
 class ComparisonDocument(Record):
-    """What ``milpplan compare --json`` prints; ``differences`` has a value of each plan by the field's name."""
+    """Output of ``milpplan compare --json``; ``differences`` maps a field's name to the value of each plan."""
 
     schema_version: Literal[1] = 1
     milpplan_version: str
@@ -87,7 +87,7 @@ class ComparisonDocument(Record):
 
 
 def differences(sides: Sequence[Side]) -> dict[str, tuple[str, ...]]:
-    """Fields of the problem and the layout, and what the stages hold, wherever two plans differ."""
+    """List the fields of problem and layout, and the contents of stages, in which two plans differ."""
     rows: dict[str, tuple[str, ...]] = {}
     facts = [dict(_facts(side)) for side in sides]
     for name in facts[0]:
@@ -120,7 +120,7 @@ def _word(value: Any) -> str:
 
 
 def same_problem(sides: Sequence[Side]) -> bool:
-    """Whether all plans are for the same model, hardware and job, so that a bound for one is one for all."""
+    """Test whether all plans have the same model, hardware and job, so that a bound for one plan holds for all."""
     asked = [
         (side.problem.model, side.problem.hardware, side.problem.other_hardware, side.problem.job)
         for side in sides
@@ -129,14 +129,16 @@ def same_problem(sides: Sequence[Side]) -> bool:
 
 
 def best_bound_s(sides: Sequence[Side]) -> float | None:
-    """The lowest bound of the files, if all plans have the same problem and each is in some file's space: the
-    bounds are of declared spaces, and only the least of them holds for all that were declared."""
+    """Return the lowest bound of the files, if all plans have the same problem and each is in some file's space.
+
+    Each bound holds for its declared space; only their minimum holds for all declared spaces.
+    """
     bounds = [side.bound_s for side in sides if side.bound_s is not None]
     return min(bounds) if bounds and same_problem(sides) else None
 
 
 def comparison_document(sides: Sequence[Side]) -> ComparisonDocument:
-    """The document of a comparison."""
+    """Make the document of a comparison."""
     bound, first = best_bound_s(sides), sides[0]
     plans = [
         SideDocument(
@@ -164,7 +166,7 @@ def comparison_document(sides: Sequence[Side]) -> ComparisonDocument:
 
 
 def comparison_report(sides: Sequence[Side]) -> RenderableType:
-    """The verdict, what differs, the results, and the parts of the time from the largest difference on."""
+    """Show the verdict, the differences, the results, and the parts of the time from the largest difference on."""
     names = [printable(side.name) for side in sides]
     parts: list[RenderableType] = [Text(line) for line in _verdicts(sides, names)]
     rows = differences(sides)
@@ -191,7 +193,8 @@ def _verdicts(sides: Sequence[Side], names: list[str]) -> Iterator[str]:
 
 
 def _largest(first: Side, side: Side) -> tuple[str, float]:
-    """The part of the breakdown that differs most, and by what share of the first plan's step."""
+    """Return the part of the breakdown that differs most, and the difference as a share of the first plan's
+    step."""
     ours, theirs = first.breakdown_per_token, side.breakdown_per_token
     change = {name: (theirs[name] - ours[name]) / first.gpu_s_per_token for name in BREAKDOWN}
     sign = 1.0 if sum(change.values()) > 0 else -1.0

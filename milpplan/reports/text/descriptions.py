@@ -1,4 +1,4 @@
-"""The shipped models and hardware as tables, and any description as text."""
+"""Shipped models and hardware as tables, and any description as text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _table(*columns: str) -> Table:
 
 
 def model_table() -> Table:
-    """Every shipped model with its main dimensions."""
+    """List every shipped model with its main dimensions."""
     table = _table("model", "parameters", "active", "layers", "hidden", "sequence")
     for name in model_names():
         model = load_model(name)
@@ -41,7 +41,7 @@ def model_table() -> Table:
 
 
 def hardware_table() -> Table:
-    """Every shipped hardware description."""
+    """List every shipped hardware description."""
     table = _table("hardware", "accelerator", "memory", "a node", "fast domain", "fp8")
     for name in hardware_names():
         hardware = load_hardware(name)
@@ -65,8 +65,7 @@ def description(name: str, ignore: Collection[str] = ()) -> tuple[str, str]:
         ignore: Keys of a config.json to leave out.
 
     Returns:
-        A preset's TOML with its sources, or a file as JSON, as milpplan understands it; and what to say beside it,
-        if anything.
+        A preset's TOML with its sources, or a file as JSON as milpplan reads it; and a remark, or an empty text.
     """
     shipped = name in (*model_names(), *hardware_names()) or not _is_file(Path(name))
     if shipped and not ignore:
@@ -79,7 +78,7 @@ def description(name: str, ignore: Collection[str] = ()) -> tuple[str, str]:
 
 
 def model_text(model: ModelSpec) -> str:
-    """Say how many parameters a model has, and which keys of its config are not in it."""
+    """Describe a model's number of parameters and the keys of its config that the description leaves out."""
     total, active = total_parameters(model), active_parameters(model)
     each = "" if active == total else f", {active:,} of them active ({count_text(active)})"
     left_out = f" Ignored, whatever it costs: {', '.join(model.ignored_keys)}." if model.ignored_keys else ""
@@ -102,7 +101,7 @@ HARDWARE_MARKS = frozenset({"base", *HardwareSpec.model_fields} - {*ModelSpec.mo
 
 
 def _read(name: str, ignore: Collection[str]) -> ModelSpec | HardwareSpec:
-    """Read a file as what its keys say that it is.
+    """Read a file as the kind of description that its keys indicate.
 
     Raises:
         InvalidInputError: the file cannot be read, or has keys of neither kind or of both.

@@ -1,4 +1,4 @@
-"""What ``milpplan doctor`` prints."""
+"""Text of ``milpplan doctor``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milpplan.optimize.milp.solver_self_test import SelfTestResult
 
 
 def canary_table(results: Sequence[SelfTestResult]) -> RenderableType:
-    """One row a check, and for every failure what it means."""
+    """Show a row for each check, with the consequence of every failure."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("check", "", "seen"):
         table.add_column(column)

@@ -1,4 +1,4 @@
-"""What a person reads after ``milpplan explain``."""
+"""Text of ``milpplan explain``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from milpplan.units import counted, gib_text, percent_text, printable, rate_text
 
 SHOWN_STAGES = 4
 ALMOST_NOTHING = 0.001
-"""Communication below this share of the step is not worth a line."""
+"""Share of the step below which communication does not get a line."""
 
 
 def explanation_report(told: Explanation) -> RenderableType:
-    """Everything about a plan, the most important first."""
+    """Show all answers about a plan, the most important first."""
     parts: list[RenderableType] = [
         would_be_headline(told.problem, told.plan, told.report),
         Text(_distance(told)),
@@ -42,7 +42,7 @@ def explanation_report(told: Explanation) -> RenderableType:
 
 
 def _distance(told: Explanation) -> str:
-    """How far the plan is from the proved best."""
+    """Describe the plan's distance from the proved best."""
     model = scope_text(told.problem)
     if told.is_outside:
         share = range_text(Interval(-told.above_best.high, -told.above_best.low))
@@ -77,7 +77,7 @@ def _amounts(told: Explanation, interval: Interval) -> str:
 
 
 def _limits(told: Explanation) -> Iterator[RenderableType]:
-    """Memory, batch, network and rules, a line each."""
+    """Show memory, batch, network and rules, a line each."""
     known = told.limits
     yield Text("What binds", "bold")
     yield hanging("memory", _memory(told))
@@ -101,7 +101,7 @@ def _limits(told: Explanation) -> Iterator[RenderableType]:
 
 
 def _words_last(title: str, *columns: str) -> Table:
-    """A table whose last column is words as well, and of which no other is broken."""
+    """Make a table whose last column holds words and may wrap; the other columns do not."""
     table = report_table(title, *columns)
     for column in table.columns[:-1]:
         column.no_wrap = True
@@ -110,7 +110,7 @@ def _words_last(title: str, *columns: str) -> Table:
 
 
 def _memory(told: Explanation) -> str:
-    """Headroom stage by stage, and whether memory binds, as far as it is proved."""
+    """Describe the free memory by stage, and whether memory binds, as far as it is proved."""
     room = told.limits.headroom_bytes
     least = min(range(len(room)), key=lambda stage: room[stage])
     shown = ", ".join(gib_text(size) for size in room[:SHOWN_STAGES])
@@ -148,7 +148,7 @@ def _differs(told: Explanation, change: SingleChange) -> str:
 
 
 def _difference(own: Layout, other: Layout | None) -> str:
-    """The fields in which another layout differs; its batch is that of the question."""
+    """List the fields in which another layout differs; its batch is that of the question."""
     if other is None:
         return ""
     same_batch = other.model_copy(update={"global_batch_size": own.global_batch_size})
@@ -188,7 +188,7 @@ def _wish_table(told: Explanation) -> Table:
 
 
 def _price(told: Explanation, one: WishAnswer) -> tuple[str, str]:
-    """Per cent of the proved best, and its unit."""
+    """Write the price in per cent of the proved best, and in its unit."""
     if one.outcome in ("forbidden", "does_not_fit", "too_late"):
         return "impossible", ""
     if one.price is None or one.amount is None:

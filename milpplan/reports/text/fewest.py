@@ -1,4 +1,4 @@
-"""The fewest accelerators that a job needs: the document of ``milpplan min-gpus``, and its words on a terminal."""
+"""Minimum number of accelerators for a job: document and text of ``milpplan min-gpus``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from milpplan.version import __version__
 
 
 class FewestDocument(Record):
-    """The fewest accelerators, of the numbers tried; ``refused``: the smaller ones proved to have no plan,
-    ``why``: what the largest of them lacks; ``open``: the smaller ones of which that is not proved;
-    ``whole_nodes``: beyond one node only whole nodes were tried; ``result``: the best plan on the fewest."""
+    """Minimum number of accelerators among the numbers tried.
+
+    ``refused``: smaller numbers that provably have no plan; ``why``: what the largest of them lacks; ``open``:
+    smaller numbers without such a proof; ``whole_nodes``: beyond one node only whole nodes were tried; ``result``:
+    the best plan on the minimum number.
+    """
 
     schema_version: Literal[1] = 1
     milpplan_version: str
@@ -32,7 +35,7 @@ class FewestDocument(Record):
 
 
 def fewest_document(found: Fewest, tolerance: float) -> FewestDocument:
-    """The document of an answer."""
+    """Make the document of an answer."""
     return FewestDocument(
         milpplan_version=__version__,
         num_gpus=found.num_gpus,
@@ -45,7 +48,7 @@ def fewest_document(found: Fewest, tolerance: float) -> FewestDocument:
 
 
 def fewest_report(found: Fewest, tolerance: float) -> RenderableType:
-    """The number, of which smaller ones it is proved that they have no plan and what they lack, then the plan."""
+    """Show the number, the smaller numbers that provably have no plan with the reason, and the plan."""
     return Group(_headline(found), Text(), solve_report(found.result, tolerance))
 
 
@@ -75,7 +78,7 @@ def _headline(found: Fewest) -> Text:
 
 
 def _spans(found: Fewest) -> str:
-    """The open numbers in words: ``72 to 160``, where all between that were tried are open."""
+    """Describe the open numbers, as ``72 to 160`` where all tried numbers in between are open."""
     words, run = [], list[int]()
     for count in sorted((*found.refused, *found.open, found.num_gpus or MAX_GPUS + 1)):
         if count in found.open:
@@ -89,7 +92,7 @@ def _spans(found: Fewest) -> str:
 
 
 def _tried(found: Fewest) -> str:
-    """The numbers that were candidates, in words."""
+    """Describe the candidate numbers."""
     node = found.result.problem.hardware.gpus_per_node
     if not found.whole_nodes:
         return "the numbers asked for"

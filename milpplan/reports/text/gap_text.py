@@ -1,4 +1,4 @@
-"""What a person reads after ``milpplan gap``."""
+"""Text of ``milpplan gap``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EFFORTS = {"flag": "arguments", "reshard": "converts the checkpoint"}
 
 
 def gap_report(one: Judged) -> RenderableType:
-    """Everything about the gap of one plan, the most important first."""
+    """Show all answers about the gap of a plan, the most important first."""
     told = one.gap
     parts: list[RenderableType] = [
         would_be_headline(told.problem, told.plan, told.report),
@@ -38,13 +38,13 @@ def gap_report(one: Judged) -> RenderableType:
 
 
 def _verdicts(told: GapReport) -> Iterator[str]:
-    """A sentence on every space."""
+    """Write a sentence on every space."""
     for space in told.spaces:
         yield f"gap to {space.name}: {verdict(told, space)}"
 
 
 def verdict(told: GapReport, space: SpaceGap) -> str:
-    """What the gap to the best of a space is, in words."""
+    """Describe the gap to the best of a space."""
     if space.result.status == "infeasible" and space.best is None:
         return "no plan of it fits (proved)"
     if not told.report.fits:
@@ -63,7 +63,7 @@ def verdict(told: GapReport, space: SpaceGap) -> str:
 
 
 def _times(space: SpaceGap) -> str:
-    """Bound and best of a space."""
+    """Write the bound and the best step time of a space."""
     low = "-" if space.bound_s is None else seconds_text(space.bound_s)
     return low if space.best_s is None else joined(low, seconds_text(space.best_s))
 
@@ -78,7 +78,7 @@ def _spaces_table(told: GapReport) -> Table:
 
 
 def space_row(told: GapReport, space: SpaceGap) -> tuple[str, ...]:
-    """A space, its bound and best step, what that saves, its proof, and how the best differs."""
+    """Write a space's row: name, bound and best step, saving, proof, and the difference of the best plan."""
     return (
         space.name,
         "-" if space.bound_s is None else seconds_text(space.bound_s),
@@ -90,19 +90,19 @@ def space_row(told: GapReport, space: SpaceGap) -> tuple[str, ...]:
 
 
 def saved_text(told: GapReport, space: SpaceGap) -> str:
-    """What the best of a space saves; nothing is saved of a plan that cannot run."""
+    """Write the saving with the best plan of a space; a plan that cannot run has no saving."""
     return range_text(space.saved) if told.report.fits else "-"
 
 
 def proof_text(space: SpaceGap) -> str:
-    """How far the proof came."""
+    """Describe how far the proof came."""
     if space.result.status == "infeasible" and space.best_s is None:
         return "nothing fits"
     return "proved" if space.proved else "open"
 
 
 def layout_difference(told: GapReport, space: SpaceGap) -> str:
-    """In what the best known plan of a space differs."""
+    """Describe the difference between the plan and the best known plan of a space."""
     if space.best is None:
         return ""
     words = layout_words(told.plan.layout, space.best.layout)
@@ -127,7 +127,7 @@ def _changes_table(title: str, saves: str, changes: Sequence[Change]) -> Table:
 
 
 def spending_text(told: GapReport) -> str:
-    """GPU-hours and money of a run, and what of them can be saved."""
+    """Write GPU-hours and money of a run, and the possible savings."""
     spent = told.spending
     text = f"a run of {count_text(spent.tokens)} tokens takes {rate_text(spent.gpu_hours)} GPU-hours"
     if spent.money is not None:
@@ -142,7 +142,7 @@ def spending_text(told: GapReport) -> str:
 
 
 def _amounts(interval: Interval) -> str:
-    """Whole numbers, rounded outwards."""
+    """Write an interval in whole numbers, rounded outwards."""
     low = max(0.0, interval.low)
     if math.isinf(interval.high):
         return f"at least {rate_text(math.floor(low))}"
@@ -161,7 +161,7 @@ def _closing(told: GapReport) -> Iterator[RenderableType]:
 
 
 def gaps_table(judged: Sequence[Judged], failed: Sequence[Failed]) -> RenderableType:
-    """Many plans, a row each, in the order in which they were given."""
+    """Show several plans, a row each, in the given order."""
     narrow = next((one.gap.spaces[0].name for one in judged if len(one.gap.spaces) > 1), None)
     columns = ["plan", "step", "memory", *([f"gap to {narrow}"] if narrow else []), "gap to the whole space"]
     table = report_table("Gaps", *columns, "GPU-hours to save", "best single change")

@@ -1,4 +1,4 @@
-"""A step of sequences of several lengths for people, and as one document for JSON."""
+"""Step of sequences of several lengths: text and JSON document."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from milpplan.units import bytes_text, counted, gap_text, percent_text, seconds_
 from milpplan.version import __version__
 
 MAX_TURNS = 40
-"""Turns of teams in a table."""
+"""Maximum number of team turns in a table."""
 
 
 def lengths_document(result: LengthsResult) -> str:
-    """One JSON document: what was found for a problem, what is proved of it, and the problem."""
+    """Write the JSON document of a result: step, proof and problem."""
     about = {"schema_version": 1, "milpplan_version": __version__, "proof": proof_sentence(result)}
     return json.dumps({**about, **result.to_dict()}) + "\n"
 
 
 def proof_sentence(result: LengthsResult) -> str:
-    """What the status means: for which cost model, space and tolerance."""
+    """Describe the status in a sentence, with its cost model, space and tolerance."""
     within = f"within {tolerance_text(result.tolerance)}"
     proved = f"Optimal {within}" if result.status == "optimal" else f"Best step so far, not proved {within},"
     return f"{proved} for cost model {cost_model_text(result.problem)}, {_space(result)}."
 
 
 def _space(result: LengthsResult) -> str:
-    """The declared space of the steps."""
+    """Describe the declared space of the steps."""
     ways = ["one strategy"]
     if result.max_strategies > 1:
         ways.append(f"at most {result.max_strategies} in turn")
@@ -44,7 +44,7 @@ def _space(result: LengthsResult) -> str:
         ways.append("unlike replicas")
     space = result.problem.space
     same = [f"{counted(result.num_candidates, 'strategy', 'strategies')}", "equal stages", "1f1b"]
-    # Where both are allowed, one is always taken (``lengths.candidates``).
+    # Where both are allowed, one of them is always used (``lengths.candidates``).
     same += ["ZeRO 1"] if len(space.zero_stage) > 1 else []
     same += ["sequence parallelism"] if len(space.sequence_parallel) > 1 else []
     return f"steps of {_either(ways)} ({'; '.join(same + narrowings(space))})"
@@ -55,7 +55,7 @@ def _either(words: list[str]) -> str:
 
 
 def lengths_tables(result: LengthsResult) -> RenderableType:
-    """The step, its groups and its switches."""
+    """Show the step, its groups and its switches."""
     return Group(*_parts(result))
 
 
@@ -86,7 +86,7 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
 
 
 def _verdict(result: LengthsResult) -> str:
-    """What is gained over the best single strategy, and by what."""
+    """Describe the gain over the best single strategy, and its cause."""
     saved = percent_text(result.speedup - 1.0)
     if result.is_unlike:
         return f"Unlike replicas gain {saved}"
@@ -96,7 +96,7 @@ def _verdict(result: LengthsResult) -> str:
 
 
 def _rules(result: LengthsResult) -> str:
-    """What is not the default."""
+    """Describe the options that differ from their defaults."""
     padded = ", padded, not packed" if result.rules.padded else ""
     return f"{padded}{', attention without a causal mask' if result.rules.mask == 'full' else ''}"
 
@@ -119,7 +119,7 @@ def _groups(result: LengthsResult) -> Table:
 
 
 def _micro_batches(group: LengthGroup) -> str:
-    """Fewest and most of a replica."""
+    """Write the minimum and the maximum number of micro-batches of a replica."""
     numbers = [len(replica) for replica in group.micro_batches]
     least, most = min(numbers), max(numbers)
     spread = str(most) if least == most else f"{least} to {most}"
@@ -127,7 +127,7 @@ def _micro_batches(group: LengthGroup) -> str:
 
 
 def _turns(turns: tuple[TeamTurn, ...], title: str) -> Table:
-    """Which GPUs run what, and when; the first of many."""
+    """Show the first turns: GPUs, work and times."""
     columns = ("GPUs", "strategy", "micro-batches", "tokens", "longest", "start", "end")
     table = report_table(title, *columns)
     for turn in turns[:MAX_TURNS]:
@@ -146,7 +146,7 @@ def _turns(turns: tuple[TeamTurn, ...], title: str) -> Table:
 
 
 def _gpus(turn: TeamTurn) -> str:
-    """The first and the last one."""
+    """Write the first and the last GPU of a turn."""
     last = turn.first_gpu + turn.num_gpus - 1
     return str(last) if turn.num_gpus == 1 else f"{turn.first_gpu} to {last}"
 

@@ -1,4 +1,4 @@
-"""A switch between two plans for people, and as one document for JSON."""
+"""Switch between two plans: text and JSON document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = {"parameters": "parameters (bf16)", "gradients": "reduced gradients", "o
 
 
 def switch_document(source: Plan, target: Plan, switches: Sequence[SwitchPlan]) -> str:
-    """One JSON document: both plans' layouts, and each kind of state with its messages."""
+    """Write the JSON document: both plans' layouts, and each kind of state with its messages."""
     data = {
         "schema_version": 1,
         "milpplan_version": __version__,
@@ -32,7 +32,7 @@ def switch_document(source: Plan, target: Plan, switches: Sequence[SwitchPlan]) 
 
 
 def switch_tables(source: Plan, target: Plan, switches: Sequence[SwitchPlan]) -> RenderableType:
-    """What moves, how long it takes, and what memory it needs."""
+    """Show the moved state, the time of the switch, and the memory that it needs."""
     return Group(*_parts(source, target, switches))
 
 

@@ -1,4 +1,4 @@
-"""What a person reads after solve and simulate; numbers get their units here, through ``milpplan.units``."""
+"""Text of solve and simulate. Numbers get their units here, through ``milpplan.units``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from milpplan.units import counted, gap_text, gib_text, percent_text, printable,
 from milpplan.validation.evidence import Evidence
 
 MAX_STAGE_ROWS = 16
-"""With more pipeline ranks, equal neighbours share a row."""
+"""Number of pipeline ranks above which equal neighbours share a row."""
 SHOWN_RULES = 3
 MAX_COLUMNS = 1000
-"""More than any table here is wide."""
+"""Maximum width; no table here is wider."""
 
 
 def solve_report(
@@ -43,7 +43,7 @@ def solve_report(
     evidence: Evidence | None = None,
     totals: RunTotals | None = None,
 ) -> RenderableType:
-    """Everything about a result that has a plan; the headline alone where there is none."""
+    """Show everything about a result with a plan, or the headline alone without a plan."""
     parts: list[RenderableType] = [_headline(result, tolerance)]
     if result.any_chunks_gap is not None and result.any_chunks_gap > max(tolerance, result.gap or 0.0):
         parts.append(
@@ -63,7 +63,8 @@ def solve_report(
 
 
 def _known(bar: ErrorBar | None, robust: Robustness | None, evidence: Evidence | None) -> Iterator[RenderableType]:
-    """What the hardware's uncertainty means, where it has one, and what measured runs say about the plan."""
+    """Show the effect of the hardware's uncertainty, if it has one, and the measured runs that support the
+    plan."""
     if bar is not None:
         yield hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
     if robust is not None:
@@ -79,7 +80,7 @@ def simulation_report(
     bar: ErrorBar | None = None,
     evidence: Evidence | None = None,
 ) -> RenderableType:
-    """Everything about one simulated plan."""
+    """Show everything about a simulated plan."""
     headline = step_headline(problem, plan, report)
     if not report.fits:
         tiers = (
@@ -95,20 +96,20 @@ def simulation_report(
 
 
 def _left_out(problem: Problem) -> Iterator[RenderableType]:
-    """Name what the user left out of the model: the answer is without it."""
+    """Name the parts of the model that the user left out: the answer lacks them."""
     if problem.model.ignored_keys:
         keys = ", ".join(problem.model.ignored_keys)
         yield hanging("ignored", printable(f"{keys} of the model's config: what they add is not priced"))
 
 
 def step_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
-    """The model, the cluster and the time of a step."""
+    """Write the model, the cluster and the time of a step."""
     line = Text(printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: "), "bold")
     return line.append(f"{seconds_text(report.step_time_s)} a step", "bold green")
 
 
 def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
-    """The same of a plan that is looked at although it does not fit."""
+    """Write the headline of a plan that is shown although it does not fit."""
     line = step_headline(problem, plan, report)
     if not report.fits:
         line.append("; does not fit in memory, so the step is only what it would be", "bold red")
@@ -116,7 +117,7 @@ def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
 
 
 def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:
-    """Layout, stages, where the time goes and where the memory goes."""
+    """Show layout and stages, and the parts of time and memory."""
     yield from _layout_lines(plan.layout)
     if problem.other_hardware:
         text = replicas_text(problem, plan, report) or node_types_text(report)
@@ -127,7 +128,7 @@ def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Re
 
 
 class _SideBySide:
-    """Two tables beside each other; one below the other where the terminal is too narrow for both."""
+    """Two tables side by side, or one below the other where the terminal is too narrow."""
 
     def __init__(self, left: Table, right: Table) -> None:
         self.tables = left, right
@@ -178,7 +179,7 @@ def _rates(report: StepReport) -> Text:
 
 
 def _verdict(report: StepReport) -> str:
-    """Whether the memory suffices, and what is left or lacking."""
+    """Describe whether the memory suffices, and the margin or shortage."""
     margin = gib_text(abs(report.memory_margin_bytes))
     if report.memory_margin_bytes < 0:
         return f"does not fit, {margin} too much"
@@ -214,7 +215,7 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
 
 
 def _further(layout: Layout) -> Iterator[str]:
-    """Switches that are off in most layouts."""
+    """Describe switches that are off in most layouts."""
     if layout.tp_overlap != "none":
         yield f"tensor-parallel overlap: {layout.tp_overlap}"
     if layout.pp_scatter_gather:
@@ -227,16 +228,16 @@ def _further(layout: Layout) -> Iterator[str]:
 
 
 def report_table(title: str, *columns: str) -> Table:
-    """An empty table of a report: the first column is words, the others numbers."""
+    """Make an empty table of a report: the first column holds words, the others numbers."""
     table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
-        # A word that is too long for a narrow terminal goes on in the next line: none of it is left out.
+        # A word that is too long for a narrow terminal continues on the next line, so that it is never cut.
         table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
     return table
 
 
 def _runs(values: Iterable[int]) -> str:
-    """5, 5, 5, 4 as ``3x5 4``; nothing but zeros as ``0``."""
+    """Write 5, 5, 5, 4 as ``3x5 4``, and only zeros as ``0``."""
     lengths = [(value, len(list(same))) for value, same in groupby(values)]
     if len(lengths) == 1 and not lengths[0][0]:
         return "0"
@@ -244,7 +245,7 @@ def _runs(values: Iterable[int]) -> str:
 
 
 def _held(stages: tuple[VirtualStage, ...]) -> tuple[str, ...]:
-    """Layers and recompute counts of one rank, for each of its virtual stages."""
+    """Write layers and recompute counts of a rank, for each of its virtual stages."""
     return (
         _runs(stage.num_layers for stage in stages),
         _runs(stage.recompute.full for stage in stages),
@@ -253,7 +254,7 @@ def _held(stages: tuple[VirtualStage, ...]) -> tuple[str, ...]:
 
 
 def _stage_tables(plan: Plan, report: StepReport) -> Iterator[Table]:
-    """One table, or with replicas of different make one of a replica on each node type."""
+    """Make a table of the stages, or with heterogeneous replicas a table per node type."""
     pp, layout = plan.layout.pp, plan.layout.model_copy(update={"replica_micro_batches": ()})
     if not plan.layout.replica_micro_batches:
         yield _stage_table(plan, report)
@@ -288,7 +289,7 @@ def _stage_table(plan: Plan, report: StepReport) -> Table:
 
 
 def _spans(plan: Plan, first: int, last: int) -> str:
-    """Layers of ranks ``first`` to ``last``; of several virtual stages the first one's, then dots."""
+    """Write the layers of ranks ``first`` to ``last``; of several virtual stages the first one's, then dots."""
     start, end = plan.virtual_stages[first].layers[0], plan.virtual_stages[last].layers[1]
     text = f"{start}-{end - 1}" if end > start else "none"
     return text if plan.layout.vpp == 1 else f"{text}, ..."
@@ -346,7 +347,7 @@ def _share(size: int, usable: int) -> str:
 
 
 def _proof(result: PlanResult) -> Iterator[RenderableType]:
-    """What happened to the layouts, and who did the work."""
+    """Show the outcome of the layouts, and the solvers' work."""
     if result.layouts is not None:
         yield from _fates(result)
     work = result.work
@@ -359,7 +360,7 @@ def _proof(result: PlanResult) -> Iterator[RenderableType]:
 
 
 def _fates(result: PlanResult) -> Iterator[RenderableType]:
-    """Say what happened to the layouts, and which rules refused most."""
+    """Describe the outcome of the layouts, and the rules that refused most."""
     layouts = layouts_document(result)
     fates = (
         f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "
@@ -367,7 +368,7 @@ def _fates(result: PlanResult) -> Iterator[RenderableType]:
     )
     yield hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
     if layouts.pruned_fraction is not None:
-        # Rounded down, so that 100 % means all of them.
+        # Rounded down, so that 100 % means all layouts.
         share = percent_text(math.floor(layouts.pruned_fraction * 1e5) / 1e5, 3)
         left = layouts.solved + layouts.open
         yield hanging("pruned", f"{share} of the legal layouts, with proof: all but {left:,}")
@@ -379,7 +380,7 @@ def _fates(result: PlanResult) -> Iterator[RenderableType]:
 
 
 def hanging(name: str, text: str) -> RenderableType:
-    """A line with its name in front, going on below itself."""
+    """Make a line with its name in front and a hanging indent."""
     grid = Table.grid(padding=0)
     grid.add_column(width=10)
     grid.add_column()

@@ -1,4 +1,4 @@
-"""The traffic of a plan for people: tables for the terminal, and one document for JSON."""
+"""Traffic of a plan: tables for the terminal, and the JSON document."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ NAMES = {
     "tied_embedding": "tied embedding",
     "gradient_norm": "gradient norm",
 }
-"""What the parallelisms are called in tables and figures."""
+"""Names of the parallelisms in tables and figures."""
 
 
 def traffic_document(report: TrafficReport) -> str:
-    """One JSON document: the whole report, pairs of GPUs as columns."""
+    """Write the JSON document: the whole report, with pairs of GPUs as columns."""
     return json.dumps({"schema_version": 1, "milpplan_version": __version__, **report.to_dict()}) + "\n"
 
 
 def traffic_tables(report: TrafficReport) -> RenderableType:
-    """Traffic by parallelism, links, overheads, use of the GPUs and effective bandwidth."""
+    """Show traffic by parallelism, links, overheads, use of the GPUs and effective bandwidth."""
     return Group(*_parts(report))
 
 
@@ -57,7 +57,7 @@ def _parts(report: TrafficReport) -> Iterator[RenderableType]:
 
 
 def cluster_words(report: TrafficReport) -> str:
-    """``32 GPUs (8 in a fast domain)``; of several node types with those of each, in the order of their ranks."""
+    """Describe the cluster: ``32 GPUs (8 in a fast domain)``; several node types in the order of their ranks."""
     whole = f"{counted(report.num_gpus, 'GPU')}"
     if len(report.blocks) == 1:
         return f"{whole} ({report.gpus_per_domain} in a fast domain)"
@@ -70,7 +70,7 @@ def cluster_words(report: TrafficReport) -> str:
 
 
 def _by_type(report: TrafficReport) -> Table:
-    """Bytes from the nodes of each type to those of each."""
+    """Show bytes from nodes of each type to nodes of each type."""
     table = _table("Bytes a step, by node type", "from", *(f"to {block.name}" for block in report.blocks))
     for sender in report.blocks:
         row = report.type_bytes[sender.node_type]
@@ -127,7 +127,7 @@ def _links(report: TrafficReport) -> Table:
 
 
 def _over_time(report: TrafficReport) -> Table:
-    """When most of it is on the wire."""
+    """Show the periods with the most traffic."""
     table = _table("Over the step", "tier", "mean rate", "busiest", "at", "bytes in the busiest tenth")
     edges = report.timeline.edges_s
     length = edges[1] - edges[0]
@@ -167,7 +167,7 @@ def _overheads(report: TrafficReport) -> Table:
 
 
 def _bandwidths(rows: list[Bandwidth], named: bool) -> Table:
-    """All-reduces by size of the group; every operation is in the JSON and the page. ``named``: say on which
+    """Show all-reduces by size of the group; the JSON and the page have every operation. ``named``: name the
     nodes."""
     sizes = sorted({row.message_bytes for row in rows})[1::2]
     title = "Bus bandwidth of an all-reduce, by message" + (f", {rows[0].nodes}" if named else "")

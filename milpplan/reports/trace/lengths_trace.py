@@ -1,9 +1,9 @@
-"""The time line of a step of several lengths, switches included, as a file of the trace-event format (``trace``).
+"""Timeline of a step of several lengths, switches included, as a trace-event file (see ``step_trace``).
 
-Strategies in turn: one process, a thread for what GPUs compute and wait for (parameters, groups, reductions, the
-finish), and one for the gradients that travel beside. Degrees side by side and unlike replicas: a thread for the
-GPUs of every team or replica.
-Parameters and gradients say how many bytes move from which strategy. Times are microseconds.
+Strategies in turn: one process, with a thread for the GPUs' work and waits (parameters, groups, reductions, the
+finish), and a thread for the gradients in transit. Degrees side by side and heterogeneous replicas: a thread for
+the GPUs of every team or replica. Parameters and gradients state the bytes moved and their strategies. Times are
+microseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLOURS: Final = {
 
 
 def lengths_in(path: Path) -> LengthsFile | None:
-    """The result of a solve with ``--lengths`` in a file; None where it holds something else.
+    """Read the result of a solve with ``--lengths`` from a file; None where the file holds something else.
 
     Raises:
         InvalidInputError: the file cannot be read, or fields of such a result are wrong.
@@ -41,7 +41,7 @@ def lengths_in(path: Path) -> LengthsFile | None:
 
 
 def lengths_trace(result: LengthsFile) -> str:
-    """The whole file, one event a line."""
+    """Write the whole file, an event per line."""
     events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in _events(result))
     about = json.dumps({"milpplan": __version__, "step_time_s": result.step_time_s, "order": result.order})
     return f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{events}\n]}}\n'
@@ -65,7 +65,7 @@ def _events(result: LengthsFile) -> Iterator[dict[str, Any]]:
 
 
 def _teams(result: LengthsFile, turns: tuple[TurnRecord, ...]) -> Iterator[dict[str, Any]]:
-    """The turns of every team, or the replicas, by the first GPU, and what all GPUs do afterwards."""
+    """Write the turns of every team, or the replicas, by their first GPU, and the final work of all GPUs."""
     yield _named("thread_name", 0, "all GPUs")
     for gpu in sorted({turn.first_gpu for turn in turns}):
         yield _named("thread_name", 1 + gpu, f"from GPU {gpu}")
@@ -78,7 +78,7 @@ def _teams(result: LengthsFile, turns: tuple[TurnRecord, ...]) -> Iterator[dict[
 
 
 def _moved(result: LengthsFile, event: EventRecord, before: str) -> dict[str, Any]:
-    """Where bytes come from and how many, or the sequences of a group."""
+    """Describe the source and size of moved bytes, or the sequences of a group."""
     for switch in result.switches:
         if (switch.what, switch.source, switch.target) == (event.kind, before, event.strategy):
             return {"from": before, "bytes": switch.bytes}

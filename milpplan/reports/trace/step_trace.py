@@ -1,9 +1,9 @@
-"""One step as a file of the trace-event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Step as a trace-event file, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A process for every pipeline rank, a thread for every stream of it, and a counter of its memory; with replicas of
-different make the processes of a replica on the first node type, then those of one on the next. Transfers do not
-wait for each other in the cost model, so some may overlap: those get a second thread, because slices of one thread
-must nest. Times are microseconds, as the format has them; the nanoseconds are whole thousandths.
+A process for every pipeline rank, a thread for every stream of it, and a counter of its memory. With heterogeneous
+replicas the processes of a replica on the first node type come first, then those on the next. Transfers do not
+wait for each other in the cost model and may overlap: overlapping transfers get a second thread, because slices of
+a thread must nest. Times are microseconds, as the format requires; nanoseconds are exact thousandths.
 
 Source: Google, "Trace Event Format" (complete events "X", counter events "C", metadata events "M").
 """
@@ -23,10 +23,10 @@ from milpplan.units import NS_PER_S, counted
 from milpplan.version import __version__
 
 MAX_SLICES: Final = 2_000_000
-"""More than viewers open (a file of about 300 MB)."""
+"""Maximum number of slices that viewers open (a file of about 300 MB)."""
 NS_PER_US: Final = 1000
 ROWS: Final = 1000
-"""More than a lane has: threads are shown lane by lane."""
+"""Stride of thread ids between lanes, above the number of rows of any lane."""
 COLOURS: Final = {
     "forward": "thread_state_running",
     "backward": "thread_state_iowait",
@@ -38,11 +38,11 @@ COLOURS: Final = {
     "norm": "grey",
     "optimizer": "rail_response",
 }
-"""Names of colours that the viewers know."""
+"""Colour names of the viewers."""
 
 
 def trace_text(lanes: StepLanes, title: str) -> str:
-    """The whole file, one event a line.
+    """Write the whole file, an event per line.
 
     Raises:
         InvalidInputError: more slices than a viewer opens.
@@ -59,7 +59,7 @@ def trace_text(lanes: StepLanes, title: str) -> str:
 
 
 def trace_events(lanes: StepLanes) -> Iterator[dict[str, Any]]:
-    """Every event, process by process."""
+    """Iterate over the events, process by process."""
     for rank in lanes.ranks:
         yield from _names(rank)
         for lane in rank.lanes:
@@ -89,7 +89,7 @@ def _thread(lane: Lane, row: int) -> int:
 
 
 def rows_of(lane: Lane) -> IntArray:
-    """The first row of a lane that is free when each of its slices starts, [n]."""
+    """Assign each slice of a lane to the first row that is free at its start, [n]."""
     rows = np.zeros(len(lane), dtype=np.int64)
     if len(lane) < 2 or bool((lane.start_ns[1:] >= lane.end_ns[:-1]).all()):
         return rows
@@ -124,12 +124,12 @@ def _slices(rank: RankLanes, lane: Lane) -> Iterator[dict[str, Any]]:
 
 
 def _memory(rank: RankLanes) -> Iterator[dict[str, Any]]:
-    """Bytes by part whenever they change; of changes at one moment the largest sum, so that no peak is lost."""
+    """Write bytes by part at every change; of changes at one moment the largest sum, so that no peak is lost."""
     memory = rank.memory
     total = memory.total_bytes
     when = np.rint(memory.time_s * NS_PER_S).astype(np.int64)
     order = np.lexsort((total, when))
-    # Of one moment the last in this order has the most; then what holds from then on.
+    # Of changes at one moment the last in this order is the largest; then comes the value that holds from then on.
     last = np.append(when[order][1:] != when[order][:-1], True)
     moments = np.unique(np.concatenate([order[last], np.flatnonzero(np.append(when[1:] != when[:-1], True))]))
     columns = (when[moments], memory.activations_bytes[moments], memory.transient_bytes[moments])

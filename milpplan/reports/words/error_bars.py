@@ -1,4 +1,4 @@
-"""Error bars in words."""
+"""Sentences on error bars."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ SHOWN_PARTS = 3
 
 
 def error_bar_text(bar: ErrorBar) -> str:
-    """``5.73 s a step, one sigma 5.41 s to 6.05 s (overlay x): gemm efficiency 4.1 %, ...``."""
+    """Write an error bar: ``5.73 s a step, one sigma 5.41 s to 6.05 s (overlay x): gemm efficiency 4.1 %,
+    ...``."""
     low, high = bar.step_time_s - bar.below_s, bar.step_time_s + bar.above_s
     parts = sorted(((max(sides), name) for name, sides in bar.parts_s.items()), reverse=True)
     shares = [
@@ -23,7 +24,7 @@ def error_bar_text(bar: ErrorBar) -> str:
 
 
 def robustness_text(robust: Robustness) -> str:
-    """What was checked at both ends, and what came out."""
+    """Describe the comparison at both ends, and its result."""
     if not robust.solved and not robust.num_plans:
         return (
             "not checked at the ends of the uncertainty: the search simulated this plan only; --check-ends "

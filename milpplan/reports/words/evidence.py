@@ -1,4 +1,4 @@
-"""What measured runs say about a plan: the record for documents, and the words for people."""
+"""Evidence of measured runs for a plan: record and sentences."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ LEAST_SHOWN = 0.005
 
 
 class TermDocument(Record):
-    """One term of the plan, and the scored runs that have it (docs/validation.md lists the terms)."""
+    """Term of the plan, and the scored runs that use it (docs/validation.md lists the terms)."""
 
     term: str
     num_runs: Computed
     num_sources: Computed
     mean_abs_error: float | None
-    """Of the step times of these runs, as a fraction; null without runs."""
+    """Mean absolute error of the step times of these runs, as a fraction; null without runs."""
     share: float | None
-    """By how much shorter the step is without the term, as a fraction of it; null where runs have the term."""
+    """Reduction of the step without the term, as a fraction of it; null where runs use the term."""
     share_doubled: float | None
-    """By how much longer the step is with the term twice."""
+    """Increase of the step with the term doubled."""
 
 
 class AblationDocument(Record):
-    """All terms that no run has taken ``times`` times, in all plans: the plan beside the fastest other one."""
+    """Comparison of the plan with the fastest other plan, with every unmeasured term scaled by ``times`` in all
+    plans."""
 
     times: Computed
     best_s: float
@@ -36,26 +37,26 @@ class AblationDocument(Record):
 
 
 class EvidenceDocument(Record):
-    """What scored runs on the hardware's generation say about the terms of the plan."""
+    """Scored runs on the hardware's generation, by term of the plan."""
 
     generation: str
     num_runs: Computed
     num_memory_runs: Computed
-    """Runs that say whether they fitted in memory."""
+    """Number of runs that state whether they fitted in memory."""
     terms: tuple[TermDocument, ...]
     unexercised: tuple[str, ...]
-    """Terms of the plan that no run has."""
+    """Terms of the plan that no run uses."""
     share: float | None
-    """Of the step, in all of these at once: what is shorter without them; null where there are none."""
+    """Reduction of the step without all these terms, as a fraction of it; null where there are none."""
     elsewhere: tuple[str, ...]
-    """Terms that no run has and only other plans of the search use."""
+    """Terms that no run uses and only other plans of the search use."""
     num_plans: Computed
-    """Other plans of the search that were compared."""
+    """Number of other plans of the search that were compared."""
     ablations: tuple[AblationDocument, ...]
 
 
 def evidence_document(evidence: Evidence | None, step_time_s: float | None) -> EvidenceDocument | None:
-    """The record of what is known about a plan of ``step_time_s`` seconds."""
+    """Make the record of the evidence for a plan of ``step_time_s`` seconds."""
     if evidence is None or step_time_s is None:
         return None
     missing = tuple(term.name for term in evidence.unexercised)
@@ -80,7 +81,7 @@ def _term(term: TermEvidence) -> TermDocument:
 
 
 def evidence_sentence(evidence: EvidenceDocument) -> str:
-    """What measured runs say about a plan, for somebody who does not know the terms."""
+    """Describe the evidence for a plan, for readers who do not know the terms."""
     if not evidence.num_runs:
         return f"No measured run on {evidence.generation} is known: nothing of this plan is checked against one."
     runs = f"{counted(evidence.num_runs, 'measured run')} on {evidence.generation}"
@@ -98,7 +99,7 @@ def worst_error(terms: Sequence[TermDocument] | Sequence[TermEvidence]) -> float
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """What the plan rests on, and whether the choice does."""
+    """Describe the evidence for the plan, and whether the choice of the plan depends on unmeasured terms."""
     where = evidence.generation
     if not evidence.num_runs:
         return f"no scored run on {where} ships with milpplan: nothing of this plan is checked there"
@@ -130,13 +131,13 @@ def _terms_text(evidence: Evidence) -> str:
 
 
 def _share_text(term: TermEvidence) -> str:
-    """``7 % of the step``: whole per cents, because the term is unchecked."""
+    """Write ``7 % of the step``, in whole per cents because the term is unchecked."""
     share = term.share or 0.0
     return f"{percent_text(share, 0)} of the step" if share >= LEAST_SHOWN else "below 1 % of the step"
 
 
 def _choice_texts(evidence: Evidence) -> Iterator[str]:
-    """Whether the plan stays ahead of the others without the terms, and with them twice."""
+    """Describe whether the plan stays ahead of the others without the terms, and with the terms doubled."""
     kept = "that the search kept"
     others = f"the {counted(evidence.num_plans, 'other plan')} {kept}"
     beaten, lost_to = others, f"one of {others}"

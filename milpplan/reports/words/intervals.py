@@ -1,4 +1,4 @@
-"""Intervals in words: no more digits than they support, rounded outwards, so that what is printed is proved."""
+"""Intervals as text: rounded outwards to the digits that they support, so that the printed interval is proved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from milpplan.units import percent_text, signed_percent_text
 
 
 def range_text(interval: Interval, signed: bool = False) -> str:
-    """An interval of shares in per cent, with the digits that it supports and no more."""
+    """Write an interval of shares in per cent, with the digits that it supports."""
     low, high = interval.low, interval.high
     width = high - low
     digits = 2 if math.isinf(width) or width < 0.01 else 1
@@ -20,14 +20,14 @@ def range_text(interval: Interval, signed: bool = False) -> str:
         return f"at least {text(low, digits)}"
     if math.isinf(low):
         return f"at most {text(high, digits)}"
-    # Rounded outwards: what is printed is proved as well.
+    # Rounded outwards, so that the printed interval is proved.
     unit = 10.0 ** -(digits + 2)
     ends = text(math.floor(low / unit) * unit, digits), text(math.ceil(high / unit) * unit, digits)
     return joined(*ends)
 
 
 def joined(low: str, high: str) -> str:
-    """Two amounts as a range, their unit once where it is the same: ``1.2 to 1.3 %``."""
+    """Write two amounts as a range, with a common unit once: ``1.2 to 1.3 %``."""
     if low == high:
         return low
     number, _, unit = low.rpartition(" ")

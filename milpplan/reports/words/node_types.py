@@ -1,4 +1,4 @@
-"""Node types in words."""
+"""Sentences on node types."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from milpplan.simulation.report import StepReport
 
 
 def cluster_text(problem: Problem, num_gpus: int) -> str:
-    """``64 x NAME``, or of several node types ``64 x NAME + 64 x NAME``."""
+    """Write ``64 x NAME``, or for several node types ``64 x NAME + 64 x NAME``."""
     counts = problem.node_gpus if problem.other_hardware else (num_gpus,)
     parts = zip(counts, problem.node_types, strict=True)
     return " + ".join(f"{count:,} x {hardware.name}" for count, hardware in parts)
 
 
 def node_types_text(report: StepReport) -> str:
-    """Which stages are on which nodes, in the order of the pipeline: ``stages 0-7: NAME; 8-15: NAME``."""
+    """Write the nodes of the stages, in pipeline order: ``stages 0-7: NAME; 8-15: NAME``."""
     blocks, first = [], 0
     for name, same in groupby(stage.node_type for stage in report.stages):
         last = first + len(list(same)) - 1
@@ -27,8 +27,11 @@ def node_types_text(report: StepReport) -> str:
 
 
 def replicas_text(problem: Problem, plan: Plan, report: StepReport) -> str:
-    """How many replicas are on which nodes, with the micro-batches of each: ``4 replicas on NAME with 20
-    micro-batches each; ...``. Nothing where all are alike."""
+    """Write the replicas by node type with their micro-batches: ``4 replicas on NAME with 20 micro-batches each;
+    ...``.
+
+    Empty where all replicas are alike.
+    """
     layout = plan.layout
     block = layout.num_gpus // layout.dp
     parts = []
@@ -40,6 +43,6 @@ def replicas_text(problem: Problem, plan: Plan, report: StepReport) -> str:
 
 
 def _counted(number: int, noun: str) -> str:
-    """``1 replica``, ``2 replicas``."""
+    """Write a count with its noun: ``1 replica``, ``2 replicas``."""
     plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"

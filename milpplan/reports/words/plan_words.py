@@ -1,4 +1,4 @@
-"""A plan in sentences for somebody who has never seen one, and what the names on its page mean."""
+"""Sentences on a plan for newcomers, and the meanings of the names on its page."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ZERO: Final = (
 
 
 def plan_sentences(problem: Problem, plan: Plan, report: StepReport) -> list[str]:
-    """What is done, from the whole job to the single GPU."""
+    """Describe the plan, from the whole job to the single GPU."""
     return [
         _job(problem, plan.layout, report),
         *_splits(problem, plan),
@@ -125,7 +125,7 @@ def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
 
 
 def _nodes(problem: Problem, plan: Plan, report: StepReport) -> Iterator[str]:
-    """Which stages, or which replicas, are on which nodes, in a cluster of several types."""
+    """Describe the nodes of the stages or replicas, in a cluster of several types."""
     if plan.layout.replica_micro_batches:
         yield f"The replicas are of different make: {replicas_text(problem, plan, report)}."
     elif problem.other_hardware:
@@ -178,7 +178,7 @@ def _memory(report: StepReport) -> str:
 
 
 def layout_text(plan: Plan) -> str:
-    """The degrees on one line, those of one left out: ``tp 4, pp 4, vpp 7, dp 4, micro-batch 1, ZeRO 1``."""
+    """Write the degrees on a line, without those of one: ``tp 4, pp 4, vpp 7, dp 4, micro-batch 1, ZeRO 1``."""
     layout = plan.layout
     names = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp")
     degrees = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
@@ -196,7 +196,7 @@ DEGREES: Final = (
 
 
 def difference_text(plan: Plan, base: Plan) -> str:
-    """What of a plan's layout is not as in another one; its stages where nothing is."""
+    """Describe the difference between two plans' layouts, or between their stages where the layouts are equal."""
     parts = []
     for name in DEGREES:
         own, other = getattr(plan.layout, name), getattr(base.layout, name)

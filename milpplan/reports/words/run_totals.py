@@ -1,4 +1,4 @@
-"""A whole run in days, accelerator hours and money: the record and the words."""
+"""Days, accelerator hours and money of a whole run: record and text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from milpplan.units import count_text, money_text, rate_text
 
 
 class RunDocument(Record):
-    """The whole run. ``least_gpu_hours`` and ``least_cost`` are proved lower bounds over the declared space."""
+    """Totals of the whole run. ``least_gpu_hours`` and ``least_cost`` are lower bounds over the declared space."""
 
     tokens: float
     days: float
@@ -20,7 +20,7 @@ class RunDocument(Record):
 
 
 def run_document(totals: RunTotals | None) -> RunDocument | None:
-    """The record of a run's totals."""
+    """Make the record of a run's totals."""
     if totals is None:
         return None
     return RunDocument(
@@ -35,7 +35,7 @@ def run_document(totals: RunTotals | None) -> RunDocument | None:
 
 
 def run_text(totals: RunTotals) -> str:
-    """One line, e.g. ``15T tokens in 61.2 days: 1,504,211 GPU-hours, cost 3.76M; proved: not below 3.759M``."""
+    """Write a line: ``15T tokens in 61.2 days: 1,504,211 GPU-hours, cost 3.76M; proved: not below 3.759M``."""
     days = f"{totals.days:,.3g} days"
     text = f"{count_text(totals.tokens)} tokens in {days}: {rate_text(totals.gpu_hours)} GPU-hours"
     if totals.cost is not None:

@@ -1,4 +1,4 @@
-"""The declared space of a proof, in words."""
+"""Sentences on the cost model and declared space of a proof."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from milpplan.version import __version__
 
 
 def cost_model_text(problem: Problem) -> str:
-    """What a proof rests on, e.g. ``milpplan 0.1.0``, and the plug-in that times the layers, if one does."""
+    """Name the cost model of a proof, e.g. ``milpplan 0.1.0``, and the plug-in that times the layers, if there is
+    one."""
     names = {hardware.software.cost_model for hardware in problem.node_types} - {OWN_COST_MODEL}
     others = [plugin_title("cost_models", name) for name in sorted(names)]
     return f"milpplan {__version__}" + "".join(f" with layers timed by {other}" for other in others)
 
 
 def scope_text(problem: Problem, forbid: Sequence[Mapping[str, object]] = ()) -> str:
-    """Name the cost model and the declared space, without the forbidden layouts, of a proof."""
+    """Describe the cost model and the declared space of a proof, without the forbidden layouts."""
     left_out = [" and ".join(f"{name} {_value_text(value)}" for name, value in one.items()) for one in forbid]
     without = f" without {', or '.join(left_out)}" if left_out else ""
     return f"cost model {cost_model_text(problem)}, {space_text(problem)}{without}"
 
 
 def _value_text(value: object) -> str:
-    """A value as options of the command line have it."""
+    """Write a value as the command line takes it."""
     return "-".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
 
 
 def space_text(problem: Problem) -> str:
-    """Kind of the space and everything that narrows it, e.g. ``space free (interleaved layers even; tp 8)``."""
+    """Describe the kind of the space and its narrowings, e.g. ``space free (interleaved layers even; tp 8)``."""
     space, default = problem.space, Space()
     narrowed = []
     if space.target is not None:
@@ -47,7 +48,7 @@ def space_text(problem: Problem) -> str:
 
 
 def narrowings(space: Space) -> list[str]:
-    """The values that a space fixes, e.g. ``tp 8``."""
+    """List the values that a space fixes, e.g. ``tp 8``."""
     default, narrowed = Space(), []
     for name in Space.model_fields:
         if name in NOT_LISTS:

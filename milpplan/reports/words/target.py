@@ -1,4 +1,4 @@
-"""The launcher that a result is restricted to, and what the restriction costs: as a record and in words."""
+"""Launcher that a result is restricted to, and the price of the restriction: record and sentence."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 
 SAME_SHARE = 1e-3
-"""Prices of a restriction that differ less are printed as one, and smaller ones as none."""
+"""Difference up to which the two ends of a price are printed as one value, and below which a price counts as
+none."""
 
 
 class TargetPriceDocument(Record):
-    """What the restriction costs: the best of the whole space and its proved bound, in the objective's unit, and
-    the shares that the launcher's best takes more, at least and at most. ``space`` is the whole one, ``plan`` its
-    best, ``problem_sha256`` the digest of the problem with it; a price without these cannot be certified."""
+    """Price of the restriction to a launcher.
+
+    It holds the best of the whole space and its proved bound, in the objective's unit, and the minimum and maximum
+    share by which the launcher's best exceeds it. ``space`` is the whole space, ``plan`` its best,
+    ``problem_sha256`` the digest of the problem with that space; a price without these cannot be certified.
+    """
 
     objective: float
     objective_bound: float
@@ -31,7 +35,7 @@ class TargetPriceDocument(Record):
 
 
 class TargetDocument(Record):
-    """The launcher that the space is restricted to; ``price`` is null where the whole space was not solved."""
+    """Launcher that the space is restricted to; ``price`` is null where the whole space was not solved."""
 
     name: str
     version: str | None
@@ -39,7 +43,7 @@ class TargetDocument(Record):
 
 
 def target_document(result: PlanResult) -> TargetDocument | None:
-    """The record of the launcher that a result is restricted to; None without one."""
+    """Make the record of the launcher that a result is restricted to; None without a launcher."""
     space, price = result.problem.space, result.target_price
     if space.target is None:
         return None
@@ -48,7 +52,7 @@ def target_document(result: PlanResult) -> TargetDocument | None:
 
 
 def target_price_document(problem: Problem, price: TargetPrice) -> TargetPriceDocument:
-    """Make the record of what the restriction of a problem costs."""
+    """Make the record of the price of a problem's restriction."""
     return TargetPriceDocument(
         objective=price.objective,
         objective_bound=price.objective_bound,
@@ -63,7 +67,7 @@ def target_price_document(problem: Problem, price: TargetPrice) -> TargetPriceDo
 
 
 def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument) -> str:
-    """What the restriction to a launcher costs, in words; an interval where the proofs leave one."""
+    """Describe the price of the restriction to a launcher, as an interval where the proofs leave one."""
     least, most = price.least_fraction, price.most_fraction
     more = "slower" if problem.job.objective == "step_time_per_token" else f"more {problem.job.objective}"
     best = f"than the best of any launcher (the same space without --target {problem.space.target})"
