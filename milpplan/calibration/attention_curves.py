@@ -1,4 +1,4 @@
-"""From measured flash attention to curves: the description's, corrected node by node where there are data."""
+"""Efficiency curves of attention, corrected node by node to measured flash-attention kernels."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FloatArray = npt.NDArray[np.float64]
 Direction = Literal["attention_forward", "attention_backward"]
 
 LATENCY_MARGIN: Final = 2.0
-"""A kernel within this factor of the latency of any kernel says nothing about its rate."""
+"""Factor over the latency of any kernel below which a kernel's time does not show its rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attentions:
-    """Measured causal kernels of one direction: tokens a sequence, FLOPs with those of the last tiles (``milpplan.
-    costs.compute.flash_attention_flops``), seconds each."""
+    """Measured causal kernels of one direction: tokens per sequence, FLOPs including the last tiles, and seconds
+    each."""
 
     direction: Direction
     length: FloatArray
@@ -32,7 +32,7 @@ class Attentions:
 
 @dataclass(frozen=True, slots=True)
 class CurveFit:
-    """A curve, rows used, and mean absolute errors of the efficiency."""
+    """Curve, number of rows used, and mean absolute errors of the efficiency."""
 
     curve: SizeCurve
     num_rows: int
@@ -41,7 +41,7 @@ class CurveFit:
 
 
 def fit_curve(kernels: Attentions, hardware: HardwareSpec) -> CurveFit | None:
-    """The curve of one direction on the description's lengths; None where no kernel is long enough to say."""
+    """Fit the curve of a direction at the description's lengths; None where no kernel is long enough."""
     accelerator = hardware.accelerator
     before: SizeCurve = getattr(accelerator, kernels.direction)
     use = kernels.time_s > LATENCY_MARGIN * accelerator.kernel_latency_s

@@ -1,4 +1,4 @@
-"""From measured collectives to an overlay: tables inside a domain, the efficiency of the network between them."""
+"""Bus bandwidth tables inside a domain and network efficiency between domains, from measured collectives."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from milpplan.units import percent_text, size_text
 
 RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 MOST_SIGMA: Final = 0.5
-"""Of tables; repetitions that scatter more say nothing."""
+"""Maximum one sigma of tables; repetitions with a larger scatter do not determine a value."""
 LARGEST: Final = 3
-"""Largest messages whose rates give the efficiency of the network."""
+"""Number of largest messages whose rates give the efficiency of the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class BusFit:
-    """What collectives say: tables, constants, what is told, and mean absolute errors of the bandwidth of the
-    description before, over ``num_rows`` rows inside a domain (None without any)."""
+    """Fit to collectives: tables, constants, notes, and mean absolute errors of the previous description's
+    bandwidth over ``num_rows`` rows inside a domain (None without any)."""
 
     tables: Tables
     constants: Constants
@@ -36,7 +36,7 @@ class BusFit:
 
 
 def fit_bus(logs: list[BusLog], hardware: HardwareSpec) -> BusFit:
-    """Tables and network efficiency of measured collectives; what was not measured keeps its values.
+    """Fit tables and network efficiency to measured collectives; values without measurements are kept.
 
     Raises:
         InvalidInputError: nothing in the logs can be used on this hardware.
@@ -73,7 +73,8 @@ def fit_bus(logs: list[BusLog], hardware: HardwareSpec) -> BusFit:
 
 
 def _constants(inside: list[BusLog], factors: list[float], told: list[str]) -> Constants:
-    """The network's efficiency, and the one sigma of the tables: scatter of repetitions, as if common to all."""
+    """Fit the network's efficiency, and the one sigma of the tables: scatter of repetitions, as if common to
+    all."""
     found: dict[str, Factor] = {}
     if factors:
         sigma = float(np.std(factors)) if len(factors) > 1 else 0.1 * factors[0]
@@ -88,7 +89,7 @@ def _constants(inside: list[BusLog], factors: list[float], told: list[str]) -> C
 
 
 def _described(hardware: HardwareSpec, operation: str, sizes: list[int], ranks: float) -> list[float]:
-    """Bus bandwidths of the description, bytes/s."""
+    """Return bus bandwidths of the description, bytes/s."""
     name: Operation = operation  # type: ignore[assignment]
     rates = bus_bandwidth_bytes_per_s(hardware, name, np.array(sizes, dtype=np.float64), ranks)
     return [float(rate) for rate in rates]
@@ -100,8 +101,8 @@ def _errors(log: BusLog, hardware: HardwareSpec) -> list[float]:
 
 
 def _table(logs: list[BusLog], hardware: HardwareSpec, operation: str, told: list[str]) -> BusTable:
-    """Measured rows on the union of their sizes. Ranks of the description that were not measured keep their rates,
-    read at these sizes."""
+    """Make a table of measured rows on the union of their sizes. Numbers of ranks in the description that were not
+    measured keep their rates, interpolated at these sizes."""
     measured = {log.num_ranks: log for log in logs}
     before: BusTable = getattr(hardware.scale_up, operation)
     sizes = sorted({size for log in logs for size in log.rates if size > 0})
@@ -126,7 +127,7 @@ def _table(logs: list[BusLog], hardware: HardwareSpec, operation: str, told: lis
 
 
 def _network_factors(logs: list[BusLog], hardware: HardwareSpec, told: list[str]) -> list[float]:
-    """Measured over described bus bandwidth of large messages in rings over whole domains."""
+    """Return measured over described bus bandwidth of large messages in rings over whole domains."""
     domain, out = hardware.scale_up.num_gpus, hardware.scale_out
     described = domain * out.bandwidth_bytes_per_s * out.efficiency
     factors: list[float] = []

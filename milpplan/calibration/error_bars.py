@@ -1,4 +1,4 @@
-"""From the uncertainty of a hardware description to that of a step time and of the choice between plans."""
+"""Uncertainty of a step time and of the choice between plans, from that of a hardware description."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ENDS: Final[tuple[tuple[End, float], ...]] = (("fast", -1.0), ("slow", 1.0))
 
 
 def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar | None:
-    """The step time of a plan with one sigma down and up; None where the hardware has no uncertainty.
+    """Compute the step time of a plan with one sigma down and up; None where the hardware has no uncertainty.
 
     First order: the plan is simulated with every uncertain constant one sigma down and up, one at a time, and the
     differences are added in quadrature, with the scatter that no constant explains. Correlations of the fit are
-    left out: where constants were hard to tell apart this is an upper bound of their share.
+    left out: where constants were hard to separate this is an upper bound of their share.
     """
     known = problem.hardware.uncertainty
     if known is None:
@@ -40,13 +40,13 @@ def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar | No
 
 
 def at(problem: Problem, sigmas: dict[str, float]) -> Problem:
-    """The problem with constants of its hardware moved by so many sigmas; its uncertainty is dropped."""
+    """Move constants of the problem's hardware by multiples of sigma, and drop the hardware's uncertainty."""
     hardware: HardwareSpec = moved(problem.hardware, sigmas).model_copy(update={"uncertainty": None})
     return problem.model_copy(update={"hardware": hardware})
 
 
 def joint_end(problem: Problem, end: End) -> Problem:
-    """The problem with every uncertain constant one sigma to the fast or to the slow side."""
+    """Move every uncertain constant one sigma to the fast or to the slow side."""
     sign = dict(ENDS)[end]
     return at(problem, dict.fromkeys((*FACTORS, *TIMES), sign))
 
@@ -57,11 +57,20 @@ def robustness(
     others: Sequence[Plan],
     solve_end: Callable[[Problem], tuple[Plan | None, float | None]] | None = None,
 ) -> Robustness | None:
-    """Whether ``best`` is still the fastest at both joint ends; None where no constant is uncertain.
+    """Test whether ``best`` is still the fastest plan at both joint ends.
 
-    ``others`` are simulated at both ends. ``solve_end`` solves the problem of an end and returns its best plan and
-    its proved lower bound in seconds; that plan is then one of the others. Plans are compared by step time, or
-    by step time per sequence and by GPUs where their batches or sizes differ.
+    Plans are compared by step time, or by step time per sequence and by GPUs where their batches or sizes differ.
+
+    Args:
+        problem: the problem of the plans.
+        best: the best plan.
+        others: plans to simulate at both ends.
+        solve_end: solves the problem of an end and returns its best plan and its proved lower bound in seconds;
+            that plan
+            is compared, too.
+
+    Returns:
+        The comparison at both ends; None where no constant is uncertain.
     """
     known = problem.hardware.uncertainty
     if known is None or not any(getattr(known, name) for name in (*FACTORS, *TIMES)):
@@ -81,6 +90,6 @@ def _step_s(problem: Problem, plan: Plan) -> float:
 
 
 def _cost_s(problem: Problem, plan: Plan, best: Plan) -> float:
-    """Step time of a plan, as if for the batch of the best one."""
+    """Return the step time of a plan, scaled to the batch of the best one."""
     share = best.layout.global_batch_size / plan.layout.global_batch_size
     return _step_s(problem, plan) * share

@@ -1,4 +1,4 @@
-"""From measured matrix products to a table: the description's, corrected node by node where there are data."""
+"""Efficiency tables of matrix products, corrected node by node to measured products."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TERA: Final = 1e12
 MAX_ROWS: Final = 200_000
 MOST_ELEMENTS: Final = 10**9
 MEMORY_MARGIN: Final = 1.2
-"""A product within this factor of its memory traffic says nothing about the matrix engine."""
+"""Factor over its memory traffic below which a product's time does not show the rate of the matrix engine."""
 LEAST_FOR_SIGMA: Final = 4
 MOST_SIGMA: Final = 0.5
 OUTLIER: Final = 5
-"""Sigmas beyond which a product is told as an outlier."""
+"""Sigmas beyond which a product is reported as an outlier."""
 _DO: Final = (
     "Give a CSV with the columns m,n,k and one of time_s, time_ms, time_us (or latency_...) or tflops; precision "
     "if fp8."
@@ -51,7 +51,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class GemmFit:
-    """Tables, what is told, rows used, and mean absolute errors of the efficiency.
+    """Tables, notes, rows used, and mean absolute errors of the efficiency.
 
     ``constants`` are factors of 1 with the tables' one sigma: the robust scatter of products around a table that
     was fitted without them, as if it were common to all products (upper).
@@ -66,16 +66,16 @@ class GemmFit:
 
 
 def is_gemm_csv(text: str) -> bool:
-    """Whether the first line names m, n and k."""
+    """Test whether the first line names m, n and k."""
     first = text.lstrip().splitlines()[:1]
     return bool(first) and {"m", "n", "k"} <= {word.strip().lower() for word in first[0].split(",")}
 
 
 def parse_gemm(text: str, source: str) -> list[Products]:
-    """The products of a CSV by number format.
+    """Parse the products of a CSV by number format.
 
     Raises:
-        InvalidInputError: a column is missing, a value is no positive number, too many rows.
+        InvalidInputError: a column is missing, a value is not a positive number, or there are too many rows.
     """
     reader = csv.DictReader(io.StringIO(text.lstrip()))
     reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
@@ -116,7 +116,7 @@ def _products(name: str, values: list[tuple[float, ...]]) -> Products:
 
 
 def _row(row: dict[str, Any], measured: str, place: str) -> tuple[float, ...]:
-    """m, n, k, seconds."""
+    """Parse m, n, k and seconds."""
     try:
         m, n, k, value = (float(row[name]) for name in ("m", "n", "k", measured))
     except (TypeError, ValueError, KeyError) as error:
@@ -133,10 +133,11 @@ def _row(row: dict[str, Any], measured: str, place: str) -> tuple[float, ...]:
 
 
 def fit_gemm(products: list[Products], hardware: HardwareSpec) -> GemmFit:
-    """Tables of measured products, by number format.
+    """Fit tables to measured products, by number format.
 
-    Minimised over a correction of every node of the description's table: squares of the relative errors of the
-    efficiency, and of the corrections' differences from their mean; rows with large errors count less.
+    The objective, over a correction of every node of the description's table, is the sum of squares of the
+    relative errors of the efficiency, and of the corrections' differences from their mean; rows with large errors
+    count less.
 
     Raises:
         InvalidInputError: no product is limited by the matrix engine, or the accelerator lacks the format.
@@ -171,7 +172,8 @@ def fit_gemm(products: list[Products], hardware: HardwareSpec) -> GemmFit:
 
 
 def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, float, tuple[FloatArray, FloatArray]]:
-    """The table, its one sigma, and errors of the products used in the description's table and in this one."""
+    """Fit a table; return it, its one sigma, and errors of the used products in the description's and the new
+    table."""
     accelerator = hardware.accelerator
     engine = engine_of(accelerator, part.precision)
     kernel_s = part.time_s - accelerator.kernel_latency_s
@@ -196,8 +198,8 @@ def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, float, t
 
 
 def _one_sigma(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) -> float:
-    """Robust scatter of every second product around a table fitted to the others, in turn; of fewer than four the
-    noise that a product is taken to have."""
+    """Estimate the robust scatter of every second product around a table fitted to the others, in turn; for fewer
+    than four products, return the noise assumed for a product."""
     if len(efficiency) < LEAST_FOR_SIGMA:
         return NOISE
     errors = []

@@ -1,4 +1,4 @@
-"""What is fitted to: measured steps, each with the problem and the plan that it ran, and their prediction."""
+"""Measured steps to fit to, each with the problem and the plan that it ran, and their prediction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One measured step: ``step_time_s`` seconds for ``plan`` of ``problem``, whose hardware is not yet fitted."""
+    """Measured step: ``step_time_s`` seconds for ``plan`` of ``problem``, whose hardware is not yet fitted."""
 
     id: str
     group: str
@@ -47,10 +47,13 @@ def observations(
     stacks: bool = False,
     unscored: frozenset[str] = UNSCORED_FLAGS,
 ) -> tuple[list[Observation], list[str]]:
-    """The timed runs of a file, and why each of the others is left out.
+    """Select the timed runs of a file, and give a reason for each of the others.
 
-    ``hardware`` replaces the description that a run's own words would choose; ``stacks``: with the constants that
-    are fitted to its framework already; ``unscored``: flags of runs that are left out.
+    Args:
+        file: the runs.
+        hardware: replaces the description that a run's own words would choose.
+        stacks: use the constants that are already fitted to its framework.
+        unscored: flags of runs that are left out.
     """
     found: list[Observation] = []
     left_out: list[str] = []
@@ -78,13 +81,13 @@ def observations(
 
 
 def on_hardware(runs: Iterable[Observation], hardware: HardwareSpec) -> list[Observation]:
-    """The same observations on another description."""
+    """Replace the description of the observations."""
     return [replace(run, problem=run.problem.model_copy(update={"hardware": hardware})) for run in runs]
 
 
 class StepPredictor:
-    """Simulated step times of observations under constants. Runs that differ in their layout only share the
-    costs of their layers, and every answer is kept."""
+    """Simulated step times of observations under constants. Runs that differ only in their layout share the costs
+    of their layers, and every answer is cached."""
 
     def __init__(self, runs: Sequence[Observation]) -> None:
         self.runs = tuple(runs)
@@ -98,20 +101,20 @@ class StepPredictor:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The runs' names."""
+        """Names of the runs."""
         return tuple(run.id for run in self.runs)
 
     @property
     def base(self) -> HardwareSpec:
-        """The first run's description."""
+        """Description of the first run."""
         return self.runs[0].problem.hardware
 
     def part(self, rows: npt.NDArray[np.int64]) -> StepPredictor:
-        """Some of the runs."""
+        """Select runs by row."""
         return StepPredictor([self.runs[row] for row in rows])
 
     def times_s(self, theta: Theta) -> FloatArray:
-        """Seconds a step of every observation.
+        """Compute seconds per step of every observation.
 
         Raises:
             InvalidInputError: a step time left the range of numbers.

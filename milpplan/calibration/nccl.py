@@ -1,6 +1,6 @@
-"""The output of nccl-tests (or rccl-tests): tables of one or more collectives, as they are printed.
+"""Parser of the output of nccl-tests (or rccl-tests): printed tables of one or more collectives.
 
-Sizes are in bytes, times in microseconds, bandwidths in GB/s (1e9 bytes/s). The out-of-place columns count.
+Sizes are in bytes, times in microseconds, bandwidths in GB/s (1e9 bytes/s). The out-of-place columns are used.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ PASSES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "a
 """bus bandwidth = passes (n - 1) / n * bytes / time. Source: nccl-tests, doc/PERFORMANCE.md."""
 REDUCING: Final = frozenset({"all_reduce", "reduce_scatter"})
 SAME_FACTOR: Final = 0.02
-"""Two digits after the point of small bandwidths are no better."""
+"""Relative tolerance of the factor between the bandwidths: small ones are printed with only two decimals."""
 MICRO: Final = 1e-6
 GIGA: Final = 1e9
 MAX_RANKS: Final = 1_048_576
 MOST_BYTES: Final = 1e15
 MOST_RATE: Final = 1e16
-"""Bytes a second; beyond it a row is no measurement."""
+"""Maximum plausible rate in bytes per second; a row beyond it is not a measurement."""
 
 _OPERATION = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?:_perf)?\b", re.IGNORECASE)
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\b")
 _GPUS = re.compile(r"\bnThread\s+(\d+)\s+nGpus\s+(\d+)\b")
 _COLUMNS = re.compile(r"^#\s+size\s+count\b")
 _TAG = re.compile(r"^\s*(?:\[[^\]\s]*(?: [^\]]*)?\](?:<std(?:out|err)>)?:?|[\w.-]+(?:\[\d+\])?:)(?=[\s#]|$)")
-"""Marks of a launcher before a line: ``[0]`` (mpirun -prepend-rank), ``[1,0]<stdout>:`` (--tag-output), ``0:``
+"""Tags of a launcher before a line: ``[0]`` (mpirun -prepend-rank), ``[1,0]<stdout>:`` (--tag-output), ``0:``
 (srun --label), ``node3:`` (pdsh), or a time in brackets."""
 _RANK_TAG = re.compile(r"\[\d+\]")
-"""A tag of a rank within a line, where the program wrote the line in parts."""
+"""Tag of a rank within a line, where the program wrote the line in parts."""
 _DO = "Give the whole output of all_reduce_perf, all_gather_perf, reduce_scatter_perf or alltoall_perf."
 
 
 @dataclass(slots=True)
 class BusLog:
-    """One collective among ``num_ranks``: bus bandwidth in bytes/s by message size in bytes, ascending."""
+    """Collective among ``num_ranks``: bus bandwidth in bytes/s by message size in bytes, ascending."""
 
     operation: str
     num_ranks: int
     rates: dict[int, float] = field(default_factory=dict)
     spread: list[float] = field(default_factory=list)
-    """How far measurements of one message size are apart, relative, as of a single one: repetitions from their
-    median, times in place from those out of place by the root of two."""
+    """Relative deviations of measurements of one message size, scaled to a single measurement: repetitions from
+    their median, times in place from those out of place divided by the square root of two."""
 
 
 @dataclass(slots=True)
 class _Section:
-    """What the lines so far say of the table that comes next."""
+    """State of the parser: information of earlier lines about the next table."""
 
     operation: str | None
     ranks: set[int] = field(default_factory=set)
@@ -61,7 +61,7 @@ class _Section:
 
 
 def untagged(text: str) -> list[str]:
-    """Split a text into lines, without the tags of a launcher where the header of the table has one."""
+    """Split a text into lines, without the tags of a launcher if the header of the table has one."""
     lines = text.splitlines()
     if any(_COLUMNS.match(line) for line in lines):
         return lines
@@ -72,18 +72,17 @@ def untagged(text: str) -> list[str]:
 
 
 def is_nccl_log(text: str) -> bool:
-    """Tell whether a text has the header of nccl-tests' table."""
+    """Test whether a text has the header of nccl-tests' table."""
     return any(_COLUMNS.match(line) for line in untagged(text))
 
 
 def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusLog]:
-    """The tables of an output, those of one operation and number of ranks together.
+    """Parse the tables of an output, merged by operation and number of ranks.
 
-    ``num_gpus`` is the number of ranks where the output does not say it.
+    ``num_gpus`` is the number of ranks where the output does not state it.
 
     Raises:
-        InvalidInputError: no table, an operation that is not named, a number of ranks that is not known, a
-            line that is cut.
+        InvalidInputError: no table, an unnamed operation, an unknown number of ranks, or an incomplete line.
     """
     section = _Section(_operation_of(source.rsplit("/", 1)[-1]))
     rows: dict[tuple[str, int], dict[int, list[float]]] = {}
@@ -110,7 +109,8 @@ def _log(key: tuple[str, int], found: dict[int, list[float]], pairs: list[float]
 
 
 def _in_place(words: list[str], columns: list[str]) -> list[float]:
-    """The logarithm of the in-place over the out-of-place time, by the root of two; nothing without both."""
+    """Return the logarithm of the in-place over the out-of-place time, divided by the square root of two; empty
+    without both."""
     places = [index for index, name in enumerate(columns) if name == "time"]
     try:
         first, second = (float(words[index]) for index in places)
@@ -128,13 +128,13 @@ def _operation_of(text: str) -> str | None:
 
 
 def _read_header(line: str, section: _Section) -> None:
-    """A comment, a rank, the columns, or the words of the command."""
+    """Read a comment, a rank, the columns, or the words of the command."""
     rank = _RANK.match(line)
     gpus = _GPUS.search(line)
     if _COLUMNS.match(line):
         section.columns = line.lstrip("# ").split()
     elif gpus is not None:
-        # A new run starts here: its ranks follow.
+        # A new run starts here, followed by its ranks.
         section.gpus, section.ranks, section.columns = int(gpus[1]) * int(gpus[2]), set(), []
     elif rank is not None:
         section.ranks.add(int(rank[1]))
@@ -145,8 +145,8 @@ def _read_header(line: str, section: _Section) -> None:
 
 
 def _recognised(section: _Section, ranks: int, words: list[str]) -> str | None:
-    """The collective whose bus bandwidth is so many times the algorithm's, of those that reduce or do not; None
-    where several are like that."""
+    """Recognise the collective by the ratio of its bus bandwidth to the algorithm's, among those that reduce or do
+    not; None where several have this ratio."""
     try:
         algorithm, bus = (float(words[section.columns.index(name)]) for name in ("algbw", "busbw"))
         reduces = words[section.columns.index("redop")] != "none"
@@ -182,7 +182,8 @@ def _named(section: _Section, source: str, num_gpus: int | None, words: list[str
 
 
 def _row(line: str, columns: list[str], factor: float, place: str) -> tuple[int, float]:
-    """Message size in bytes, and bus bandwidth in bytes/s from the time, whose rounding is finer."""
+    """Parse the message size in bytes, and compute bus bandwidth in bytes/s from the time, whose rounding is
+    finer."""
     words = line.split()
     try:
         if len(words) > len(columns):
@@ -213,5 +214,5 @@ def _median(values: list[float]) -> float:
 
 
 def operations(logs: list[BusLog]) -> Iterator[str]:
-    """Names of the collectives measured, each once."""
+    """Iterate over the names of the measured collectives, each once."""
     yield from dict.fromkeys(log.operation for log in logs)

@@ -1,4 +1,4 @@
-"""A table or a curve corrected node by node to what was measured between its nodes."""
+"""Correction of a table or curve, node by node, to measurements between its nodes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from scipy.linalg import cho_factor, cho_solve
 FloatArray = npt.NDArray[np.float64]
 
 SMOOTHNESS: Final = 0.3
-"""One sigma of a node's correction around the mean one, relative."""
+"""One sigma of a node's correction around the mean correction, relative."""
 NOISE: Final = 0.03
 """One sigma of a measurement, relative."""
 ROUNDS: Final = 5
 LEAST, MOST = 1e-4, 1.5
-"""Efficiencies of nodes stay within these."""
+"""Bounds on efficiencies of nodes."""
 MOST_STEPS: Final = 100
-"""Of a projected Newton method, which takes about ten."""
+"""Maximum number of steps of the projected Newton method, which takes about ten."""
 OPTIMAL: Final = 1e-10
-"""A gradient this small, relative to the right-hand side, is none."""
+"""Gradient, relative to the right-hand side, below which a point counts as optimal."""
 
 
 def hat_weights(*axes: tuple[tuple[float, ...], FloatArray]) -> FloatArray:
-    """[rows, nodes] of axes with the sizes of the rows on them: an interpolation that is linear in the logarithms
-    of the sizes is linear in the nodes, so each column is that of a unit node."""
+    """Compute interpolation weights [rows, nodes] from axes with the sizes of the rows on them.
+
+    An interpolation that is linear in the logarithms of the sizes is linear in the nodes, so each column is that
+    of a unit node.
+    """
     parts = []
     for axis, sizes in axes:
         grid = np.log(np.array(axis, dtype=np.float64))
@@ -36,16 +39,17 @@ def hat_weights(*axes: tuple[tuple[float, ...], FloatArray]) -> FloatArray:
 
 
 def corrected(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) -> FloatArray:
-    """Node values: the description's times a common factor times corrections near 1.
+    """Fit node values: the description's times a common factor times corrections near 1.
 
-    Minimised are squares of the relative errors of ``efficiency`` [rows], and of the corrections' differences from
-    their mean; rows with large errors count less. ``weights`` [rows, nodes], ``nodes`` [nodes] of the description.
+    The objective is the sum of squares of the relative errors of ``efficiency`` [rows], and of the corrections'
+    differences from their mean; rows with large errors count less. ``weights`` [rows, nodes], ``nodes`` [nodes] of
+    the description.
     """
     common = float(np.median(efficiency / (weights @ nodes)))
     start = np.clip(nodes * common, LEAST, MOST)
-    # A node beside which nothing was measured keeps the mean correction.
+    # A node without measurements beside it keeps the mean correction.
     beside = weights.any(axis=0)
-    # Normal equations: many measurements on a few hundred nodes.
+    # Normal equations, because there are many measurements and a few hundred nodes.
     rows = (weights * start / efficiency[:, None])[:, beside]
     low, high = (LEAST / start)[beside], np.maximum(MOST / start, 1.001)[beside]
     trust = np.ones(len(efficiency))
@@ -55,7 +59,7 @@ def corrected(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) ->
         matrix = scaled.T @ scaled + np.eye(len(low)) / SMOOTHNESS**2
         right = scaled.T @ (trust / NOISE) + np.ones(len(low)) / SMOOTHNESS**2
         near = least_within(matrix, right, low, high)
-        # Weights of soft_l1; their roots multiply the rows.
+        # Weights of soft_l1, whose square roots multiply the rows.
         trust = (1.0 + ((rows @ near - 1.0) / NOISE) ** 2) ** -0.25
     correction = np.ones(len(start))
     correction[beside] = near

@@ -1,4 +1,4 @@
-"""Overlays as TOML, written whole or not at all."""
+"""Overlays as TOML files, written atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMENT = "# Fitted by `milpplan calibrate` or `profile`; docs/calibration.md de
 
 
 def overlay_text(overlay: Overlay) -> str:
-    """The TOML of an overlay; reading it gives the same overlay."""
+    """Write an overlay as TOML; reading it gives an equal overlay."""
     data = overlay.model_dump(mode="json", exclude_none=True)
     return COMMENT + "\n".join(_lines(data, "")) + "\n"
 
@@ -29,7 +29,7 @@ def write_overlay(path: Path, overlay: Overlay) -> None:
 
 
 def _lines(table: dict[str, Any], name: str) -> Iterator[str]:
-    """Values first, then the tables inside, as TOML wants them."""
+    """Write values first, then the tables inside, as TOML requires."""
     inner = {key: value for key, value in table.items() if isinstance(value, dict)}
     if name and len(inner) < len(table):
         yield f"\n[{name}]"

@@ -1,4 +1,4 @@
-"""Error bars of a step time, and of the choice between plans: records only. Times in seconds."""
+"""Records of error bars of a step time, and of the choice between plans. Times in seconds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ End = Literal["fast", "slow"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorBar:
-    """A step time with its uncertainty, first order.
+    """Step time with its uncertainty, first order.
 
     ``below_s`` and ``above_s``: one sigma down and up; the parts of ``parts_s`` (down, up) in quadrature.
-    ``residual``: what no constant explains. ``overlay``: whose uncertainty it is.
+    ``residual``: the scatter that no constant explains. ``overlay``: the source of the uncertainty.
     """
 
     step_time_s: float
@@ -27,10 +27,10 @@ class ErrorBar:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """At one end, all constants one sigma to the same side: the best plan beside the fastest other plan.
+    """Comparison of the best plan with the fastest other plan, with all constants one sigma to the same side.
 
-    ``rival_s`` is None where no other plan fits or is known. ``lower_bound_s``: proved for the whole space at
-    this end, ``solved`` the best plan of its own; both None where it was not solved again.
+    ``rival_s`` is None where no other plan fits or is known. ``lower_bound_s``: proved for the whole space at this
+    end, ``solved``: the best plan of the end's own solve; both None where it was not solved again.
     """
 
     end: End
@@ -41,14 +41,14 @@ class Rival:
 
     @property
     def still_best(self) -> bool:
-        """Whether no plan looked at is faster."""
+        """True if no compared plan is faster."""
         return self.rival_s is None or self.best_s <= self.rival_s
 
 
 @dataclass(frozen=True, slots=True)
 class Robustness:
-    """Whether the best plan is best at both ends, among ``num_plans`` other plans of the search, or where
-    ``solved`` among all plans of the space within the gap proved at each end."""
+    """Comparison of the best plan at both ends with ``num_plans`` other plans of the search or, if ``solved``,
+    with all plans of the space within the gap proved at each end."""
 
     ends: tuple[Rival, ...]
     num_plans: int
@@ -56,5 +56,5 @@ class Robustness:
 
     @property
     def still_best(self) -> bool:
-        """At both ends."""
+        """True if the plan is the best at both ends."""
         return all(end.still_best for end in self.ends)

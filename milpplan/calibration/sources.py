@@ -1,4 +1,4 @@
-"""``calibration``: from a file of measurements of any kind to an overlay."""
+"""Calibration from a file of measurements of any kind to an overlay."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from milpplan.validation.runs.reader import MAX_FILE_BYTES, is_packed, read_runs
 
 Kind = Literal["runs", "nccl", "gemm"]
 MAX_RUNS: Final = 2000
-"""Most timed runs of one fit."""
+"""Maximum number of timed runs of a fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """An overlay, the kind of its source, what is told about it, and the fit where the source were runs."""
+    """Overlay, the kind of its source, notes, and the fit if the source holds runs."""
 
     kind: Kind
     overlay: Overlay
@@ -41,10 +41,10 @@ class Calibration:
 
 
 def kind_of(path: Path) -> Kind:
-    """What a file holds: an output of nccl-tests, a CSV of products, else runs.
+    """Recognise the kind of a file: an output of nccl-tests, a CSV of products, or runs.
 
     Raises:
-        InvalidInputError: it cannot be read, or is none of these.
+        InvalidInputError: the file cannot be read, or is of none of these kinds.
     """
     if is_packed(read_bytes(path, max_bytes=MAX_FILE_BYTES)):
         return "runs"
@@ -97,13 +97,19 @@ def calibrated(
     num_gpus: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """The overlay of a file of measurements on a hardware description.
+    """Make the overlay of a file of measurements on a hardware description.
 
-    ``out`` is where the overlay will lie, so that a base given as a path is named relative to it; ``num_gpus`` the
-    ranks of an output of nccl-tests that does not say them.
+    Args:
+        path: the file of measurements.
+        hardware: name or path of the description.
+        name: of the overlay.
+        out: path of the overlay, to which a base given as a path is made relative.
+        constants: the constants to fit.
+        num_gpus: number of ranks of an output of nccl-tests that does not state it.
+        progress: called with a description of the present work.
 
     Raises:
-        InvalidInputError: the file or the hardware cannot be read or say nothing that can be fitted.
+        InvalidInputError: the file or the hardware cannot be read, or has nothing that can be fitted.
     """
     spec = load_hardware(hardware)
     kind = kind_of(path)
@@ -164,10 +170,10 @@ def _of_runs(
 
 
 def checked_words(hardware: str, out: Path | None, name: str) -> dict[str, Any]:
-    """``base`` and ``name`` of an overlay that will lie at ``out``.
+    """Return ``base`` and ``name`` of an overlay with the path ``out``.
 
     Raises:
-        InvalidInputError: a name that cannot be, told before time is spent on a fit.
+        InvalidInputError: the name is invalid; raised before time is spent on a fit.
     """
     words: dict[str, Any] = {"base": base_name(hardware, out), "name": name}
     empty = Provenance(data="", date="", method="", num_measurements=0)
@@ -176,7 +182,7 @@ def checked_words(hardware: str, out: Path | None, name: str) -> dict[str, Any]:
 
 
 def base_name(hardware: str, out: Path | None) -> str:
-    """A shipped name as it is; a path relative to the overlay's directory where that is possible."""
+    """Return a shipped name unchanged, and a path relative to the overlay's directory where that is possible."""
     if hardware in hardware_names():
         return hardware
     path = Path(hardware).resolve()

@@ -1,4 +1,4 @@
-"""A calibration for people and as JSON."""
+"""Calibration as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_TOLD = 12
 
 
 def report(calibration: Calibration) -> RenderableType:
-    """Constants, errors, and what was left out."""
+    """Show constants, errors, and the parts that were left out."""
     overlay = calibration.overlay
     parts: list[RenderableType] = [
         Text(
@@ -41,7 +41,7 @@ def report(calibration: Calibration) -> RenderableType:
 
 
 def constants_table(fit: Fit) -> Table:
-    """Every constant with its uncertainty."""
+    """Show every constant with its uncertainty."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, justify in (
         ("constant", "left"),
@@ -69,7 +69,7 @@ def _sigma(one: Constant) -> str:
 
 
 def errors_text(fit: Fit, what: str = "steps", parts: str = "runs") -> RenderableType:
-    """Errors before, after and of what was left out."""
+    """Show errors before, after and of left-out parts."""
     text = (
         f"mean absolute error of {len(fit.ids)} {what}: {percent_text(fit.error_before)} before, "
         f"{percent_text(fit.error_after)} after"
@@ -106,7 +106,7 @@ def _tables(calibration: Calibration) -> list[RenderableType]:
 
 
 def document_text(calibration: Calibration) -> str:
-    """One JSON document, with a newline at its end."""
+    """Write the JSON document, with a final newline."""
     fit = calibration.fit
     document: dict[str, Any] = {
         "schema_version": 1,
@@ -120,7 +120,7 @@ def document_text(calibration: Calibration) -> str:
 
 
 def fit_document(fit: Fit) -> dict[str, Any]:
-    """A fit as JSON."""
+    """Make the JSON object of a fit."""
     rows = zip(fit.ids, fit.measured_s, fit.before_s, fit.after_s, fit.left_out_s, strict=True)
     return {
         "constants": [

@@ -1,4 +1,4 @@
-"""The same job on several kinds of hardware: each solved and proved, and which of them wins."""
+"""Choice of hardware for a job: each candidate is solved with a proof, and the candidates are ranked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Measure = Literal["cost", "gpu_hours", "s_per_token"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One kind of hardware for the job, and what an hour of one accelerator costs."""
+    """Candidate hardware for the job, with the price of an accelerator hour."""
 
     name: str
     problem: Problem
@@ -28,8 +28,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A solved candidate. ``value`` and ``bound`` are in the unit of the measure: what its plan takes, and what no
-    plan of its space can undercut (infinite where it is proved that none exists, 0 where nothing is proved)."""
+    """Solved candidate. ``value`` and ``bound`` are in the unit of the measure: the value of its best plan, and a
+    lower bound over its space (infinite where there is provably no plan, 0 where nothing is proved)."""
 
     candidate: Candidate
     result: PlanResult
@@ -40,25 +40,26 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Candidates, the best plans first; ``proved``: no plan on any other candidate undercuts the first one's."""
+    """Candidates, those with the best plans first. ``proved``: no plan on another candidate beats the first
+    one's."""
 
     measure: Measure
     outcomes: tuple[Outcome, ...]
 
     @property
     def best(self) -> Outcome | None:
-        """The candidate with the best plan; None where none has a plan."""
+        """Candidate with the best plan; None where no candidate has a plan."""
         first = self.outcomes[0]
         return first if first.value is not None else None
 
     @property
     def rivals_bound(self) -> float:
-        """What no plan on another candidate can undercut; infinite where no other has a plan."""
+        """Lower bound over the plans of all other candidates; infinite where none of them has a plan."""
         return min((one.bound for one in self.outcomes[1:]), default=float("inf"))
 
     @property
     def proved(self) -> bool:
-        """Whether the best plan wins over every plan of the others."""
+        """True if the best plan provably beats every plan of the other candidates."""
         best = self.best
         if best is None:
             return all(one.result.status == "infeasible" for one in self.outcomes)
@@ -66,17 +67,17 @@ class Choice:
 
 
 def choose(candidates: Sequence[Candidate], options: SolveOptions | None = None) -> Choice:
-    """Solve the job on every candidate and set them in order.
+    """Solve the job on every candidate and rank them.
 
-    The measure is the price of the run where every candidate has one (their objective must be ``gpu_hours``), else
-    GPU-hours where those are the objective, else the step time a token.
+    The measure is the price of the run where every candidate has a price (their objective must be ``gpu_hours``),
+    else GPU-hours where those are the objective, else the step time per token.
 
     Args:
-        candidates: at least two, of one objective.
+        candidates: at least two, with a common objective.
         options: as for ``solve``; its time limit is shared among the candidates.
 
     Raises:
-        InvalidInputError: candidates that cannot be compared.
+        InvalidInputError: the candidates cannot be compared.
     """
     measure = _measure(candidates)
     options = options or SolveOptions()

@@ -1,4 +1,5 @@
-"""Rules of divisibility: in words with the model's numbers, and whether one keeps out something better."""
+"""Rules of divisibility: descriptions with the model's numbers, and tests whether a rule excludes better
+layouts."""
 
 from __future__ import annotations
 
@@ -37,11 +38,11 @@ DIVISIBILITY: Final[dict[str, Rule]] = {
         "interleaved_micro_batches_divisible_by_pp",
     )
 }
-"""Rules that refuse a layout for a remainder, and nothing worse: without them it could be imagined, and priced."""
+"""Rules that refuse a layout only because of a remainder: without the rule the layout could be priced."""
 SCHEDULE_BOUND_ONLY: Final = "interleaved_micro_batches_divisible_by_pp"
-"""Without it there is no schedule: only the work that a rank has bounds the step."""
+"""Rule without which there is no schedule, so that only a rank's work bounds the step."""
 MOST_BOUNDED: Final = 40_000
-"""Layouts that are bounded with memory and communication; the bound of the others is that of their compute."""
+"""Maximum number of layouts bounded with memory and communication; other layouts are bounded by compute alone."""
 
 
 def _heads(problem: Problem) -> str:
@@ -114,14 +115,18 @@ def _batch(problem: Problem) -> str:
 
 
 def rule_words(problem: Problem, name: str) -> str:
-    """A rule by name and in words, e.g. ``heads_divisible_by_tp: tp must divide the 64 attention heads``."""
+    """Describe a rule by name and content, e.g. ``heads_divisible_by_tp: tp must divide the 64 attention
+    heads``."""
     words = WORDS.get(name)
     return name if words is None else f"{name}: {words(problem)}"
 
 
 def rule_effects(problem: Problem, best: float) -> tuple[RuleEffect, ...]:
-    """Of every rule of divisibility that refused something: the least bound of what it alone keeps out, in
-    seconds, against the best plan's ``best`` seconds. Only for one number of GPUs and one batch."""
+    """Bound the layouts that each rule of divisibility alone excludes, for every rule that refused layouts.
+
+    Each bound is the minimum, in seconds, and is compared with the best plan's ``best`` seconds. The result is
+    empty unless the problem has a single number of GPUs and a single batch.
+    """
     job = problem.job
     if len(job.num_gpus_values) > 1 or len(job.global_batch_values) > 1:
         return ()
@@ -135,7 +140,7 @@ def rule_effects(problem: Problem, best: float) -> tuple[RuleEffect, ...]:
 
 
 def _least_without(problem: Problem, name: str, best: float) -> float:
-    """Least bound, in seconds, of the layouts that one rule alone refuses; infinite without any."""
+    """Return the minimum bound, in seconds, of the layouts that a rule alone refuses; infinite without any."""
     space = layout_space(problem, without=(name,))
     families = space.families
     columns = {field: getattr(families, field).astype(np.int64) for field in Layout.model_fields}

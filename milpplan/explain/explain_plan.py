@@ -1,4 +1,4 @@
-"""``explain_plan``: all questions about a plan, in the order of what matters, within a time."""
+"""Explanation of a plan: all questions, in order of importance, within a time limit."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from milpplan.units import seconds_text
 
 TIME_LIMIT_S = 60.0
 BASE_SHARE = 0.4
-"""Of the time, at most, for the proof that all answers rest on."""
+"""Maximum share of the time for the proof that all answers rely on."""
 KNOWN_SHARE = 0.05
-"""Of the time, where that proof is there already, for runners-up."""
+"""Share of the time for runners-up, where that proof already exists."""
 WISH, WORTH, NEIGHBOUR, CHANGE = 4.0, 3.0, 1.0, 1.0
-"""How much time the questions get, relative to each other."""
+"""Weights of the questions in the distribution of the time."""
 
 
 @dataclass(slots=True)
 class _Talk:
-    """Questions and answers so far; what is here when Ctrl-C or the time ends it is the result."""
+    """Questions and answers so far; the state at the end of the time or at Ctrl-C is the result."""
 
     yardstick: Yardstick
     problem: Problem
@@ -50,7 +50,7 @@ class _Talk:
     interrupted: bool = False
 
     def ask(self, words: str, weight: float, question: Callable[[float | None], Optimum | None]) -> None:
-        """One question, unless the time is over or somebody has interrupted."""
+        """Ask a question, unless the time is over or the user has interrupted."""
         if self.interrupted or self.budget.is_spent:
             self.open.append(words)
             return
@@ -76,25 +76,25 @@ def explain_plan(
     proved_bound_s: float | None = None,
     callback: Callable[[str], None] | None = None,
 ) -> Explanation:
-    """Explain a plan: its distance to the proved best, what binds, what more of something would be worth, and why
-    not another choice.
+    """Explain a plan: its distance from the proved best, its limits, the value of changes, and the price of
+    alternatives.
 
     Args:
         problem: the problem of the plan.
-        plan: a legal plan for it; it need not be a good one.
-        wishes: fields and values such as ``{"tp": 8}``; without any the plan's neighbours are looked at.
+        plan: a legal plan for it, good or bad.
+        wishes: fields and values such as ``{"tp": 8}``; without any the plan's neighbours are examined.
         time_limit_s: of all questions together; None: every answer is solved to ``gap``.
         gap: relative tolerance of every solve.
-        proved_bound_s: a step time that no plan of the problem undercuts, where an earlier solve has proved one.
+        proved_bound_s: a lower bound of the problem's step time, where an earlier solve has proved one.
         callback: called with the words of a question before it is solved.
 
     Returns:
-        Answers as proved intervals, the wider the less time they had; what was not reached is named.
+        Answers as proved intervals, which are wider with less time; names the questions that were not reached.
 
     Raises:
-        InfeasibleError: proved: no plan of the problem exists.
-        IllegalPlanError: the plan is none for the problem.
-        InvalidInputError: a wish, a gap or a limit that makes no sense.
+        InfeasibleError: the problem provably has no plan.
+        IllegalPlanError: the plan is not legal for the problem.
+        InvalidInputError: a wish, a gap or a limit is invalid.
     """
     started = time.monotonic()
     checked(problem, wishes)
@@ -114,7 +114,7 @@ def explain_plan(
     try:
         _ask_all(talk, wishes)
     except KeyboardInterrupt:
-        # Between two questions.
+        # Interrupted between two questions.
         talk.interrupted = True
     with undisturbed():
         return _told(talk, report, started)
@@ -123,7 +123,7 @@ def explain_plan(
 def _best(
     yardstick: Yardstick, problem: Problem, plan: Plan, value: float, limit_s: float | None, known_s: float | None
 ) -> Optimum:
-    """The proved best, with what is known of it already: then the time is for the questions."""
+    """Return the proved best, with an earlier bound if there is one, which leaves the time to the questions."""
     is_close = known_s is not None and yardstick.unit == "s" and value <= known_s * (1.0 + 2.0 * yardstick.gap)
     share = KNOWN_SHARE if is_close else BASE_SHARE
     best = yardstick.optimum(problem, None if limit_s is None else share * limit_s, plan)
@@ -140,7 +140,7 @@ def _best(
 
 
 def _told(talk: _Talk, report: StepReport, started: float) -> Explanation:
-    """The answers as a record."""
+    """Make the record of the answers."""
     best, high = talk.best, talk.best.bounds.high
     in_seconds = talk.yardstick.unit == "s"
     return Explanation(
@@ -183,7 +183,7 @@ def _ask_all(talk: _Talk, wishes: Sequence[Wish]) -> None:
 
 
 def _loose_fields(talk: _Talk) -> tuple[tuple[str, ...], ...]:
-    """What to let loose, where a better plan than the explained one is known."""
+    """Choose the sets of fields to free, where a better plan than the explained one is known."""
     best = talk.best
     if best.plan is None or talk.plan == best.plan:
         return ()

@@ -1,4 +1,4 @@
-"""The fewest accelerators on which a job has a plan, looked for from one upwards."""
+"""Minimum number of accelerators on which a job has a plan, searched upwards from one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from milpplan.optimize.solve import fewest
 from milpplan.problem.problem import MAX_GPUS, Problem, Range
 
 WIDENING = 8
-"""How many times as far each span of numbers reaches as the one before."""
+"""Growth factor of the range of numbers from each span to the next."""
 REASON_LAYOUTS = 1_500_000
-"""Layouts listed to say what the largest number that was refused lacks."""
+"""Maximum number of layouts listed to explain why the largest refused number has no plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fewest:
-    """The answer. ``result`` is of the span that holds it, or of the last one tried; ``refused``: the smaller
-    numbers of accelerators proved to have no plan, ``why`` what is missing with the largest of them where there
-    was time to say; ``open``: the smaller ones of which that is not proved; ``whole_nodes``: beyond one node only
-    whole nodes were tried, and nothing is proved of the numbers between them."""
+    """Minimum number of accelerators.
+
+    ``result`` is of the span that holds the number, or of the last one tried. ``refused``: the smaller numbers
+    that provably have no plan; ``why``: what the largest of them lacks, if there was time to determine it;
+    ``open``: smaller numbers without such a proof; ``whole_nodes``: beyond one node only whole nodes were tried,
+    and nothing is proved about the numbers between them.
+    """
 
     result: PlanResult
     refused: tuple[int, ...]
@@ -34,19 +37,19 @@ class Fewest:
 
     @property
     def num_gpus(self) -> int | None:
-        """The fewest; None where none was found."""
+        """Minimum number; None where no number has a plan."""
         return None if self.result.plan is None else self.result.plan.layout.num_gpus
 
 
 def fewest_gpus(problem: Problem, options: SolveOptions | None = None, *, widen: bool = True) -> Fewest:
-    """The fewest accelerators, of the numbers tried, whose best plan fits, and meets the deadline if the job has
-    one.
+    """Find the minimum number of accelerators whose best plan fits and meets the job's deadline, if there is one.
 
     Args:
-        problem: its ``num_gpus`` are the candidates; with ``widen`` what a cluster can have: every number up
+        problem: its ``num_gpus`` are the candidates; with ``widen`` the possible sizes of a cluster: every number
+            up
             to one node, then whole nodes.
         options: as for ``solve``; the time limit holds for all numbers together.
-        widen: whether to look beyond the problem's own numbers.
+        widen: search beyond the problem's own numbers.
     """
     options = options or SolveOptions()
     deadline = Deadline.after(options.time_limit_s)
@@ -75,7 +78,7 @@ def _on(problem: Problem, num_gpus: int | Range) -> Problem:
 
 
 def _spans(per_node: int) -> Iterator[Range]:
-    """Up to one node by one, then whole nodes."""
+    """Iterate over spans of numbers: up to one node all numbers, then whole nodes."""
     yield Range(minimum=1, maximum=per_node, step=1)
     first, last = 2 * per_node, WIDENING * per_node
     while first <= MAX_GPUS:
@@ -85,7 +88,7 @@ def _spans(per_node: int) -> Iterator[Range]:
 
 
 def _reason(problem: Problem, count: int, options: SolveOptions, deadline: Deadline) -> str:
-    """Return what a number that was refused lacks."""
+    """Describe what a refused number of accelerators lacks."""
     job = _on(problem, count).job.model_copy(update={"objective": "step_time_per_token"})
     return explain(
         problem.model_copy(update={"job": job}), options.forbid, Effort(REASON_LAYOUTS, deadline.until)

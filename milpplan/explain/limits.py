@@ -1,4 +1,4 @@
-"""What holds a plan back: memory stage by stage, the pipeline's bubble, exposed communication, rules."""
+"""Limits of a plan: memory by stage, the pipeline's bubble, exposed communication, and rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ GROUPED: Final = ("tp_exposed", "cp_exposed", "ep_exposed", *REPLICAS)
 
 
 def limits(problem: Problem, plan: Plan, report: StepReport, best_s: float) -> Limits:
-    """What holds a plan back; ``best_s`` is the step of the best plan found, which rules are compared with."""
+    """Determine the limits of a plan; ``best_s`` is the step of the best known plan, which rules are compared
+    with."""
     layout = plan.layout
     return Limits(
         headroom_bytes=tuple(stage.usable_memory_bytes - stage.memory.peak_bytes for stage in report.stages),
@@ -41,8 +42,11 @@ def limits(problem: Problem, plan: Plan, report: StepReport, best_s: float) -> L
 
 
 def group_shape(layout: Layout, part: str) -> tuple[int, int]:
-    """(ranks, stride) of the group whose communication a part is; ranks are ordered tp, cp, dp, pp from the
-    inside, and etp, ep for the experts. Of shards and replicas that of the dense layers."""
+    """Return (ranks, stride) of the group that communicates in a part of the step.
+
+    Ranks are ordered tp, cp, dp, pp from the inside, and etp, ep for the experts. Shards and replicas are those of
+    the dense layers.
+    """
     if part in REPLICAS:
         return layout.cp * layout.dp, layout.tp
     shapes = {
@@ -54,7 +58,7 @@ def group_shape(layout: Layout, part: str) -> tuple[int, int]:
 
 
 def tier(problem: Problem, num_ranks: int, stride: int) -> str:
-    """The slowest tier that a group of ranks needs, on the first node type where it leaves the domain."""
+    """Return the slowest tier that a group of ranks uses, on the first node type where it leaves the domain."""
     for hardware in problem.node_types:
         place = group_place(hardware, num_ranks, stride)
         if hardware.pods is not None and place.beyond is not None and place.beyond.pods > 1:

@@ -1,7 +1,7 @@
-"""Which other layouts do nearly as well as a plan: many tie, and the choice among them is the user's.
+"""Layouts that do nearly as well as a plan: many tie, and the user may choose among them.
 
-Closed-form bounds of all layouts leave those that may have such a plan; the compact relaxation, least bound first,
-then shows for one after another that it has none, or finds one, until the time is over.
+Closed-form bounds of all layouts leave those that may have such a plan. In order of their bounds, the compact
+relaxation then proves that a layout has none, or finds one, until the time is over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from milpplan.units import NS_PER_S
 WITHIN: Final = 0.01
 DEFAULT_LIMIT_S: Final = 10.0
 GAP: Final = 1e-3
-"""How well a layout's best plan is looked for: what is shown is rounded."""
+"""Relative tolerance for a layout's best plan; the shown values are rounded."""
 
 
 def near_best(
@@ -44,8 +44,9 @@ def near_best(
     time_limit_s: float = DEFAULT_LIMIT_S,
     forbid: Sequence[Mapping[str, object]] = (),
 ) -> NearBest:
-    """Layouts of the problem's space, other than the plan's, with a plan at most ``within`` worse than it, on as
-    many GPUs and for the same batch.
+    """Find the layouts of the problem's space, except the plan's, with a plan at most ``within`` worse than it.
+
+    They use the plan's number of GPUs and its batch.
 
     Raises:
         IllegalPlanError: the plan cannot run.
@@ -54,13 +55,13 @@ def near_best(
     job = {"num_gpus": layout.num_gpus, "global_batch_size": layout.global_batch_size}
     asked = with_job(asked_for(problem, plan), **job)
     deadline = time.monotonic() + time_limit_s
-    # A gap below zero keeps what is worse by that share.
+    # A negative gap keeps plans that are worse by that share.
     search = Search(asked, layout_space(asked, tuple(forbid)), _solver(-within, deadline), time.monotonic())
     prover = _solver(GAP, deadline)
     weights, _ = objective_weights(asked, LayoutColumns.of([plan.layout]))
     own = simulate(asked, plan).step_time_ns * float(weights[0])
     search.best = own, plan
-    # Plans found on the way may be better; the measure is the plan asked about.
+    # A better plan may appear on the way, but the given plan stays the reference.
     cutoff = own * (1.0 + within)
     search.keep_below = float(np.nextafter(cutoff, np.inf))
     search.bound()
@@ -75,9 +76,9 @@ def near_best(
     values = search.values()
     rows = np.flatnonzero(values <= cutoff)
     rows = rows[rows != (-1 if own_row is None else own_row)]
-    # In this order costs of many are made together.
+    # In this order many layouts share a computation of costs.
     search.queue = rows = rows[np.argsort(values[rows], kind="stable")]
-    # What there was no time to look at may do as well.
+    # Layouts that there was no time for may do as well.
     most = search.frontier.closed_below(search.threshold())
     for row in rows.tolist():
         if row not in found and time.monotonic() < deadline:
@@ -101,7 +102,8 @@ def _solver(gap: float, deadline: float) -> LayoutSolver:
 def _settled(
     problem: Problem, search: Search, prover: LayoutSolver, row: int, limit_ns: int
 ) -> tuple[bool, Plan | None]:
-    """Whether a layout is proved to have no plan of at most so many nanoseconds, and a plan if one was found."""
+    """Test whether a layout is decided: either provably without a plan of at most ``limit_ns``, or with such a
+    plan."""
     layout = search.space.at(row)
     if problem.space.kind == "uniform":
         return _uniform(problem, search, row, limit_ns)
@@ -118,15 +120,15 @@ def _settled(
 
 
 def _uniform(problem: Problem, search: Search, row: int, limit_ns: int) -> tuple[bool, Plan | None]:
-    """The same in the uniform space, where a layout has one plan for each recompute mode: those are simulated
-    whose bounds allow it."""
+    """Decide a layout of the uniform space, which has one plan per recompute mode, by simulating those whose
+    bounds allow it."""
     layout = search.space.at(row)
     best: tuple[int, Plan] | None = None
     layers, stages = problem.model.num_layers, layout.num_virtual_stages
     if layers - -(-layers // stages) * (stages - 1) < 0:
         return True, None
     for mode, bound_ns in zip(problem.recompute_modes, search.uniform_ns[row], strict=True):
-        # Without its bounds a layout has infinite ones that prove nothing.
+        # A layout without computed bounds has infinite ones, which prove nothing.
         if bound_ns > limit_ns and search.detailed[row]:
             continue
         plan = uniform_plan(problem, layout, mode)

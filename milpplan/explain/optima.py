@@ -1,4 +1,4 @@
-"""The proved best of a problem as an interval, in the unit that an explanation speaks in; and its time."""
+"""Proved best of a problem as an interval, in the unit of an explanation; and the time for questions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LEAST_LIMIT_S = 0.05
 
 @dataclass(slots=True)
 class Budget:
-    """Time for questions: each gets its share, by weight, of what those before it have left."""
+    """Time for questions: each gets a share, by weight, of the time that earlier questions have left."""
 
     until: float | None
-    """Of ``time.monotonic``; None: no limit."""
+    """End of the time by ``time.monotonic``; None: no limit."""
     weight_left: float = 0.0
 
     def share_s(self, weight: float) -> float | None:
-        """Seconds for the next question; None without a limit."""
+        """Return the seconds for the next question; None without a limit."""
         everything = max(self.weight_left, weight)
         self.weight_left = max(0.0, self.weight_left - weight)
         if self.until is None:
@@ -38,27 +38,27 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no time is left."""
+        """Test whether the time is over."""
         return self.until is not None and time.monotonic() >= self.until
 
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """In what an explanation of one plan counts, and how exactly it solves."""
+    """Unit and tolerance of a plan's explanation."""
 
     unit: Unit
     tokens: float
-    """Of a step of the plan, which seconds are for, whatever the batch of other plans."""
+    """Tokens of a step of the plan; seconds of plans with other batches are scaled to them."""
     gap: float
 
     @staticmethod
     def of(problem: Problem, plan: Plan, gap: float) -> Yardstick:
-        """That of a plan."""
+        """Make the yardstick of a plan."""
         unit: Unit = "GPU-hours" if problem.job.objective == "gpu_hours" else "s"
         return Yardstick(unit, plan.layout.global_batch_size * problem.job.sequence_length, gap)
 
     def value(self, problem: Problem, plan: Plan, step_time_ns: int) -> float:
-        """The objective of a plan with this step time."""
+        """Return the objective of a plan with a given step time."""
         if self.unit == "GPU-hours":
             weights, _ = objective_weights(problem, LayoutColumns.of([plan.layout]))
             return float(step_time_ns * weights[0])
@@ -66,12 +66,12 @@ class Yardstick:
         return step_time_ns / NS_PER_S * self.tokens / own
 
     def simulated(self, problem: Problem, plan: Plan) -> float | None:
-        """The objective of a plan, None where it does not fit."""
+        """Simulate a plan and return its objective; None where it does not fit."""
         report = simulate(problem, plan)
         return self.value(problem, plan, report.step_time_ns) if report.fits else None
 
     def optimum(self, problem: Problem, limit_s: float | None, start: Plan | None = None) -> Optimum:
-        """The proved best of a problem within a time limit (seconds)."""
+        """Solve for the proved best of a problem within a time limit in seconds."""
         result = solve(
             problem,
             gap=self.gap,
@@ -100,20 +100,22 @@ class Yardstick:
 
 
 def asked_for(problem: Problem, plan: Plan) -> Problem:
-    """The problem that a plan's explanation speaks about: where the fewest GPUs were asked for, the shortest step
-    on the plan's own number of them."""
+    """Return the problem that a plan's explanation is about.
+
+    Where the minimum number of GPUs is the objective, that is the shortest step on the plan's own number.
+    """
     if problem.job.objective != "num_gpus":
         return problem
     return with_job(problem, objective="step_time_per_token", num_gpus=plan.layout.num_gpus)
 
 
 def saved_share(before: Interval, after: Interval) -> Interval:
-    """1 - after / before for two quantities that are known as intervals."""
+    """Compute 1 - after / before for two intervals."""
     return Interval(1.0 - ratio(after.high, before.low), 1.0 - ratio(after.low, before.high))
 
 
 def ratio(above: float, below: float) -> float:
-    """above / below of positive numbers that may be infinite; nothing known gives the end that says nothing."""
+    """Divide positive numbers that may be infinite; an unknown operand gives the end without information."""
     if math.isinf(above):
         return math.inf
     return 0.0 if math.isinf(below) else above / below if below > 0 else math.inf

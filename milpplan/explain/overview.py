@@ -1,4 +1,4 @@
-"""From a plan to all that a page about it shows. What cannot be had comes with its reason, and stops nothing."""
+"""Contents of a plan's page. A part that cannot be computed gets a reason, and the others are shown."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def plan_overview(
     within: float = WITHIN,
     forbid: Sequence[Mapping[str, object]] = (),
 ) -> Overview:
-    """A plan with its step, its traffic, its rivals and its launch files.
+    """Analyse a plan: its step, its traffic, its rivals and its launch files.
 
     Args:
-        problem, plan: what is shown.
-        time_limit_s: seconds for other layouts that do nearly as well; 0 looks at bounds alone.
-        within: share that those may take more.
-        forbid: layouts that count as illegal there, as in ``solve``.
+        problem, plan: the plan to show.
+        time_limit_s: seconds for other layouts that do nearly as well; with 0 only bounds are used.
+        within: relative distance up to which such layouts are listed.
+        forbid: layouts that count as illegal, as in ``solve``.
 
     Raises:
         IllegalPlanError: the plan cannot run.
@@ -58,7 +58,8 @@ def plan_overview(
 def _near(
     problem: Problem, plan: Plan, within: float, time_limit_s: float, forbid: Sequence[Mapping[str, object]]
 ) -> NearBest | Missing:
-    """Other layouts that do nearly as well; the rest of the page does not wait for them for ever."""
+    """Find other layouts that do nearly as well, within a time limit because the rest of the page waits for
+    them."""
     try:
         return near_best(problem, plan, within, time_limit_s, forbid)
     except KeyboardInterrupt:
@@ -77,7 +78,7 @@ def _or_missing(question: Callable[[], Answer]) -> Answer | Missing:
 
 
 def _rule(problem: Problem, plan: Plan) -> RuleOfThumb | Missing:
-    """The rule of thumb for the plan's own number of GPUs and batch."""
+    """Apply the rule of thumb to the plan's own number of GPUs and batch."""
     if problem.inference or problem.other_hardware:
         what = "inference" if problem.inference else "a cluster of several node types"
         return Missing(
@@ -98,7 +99,7 @@ def _rule(problem: Problem, plan: Plan) -> RuleOfThumb | Missing:
 
 
 def _exports(problem: Problem, plan: Plan) -> tuple[ExportTab, ...]:
-    # Launchers know hundreds of arguments: not for those who only import the library.
+    # Imported late: launchers load hundreds of arguments, which mere imports of the library do not need.
     from milpplan.launchers.targets import target_named, target_names
 
     return tuple(_export(name, target_named(name, "target"), problem, plan) for name in target_names())

@@ -1,4 +1,4 @@
-"""Everything that a page about one plan shows: records only."""
+"""Records of a plan's page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from milpplan.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why a part of the page cannot be shown: what was seen, what was expected, what to do."""
+    """Reason why a part of the page cannot be shown: values seen, values expected, and advice."""
 
     seen: str
     expected: str
@@ -24,13 +24,13 @@ class Missing:
 
     @staticmethod
     def of(error: MilpplanError) -> Missing:
-        """The parts of an error."""
+        """Convert an error."""
         return Missing(error.seen, error.expected, error.do)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportTab:
-    """A launcher's files (name to text) and notes for the plan, or why it cannot run it."""
+    """Launcher's files (name to text) and notes for the plan, or the reason why it cannot run the plan."""
 
     target: str
     name: str
@@ -42,7 +42,7 @@ class ExportTab:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overview:
-    """A plan, simulated, with what people ask next."""
+    """Simulated plan, with the answers to usual questions."""
 
     problem: Problem
     plan: Plan

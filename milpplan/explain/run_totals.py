@@ -1,4 +1,4 @@
-"""What a plan means for the whole run: days, accelerator hours and money, and how little they can be."""
+"""Totals of a whole run with a plan: days, accelerator hours and money, with lower bounds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from milpplan.units import HOURS_PER_DAY, gpu_hours
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """A whole run under a plan. ``least_gpu_hours`` is proved: no plan of the declared space takes less, with any
-    batch and number of GPUs of its ranges if the objective is ``gpu_hours``, else with those of the plan; None
-    where nothing is proved. Money is in the currency of the price."""
+    """Whole run with a plan.
+
+    ``least_gpu_hours`` is a proved lower bound over the plans of the declared space: with any batch and number of
+    GPUs of its ranges if the objective is ``gpu_hours``, else with those of the plan; None where nothing is
+    proved. Money is in the currency of the price.
+    """
 
     tokens: float
     days: float
@@ -27,14 +30,15 @@ class RunTotals:
 
     @property
     def least_cost(self) -> float | None:
-        """Proved least price, as ``least_gpu_hours``."""
+        """Lower bound of the price, as ``least_gpu_hours``."""
         if self.price_per_gpu_hour is None or self.least_gpu_hours is None:
             return None
         return self.least_gpu_hours * self.price_per_gpu_hour
 
 
 def run_totals(result: PlanResult, price_per_gpu_hour: float | None = None) -> RunTotals | None:
-    """Totals of the run that a result's job describes; None without a plan or without ``training_tokens``."""
+    """Compute the totals of the run that a result's job describes; None without a plan or without
+    ``training_tokens``."""
     tokens, plan, report = result.problem.job.training_tokens, result.plan, result.report
     if tokens is None or plan is None or report is None:
         return None

@@ -1,4 +1,4 @@
-"""What more of something would be worth: the problem with one thing changed, solved and proved again."""
+"""Value of changed hardware or batch: the problem with a single change, solved and proved again."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from milpplan.problem.problem import Problem
 from milpplan.units import GIB
 
 MORE: Final = 1.1
-"""Ten per cent more of a rate."""
+"""Factor of an increased rate."""
 UNLIMITED_BYTES: Final = 2**20 * GIB
 """Memory that no plan of a model of any size fills."""
 MEMORY: Final = ("unlimited_memory", "more_memory")
-"""Changes that only add plans and change no duration: the second is implied where the first is worth nothing."""
+"""Changes that only add plans and change no duration: the second has no value where the first has none."""
 TABLES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One question: its name, its words, and the problem that it makes of another; None where it makes no
-    sense."""
+    """Question about a change: its name, its words, and a function from the problem to the changed problem, or to
+    None where the change does not apply."""
 
     name: str
     words: str
@@ -63,7 +63,8 @@ def _faster_memory(hardware: HardwareSpec) -> HardwareSpec:
 
 
 def _faster_products(hardware: HardwareSpec) -> HardwareSpec:
-    """Of every number format; attention follows, because its rate is a share of the same peak."""
+    """Speed up products of every number format; attention follows, because its rate is a share of the same
+    peak."""
     gpu = hardware.accelerator
     formats = {name: getattr(gpu, name) for name in ("bf16", "fp8") if getattr(gpu, name) is not None}
     faster = {
@@ -86,7 +87,7 @@ def _faster_table(table: BusTable) -> BusTable:
 
 
 def _faster_network(hardware: HardwareSpec) -> HardwareSpec:
-    """Between domains and, where there are some, between pods."""
+    """Speed up the network between domains and, if there are any, between pods."""
     tiers = {"scale_out": hardware.scale_out, "pods": hardware.pods}
     faster = {
         name: one.model_copy(update={"bandwidth_bytes_per_s": one.bandwidth_bytes_per_s * MORE})
@@ -97,8 +98,8 @@ def _faster_network(hardware: HardwareSpec) -> HardwareSpec:
 
 
 def _without_latency(hardware: HardwareSpec) -> HardwareSpec:
-    """Of links and of kernels. What the measured tables of a domain hold of it stays: it is not told apart
-    there."""
+    """Remove the latency of links and kernels. Measured tables of a domain keep theirs, which they do not
+    separate."""
     none = {"base_latency_s": 0.0, "scale_up_hop_latency_s": 0.0, "scale_out_hop_latency_s": 0.0}
     out = hardware.scale_out
     variants = tuple(variant.model_copy(update=none) for variant in out.variants)
@@ -128,7 +129,7 @@ CHANGES: Final = (
 
 
 def questions(problem: Problem) -> Iterator[tuple[Change, Problem]]:
-    """The changes that make sense for a problem, and the problems that they make of it."""
+    """Iterate over the changes that apply to a problem, with the changed problems."""
     for change in CHANGES:
         changed = change.problem(problem)
         if changed is not None:
@@ -144,15 +145,15 @@ def worth(
     unlimited: Worth | None,
     limit_s: float | None,
 ) -> Worth:
-    """What a change is worth.
+    """Determine the value of a change.
 
     Args:
         yardstick: the unit and the tolerance.
         change: the question.
-        changed: the problem after it.
-        plan: the plan that is explained.
+        changed: the problem after the change.
+        plan: the explained plan.
         best: the proved best before the change.
-        unlimited: the answer for memory without limit, once it is known.
+        unlimited: the answer for unlimited memory, if it is already known.
         limit_s: seconds to spend.
     """
     before = best.bounds
@@ -163,7 +164,7 @@ def worth(
     after = yardstick.optimum(changed, limit_s, _start(changed, best.plan or plan))
     low, high = after.bounds.low, after.bounds.high
     if change.name in MEMORY:
-        # More room loses no plan and changes no duration: the optimum cannot grow.
+        # More memory removes no plan and changes no duration, so the optimum cannot grow.
         high = min(high, before.high)
     if more_room and unlimited is not None:
         low = max(low, unlimited.best.bounds.low)
@@ -174,7 +175,7 @@ def worth(
 
 
 def _start(changed: Problem, plan: Plan) -> Plan:
-    """The plan with the batch of the changed problem."""
+    """Return the plan with the batch of the changed problem."""
     batch = changed.job.global_batch_size
     if not isinstance(batch, int) or batch == plan.layout.global_batch_size:
         return plan
@@ -183,7 +184,8 @@ def _start(changed: Problem, plan: Plan) -> Plan:
 
 
 def _as_it_is(yardstick: Yardstick, changed: Problem, plan: Plan) -> float | None:
-    """The plan's objective after a change; None where it breaks a rule there or does not fit."""
+    """Return the objective of the unchanged plan after a change; None where it is illegal or does not fit
+    there."""
     same = _start(changed, plan)
     if broken_rules(changed, same.layout):
         return None

@@ -1,4 +1,4 @@
-"""Why not: the proved best with a wish and its price, or what forbids it."""
+"""Price of alternatives: the proved best with a wish, or the reason that forbids it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from milpplan.units import gib_text
 
 Wish = Mapping[str, object]
 WISHABLE = tuple(name for name in Space.model_fields if name in {*Layout.model_fields, "recompute"})
-"""What a wish may name: the fields of a layout that a space has, and the recomputation of all layers."""
+"""Names that a wish may have: the fields of a layout that a space has, and the recomputation of all layers."""
 
 
 def wished(problem: Problem, wish: Wish) -> Problem:
-    """The problem with a wish granted, whatever its own space says about these fields.
+    """Grant a wish, whatever the problem's own space says about its fields.
 
     Raises:
-        InvalidInputError: a name that no wish can have, or a value that makes no sense.
+        InvalidInputError: a name that no wish can have, or an invalid value.
     """
     unknown = [name for name in wish if name not in WISHABLE]
     if unknown or not wish:
@@ -61,7 +61,7 @@ def wished(problem: Problem, wish: Wish) -> Problem:
 
 
 def wish_words(wish: Wish) -> str:
-    """A wish as it is written on a command line."""
+    """Write a wish as on the command line."""
     return ",".join(f"{name}={_word(value)}" for name, value in wish.items())
 
 
@@ -70,8 +70,8 @@ def _word(value: object) -> str:
 
 
 def neighbours(problem: Problem, plan: Plan) -> Iterator[Wish]:
-    """What a person would try next: every degree of the plan halved and doubled, every switch flipped, every other
-    value of a choice that the space offers, and every recomputation."""
+    """Iterate over the plan's neighbours: every degree halved and doubled, every switch flipped, every other value
+    that the space offers for a choice, and every recomputation."""
     layout = plan.layout.model_dump()
     default = Space()
     for name in WISHABLE:
@@ -86,12 +86,12 @@ def neighbours(problem: Problem, plan: Plan) -> Iterator[Wish]:
 
 
 def _divides(problem: Problem, name: str, value: int) -> bool:
-    """Whether a degree goes into the GPUs: one that does not is no neighbour."""
+    """Test whether a degree divides the number of GPUs; otherwise it is not a neighbour."""
     return name not in ("tp", "cp", "pp", "dp") or any(n % value == 0 for n in problem.job.num_gpus_values)
 
 
 def _has(plan: Plan, wish: Wish) -> bool:
-    """Whether a plan is already as wished."""
+    """Test whether a plan already has the wish."""
     return all(_has_one(plan, name, value) for name, value in wish.items())
 
 
@@ -107,8 +107,7 @@ def _has_one(plan: Plan, name: str, value: object) -> bool:
 
 
 def _in_space(problem: Problem, wish: Wish) -> bool:
-    """Whether the declared space has plans with the wish, so that a plan with it can be no better than the
-    best."""
+    """Test whether the declared space has plans with the wish, so that such a plan cannot beat the best."""
     for name, value in wish.items():
         offered = getattr(problem.space, name)
         if offered is None:
@@ -122,7 +121,7 @@ def _in_space(problem: Problem, wish: Wish) -> bool:
 def answer(
     yardstick: Yardstick, problem: Problem, wish: Wish, best: Optimum, limit_s: float | None, asked: bool = True
 ) -> WishAnswer:
-    """The proved best with a wish and its price, or what forbids it.
+    """Solve for the best plan with a wish and its price, or determine the reason that forbids it.
 
     Args:
         yardstick: the unit and the tolerance.
@@ -130,7 +129,7 @@ def answer(
         wish: fields and values.
         best: the proved best of the problem.
         limit_s: seconds to spend.
-        asked: whether somebody asked; False for a neighbour.
+        asked: the user asked; False for a neighbour.
     """
     granted, inside = wished(problem, wish), _in_space(problem, wish)
     told = WishAnswer(wish, wish_words(wish), "open", None, None, None, "", inside, asked)
@@ -153,7 +152,7 @@ def answer(
 
 
 def _priced(told: WishAnswer, with_it: Interval, without: Interval, at_least_zero: bool) -> WishAnswer:
-    """The answer with its price: a plan with a wish that the space offers is no better than the best (proved)."""
+    """Add the price to an answer; a plan with a wish that the space offers is provably no better than the best."""
     least = 0.0 if at_least_zero else -math.inf
     price = Interval(
         max(least, ratio(with_it.low, without.high) - 1.0), max(least, ratio(with_it.high, without.low) - 1.0)
@@ -165,8 +164,7 @@ def _priced(told: WishAnswer, with_it: Interval, without: Interval, at_least_zer
 
 
 def _forbidden(granted: Problem, rejected: Mapping[str, int], wish: Wish) -> str:
-    """What leaves no layout: rules that together do, none of which could be left out; else what the numbers
-    say."""
+    """Describe the minimal set of rules that leaves no layout; without rules to blame, the numbers that do."""
     rules = _together(granted, refusing_rules(granted, rejected))
     if rules:
         return "; ".join(rule_words(granted, name) for name in rules)
@@ -181,7 +179,7 @@ def _forbidden(granted: Problem, rejected: Mapping[str, int], wish: Wish) -> str
 
 
 def _together(granted: Problem, refusing: Sequence[str]) -> list[str]:
-    """A least set of the rules without which there is a layout; empty where no rule is to blame."""
+    """Find a minimal set of rules whose removal leaves a layout; empty where no rule is to blame."""
     removed = list(refusing)
     if not len(layout_space(granted, without=removed)):
         return []
@@ -193,7 +191,7 @@ def _together(granted: Problem, refusing: Sequence[str]) -> list[str]:
 
 
 def _impossible(told: WishAnswer, granted: Problem, found: Optimum) -> WishAnswer:
-    """Every layout with the wish was proved too large, or too slow for the deadline."""
+    """Answer that every layout with the wish is provably too large, or too slow for the deadline."""
     usable = usable_memory_bytes(granted)
     least = found.least_peak_bytes
     if least is None:
@@ -214,6 +212,6 @@ def _impossible(told: WishAnswer, granted: Problem, found: Optimum) -> WishAnswe
 
 
 def checked(problem: Problem, wishes: Sequence[Wish]) -> None:
-    """Refuse a wish that makes no sense before time is spent on the others."""
+    """Refuse invalid wishes before time is spent on valid ones."""
     for wish in wishes:
         wished(problem, wish)

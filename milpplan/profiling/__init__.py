@@ -1,6 +1,6 @@
-"""A machine's own measurements as an overlay: ``milpplan profile``.
+"""Measurements of a machine by itself as an overlay: ``milpplan profile``.
 
-``sweep`` says what is measured, a ``machine.Machine`` measures it, ``measuring`` keeps the books, ``overlay``
-turns ``records.Measurements`` into constants with the fits of ``milpplan.calibration``. Only
-``profiling.pytorch`` knows PyTorch.
+``sweep`` lists the measurements, a ``machine.Machine`` makes them, ``measuring`` records them, and ``overlay``
+turns ``records.Measurements`` into constants with the fits of ``milpplan.calibration``. Only ``profiling.pytorch``
+imports PyTorch.
 """

@@ -1,4 +1,4 @@
-"""The layers that were measured beside what the model says of them under the new overlay."""
+"""Comparison of measured layers with the cost model under the new overlay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from milpplan.profiling.records import MODES, Layers, LayersTime
 
 @dataclass(frozen=True, slots=True)
 class LayersCheck:
-    """Measured, and predicted: seconds of all layers together, bytes they keep and their peak."""
+    """Measured and predicted layers: seconds of all layers together, bytes that they keep, and their peak."""
 
     shape: Layers
     measured: LayersTime
@@ -30,7 +30,7 @@ class LayersCheck:
 
     @property
     def memory(self) -> tuple[str, int, float]:
-        """Which memory is compared (peak, else kept), measured and predicted bytes."""
+        """Compared kind of memory (peak, else kept), with measured and predicted bytes."""
         if self.measured.peak_bytes is not None:
             return "peak", self.measured.peak_bytes, self.predicted.peak_bytes
         return "kept", self.measured.kept_bytes, self.predicted.kept_bytes
@@ -43,7 +43,7 @@ class LayersCheck:
 
 
 def checked(profile: Profile) -> Iterator[LayersCheck]:
-    """Every measurement of layers, by width, tokens and what is recomputed."""
+    """Iterate over measurements of layers, by width, tokens and recomputation."""
     hardware = profile.profiled
     for one in sorted(profile.measurements.layers, key=lambda one: _place(one.shape)):
         yield LayersCheck(one.shape, one, layers_cost(one.shape, hardware))

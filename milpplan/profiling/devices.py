@@ -1,4 +1,4 @@
-"""The device that is measured: PyTorch is imported here, and only when something is measured."""
+"""Device to measure. PyTorch is imported here, and only when something is measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICES: Final[tuple[Device, ...]] = ("cuda", "cpu")
 
 
 def open_machine(wanted: str | None) -> tuple[Machine, Device]:
-    """The machine of a device; None: a GPU if there is one.
+    """Open the machine of a device; None: a GPU if there is one.
 
     Raises:
         InvalidInputError: PyTorch is missing, or there is no such device.

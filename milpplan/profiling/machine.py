@@ -1,4 +1,4 @@
-"""What is asked of a machine that measures itself."""
+"""Interface of a machine that measures itself."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from milpplan.profiling.records import (
 
 
 class MeasurementError(Exception):
-    """One thing cannot be measured (no room, no such kernel); the others can."""
+    """Error for a single measurement that fails (memory, or a missing kernel); others may succeed."""
 
 
 class Machine(Protocol):
-    """A device with its libraries. Every method raises ``MeasurementError`` where it cannot measure."""
+    """Device with its libraries. Every method raises ``MeasurementError`` where it cannot measure."""
 
     @property
     def num_ranks(self) -> int:
-        """Devices that can take part in a collective."""
+        """Number of devices that can take part in a collective."""
         ...
 
     def environment(self) -> Environment:
-        """What is measured on, and with what."""
+        """Describe device and libraries."""
         ...
 
     def product(self, shape: Product) -> Timing:
-        """A matrix product."""
+        """Time a matrix product."""
         ...
 
     def attention(self, shape: Attention) -> tuple[Timing, Timing]:
-        """Flash attention forward and backward."""
+        """Time flash attention, forward and backward."""
         ...
 
     def traffic(self, shape: Traffic) -> Timing:
-        """A memory-bound operator."""
+        """Time a memory-bound operator."""
         ...
 
     def copy(self, shape: Copy) -> Timing:
-        """A copy between host and device."""
+        """Time a copy between host and device."""
         ...
 
     def collectives(self, shape: Exchange) -> Iterator[CollectiveTime]:
-        """Collectives, one after another; the ranks end when the iterator does."""
+        """Time collectives one after another; the ranks end when the iterator does."""
         ...
 
     def layers(self, shape: Layers) -> LayersTime:
-        """Layers forward and backward, with their memory."""
+        """Time layers forward and backward, and measure their memory."""
         ...

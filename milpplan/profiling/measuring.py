@@ -1,4 +1,4 @@
-"""One measurement after another: what fails is noted, what is done is kept."""
+"""Sequence of measurements: failures are recorded, and finished measurements are kept."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from milpplan.profiling.sweep import Task
 
 Progress = Callable[[str], None]
 MOST_REASON = 900
-"""Characters of a failure's reason that are kept."""
+"""Maximum number of characters of a failure's reason."""
 
 
 @dataclass(slots=True)
 class _Books:
-    """Rows by the field of ``Measurements`` they belong to."""
+    """Rows by the field of ``Measurements`` that they belong to."""
 
     rows: dict[str, list[Record]] = field(default_factory=dict)
 
     def add(self, name: str, row: Record) -> None:
-        """Keep one."""
+        """Add a row."""
         self.rows.setdefault(name, []).append(row)
 
 
@@ -48,9 +48,9 @@ def measure(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Measurements:
-    """Measure the tasks in order until they are done, time is up or Ctrl-C; whatever was measured is kept.
+    """Measure the tasks in order until they are done, time is up or Ctrl-C; finished measurements are kept.
 
-    A measurement that has begun is finished: the limit may be passed by one of them.
+    A measurement that has begun is finished, so the limit may be exceeded by one measurement.
     """
     told = progress or (lambda text: None)
     books = _Books()
@@ -72,7 +72,7 @@ def measure(
 
 
 def _measured(machine: Machine, task: Task, books: _Books, late: Callable[[], bool]) -> str:
-    """One task into the books; why it was not finished, if so."""
+    """Measure a task; return the reason why it was not finished, or an empty text."""
     try:
         if isinstance(task, Exchange):
             return _exchanged(machine, task, books, late)
@@ -94,7 +94,7 @@ def _measured(machine: Machine, task: Task, books: _Books, late: Callable[[], bo
 
 
 def _exchanged(machine: Machine, task: Exchange, books: _Books, late: Callable[[], bool]) -> str:
-    """The collectives of one group; the iterator is closed whatever happens, which ends the ranks."""
+    """Measure the collectives of a group. The iterator is always closed, which ends the ranks."""
     rows = machine.collectives(task)
     try:
         for row in rows:
@@ -109,7 +109,7 @@ def _exchanged(machine: Machine, task: Exchange, books: _Books, late: Callable[[
 
 
 def words_of(task: Task) -> str:
-    """A task in a few words."""
+    """Describe a task in a few words."""
     if isinstance(task, Product):
         return f"{task.precision} product {task.m} x {task.n} x {task.k}"
     if isinstance(task, Attention):
@@ -124,7 +124,7 @@ def words_of(task: Task) -> str:
 
 
 def layers_words(shape: Layers) -> str:
-    """A name for a measurement of layers."""
+    """Name a measurement of layers."""
     return (
         f"{shape.num_layers} layers of width {shape.hidden_size}, {shape.micro_batch_size} x "
         f"{shape.sequence_length} tokens, recompute {shape.recompute}"

@@ -1,5 +1,5 @@
-"""From measurements to an overlay, with the fits of ``milpplan.calibration``: tables of products and collectives,
-curves of attention, and the constants that operators and layers identify."""
+"""Overlay from measurements, with the fits of ``milpplan.calibration``: tables of products and collectives, curves
+of attention, and the constants that operators and layers identify."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ OF_LAYERS: Final = (
     "kernel_latency_s",
 )
 ALIKE: Final = 120
-"""Characters of reasons that are the same where they agree so far; what follows is sizes and addresses."""
+"""Number of leading characters by which reasons are merged; sizes and addresses follow later."""
 OTHER_MEMORY: Final = 0.05
-"""Share by which the device's memory may differ from the description's before it is told."""
+"""Relative difference between the device's memory and the description's above which it is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """An overlay on ``hardware``, the fit of its constants (None: nothing to fit them to), and what is told."""
+    """Overlay on ``hardware``, the fit of its constants (None: no data to fit them to), and notes."""
 
     overlay: Overlay
     hardware: HardwareSpec
@@ -53,7 +53,7 @@ class Profile:
 
     @property
     def profiled(self) -> HardwareSpec:
-        """The description with the overlay on it."""
+        """Apply the overlay to the description."""
         return applied(self.hardware, self.overlay)
 
 
@@ -64,10 +64,10 @@ def profiled(
     out: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """The overlay of measurements on a description; ``out`` is where it will lie.
+    """Make the overlay of measurements on a description; ``out`` is its path.
 
     Raises:
-        InvalidInputError: the hardware cannot be read, or the measurements say nothing about it.
+        InvalidInputError: the hardware cannot be read, or the measurements do not apply to it.
     """
     spec = load_hardware(hardware)
     words = checked_words(hardware, out, name or default_name(hardware))
@@ -87,15 +87,15 @@ def profiled(
 
 
 def default_name(hardware: str) -> str:
-    """A name for the overlay."""
+    """Make a name for the overlay."""
     return f"{Path(hardware).name.removesuffix('.toml')}-profile"[:200]
 
 
 def _provisional(
     measurements: Measurements, spec: HardwareSpec, progress: Callable[[str], None] | None
 ) -> HardwareSpec:
-    """The description with the memory's constants from memory-bound operators alone: they decide which products
-    the matrix engine limits, and what of a kernel's time is its latency."""
+    """Fit the memory's constants to memory-bound operators alone: they decide which products the matrix engine
+    limits, and which part of a kernel's time is its latency."""
     if not measurements.traffic:
         return spec
     found = fit_predicted(OperatorPredictor.of(spec, measurements.traffic), OF_MEMORY, progress=progress)
@@ -108,7 +108,7 @@ def _provisional(
 
 
 def _tables(measurements: Measurements, spec: HardwareSpec, told: list[str]) -> Tables:
-    """What replaces the description's tables; what cannot be used is told."""
+    """Fit replacements for the description's tables; data that cannot be used are reported."""
     found: dict[str, Any] = {}
     for products in _products(measurements):
         if products.precision == "fp8" and spec.accelerator.fp8 is None:
@@ -158,7 +158,7 @@ def _products(measurements: Measurements) -> list[Products]:
 
 
 def _bus_logs(measurements: Measurements) -> list[BusLog]:
-    """Measured collectives as nccl-tests would print them."""
+    """Convert measured collectives to the form of nccl-tests."""
     logs: dict[tuple[str, int], BusLog] = {}
     for row in sorted(measurements.collectives, key=lambda one: one.message_bytes):
         log = logs.setdefault((row.operation, row.num_ranks), BusLog(row.operation, row.num_ranks))
@@ -170,8 +170,10 @@ def _bus_logs(measurements: Measurements) -> list[BusLog]:
 def _constants(
     measurements: Measurements, spec: HardwareSpec, base: HardwareSpec, progress: Callable[[str], None] | None
 ) -> Fit | None:
-    """The constants of operators and layers, on the description with the new tables; the errors before are those
-    of the description as it was. Layers of one shape are left out together."""
+    """Fit the constants of operators and layers, on the description with the new tables.
+
+    The errors before are those of the original description. Layers of one shape are left out together.
+    """
     rows = OperatorPredictor.of(base, measurements.traffic, measurements.attentions, measurements.layers)
     if not rows.ids:
         return None
@@ -182,7 +184,7 @@ def _constants(
 
 
 def _overlay(before: Overlay, result: Fit | None, measurements: Measurements) -> Overlay:
-    """With the constants, and where everything comes from."""
+    """Add the constants and the sources of the data to the overlay."""
     data, date = _data(measurements), measurements.environment.date
     method = (
         "tables of products and collectives as `milpplan calibrate` fits them, attention curves in the same way; "
@@ -202,7 +204,7 @@ def _overlay(before: Overlay, result: Fit | None, measurements: Measurements) ->
 
 
 def _data(measurements: Measurements) -> str:
-    """What was measured on, in one line."""
+    """Describe the measured device in a line."""
     where = measurements.environment
     versions = ", ".join(f"{name} {version}" for name, version in where.libraries.items())
     cut = f"; stopped early ({measurements.stopped})" if measurements.stopped else ""
@@ -210,7 +212,7 @@ def _data(measurements: Measurements) -> str:
 
 
 def _differences(measurements: Measurements, spec: HardwareSpec) -> list[str]:
-    """Where the device is not the one described."""
+    """List the differences between the device and the description."""
     where = measurements.environment
     if where.device == "cpu":
         return ["measured on the CPU, to try out: these constants say nothing about an accelerator"]
@@ -224,7 +226,7 @@ def _differences(measurements: Measurements, spec: HardwareSpec) -> list[str]:
 
 
 def _copies(measurements: Measurements) -> list[str]:
-    """The largest copies; no description has a field for them."""
+    """Describe the largest copies, for which descriptions have no field."""
     ascending = sorted(measurements.copies, key=lambda one: one.shape.num_bytes)
     rates = {one.shape.direction: one.shape.num_bytes / one.time.median_s for one in ascending}
     return [
@@ -234,7 +236,7 @@ def _copies(measurements: Measurements) -> list[str]:
 
 
 def _failed(measurements: Measurements) -> list[str]:
-    """What could not be measured, those of one reason together."""
+    """List the measurements that failed, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for one in measurements.failures:
         by_reason.setdefault(one.reason[:ALIKE], []).append(one.what)

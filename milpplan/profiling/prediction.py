@@ -1,4 +1,4 @@
-"""Measurements as the cost model predicts them: what the fit and the check of an overlay share."""
+"""Predictions of measurements by the cost model, for the fit and the check of an overlay."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ REPLAY: dict[Mode, Phase] = {"selective": Phase.SELECTIVE, "full": Phase.FULL}
 
 @dataclass(frozen=True, slots=True)
 class LayersCost:
-    """What the model says of some layers: seconds forward and backward, bytes kept from one to the other, and at
-    most."""
+    """Predicted cost of layers: seconds forward and backward, bytes kept between the two, and peak bytes."""
 
     forward_s: float
     backward_s: float
@@ -43,7 +42,7 @@ class LayersCost:
 
 
 def layers_cost(shape: Layers, hardware: HardwareSpec) -> LayersCost:
-    """The model's times and bytes of measured layers, without weights, gradients of weights and the output."""
+    """Predict times and bytes of measured layers, without weights, gradients of weights and the output."""
     problem, columns = shape.problem(hardware), _columns(shape)
     bytes_of = layer_activations(problem, problem.model.kinds[0], columns)
     dropped = {"none": 0.0, "selective": bytes_of.dropped_selective[0], "full": bytes_of.dropped_full[0]}
@@ -59,20 +58,20 @@ def _columns(shape: Layers) -> LayoutColumns:
 
 
 def _phases(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Seconds of a layer by phase."""
+    """Predict the seconds of a layer by phase."""
     seconds = layer_seconds(problem, problem.model.kinds[0], columns)
     return np.asarray(seconds[EXPOSED].sum(axis=0)[:, 0])
 
 
 def _layers_s(shape: Layers, phases: FloatArray) -> tuple[float, float]:
-    """Forward and backward of all layers."""
+    """Predict forward and backward of all layers."""
     replay = phases[REPLAY[shape.recompute]] if shape.recompute in REPLAY else 0.0
     forward_s, backward_s = phases[Phase.FORWARD], phases[Phase.BACKWARD] + replay
     return float(shape.num_layers * forward_s), float(shape.num_layers * backward_s)
 
 
 def attention_flops(shape: Attention, hardware: HardwareSpec) -> tuple[float, float]:
-    """FLOPs of a measured attention forward and backward, with those of the last tiles."""
+    """Count FLOPs of a measured attention forward and backward, including the last tiles."""
     length = shape.sequence_length
     tokens, width = shape.micro_batch_size * length, 2 * shape.head_dim
     keys, tiles = average_keys(length, None), (1.0, float(length))
@@ -81,7 +80,7 @@ def attention_flops(shape: Attention, hardware: HardwareSpec) -> tuple[float, fl
 
 
 def attentions_of(rows: Sequence[AttentionTime], direction: Direction, hardware: HardwareSpec) -> Attentions:
-    """Measured attention as the fit of the curves takes it."""
+    """Convert measured attention to the input of the curve fit."""
     forward = direction == "attention_forward"
     flops = [attention_flops(row.shape, hardware)[0 if forward else 1] for row in rows]
     times = [(row.forward if forward else row.backward).median_s for row in rows]
@@ -98,7 +97,7 @@ def _attention_s(shape: Attention, hardware: HardwareSpec) -> tuple[float, float
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Things timed together, and their prediction on a description."""
+    """Measurements timed together, and their prediction on a description."""
 
     names: tuple[str, ...]
     measured_s: tuple[float, ...]
@@ -106,7 +105,7 @@ class _Row:
 
 
 class OperatorPredictor:
-    """Operators and layers as ``milpplan.calibration.fit.predicting.Predictor`` wants them."""
+    """Operators and layers as a ``milpplan.calibration.fit.predicting.Predictor``."""
 
     def __init__(self, rows: Sequence[_Row], base: HardwareSpec, chosen: IntArray | None = None) -> None:
         self._rows, self._base = tuple(rows), base
@@ -124,7 +123,7 @@ class OperatorPredictor:
         attentions: Sequence[AttentionTime] = (),
         layers: Sequence[LayersTime] = (),
     ) -> OperatorPredictor:
-        """Of what was measured."""
+        """Make the predictor of some measurements."""
         rows = [_traffic_row(one) for one in traffic]
         rows += [_attention_row(one) for one in attentions]
         rows += _layers_rows(layers)
@@ -132,29 +131,29 @@ class OperatorPredictor:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """What was timed."""
+        """Names of the measurements."""
         return self._names
 
     @property
     def base(self) -> HardwareSpec:
-        """The description."""
+        """Description that priors are taken from."""
         return self._base
 
     @property
     def measured_s(self) -> FloatArray:
-        """Medians, seconds."""
+        """Median times in seconds."""
         return self._measured
 
     def on(self, base: HardwareSpec) -> OperatorPredictor:
-        """The same measurements on another description."""
+        """Replace the description."""
         return OperatorPredictor(self._rows, base, self._chosen)
 
     def part(self, rows: IntArray) -> OperatorPredictor:
-        """Some of them."""
+        """Select measurements by row."""
         return OperatorPredictor(self._rows, self._base, self._chosen[rows])
 
     def times_s(self, theta: Theta) -> FloatArray:
-        """Seconds predicted."""
+        """Predict seconds."""
         if theta not in self._known:
             hardware = theta.on(self._base)
             wanted = set(self._chosen.tolist())
@@ -183,7 +182,7 @@ def _attention_row(one: AttentionTime) -> _Row:
 
 
 def _layers_rows(layers: Sequence[LayersTime]) -> list[_Row]:
-    """One for layers that differ in what they recompute: the model prices that at once."""
+    """Make a row for layers that differ only in their recomputation, which the model prices together."""
     groups: dict[Layers, list[LayersTime]] = {}
     for one in layers:
         groups.setdefault(one.shape.model_copy(update={"recompute": "none"}), []).append(one)

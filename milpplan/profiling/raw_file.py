@@ -1,4 +1,4 @@
-"""The file of raw measurements: written whole or not at all, read strictly."""
+"""File of raw measurements, written atomically and read strictly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write_raw(path: Path, measurements: Measurements) -> None:
 
 
 def read_raw(path: Path) -> Measurements:
-    """The measurements of a file.
+    """Read the measurements of a file.
 
     Raises:
         InvalidInputError: it cannot be read, or holds something else.

@@ -1,4 +1,4 @@
-"""What is measured and what came out: the file of raw measurements. SI units."""
+"""Records of measurements and results: the file of raw measurements, in SI units."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ROWS: Final = 20_000
 
 
 class Timing(Record):
-    """Seconds of one thing done again and again."""
+    """Seconds of a repeated measurement."""
 
     median_s: Seconds
     spread: NonNegativeFloat
@@ -28,7 +28,7 @@ class Timing(Record):
 
 
 class Product(Record):
-    """A matrix product (m x k)(k x n)."""
+    """Matrix product (m x k)(k x n)."""
 
     precision: Literal["bf16", "fp8"] = "bf16"
     m: PositiveInt
@@ -37,7 +37,7 @@ class Product(Record):
 
 
 class Attention(Record):
-    """Causal flash attention with as many heads of keys as of queries."""
+    """Causal flash attention with equal numbers of heads of keys and queries."""
 
     sequence_length: PositiveInt
     micro_batch_size: PositiveInt
@@ -46,28 +46,29 @@ class Attention(Record):
 
 
 class Traffic(Record):
-    """An operator that device memory limits, with the bytes it reads and writes."""
+    """Operator that device memory limits, with the bytes that it reads and writes."""
 
     operator: Literal["add", "norm"]
     num_bytes: PositiveInt
 
 
 class Copy(Record):
-    """A copy between pinned memory of the host and the device."""
+    """Copy between pinned memory of the host and the device."""
 
     direction: Literal["host_to_device", "device_to_host"]
     num_bytes: PositiveInt
 
 
 class Exchange(Record):
-    """Collectives among so many ranks, every operation with every message (bytes as nccl-tests counts them)."""
+    """Collectives among a number of ranks: every operation with every message (bytes as nccl-tests counts
+    them)."""
 
     num_ranks: Annotated[int, Field(ge=2, le=4096)]
     message_bytes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class Layers(Record):
-    """Some equal transformer layers, forward and backward: ``profiling.pytorch.block``."""
+    """Equal transformer layers, forward and backward: ``profiling.pytorch.block``."""
 
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
@@ -80,9 +81,9 @@ class Layers(Record):
     recompute: Mode
 
     def problem(self, hardware: HardwareSpec) -> Problem:
-        """In the words of the cost model: one GPU, bf16 with sums of gradients in bf16.
+        """State the layers as a problem: one GPU, bf16 with sums of gradients in bf16.
 
-        Of the description's software only what is about the device counts: these layers are no framework's.
+        Of the description's software only the device's part counts, because these layers belong to no framework.
         """
         own = hardware.software
         software = Software(layer_launch_s=own.layer_launch_s, attention_efficiency=own.attention_efficiency)
@@ -113,14 +114,14 @@ class Layers(Record):
 
 
 class ProductTime(Record):
-    """A product's time."""
+    """Time of a product."""
 
     shape: Product
     time: Timing
 
 
 class AttentionTime(Record):
-    """An attention's times."""
+    """Times of an attention."""
 
     shape: Attention
     forward: Timing
@@ -128,21 +129,21 @@ class AttentionTime(Record):
 
 
 class TrafficTime(Record):
-    """A memory-bound operator's time."""
+    """Time of a memory-bound operator."""
 
     shape: Traffic
     time: Timing
 
 
 class CopyTime(Record):
-    """A copy's time."""
+    """Time of a copy."""
 
     shape: Copy
     time: Timing
 
 
 class CollectiveTime(Record):
-    """A collective's time; ``message_bytes`` as nccl-tests counts them."""
+    """Time of a collective; ``message_bytes`` as nccl-tests counts them."""
 
     operation: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
     num_ranks: Annotated[int, Field(ge=2, le=4096)]
@@ -151,8 +152,11 @@ class CollectiveTime(Record):
 
 
 class LayersTime(Record):
-    """Times of all layers together, and what they hold: ``kept_bytes`` from forward to backward, ``peak_bytes``
-    at most (None where the device does not say), both without weights, sums of gradients and the last output."""
+    """Times of all layers together, and their memory.
+
+    ``kept_bytes`` from forward to backward and ``peak_bytes`` (None where the device does not report it) are
+    without weights, sums of gradients and the last output.
+    """
 
     shape: Layers
     forward: Timing
@@ -162,14 +166,14 @@ class LayersTime(Record):
 
 
 class Failure(Record):
-    """What could not be measured, and why."""
+    """Failed measurement, with the reason."""
 
     what: Text
     reason: Text
 
 
 class Environment(Record):
-    """When, on what and with what was measured."""
+    """Date, device and software of the measurements."""
 
     date: Text
     device: Literal["cuda", "cpu"]
@@ -181,17 +185,17 @@ class Environment(Record):
     libraries: dict[Annotated[str, Field(max_length=100)], Text]
     """Versions by name: torch, cuda, cudnn, nccl, python."""
     notes: tuple[Text, ...] = ()
-    """What ran: the attention kernel, whether pointwise operators were fused."""
+    """Kernels used: the attention kernel, and whether pointwise operators were fused."""
 
 
 class Measurements(Record):
-    """A file of raw measurements."""
+    """File of raw measurements."""
 
     schema_version: Literal[1] = 1
     kind: Literal["milpplan profile"] = "milpplan profile"
     environment: Environment
     stopped: Literal["", "time limit", "interrupted"] = ""
-    """Why something was left out; empty: nothing was."""
+    """Reason why measurements were left out; empty: none were."""
     products: Annotated[tuple[ProductTime, ...], Field(max_length=MAX_ROWS)] = ()
     attentions: Annotated[tuple[AttentionTime, ...], Field(max_length=MAX_ROWS)] = ()
     traffic: Annotated[tuple[TrafficTime, ...], Field(max_length=MAX_ROWS)] = ()
@@ -202,6 +206,6 @@ class Measurements(Record):
 
     @property
     def num_rows(self) -> int:
-        """How many things were timed; attention and layers count twice."""
+        """Number of timed items; attention and layers count twice."""
         once = len(self.products) + len(self.traffic) + len(self.copies) + len(self.collectives)
         return once + 2 * (len(self.attentions) + len(self.layers))

@@ -1,4 +1,4 @@
-"""What is measured, in which order: a coarse part of everything first, so that whoever stops early has that."""
+"""Measurements and their order: a coarse part of everything first, for users who stop early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Task = Product | Attention | Traffic | Copy | Exchange | Layers
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """A layer's sizes; heads of 128."""
+    """Sizes of a layer; heads of 128."""
 
     hidden: int
     intermediate: int
@@ -25,7 +25,7 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Sizes that suit a kind of device. What is ``coarse`` comes first, and alone with ``--quick``."""
+    """Sizes that suit a kind of device. ``coarse`` sizes come first, and are the only ones with ``--quick``."""
 
     coarse_widths: tuple[Width, ...]
     fine_widths: tuple[Width, ...]
@@ -33,7 +33,7 @@ class Extent:
     fine_tokens: tuple[int, ...]
     """Tokens of a micro-batch: rows of the products, and sequence lengths of the layers."""
     nodes_up_to: int
-    """Nodes of the description's table of products are measured up to this size."""
+    """Maximum size up to which nodes of the description's table of products are measured."""
     attention_lengths: tuple[int, ...]
     attention_tokens: int
     attention_heads: int
@@ -42,7 +42,7 @@ class Extent:
     copies: tuple[int, ...]
     messages: tuple[int, ...]
     small: Width
-    """A layer whose kernels are shorter than their launches."""
+    """Layer whose kernels are shorter than their launches."""
     small_tokens: tuple[int, ...]
     num_layers: int
     head_dim: int = 128
@@ -87,9 +87,9 @@ EXTENTS: Final = {"cuda": GPU, "cpu": CPU}
 
 
 def sweep(hardware: HardwareSpec, extent: Extent, num_ranks: int, quick: bool) -> list[Task]:
-    """Everything to measure on a device with ``num_ranks`` peers, the coarse part first; with ``quick`` only that.
+    """List all measurements on a device with ``num_ranks`` peers, the coarse part first; with ``quick`` only that.
 
-    ``hardware`` says which number formats and which nodes of products there are.
+    ``hardware`` gives the number formats and the nodes of products.
     """
     tasks = _part(hardware, extent, num_ranks, coarse=True)
     if not quick:
@@ -154,7 +154,7 @@ def _attentions(extent: Extent, lengths: tuple[int, ...]) -> list[Attention]:
 
 
 def _products(extent: Extent, widths: tuple[Width, ...], tokens: tuple[int, ...]) -> list[Product]:
-    """Those of a layer: of every matrix the forward, the gradient of its input and of its weights."""
+    """List the products of a layer: for every matrix the forward, and the gradients of its input and weights."""
     found: list[Product] = []
     for width, rows in product(widths, tokens):
         hidden, inner = width.hidden, width.heads * extent.head_dim
@@ -171,13 +171,13 @@ def _products(extent: Extent, widths: tuple[Width, ...], tokens: tuple[int, ...]
 
 
 def _nodes(hardware: HardwareSpec, extent: Extent) -> list[Product]:
-    """Nodes of the description's table."""
+    """List the nodes of the description's table."""
     table = hardware.accelerator.bf16.gemm
     axes = [[int(size) for size in axis if size <= extent.nodes_up_to] for axis in (table.m, table.n, table.k)]
     return [Product(m=m, n=n, k=k) for m, n, k in product(*axes)]
 
 
 def _groups(num_ranks: int) -> list[int]:
-    """Powers of two up to all ranks, and all of them."""
+    """List powers of two up to all ranks, and all ranks."""
     powers = [2**power for power in range(1, num_ranks.bit_length()) if 2**power <= num_ranks]
     return sorted({*powers, num_ranks} - {0, 1})

@@ -1,4 +1,4 @@
-"""A profile for people and as JSON."""
+"""Profile as text and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_TOLD = 24
 
 
 def report(profile: Profile) -> RenderableType:
-    """Constants, the layers predicted and measured, and what else there is to say."""
+    """Show constants, the layers predicted and measured, and notes."""
     overlay = profile.overlay
     parts: list[RenderableType] = [
         Text(f"{printable(overlay.name)} on {printable(overlay.base)}", "bold"),
@@ -80,12 +80,12 @@ def _layers(checks: list[LayersCheck]) -> Table:
 
 
 def _error(value: float) -> str:
-    """A relative error with its sign."""
+    """Write a relative error with its sign."""
     return f"{'+' if value >= 0 else '-'}{percent_text(abs(value))}"
 
 
 def _means(checks: list[LayersCheck]) -> str:
-    """Mean absolute errors."""
+    """Write mean absolute errors."""
     columns = (
         ("forward", [abs(one.forward_error) for one in checks]),
         ("backward", [abs(one.backward_error) for one in checks]),
@@ -96,7 +96,7 @@ def _means(checks: list[LayersCheck]) -> str:
 
 
 def document_text(profile: Profile) -> str:
-    """One JSON document, with a newline at its end."""
+    """Write the JSON document, with a final newline."""
     document: dict[str, Any] = {
         "schema_version": 1,
         "milpplan_version": __version__,

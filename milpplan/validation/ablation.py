@@ -1,4 +1,4 @@
-"""How much of a plan, and of the choice between plans, rests on terms that no measured run exercises."""
+"""Dependence of a plan, and of the choice between plans, on terms that no measured run exercises."""
 
 from __future__ import annotations
 
@@ -21,13 +21,20 @@ def evidence(
     others: Sequence[Plan] = (),
     table: ExercisedTerms | None = None,
 ) -> Evidence:
-    """What scored runs on the generation of the problem's hardware say about the terms of a plan of
-    ``step_time_s`` seconds.
+    """Collect the evidence of scored runs for the terms of a plan.
 
-    The terms that none of them has, of ``best`` and of ``others``, are then taken at zero and twice in all plans
-    at once. ``others`` are compared by time per sequence, times GPUs where GPU-hours are minimised, and not at all
-    where GPUs are: there a plan is chosen among those that meet the deadline. On several node types nothing was
-    measured, which is all that is said.
+    The runs are those on the generation of the problem's hardware. Terms of ``best`` and ``others`` that none of
+    them exercises are scaled by zero and by two in all plans at once. ``others`` are compared by time per
+    sequence, times GPUs where GPU-hours are minimised. They are not compared where GPUs are minimised, because the
+    plan is then chosen among those that meet the deadline. On several node types there are no measured runs, which
+    is the only answer.
+
+    Args:
+        problem: the problem of the plans.
+        best: the plan.
+        step_time_s: its step time in seconds.
+        others: plans that it competes with.
+        table: runs by term; None: the shipped table.
     """
     if problem.other_hardware:
         names = dict.fromkeys(generation_name(hardware) for hardware in problem.node_types)
@@ -59,8 +66,8 @@ def evidence(
 
 
 def _exercised(term: Term, runs: tuple[Exercise, ...], with_stack: bool) -> TermEvidence:
-    """Sources that ran in several number formats count once for each in the mean of the errors; the number of
-    sources is the most of one format."""
+    """Combine the runs of several number formats: a source counts once per format in the mean of the errors; the
+    number of sources is the maximum over the formats."""
     weights = [one.num_sources for one in runs]
     errors = [one.error_with_stacks if with_stack else one.error_without_stacks for one in runs]
     mean = sum(weight * error for weight, error in zip(weights, errors, strict=True)) / sum(weights)
@@ -84,7 +91,8 @@ def _ablations(
 
 
 def _weight(problem: Problem, plan: Plan, best: Plan) -> float:
-    """What makes a step of a plan comparable with one of the best: sequences, and GPUs where they cost."""
+    """Return the factor that makes a plan's step comparable with the best plan's: sequences, and GPUs where they
+    cost."""
     weight = best.layout.global_batch_size / plan.layout.global_batch_size
     if problem.job.objective == "gpu_hours":
         weight *= plan.layout.num_gpus / best.layout.num_gpus

@@ -1,4 +1,4 @@
-"""Simulate every run that can be stated and put the prediction beside the measurement."""
+"""Comparison of measured runs with simulation, for every run that can be stated as a problem and a plan."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from milpplan.validation.runs.unstated import UnstatedError
 from milpplan.validation.runs.variants import VARIANTS
 
 UNSCORED_FLAGS = frozenset({"old_pp_engine", "conflicting_reruns", "modified_model", "heterogeneous_stages"})
-"""Flags of runs that say nothing about the model: another engine, contradictory reruns, another model."""
+"""Flags of runs that do not test the cost model: another engine, contradictory reruns, another model."""
 LONGEST_STEP_S: Final = 1e9
-"""No step takes so long: the number printed is none."""
+"""Maximum plausible step time; a longer one is a misprint."""
 OOM_FLAGS = UNSCORED_FLAGS | {"success_with_oom_flag"}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One run: predicted beside measured. Times in seconds, memory in bytes."""
+    """Run with prediction and measurement. Times in seconds, memory in bytes."""
 
     run: Run
     statement: Statement
@@ -42,12 +42,12 @@ class Comparison:
 
     @property
     def memory(self) -> MemoryMeasure | None:
-        """The first measured peak: of tensors before that of the allocator, of the fullest ranks before others."""
+        """First measured peak: of tensors before that of the allocator, of the fullest ranks before others."""
         return self.memories[0] if self.memories else None
 
     @property
     def predicted_memory_bytes(self) -> float:
-        """Predicted peak of the ranks and kind first measured; of the fullest rank if none was."""
+        """Predicted peak of the ranks and kind measured first; of the fullest rank if none was measured."""
         return float(self.report.peak_memory_bytes) if self.memory is None else self.predicted_peak(self.memory)
 
     @property
@@ -56,43 +56,44 @@ class Comparison:
         return None if self.memory is None else self.memory_error(self.memory)
 
     def predicted_peak(self, measure: MemoryMeasure) -> float:
-        """Predicted peak bytes of the ranks and kind of one of ``memories``."""
+        """Return the predicted peak bytes for the ranks and kind of an element of ``memories``."""
         return predicted_memory(self.report, self.statement, measure, framework_of(self.run))
 
     def memory_error(self, measure: MemoryMeasure) -> float:
-        """Predicted over measured peak memory, minus 1, of one of ``memories``."""
+        """Return predicted over measured peak memory, minus 1, for an element of ``memories``."""
         return self.predicted_peak(measure) / measure.peak_bytes - 1
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What had to be assumed, and what was measured and could not be compared."""
+        """Assumptions, and measured values that could not be compared."""
         return (*self.statement.assumptions, *not_compared(self.run, self.memories))
 
     @property
     def scored(self) -> bool:
-        """Whether the run counts for accuracy: complete, measured, nothing wrong with it, on an accelerator that
-        has a description of its own."""
+        """True if the run counts for accuracy: complete, measured, valid, and on an accelerator with its own
+        description."""
         own = self.statement.problem.hardware.name not in VARIANTS
         return self.step is not None and self.run.grade == "A" and own and not UNSCORED_FLAGS & set(self.run.flags)
 
     @property
     def decides_fit(self) -> bool:
-        """Whether it says if the plan fits: it ran, or ran out of memory."""
+        """True if the run shows whether the plan fits: it ran, or ran out of memory."""
         return self.run.measured.status in ("ok", "oom") and not OOM_FLAGS & set(self.run.flags)
 
     @property
     def has_experts(self) -> bool:
-        """Whether the model has routed experts."""
+        """True if the model has routed experts."""
         return self.statement.problem.model.has_experts
 
     @property
     def generation(self) -> str:
-        """The accelerator's architecture."""
+        """Architecture of the accelerator."""
         return generation_of(self.statement.problem.hardware)
 
     @property
     def measured_rates(self) -> dict[str, float | None]:
-        """The same rates of the measured step, and the utilisation that the prediction is given as."""
+        """Rates of the measured step in the source's way of counting, and the utilisation to compare with the
+        prediction's."""
         if self.step is None:
             return dict.fromkeys((*self.predicted_rates, "mfu"))
         seconds = self.step.step_time_s
@@ -107,7 +108,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Unstated:
-    """A run that was not simulated, and why."""
+    """Run that was not simulated, with the reason."""
 
     run: Run
     reason: str
@@ -123,8 +124,13 @@ class Validation:
 
 
 def compare(file: RunFile, progress: Callable[[int], None] | None = None, stacks: bool = True) -> Validation:
-    """Every run of a file; ``progress`` is called with the number of runs done. ``stacks``: with the constants
-    that were fitted to each framework (docs/accuracy.md says on which runs)."""
+    """Compare every run of a file.
+
+    Args:
+        file: the runs.
+        progress: called with the number of runs done.
+        stacks: use the constants fitted to each framework (docs/accuracy.md says on which runs).
+    """
     comparisons, unstated = [], []
     for done, run in enumerate(file.runs, start=1):
         try:
@@ -139,10 +145,10 @@ def compare(file: RunFile, progress: Callable[[int], None] | None = None, stacks
 
 
 def compare_run(run: Run, told: tuple[str, ...] = (), stacks: bool = True) -> Comparison:
-    """Simulate one run.
+    """Simulate a run and compare it.
 
     Raises:
-        UnstatedError: it cannot be stated as a problem and a plan.
+        UnstatedError: the run cannot be stated as a problem and a plan.
     """
     statement = state(run, told, stacks=stacks)
     report = simulate(statement.problem, statement.plan)
@@ -155,5 +161,5 @@ def compare_run(run: Run, told: tuple[str, ...] = (), stacks: bool = True) -> Co
 
 
 def scored(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """Those that count for accuracy."""
+    """Select the comparisons that count for accuracy."""
     return [comparison for comparison in comparisons if comparison.scored]

@@ -1,4 +1,4 @@
-"""The one JSON document of ``milpplan validate --json``; SI units, errors as fractions."""
+"""JSON document of ``milpplan validate --json``; SI units, errors as fractions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OF_FAMILIES: Final = (
 
 
 def document_text(validation: Validation, summary: Summary) -> str:
-    """The document as text, ending in a newline."""
+    """Write the document as text with a final newline."""
     return json.dumps(document(validation, summary), indent=1, allow_nan=False) + "\n"
 
 
 def document(validation: Validation, summary: Summary) -> dict[str, Any]:
-    """Every run, compared or not, and the figures of accuracy."""
+    """Make the document of every run, compared or not, and of the accuracy figures."""
     runs = [_compared(one) for one in validation.comparisons] + [_unstated(one) for one in validation.unstated]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -38,7 +38,8 @@ def document(validation: Validation, summary: Summary) -> dict[str, Any]:
 
 
 def summary_document(summary: Summary) -> dict[str, Any]:
-    """The figures. The three plain ones are over the sources of scored dense runs."""
+    """Make the document of the accuracy figures. The three plain ones are over the sources of scored dense
+    runs."""
     dense = summary.dense
     return {
         "mean_abs_error": dense.mean_abs_error if dense else None,

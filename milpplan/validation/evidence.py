@@ -1,4 +1,4 @@
-"""What measured runs say about the terms of a plan: records only. Times in seconds."""
+"""Records of the measured runs that support a plan's terms. Times in seconds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TermEvidence:
-    """One term of a plan, and the scored runs on its generation of hardware that have it too.
+    """Term of a plan, with the scored runs on its generation of hardware that exercise it.
 
-    ``mean_abs_error`` of their step times, every source weighing the same; None without runs. ``share``: by how
-    much shorter the step is without the term, ``share_doubled``: by how much longer with it twice, as shares of
-    the step; None for terms that runs exercise.
+    ``mean_abs_error`` is that of their step times, with equal weight for every source; None without runs.
+    ``share``: the reduction of the step without the term; ``share_doubled``: its increase with the term doubled;
+    both are shares of the step, and None for exercised terms.
     """
 
     name: str
@@ -24,15 +24,15 @@ class TermEvidence:
 
     @property
     def exercised(self) -> bool:
-        """Whether a run has it."""
+        """True if a run exercises the term."""
         return self.num_runs > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ablated:
-    """The best plan beside the fastest other one with the terms that no run exercises taken ``times`` times.
+    """Comparison of the best plan with the fastest other plan, with unexercised terms scaled by ``times``.
 
-    ``rival_s`` is as if for the best plan's batch; None where no other plan is known.
+    ``rival_s`` is scaled to the best plan's batch; None without another plan.
     """
 
     times: int
@@ -41,17 +41,17 @@ class Ablated:
 
     @property
     def still_best(self) -> bool:
-        """Whether no plan looked at is faster."""
+        """True if no compared plan is faster."""
         return self.rival_s is None or self.best_s <= self.rival_s
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a plan rests on.
+    """Evidence for a plan.
 
-    ``num_runs``: scored runs on the generation; ``num_memory_runs``: those that say whether they fitted.
-    ``elsewhere``: words of terms that no run exercises and only the other plans have. ``ablations``: empty where
-    every term of all plans is exercised, or where no run is scored on the generation.
+    ``num_runs``: scored runs on the generation; ``num_memory_runs``: runs that state whether they fitted.
+    ``elsewhere``: words of unexercised terms that only the other plans have. ``ablations``: empty where every term
+    of all plans is exercised, or without scored runs on the generation.
     """
 
     generation: str
@@ -64,5 +64,5 @@ class Evidence:
 
     @property
     def unexercised(self) -> tuple[TermEvidence, ...]:
-        """Terms of the plan that no scored run on the generation has."""
+        """Terms of the plan that no scored run on the generation exercises."""
         return tuple(term for term in self.terms if not term.exercised)

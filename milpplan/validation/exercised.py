@@ -1,7 +1,7 @@
-"""Which measured runs exercise which terms of the cost model: the table that ships with the package.
+"""Table of the measured runs that exercise each term of the cost model, which ships with the package.
 
-It is made of the runs that ship (``milpplan.validation.exercising``), because validation takes a minute, and what
-a plan rests on shall be told at once.
+``benchmarks/validation_tables.py`` makes it from the shipped runs, because validation takes a minute and the
+evidence for a plan must be available at once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FILE: Final = "exercised.json"
 
 
 class Exercise(Record):
-    """Scored runs that have a term; errors are mean absolute ones of their step times over their sources, with the
-    constants fitted to each framework and without."""
+    """Scored runs that exercise a term. Errors are mean absolute ones of their step times over their sources, with
+    and without the constants fitted to each framework."""
 
     num_runs: Count
     num_sources: Count
@@ -32,7 +32,7 @@ class Exercise(Record):
 class Generation(Record):
     """Runs on one generation of hardware.
 
-    ``runs`` and ``terms`` are of scored runs, by number format; ``memory_runs`` say whether they fitted.
+    ``runs`` and ``terms`` are of scored runs, by number format; ``memory_runs`` state whether they fitted.
     """
 
     runs: dict[str, Count]
@@ -40,12 +40,12 @@ class Generation(Record):
     terms: dict[str, dict[str, Exercise]]
 
     def of(self, term: str) -> tuple[Exercise, ...]:
-        """The runs that have a term, an entry a number format."""
+        """Return the runs that exercise a term, with an entry per number format."""
         return tuple(formats[term] for formats in self.terms.values() if term in formats)
 
 
 class ExercisedTerms(Record):
-    """The table, by generation."""
+    """Table of runs by generation."""
 
     made_by: str
     milpplan_version: str
@@ -54,13 +54,14 @@ class ExercisedTerms(Record):
 
 @lru_cache(maxsize=1)
 def exercised_terms() -> ExercisedTerms:
-    """The table that ships."""
+    """Load the shipped table."""
     file = resources.files("milpplan.validation") / FILE
     return validated(ExercisedTerms, parse_json(file.read_text(encoding="utf-8"), FILE), FILE)
 
 
 def generation_name(hardware: HardwareSpec) -> str:
-    """The generation of a description; one of a user's own is of that of a shipped one with its accelerator."""
+    """Return the generation of a description; a user's own has that of the shipped description with its
+    accelerator."""
     if hardware.name in GENERATIONS:
         return GENERATIONS[hardware.name]
     return _by_accelerator().get(hardware.accelerator.name, generation_of(hardware))

@@ -1,6 +1,6 @@
-"""Families of runs that differ in one number only: slope and intercept, measured and predicted apart.
+"""Families of runs that differ in a single number: slope and intercept, measured and predicted separately.
 
-An error of the slope says that work is priced wrongly, an error of the intercept that what happens once is. Errors
+An error of the slope indicates wrongly priced work, an error of the intercept wrongly priced fixed costs. Errors
 are relative to the measured slope or intercept and, because either may be near zero, also to the step.
 """
 
@@ -21,7 +21,7 @@ MIN_POINTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """step time = intercept_s + slope_s * x, least squares."""
+    """Least-squares line: step time = intercept_s + slope_s * x."""
 
     slope_s: float
     intercept_s: float
@@ -42,12 +42,12 @@ class Family:
 
     @property
     def slope_error_fraction(self) -> float | None:
-        """Predicted over measured slope, minus 1; None where the measured one is not positive."""
+        """Predicted over measured slope, minus 1; None where the measured slope is not positive."""
         return self.predicted.slope_s / self.measured.slope_s - 1 if self.measured.slope_s > 0 else None
 
     @property
     def intercept_error_fraction(self) -> float | None:
-        """Predicted over measured intercept, minus 1; None where the measured one is not positive."""
+        """Predicted over measured intercept, minus 1; None where the measured intercept is not positive."""
         start = self.measured.intercept_s
         return self.predicted.intercept_s / start - 1 if start > 0 else None
 
@@ -65,10 +65,10 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class FamilyErrors:
-    """Absolute errors of the families of one source in which the same number varies.
+    """Absolute errors of a source's families in which the same number varies.
 
-    ``slope_error`` and ``intercept_error``: medians of those relative to the measured ones, None where no measured
-    one is positive; ``slope_of_step`` and ``intercept_of_step``: means of those relative to the step.
+    ``slope_error`` and ``intercept_error``: medians of those relative to the measured values, None where no
+    measured value is positive; ``slope_of_step`` and ``intercept_of_step``: means of those relative to the step.
     """
 
     varies: str
@@ -82,13 +82,13 @@ class FamilyErrors:
 
 
 def fitted(values: Sequence[float], times_s: Sequence[float]) -> Line:
-    """The least-squares line of step times (seconds) over values that are not all equal."""
+    """Fit a line to step times (seconds) over values that are not all equal."""
     slope, intercept = np.polyfit(np.asarray(values, dtype=np.float64), np.asarray(times_s, dtype=np.float64), 1)
     return Line(float(slope), float(intercept))
 
 
 def families(comparisons: Sequence[Comparison]) -> list[Family]:
-    """Every family with three or more different values."""
+    """Find every family with at least three different values."""
     found: list[Family] = []
     for varies, (value, same) in _KINDS.items():
         groups: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
@@ -101,7 +101,7 @@ def families(comparisons: Sequence[Comparison]) -> list[Family]:
 
 
 def family_errors(found: Sequence[Family]) -> list[FamilyErrors]:
-    """The errors of every source, by what varies."""
+    """Compute the errors of every source, by the varying number."""
     groups: dict[tuple[str, str], list[Family]] = defaultdict(list)
     for family in found:
         groups[family.varies, family.group].append(family)
@@ -145,7 +145,7 @@ def _layout_without(layout: Layout, *names: str) -> tuple[object, ...]:
 
 
 def _shared(one: Comparison) -> tuple[object, ...]:
-    """What the members of every kind of family share."""
+    """Return the properties that the members of every kind of family share."""
     problem, run = one.statement.problem, one.run
     job = problem.job
     return (
@@ -174,7 +174,7 @@ def _same_but_layers(one: Comparison) -> tuple[object, ...]:
 
 
 def _same_but_gpus(one: Comparison) -> tuple[object, ...]:
-    """Weak scaling: more replicas, each with the same number of micro-batches."""
+    """Return the properties shared in weak scaling: more replicas, each with an equal number of micro-batches."""
     layout = one.statement.plan.layout
     model = one.statement.problem.model
     return model, layout.num_micro_batches, _layout_without(layout, "global_batch_size", "dp", "ep")

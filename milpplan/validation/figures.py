@@ -1,4 +1,4 @@
-"""Predicted against measured as SVG files: a point a run, logarithmic axes, a line where both are equal."""
+"""Predicted against measured values as SVG files: a point per run, logarithmic axes, and a line of equality."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ from milpplan.validation.ranking import competitions
 
 SIZE: Final = 640
 MARGIN: Final = 96
-"""Pixels; the widest labels, such as 100.0 GiB, take 70 of them and the name of the axis 16."""
+"""Margin in pixels. The widest labels, such as 100.0 GiB, take 70 pixels and the name of the axis 16."""
 LEGEND: Final = 322
 LINE: Final = 18
-"""Pixels of a row of the legend."""
+"""Height of a legend row in pixels."""
 CHARACTER: Final = 8
-"""Pixels a character, and a little more: labels of an axis that are as far apart as that do not touch."""
+"""Width of a character in pixels, rounded up, so that axis labels at this distance do not touch."""
 MANTISSAS: Final = (tuple(tenth / 10 for tenth in range(10, 100)), tuple(half / 2 for half in range(2, 20)),
     tuple(map(float, range(1, 10))), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))  # fmt: skip
-"""Where a decade may have labels, from the densest."""
+"""Positions of labels within a decade, from the densest choice to the sparsest."""
 LONGEST: Final = 32
-"""Characters of a source's name that fit into the legend."""
+"""Maximum number of characters of a source's name in the legend."""
 NEAR: Final = 0.1
 """Relative error of the dashed lines."""
 COLOURS: Final = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
 )  # fmt: skip
 MARKS: Final = ("M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0Z", "M-.9-.9H.9V.9H-.9Z", "M0-1.2L1.2 0L0 1.2L-1.2 0Z")
-"""Circle, square and diamond, of a radius of about 1: each for as many sources as there are colours."""
+"""Circle, square and diamond with a radius of about 1; each is used for as many sources as there are colours."""
 Point = tuple[str, str, float, float]
-"""Source, id, measured, predicted."""
+"""Source, id, measured value, predicted value."""
 
 
 def write_figures(validation: Validation, directory: Path) -> list[Path]:
-    """Write ``step_time_GENERATION.svg`` for every generation, ``sweeps.svg`` and ``memory.svg``, those of which
-    there are runs; returns what was written.
+    """Write ``step_time_GENERATION.svg`` for every generation, ``sweeps.svg`` and ``memory.svg``, where there are
+    runs.
+
+    Returns:
+        The paths of the written files.
 
     Raises:
         InvalidInputError: the directory cannot be made or written to.
@@ -68,14 +71,15 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
 
 
 def _order_points(members: Sequence[Comparison]) -> list[Point]:
-    """A point a finished run of a sweep: step times over the least measured and over the least predicted one."""
+    """Make a point per finished run of a sweep: step times relative to the minimum measured and predicted ones."""
     times = [(one.run, one.step.step_time_s, one.report.step_time_s) for one in members if one.step is not None]
     measured, predicted = min(took for _, took, _ in times), min(told for _, _, told in times)
     return [(run.group, run.id, took / measured, told / predicted) for run, took, told in times]
 
 
 def _memory_points(one: Comparison) -> list[Point]:
-    """A point a group of ranks and kind of memory; a source's kinds are told apart."""
+    """Make a point per group of ranks and kind of memory; the name of a source with several kinds includes the
+    kind."""
     if "old_pp_engine" in one.run.flags:
         return []
     several = len({measure.kind for measure in one.memories}) > 1
@@ -96,8 +100,14 @@ def _written(path: Path, text: str) -> Path:
 
 
 def scatter(points: Sequence[Point], title: str, words: Callable[[float], str], *, unit: float) -> str:
-    """An SVG of positive (measured, predicted) pairs; ``words`` turns a value into a label, and the axes are
-    labelled at round numbers of ``unit``."""
+    """Draw an SVG of positive (measured, predicted) pairs.
+
+    Args:
+        points: the pairs, with source and id.
+        title: of the figure.
+        words: turns a value into a label.
+        unit: the axes are labelled at round numbers of this unit.
+    """
     values = [value for point in points for value in point[2:]]
     low, high = math.log10(min(values)) - 0.05, math.log10(max(values)) + 0.05
     span = SIZE - 2 * MARGIN
@@ -127,8 +137,7 @@ def scatter(points: Sequence[Point], title: str, words: Callable[[float], str], 
 
 
 def _labelled(low: float, high: float, span: float, unit: float, words: Callable[[float], str]) -> list[float]:
-    """Round numbers of ``unit`` between 10**low and 10**high, as many as leave room for their labels on ``span``
-    pixels."""
+    """List round numbers of ``unit`` between 10**low and 10**high whose labels fit on ``span`` pixels."""
     decades = range(math.floor(low - math.log10(unit)), math.ceil(high - math.log10(unit)) + 1)
     found: list[float] = []
     for mantissas in MANTISSAS:
@@ -141,13 +150,13 @@ def _labelled(low: float, high: float, span: float, unit: float, words: Callable
 
 
 def _mark(index: int) -> str:
-    """Shape and colour of a source, as attributes of a path."""
+    """Return shape and colour of a source, as attributes of a path."""
     shape = MARKS[index // len(COLOURS) % len(MARKS)]
     return f'd="{shape}" fill="{COLOURS[index % len(COLOURS)]}"'
 
 
 def _legend(marks: Mapping[str, str]) -> str:
-    """A line a source, then what the lines mean; names too long for the figure end in an ellipsis."""
+    """Draw a row per source and explain the lines; names too long for the figure end in an ellipsis."""
     x, rows = SIZE - MARGIN + 52, []
     for index, (group, mark) in enumerate(marks.items()):
         y, name = MARGIN + LINE * index, printable(group)
@@ -166,7 +175,7 @@ def _legend(marks: Mapping[str, str]) -> str:
 
 
 def _frame(title: str, num_groups: int) -> str:
-    """Title, frame and names of the axes, on a page high enough for the legend."""
+    """Draw title, frame and names of the axes, on a page high enough for the legend."""
     span = SIZE - 2 * MARGIN
     height = max(SIZE, MARGIN + LINE * (num_groups + 4))
     return (
@@ -181,7 +190,7 @@ def _frame(title: str, num_groups: int) -> str:
 
 
 def _diagonals(low: float, high: float, span: float) -> str:
-    """Equality, and the error ``NEAR`` to either side."""
+    """Draw the line of equality, and lines at the error ``NEAR`` on either side."""
     lines = []
     for factor, dash in ((1.0, "none"), (1 + NEAR, "4 4"), (1 - NEAR, "4 4")):
         shift = span * math.log10(factor) / (high - low)

@@ -1,8 +1,8 @@
-"""Measured peak memory by rank group and kind, and the same predicted.
+"""Measured peak memory by rank group and kind, and the corresponding prediction.
 
-What sources call peak memory differs. ``allocated``: tensors of the framework, at their most; ``update``: the
-same from the optimizer's update on, where the framework resets its counter before it; ``reserved``: all that the
-caching allocator took; ``device``: all that the driver reports, so the context, too.
+Sources mean different things by peak memory. ``allocated``: peak of the framework's tensors; ``update``: that peak
+from the optimizer's update on, where the framework resets its counter before it; ``reserved``: memory that the
+caching allocator took; ``device``: memory that the driver reports, including the context.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _KIND_WORDS: Final[tuple[tuple[MemoryKind, tuple[str, ...]], ...]] = (
     ("reserved", ("memory_reserved", "max_reserved", "memory reserved")),
     ("allocated", ("memory_allocated", "max_allocated", "memory allocated")),
 )
-"""Words of a source that tell what it measured, in small letters."""
+"""Words of a source that indicate the kind of memory, in lower case."""
 _BF16_BYTES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryMeasure:
-    """Measured peak bytes of one group of ranks. ``stage``: their pipeline rank, None for the fullest."""
+    """Measured peak bytes of a group of ranks. ``stage``: their pipeline rank, None for the fullest."""
 
     peak_bytes: float
     kind: MemoryKind
@@ -40,8 +40,8 @@ class MemoryMeasure:
 
 
 def memory_measures(run: Run, statement: Statement) -> tuple[MemoryMeasure, ...]:
-    """Every peak that a run prints, the fullest stage first; none where nothing is printed or the unit cannot be
-    told."""
+    """List every printed peak of a run, the fullest stage first; empty where none is printed or the unit is
+    unknown."""
     reported: Mapping[str, Any] = run.measured.peak_mem_reported or {}
     how, framework = str(reported.get("how") or ""), framework_of(run)
     kind = _kind(how, framework)
@@ -62,7 +62,7 @@ def memory_measures(run: Run, statement: Statement) -> tuple[MemoryMeasure, ...]
 
 
 def not_compared(run: Run, measures: tuple[MemoryMeasure, ...]) -> tuple[str, ...]:
-    """That a printed peak memory is compared with nothing, to be told with the run."""
+    """Note that a printed peak memory is not compared."""
     reported = run.measured.peak_mem_reported
     if measures or not reported or run.measured.status != "ok":
         return ()
@@ -70,7 +70,8 @@ def not_compared(run: Run, measures: tuple[MemoryMeasure, ...]) -> tuple[str, ..
 
 
 def _kind(how: str, framework: Framework) -> MemoryKind:
-    """What a source's words say that it measured; else, or where it prints two kinds, its framework's habit."""
+    """Determine the kind of memory from a source's words, or else, or if it prints two kinds, from its framework's
+    default."""
     if framework.resets_peak:
         return framework.memory
     told = (kind for kind, words in _KIND_WORDS if any(word in how.lower() for word in words))
@@ -78,7 +79,8 @@ def _kind(how: str, framework: Framework) -> MemoryKind:
 
 
 def _by_stage(reported: Mapping[str, Any], statement: Statement) -> dict[int, float]:
-    """Bytes of pipeline ranks, where the source prints them: of each, or the most of each one's ranks."""
+    """Return the bytes of pipeline ranks that the source prints, by rank or as the maximum over a rank's
+    members."""
     stages, ranks, some = (reported.get(key) for key in ("per_stage", "per_rank_MiB", "per_rank_node0"))
     layout = statement.plan.layout
     if isinstance(stages, list) and len(stages) == layout.pp and all(_is_size(size) for size in stages):
@@ -97,14 +99,14 @@ def _by_stage(reported: Mapping[str, Any], statement: Statement) -> dict[int, fl
 
 
 def _stage(how: str, statement: Statement) -> int | None:
-    """The pipeline rank that was measured."""
+    """Return the measured pipeline rank."""
     if "first pipeline stage" in how:
         return 0
     return statement.plan.layout.pp - 1 if "last rank" in how else None
 
 
 def _bytes(run: Run, reported: Mapping[str, Any], kind: MemoryKind, framework: Framework) -> float | None:
-    """The one size that is printed."""
+    """Return the printed size, if there is only one."""
     unit, how = str(reported.get("unit") or ""), str(reported.get("how") or "")
     reserved, value = reported.get("max_reserved"), reported.get("value")
     if kind == "reserved" and _is_size(reserved) and "GiB" in unit:
@@ -113,7 +115,7 @@ def _bytes(run: Run, reported: Mapping[str, Any], kind: MemoryKind, framework: F
         return run.measured.peak_mem_GiB * GIB
     if not _is_size(value):
         return None
-    # nvidia-smi counts MiB; what people call GB of it is GiB. Any other GB stays out, unless it is known.
+    # nvidia-smi counts MiB, so GB from it means GiB. Other values in GB are used only if their unit is known.
     known = framework.gigabyte if "GB" in unit else 0.0
     scale = MIB if "MiB" in unit else GIB if "GiB" in unit or "nvidia-smi" in how else known
     return value * scale or None
@@ -122,8 +124,11 @@ def _bytes(run: Run, reported: Mapping[str, Any], kind: MemoryKind, framework: F
 def predicted_memory(
     report: StepReport, statement: Statement, measure: MemoryMeasure, framework: Framework
 ) -> float:
-    """Predicted peak bytes of the same ranks and kind: ``reserved`` adds the allocator's loss and what it holds
-    beyond that while there is memory, ``device`` also the context."""
+    """Predict the peak bytes for the measured ranks and kind.
+
+    ``reserved`` adds the allocator's loss and its further reserve while there is memory; ``device`` also adds the
+    context.
+    """
     stage = None if measure.stage is None else report.stages[min(measure.stage, len(report.stages) - 1)].memory
     if measure.kind == "update":
         return update_bytes(report.stages[0].memory if stage is None else stage, statement, framework)
@@ -138,11 +143,12 @@ def predicted_memory(
 
 
 def held_ahead_bytes(statement: Statement, stage: int | None, framework: Framework) -> float:
-    """Bytes of a stage (None: the first) that wait for communication streams while the warm-up is sent ahead.
+    """Predict bytes of a stage (None: the first) that wait for communication streams while the warm-up is sent
+    ahead.
 
-    a L (2 u h) (w - 1) [t > 1] for a ``held_ahead`` buffers a layer, L layers of the stage, u tokens of a
-    micro-batch, width h and w = min(P - 1 - stage, m) > 0 forwards of the warm-up, the first of which finds
-    nothing held.
+    a L (2 u h) (w - 1) [t > 1] for a ``held_ahead`` buffers per layer, L layers of the stage, u tokens of a
+    micro-batch, width h and w = min(P - 1 - stage, m) > 0 forwards of the warm-up; no buffers wait at the first
+    forward.
 
     Source: PyTorch's CUDA caching allocator (``record_stream``: a block is free again when the host has seen that
     the stream has passed it); the number by stages is that of nanotron's runs (docs/accuracy.md).
@@ -158,18 +164,18 @@ def held_ahead_bytes(statement: Statement, stage: int | None, framework: Framewo
 
 
 def _gathered_bytes(statement: Statement) -> int:
-    """A micro-batch's whole hidden states in 16 bits."""
+    """Return the bytes of a micro-batch's whole hidden states in 16 bits."""
     tokens = statement.plan.layout.micro_batch_size * statement.problem.job.sequence_length
     return _BF16_BYTES * tokens * statement.problem.model.hidden_size
 
 
 def update_bytes(memory: StageMemory, statement: Statement, framework: Framework) -> float:
-    """Bytes that a stage has allocated at its optimizer's update, when no activation is left.
+    """Predict the allocated bytes of a stage at its optimizer's update, when no activation is left.
 
-    S + 2 N (1 + 1/d) [ZeRO 1 or 2, d > 1] + b (2 u h) [t > 1] + c for states of S bytes, N parameters on a rank
-    in 16 bits, d replicas, u tokens of a micro-batch, width h, t tensor-parallel ranks, b ``kept_gathers`` and c
-    ``workspace_bytes`` of the framework: the gather of the updated weights goes through a whole copy and one of
-    the own share, buffers of the tensor-parallel gathers stay, and so do the workspaces of the matrix library.
+    S + 2 N (1 + 1/d) [ZeRO 1 or 2, d > 1] + b (2 u h) [t > 1] + c for states of S bytes, N parameters on a rank in
+    16 bits, d replicas, u tokens of a micro-batch, width h, t tensor-parallel ranks, b ``kept_gathers`` and c
+    ``workspace_bytes`` of the framework: the gather of the updated weights needs a whole copy and a copy of the
+    rank's share, buffers of the tensor-parallel gathers stay, and so do the workspaces of the matrix library.
 
     Source: huggingface/nanotron@0e0a27ea src/nanotron/optim/zero.py (_all_gather_params), distributed.py
     (all_gather_coalesced), parallel/utils.py (MemoryBuffer: one of the gathered inputs, one of the gathered

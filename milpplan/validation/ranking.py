@@ -1,6 +1,6 @@
-"""Does milpplan put the layouts of a sweep in the right order, and is its first choice a good one?
+"""Ranking of the layouts of a sweep: correlation with the measured order, and regret of the first choice.
 
-A sweep is cut into runs that really compete: same model, GPUs, global batch, sequence length and precision.
+A sweep is split into runs that compete: equal model, GPUs, global batch, sequence length and precision.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ _RECOMPUTE_ORDER = {"none": 0, "selective": 1, "full": 2, None: 0}
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One sweep. Regrets are measured time of a choice over the best measured time, minus 1.
+    """Sweep. Regrets are measured time of a choice over the best measured time, minus 1.
 
-    ``regret``: of the layout that milpplan predicts to be the fastest of those that ran.
-    ``pick_regret``: of the first layout in milpplan's order that runs, trying only layouts that it predicts
-    to fit, after ``failed_trials`` that ran out of memory; None if it predicts that nothing fits.
-    ``rule_regret``: of the rule "least model parallelism that fits" (mean over ties), then least recompute.
-    ``random_regret``: mean over all that ran.
+    ``regret``: of the layout with the fastest prediction among those that ran. ``pick_regret``: of the first
+    layout in predicted order that runs, trying only layouts that are predicted to fit, after ``failed_trials``
+    that ran out of memory; None if none is predicted to fit. ``rule_regret``: of the rule "minimum model
+    parallelism that fits" (mean over ties), then minimum recomputation. ``random_regret``: mean over all that ran.
     """
 
     id: str
@@ -44,10 +43,10 @@ class Sweep:
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Kendall's tau-b of two rankings, None where one of them is constant.
+    """Compute Kendall's tau-b of two rankings; None where a ranking is constant.
 
-    (concordant - discordant) / sqrt(pairs not tied in the first * pairs not tied in the second).
-    Source: Kendall 1945, "The treatment of ties in ranking problems".
+    (concordant - discordant) / sqrt(pairs not tied in the first * pairs not tied in the second). Source: Kendall
+    1945, "The treatment of ties in ranking problems".
     """
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     signs_x = np.sign(x[:, None] - x[None, :])
@@ -57,7 +56,7 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
 
 
 def competitions(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
-    """Runs of a sweep that compete, those that ran out of memory too: two layouts at least that ran."""
+    """Group runs of a sweep that compete, including those out of memory, with at least two layouts that ran."""
     groups: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
     for one in comparisons:
         if one.run.sweep_id is None or UNSCORED_FLAGS & set(one.run.flags):
@@ -70,7 +69,7 @@ def competitions(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
 
 
 def sweeps(comparisons: Sequence[Comparison]) -> list[Sweep]:
-    """Every sweep with at least two runs that finished."""
+    """Make every sweep with at least two finished runs."""
     found = [
         _sweep(members, [one for one in members if one.step is not None]) for members in competitions(comparisons)
     ]
@@ -78,7 +77,7 @@ def sweeps(comparisons: Sequence[Comparison]) -> list[Sweep]:
 
 
 def _named_apart(found: Sequence[Sweep]) -> list[Sweep]:
-    """Parts of one sweep that differ in the model or the precision only get a number."""
+    """Number the parts of a sweep that differ only in the model or the precision."""
     seen: Counter[str] = Counter()
     named = []
     for sweep in found:
@@ -89,7 +88,7 @@ def _named_apart(found: Sequence[Sweep]) -> list[Sweep]:
 
 
 def _competition(one: Comparison) -> tuple[object, ...]:
-    """What runs must share to compete."""
+    """Return the properties that competing runs share."""
     problem, layout = one.statement.problem, one.statement.plan.layout
     return (
         one.run.group,

@@ -1,4 +1,4 @@
-"""Run by run: what was measured and predicted, and what had to be assumed to say so."""
+"""Tables of single runs: measured and predicted values, and assumptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from milpplan.units import gib_text, printable, seconds_text, signed_percent_tex
 from milpplan.validation.comparison import Comparison, Validation
 
 MOST_RUNS: Final = 40
-"""Of more runs only the furthest off of each source are shown, unless all are asked for."""
+"""Maximum number of runs in the table; of more only the worst run of each source is shown, unless all are
+requested."""
 _COLUMNS: Final = ("run", "measured", "as", "predicted", "error", "peak", "predicted", "error", "fits", "assumed")
 _AS: Final = {
     "step time": "time",
@@ -28,8 +29,8 @@ _AS: Final = {
 
 
 def run_parts(validation: Validation, each: bool) -> list[RenderableType]:
-    """The runs, what was assumed with them and what was not simulated; every run where ``each``, or where they are
-    few."""
+    """Show the runs, their assumptions, and the runs that were not simulated; every run if ``each`` or if there
+    are few."""
     runs = validation.comparisons
     shown = list(runs) if each or len(runs) <= MOST_RUNS else _furthest(runs)
     parts: list[RenderableType] = []
@@ -50,7 +51,7 @@ def run_parts(validation: Validation, each: bool) -> list[RenderableType]:
 
 
 def _furthest(runs: Iterable[Comparison]) -> list[Comparison]:
-    """Of each source the run whose step time, or else whose memory, is furthest off; scored ones first."""
+    """Select the run of each source with the largest error of step time, or else of memory; scored runs first."""
 
     def off(one: Comparison) -> tuple[bool, bool, float]:
         error = one.error_fraction
@@ -65,13 +66,13 @@ def _furthest(runs: Iterable[Comparison]) -> list[Comparison]:
 
 
 def _numbers(runs: Iterable[Comparison]) -> dict[str, int]:
-    """A number for every assumption, the commonest first."""
+    """Number the assumptions, the most frequent first."""
     counts = Counter(text for one in runs for text in one.assumptions)
     return {text: number for number, (text, _) in enumerate(counts.most_common(), start=1)}
 
 
 def _table(*columns: str, words: Sequence[int]) -> Table:
-    """Numbers to the right and whole, words to the left and wrapped."""
+    """Make a table with numbers right-aligned and unwrapped, and words left-aligned and wrapped."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         wrapped = index in words
@@ -113,7 +114,7 @@ def _error(fraction: float | None) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers in order, runs of three or more as ``4-7``."""
+    """Write numbers in order, with runs of three or more as ``4-7``."""
     parts: list[str] = []
     for _, group in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
         row = [number for _, number in group]

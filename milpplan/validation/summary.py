@@ -1,4 +1,4 @@
-"""From comparisons to the figures of accuracy: per source, per generation, and of memory, fit and ranking."""
+"""Accuracy figures of comparisons: per source, per generation, and for memory, fit and ranking."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milpplan.validation.memory import MEMORY_KINDS, MemoryKind
 from milpplan.validation.ranking import Sweep, sweeps
 
 KORTHIKANTI = "korthikanti-2022"
-"""The source of Korthikanti et al. 2022, table 5: the classical reference, shown in a row of its own."""
+"""Source of Korthikanti et al. 2022, table 5: the classical reference, which has its own row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Errors:
 
     @staticmethod
     def of(errors: Sequence[tuple[str, float]]) -> Errors | None:
-        """The figures of (id, error) pairs; None of none."""
+        """Summarise (id, error) pairs; None for an empty sequence."""
         if not errors:
             return None
         sizes = [abs(error) for _, error in errors]
@@ -46,7 +46,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class GroupedErrors:
-    """Errors over sources: every source weighs the same, however many runs it has.
+    """Errors over sources with equal weights, however many runs a source has.
 
     ``mean_abs_error`` and ``median_abs_error``: mean and median of the sources' mean absolute errors;
     ``max_abs_error``: worst single run.
@@ -62,7 +62,7 @@ class GroupedErrors:
 
     @staticmethod
     def of(sources: Sequence[Errors]) -> GroupedErrors | None:
-        """The figures over sources; None of none."""
+        """Summarise sources; None for an empty sequence."""
         if not sources:
             return None
         worst = max(sources, key=lambda source: source.max_abs_error)
@@ -79,48 +79,49 @@ class GroupedErrors:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source: how many of its runs were simulated, and the errors of step time."""
+    """Source: the number of its simulated runs, and the errors of step time."""
 
     group: str
     num_runs: int
     num_simulated: int
     timed: Errors | None
-    """All runs with a measured time."""
+    """Errors of all runs with a measured time."""
     scored: Errors | None
-    """Those that count."""
+    """Errors of the scored runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Does a plan fit: prediction against what happened. Counts of runs; "positive" is out of memory."""
+    """Confusion matrix of the prediction whether a plan fits, in counts of runs; "positive" means out of
+    memory."""
 
     num_oom: int
     num_ok: int
     oom_predicted: int
-    """Of ``num_oom``, those predicted not to fit."""
+    """Number of runs of ``num_oom`` predicted not to fit."""
     ok_predicted: int
-    """Of ``num_ok``, those predicted to fit."""
+    """Number of runs of ``num_ok`` predicted to fit."""
 
     @property
     def accuracy(self) -> float:
-        """Share of right predictions."""
+        """Share of correct predictions."""
         return (self.oom_predicted + self.ok_predicted) / (self.num_oom + self.num_ok)
 
     @property
     def recall(self) -> float | None:
-        """Share of the runs out of memory that were predicted so."""
+        """Share of the runs out of memory that were predicted not to fit."""
         return self.oom_predicted / self.num_oom if self.num_oom else None
 
     @property
     def precision(self) -> float | None:
-        """Share of the runs predicted not to fit that did not."""
+        """Share of the runs predicted not to fit that ran out of memory."""
         said = self.oom_predicted + self.num_ok - self.ok_predicted
         return self.oom_predicted / said if said else None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All figures of accuracy. Generations and sources map names to errors of scored runs."""
+    """All accuracy figures. Generations and sources map names to errors of scored runs."""
 
     sources: tuple[Source, ...]
     dense: GroupedErrors | None
@@ -137,7 +138,7 @@ class Summary:
 
 
 def summarise(validation: Validation) -> Summary:
-    """Every figure of a validation."""
+    """Compute every figure of a validation."""
     all_runs = validation.comparisons
     counted = scored(all_runs)
     dense = [one for one in counted if not one.has_experts]
@@ -169,19 +170,19 @@ def summarise(validation: Validation) -> Summary:
 
 
 def step_errors(runs: Sequence[Comparison]) -> Errors | None:
-    """Errors of step time."""
+    """Compute errors of step time."""
     return Errors.of([(one.run.id, one.error_fraction) for one in runs if one.error_fraction is not None])
 
 
 def memory_errors(runs: Sequence[Comparison], kind: MemoryKind) -> Errors | None:
-    """Errors of peak memory of one kind: one a run and group of ranks."""
+    """Compute errors of peak memory of a kind, with an error per run and group of ranks."""
     usable = [one for one in runs if "old_pp_engine" not in one.run.flags]
     found = [(one, measure) for one in usable for measure in one.memories if measure.kind == kind]
     return Errors.of([(one.run.id, one.memory_error(measure)) for one, measure in found])
 
 
 def _memory_by_source(runs: Sequence[Comparison]) -> dict[str, Errors]:
-    """By source and, where one prints two kinds of memory, ``source, kind``."""
+    """Group by source and, where a source prints two kinds of memory, by ``source, kind``."""
     found: dict[str, Errors] = {}
     for group, own in _by(runs, lambda one: one.run.group).items():
         kinds = {kind: errors for kind in MEMORY_KINDS if (errors := memory_errors(own, kind)) is not None}
@@ -190,7 +191,7 @@ def _memory_by_source(runs: Sequence[Comparison]) -> dict[str, Errors]:
 
 
 def grouped(runs: Sequence[Comparison]) -> GroupedErrors | None:
-    """Errors of step time with every source weighing the same."""
+    """Compute errors of step time with equal weight for every source."""
     errors = [step_errors(members) for members in _by(runs, lambda one: one.run.group).values()]
     return GroupedErrors.of([one for one in errors if one is not None])
 

@@ -1,4 +1,4 @@
-"""The accuracy for people: tables of errors, fit, ranking, lines and what could not be simulated."""
+"""Accuracy as tables: errors, fit, ranking, lines, and runs that could not be simulated."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from milpplan.validation.run_tables import run_parts
 from milpplan.validation.summary import Errors, Fit, GroupedErrors, Source, Summary
 
 MAX_ROWS = 40
-"""Most rows of a table of single things; the rest is counted, and in the JSON document."""
+"""Maximum number of rows of single items; the rest is counted here, and listed in the JSON document."""
 MOST_NAMED = 3
-"""Runs of one reason that are named, unless each is asked for."""
+"""Maximum number of runs named per reason, unless all are requested."""
 MOST_SHOWN = 9.99
-"""Larger relative errors of slopes and intercepts say that the measured one is near zero."""
+"""Maximum relative error of slopes and intercepts that is shown; a larger one means a measured value near zero."""
 _VARIES = {"micro_batches": "micro-batches", "layers": "layers", "gpus": "GPUs"}
 
 
 def report(validation: Validation, summary: Summary, each: bool = False) -> RenderableType:
-    """Everything ``milpplan validate`` prints; every run where ``each``."""
+    """Show the whole output of ``milpplan validate``; every run if ``each``."""
     parts: list[RenderableType] = [_headline(validation, summary), Text()]
     for title, table in (
         ("Step time by source (errors: predicted over measured, minus 1, in per cent)", _source_table(summary)),
@@ -80,7 +80,7 @@ def _signed(fraction: float | None) -> str:
 
 
 def _bare(fraction: float) -> str:
-    """Per cent without the sign, for columns whose title says so."""
+    """Write per cent without the sign, for columns whose title implies it."""
     return percent_text(fraction).removesuffix(" %")
 
 
@@ -224,12 +224,12 @@ def _family_row(family: Family) -> tuple[str, ...]:
 
 
 def _line_error(fraction: float | None) -> str:
-    """An error relative to what may be near zero."""
+    """Write an error relative to a value that may be near zero."""
     return "-" if fraction is None else ">999" if fraction > MOST_SHOWN else _signed(fraction)
 
 
 def _unstated_table(validation: Validation, each: bool) -> Table:
-    """Reasons with their runs, all by name where ``each`` or where they are few."""
+    """Show reasons with their runs, all by name if ``each`` or if there are few."""
     table = _table("source", "reason", "runs", "which", left=2)
     table.columns[3].justify, table.columns[3].no_wrap = "left", False
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)

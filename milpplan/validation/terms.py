@@ -1,12 +1,12 @@
-"""Terms of the cost model by name: which plans use them, and what a step takes without them or with them doubled.
+"""Terms of the cost model by name: the plans that use them, and the step time without or with doubled terms.
 
-Most of a plan's step is products and attention, which every measured run has. The terms here depend on how the
-plan is laid out, so measured runs may have them or not (``milpplan.validation.exercised``).
+Most of a plan's step is products and attention, which every measured run has. The terms here depend on the layout,
+so measured runs may exercise them or not (``milpplan.validation.exercised``).
 
-Scaling a term changes the layout's constants, from which the step is simulated as ever. Exposed time is
-multiplied; doubled communication beside compute is covered by no more than now, so a doubled step is an upper
-bound there. What is offloaded is moved beside the work that a layer then has: less work covers less of it. A
-pipeline's bubble is the share of the step that it is now, taken off or added.
+Scaling a term changes the layout's constants, from which the step is simulated as usual. Exposed time is
+multiplied. Doubled communication beside compute is hidden only as far as before, so a doubled step is an upper
+bound there. Offloaded data move beside the remaining work of a layer, so less work hides less of the transfer. A
+pipeline's bubble is scaled as its present share of the step.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from milpplan.units import NS_PER_S
 Scale = Callable[[Problem, Layout, LayoutCosts, int], LayoutCosts]
 BEYOND_ANY_RATE: Final = 1e6
 HOST_TRAFFIC: Final = "host_traffic"
-"""The name of the term that scales the transfers themselves, and not the work that they run beside."""
+"""Name of the term that scales the transfers themselves, and not the work beside them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One term. ``used``: whether a plan has it; ``scaled``: the constants with it taken so many times, None for
-    the bubble, which is no constant."""
+    """Term of the cost model. ``used``: test whether a plan has it; ``scaled``: constants with the term
+    multiplied, None for the bubble, which is not a constant."""
 
     name: str
     words: str
@@ -48,31 +48,31 @@ class Term:
 
 
 def used_terms(problem: Problem, plan: Plan) -> tuple[Term, ...]:
-    """The terms that a plan has, in the order of ``TERMS``."""
+    """List the terms that a plan has, in the order of ``TERMS``."""
     return tuple(term for term in TERMS if term.used(problem, plan))
 
 
 def step_without_s(problem: Problem, plan: Plan, terms: Iterable[Term]) -> float:
-    """Seconds of a step with terms at zero."""
+    """Compute the seconds of a step with terms at zero."""
     return _step_s(problem, plan, terms, 0)
 
 
 def step_doubled_s(problem: Problem, plan: Plan, terms: Iterable[Term]) -> float:
-    """Seconds of a step with terms taken twice."""
+    """Compute the seconds of a step with terms doubled."""
     return _step_s(problem, plan, terms, 2)
 
 
 def _step_s(problem: Problem, plan: Plan, terms: Iterable[Term], times: int) -> float:
     layout, used = plan.layout, [term for term in terms if term.used(problem, plan)]
-    # Work is scaled before the transfers of the host are laid beside it: with them, a replay that waits less than
-    # the layer without one is a negative number, of which twice is more than the layer has.
+    # Work is scaled before the transfers of the host are added beside it. With them, a replay that waits less than
+    # the layer without a replay is a negative number, and its double exceeds the layer.
     on_device = layout.model_copy(update=dict.fromkeys(OFFLOADS, False))
     costs = layout_costs(problem, LayoutColumns.of([on_device])).at(0)
     bubble_fraction = 0.0
     for term in used:
         if term.scaled is None:
             report = simulate(problem, plan)
-            # Its seconds could be more than the step that other terms leave.
+            # In seconds it could exceed the step that the other terms leave.
             bubble_fraction = report.breakdown_s["bubble"] / report.step_time_s
         else:
             costs = term.scaled(problem, layout, costs, times)
@@ -85,17 +85,18 @@ def _step_s(problem: Problem, plan: Plan, terms: Iterable[Term], times: int) -> 
 
 
 def _communication(exposed: Part, hidden: Part | None = None) -> Scale:
-    """Communication of layers and ends: exposed time taken so many times; of doubled time no more is hidden."""
+    """Scale communication of layers and ends: exposed time is multiplied; of doubled time no further part is
+    hidden."""
 
     def change(parts: IntArray, times: int) -> IntArray:
-        """Of [..., Part, Phase]."""
+        """Compute the change of [..., Part, Phase]."""
         more = (times - 1) * parts[..., exposed, :]
         return more + parts[..., hidden, :] if hidden is not None and times > 1 else more
 
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
         parts, duration = costs.parts, np.maximum(costs.duration_ns + change(costs.parts.layer, times), 0)
-        # Pairs cover what they cover today: what is added is exposed there, too, and what is taken off was covered
-        # unless they are longer than the layer is then.
+        # Pairs hide only what they hide now: added time is exposed there, too, and removed time was hidden, unless
+        # a pair is then longer than the layer.
         return replace(
             costs,
             duration_ns=duration,
@@ -108,19 +109,19 @@ def _communication(exposed: Part, hidden: Part | None = None) -> Scale:
 
 
 def _added(costs: LayoutCosts, duration: IntArray) -> IntArray:
-    """What other durations [K, Phase] add to a layer's forward and backward, [K, 2]."""
+    """Compute the change of a layer's forward and backward, [K, 2], for other durations [K, Phase]."""
     return np.asarray(duration[:, : Phase.BACKWARD + 1] - costs.duration_ns[:, : Phase.BACKWARD + 1])
 
 
 def _paired(costs: LayoutCosts, duration: IntArray, added: IntArray) -> IntArray:
-    """``LayoutCosts.paired_ns`` with so much added, between nothing and what layers take alone."""
+    """Add to ``LayoutCosts.paired_ns``, clipped between zero and the durations of layers alone."""
     if not costs.runs_pairs:
         return costs.paired_ns
     return np.asarray(np.clip(costs.paired_ns + added, 0, duration[:, : Phase.BACKWARD + 1]))
 
 
 def _compute(without: Callable[[Problem, LayerRun], tuple[Problem, LayerRun]]) -> Scale:
-    """Compute of layers: what they take beyond the problem and layer that ``without`` gives."""
+    """Scale compute of layers: the difference from the problem and layer that ``without`` returns."""
 
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
         columns = LayoutColumns.of([layout])
@@ -136,7 +137,7 @@ def _compute(without: Callable[[Problem, LayerRun], tuple[Problem, LayerRun]]) -
 
 
 def _without_experts(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
-    """The layer with its shared experts only, or with an MLP of one neuron: nothing smaller is an MLP."""
+    """Reduce the layer to its shared experts, or to an MLP with one neuron, the smallest MLP."""
     if not isinstance(kind.mlp, MixtureOfExperts):
         return problem, kind
     width, gated = kind.mlp.shared_intermediate_size or 1, kind.mlp.gated
@@ -144,7 +145,7 @@ def _without_experts(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
 
 
 def _without_fp8(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
-    """8-bit products that take as long as their memory traffic."""
+    """Make 8-bit products take only as long as their memory traffic."""
     gpu = problem.hardware.accelerator
     assert gpu.fp8 is not None
     fast = gpu.fp8.model_copy(update={"peak_flops_per_s": gpu.fp8.peak_flops_per_s * BEYOND_ANY_RATE})
@@ -162,7 +163,7 @@ def _recomputation(phase: Phase) -> Scale:
 
 
 def _with_slower_host(problem: Problem, times: int) -> Problem:
-    """Make the transfers from and to the host take so many times what they do."""
+    """Multiply the time of transfers from and to the host."""
     host = problem.hardware.host_memory
     assert host is not None
     rate = host.bandwidth_bytes_per_s * (BEYOND_ANY_RATE if times == 0 else 1 / times)
@@ -171,7 +172,7 @@ def _with_slower_host(problem: Problem, times: int) -> Problem:
 
 
 def _pairs(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
-    """Communication that pairs leave exposed: at zero they hide all of it, taken twice they hide nothing."""
+    """Scale communication that pairs leave exposed: at zero they hide all of it, doubled they hide nothing."""
     if times:
         return replace(costs, paired_ns=costs.duration_ns[:, : Phase.BACKWARD + 1])
     compute = costs.parts.layer[:, Part.COMPUTE, : Phase.BACKWARD + 1]
@@ -191,7 +192,7 @@ def _gathers(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -
 
 
 def _across(problem: Problem, size: int, stride: int) -> bool:
-    """Whether a group of ranks leaves its scale-up domain."""
+    """Test whether a group of ranks leaves its scale-up domain."""
     return size > 1 and int(members_per_domain(problem.hardware, size, stride)) < size
 
 
@@ -335,6 +336,6 @@ TERMS: Final = (
         _as_it_is,
     ),
 )
-"""Recomputation comes after what it replays, so that both at once are scaled as one after the other. Plans on
-several node types are not ablated (``milpplan.validation.ablation``)."""
+"""Terms of the cost model. Recomputation follows the work that it replays, so that both together scale in order.
+Plans on several node types are not ablated (``milpplan.validation.ablation``)."""
 BY_NAME: Final = {term.name: term for term in TERMS}

@@ -1,4 +1,4 @@
-"""The continuous constants: steps of a linearised robust fit, each checked by simulation."""
+"""Descent over the continuous constants: steps of a linearised robust fit, each checked by simulation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FloatArray = npt.NDArray[np.float64]
 
 MAX_ITERATIONS: Final = 15
 FIRST_ITERATIONS: Final = 3
-"""Iterations from every start before the best one goes on."""
+"""Number of iterations from every start before the best descent continues."""
 SMALL_MOVE: Final = 2e-3
-"""Of the prior's one sigma: a step below it ends the descent."""
+"""Step, in one sigmas of the prior, below which the descent ends."""
 SMALL_GAIN: Final = 0.02
-"""Of the objective, half a chi squared: a step that gains less ends the descent."""
+"""Gain of the objective (half a chi squared) below which the descent ends."""
 SAME_SCALE: Final = 0.02
 HOP_SIGMAS: Final = 5.0
 HOP_GAIN: Final = 0.5
-"""Length of a hop out of a local minimum, in one sigmas of the fit, and what it must gain."""
+"""Length of a hop out of a local minimum, in one sigmas of the fit, and the gain that it requires."""
 MAX_SHORTER: Final = 5
 
 
@@ -38,18 +38,18 @@ class Model:
     theta: Theta
 
     def at(self, x: FloatArray) -> Theta:
-        """All constants."""
+        """Return all constants at x."""
         theta = self.theta
         for one, inner in zip(self.parameters, x, strict=True):
             theta = theta.with_value(one.name, one.value(float(inner)))
         return theta
 
     def residuals(self, x: FloatArray) -> FloatArray:
-        """log(predicted / measured), [n]."""
+        """Compute log(predicted / measured), [n]."""
         return log_ratios(self.predictor, self.at(x))
 
     def jacobian(self, x: FloatArray) -> FloatArray:
-        """Forward differences (backward at an upper bound), [n, p]."""
+        """Compute forward differences (backward at an upper bound), [n, p]."""
         start = self.residuals(x)
         columns = np.zeros((len(start), len(self.parameters)))
         for index, one in enumerate(self.parameters):
@@ -61,20 +61,20 @@ class Model:
 
     @property
     def priors(self) -> FloatArray:
-        """Prior means, [p]."""
+        """Return the prior means, [p]."""
         return np.array([one.prior for one in self.parameters], dtype=np.float64)
 
     @property
     def sigmas(self) -> FloatArray:
-        """Prior one sigmas, [p]."""
+        """Return the priors' one sigmas, [p]."""
         return np.array([one.sigma for one in self.parameters], dtype=np.float64)
 
     def pulls(self, x: FloatArray) -> FloatArray:
-        """(x - prior) / sigma, [p]."""
+        """Compute (x - prior) / sigma, [p]."""
         return np.asarray((x - self.priors) / self.sigmas)
 
     def box(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Least and most change of x in one iteration."""
+        """Return the minimum and maximum change of x in an iteration."""
         low = np.array([max(-one.longest_move, one.low - v) for one, v in zip(self.parameters, x, strict=True)])
         high = np.array([min(one.longest_move, one.high - v) for one, v in zip(self.parameters, x, strict=True)])
         return low, high
@@ -82,19 +82,19 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a descent stands: x [p], residuals [n], their scale."""
+    """Point of a descent: x [p], residuals [n], and their scale."""
 
     x: FloatArray
     residuals: FloatArray
     scale: float
 
     def value(self, model: Model, scale: float) -> float:
-        """The objective here under a given scale."""
+        """Compute the objective at this point under a given scale."""
         return objective(self.residuals, scale, model.pulls(self.x))
 
 
 def descend(model: Model, x: FloatArray, iterations: int = MAX_ITERATIONS) -> Point:
-    """A local minimum from a start; the scale of the residuals is estimated anew after every step."""
+    """Find a local minimum from a start; the scale of the residuals is estimated anew after every step."""
     residuals = model.residuals(x)
     count = len(model.parameters)
     point = Point(x, residuals, robust_scale(residuals - np.median(residuals), count))
@@ -117,7 +117,7 @@ def descend(model: Model, x: FloatArray, iterations: int = MAX_ITERATIONS) -> Po
 
 
 def _shortened(model: Model, point: Point, change: FloatArray) -> Point | None:
-    """The step, shortened until it lowers the objective; None where no length does."""
+    """Shorten a step until it lowers the objective; None where no length does."""
     before = point.value(model, point.scale)
     for _ in range(MAX_SHORTER):
         x = point.x + change
@@ -129,8 +129,8 @@ def _shortened(model: Model, point: Point, change: FloatArray) -> Point | None:
 
 
 def best_descent(model: Model, starts: Sequence[FloatArray] = ()) -> Point:
-    """The best of several short descents, continued to its end; without ``starts`` from the priors, once for
-    every start of the launches."""
+    """Run several short descents and continue the best; without ``starts`` from the priors, once for every start
+    of the launches."""
     chosen = list(starts) or _starts(model)
     points = [descend(model, x, FIRST_ITERATIONS if len(chosen) > 1 else MAX_ITERATIONS) for x in chosen]
     scale = min(point.scale for point in points)
@@ -139,8 +139,10 @@ def best_descent(model: Model, starts: Sequence[FloatArray] = ()) -> Point:
 
 
 def hopped(model: Model, point: Point) -> Point:
-    """A lower minimum near a minimum, if a hop along one parameter leads to it: launches, rooflines and covered
-    communication give the objective kinks, and kinks local minima."""
+    """Search for a lower minimum by hops along single parameters.
+
+    Launches, rooflines and hidden communication give the objective kinks, and kinks cause local minima.
+    """
     sigmas = np.sqrt(np.diag(Linear.of(model, point).covariance))
     best = point
     for index, one in enumerate(model.parameters):
@@ -166,7 +168,7 @@ def _starts(model: Model) -> list[FloatArray]:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """The model linearised at a point, with the covariance of its parameters."""
+    """Linearisation of the model at a point, with the covariance of its parameters."""
 
     point: Point
     jacobian: FloatArray
@@ -174,6 +176,6 @@ class Linear:
 
     @staticmethod
     def of(model: Model, point: Point) -> Linear:
-        """Linearise."""
+        """Linearise the model at a point."""
         jacobian = model.jacobian(point.x)
         return Linear(point, jacobian, covariance(point.residuals, jacobian, point.scale, model.sigmas))

@@ -1,4 +1,4 @@
-"""``fit``: constants of hardware and software from measured steps."""
+"""Fit of hardware and software constants to measured steps."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FloatArray = npt.NDArray[np.float64]
 Progress = Callable[[str], None]
 
 LEAVE_ONE_OUT: Final = 20
-"""With at most this many runs or groups each is left out by itself, otherwise a tenth at a time."""
+"""Maximum number of runs or groups that are left out one by one; more are left out a tenth at a time."""
 MANY_FOLDS: Final = 10
 MAX_ROUNDS: Final = 4
-"""Rounds of fitting and of putting back what is not identified."""
+"""Maximum number of rounds of fitting and of resetting unidentified constants."""
 SWITCH_EVIDENCE: Final = 2.0
 """Difference of the objective (half a chi squared) that decides a switch: two sigma."""
 
@@ -40,21 +40,21 @@ def fit(
     progress: Progress | None = None,
     hops: bool = True,
 ) -> Fit:
-    """Fit constants to measured steps, robustly, and say which of them the data identify.
+    """Fit constants to measured steps, robustly, and determine which of them the data identify.
 
     Args:
         runs: measured steps (``milpplan.calibration.measured``).
         hardware: replaces the runs' own descriptions; None keeps each run's own.
-        constants: the subset of ``milpplan.problem.overlay.CONSTANTS`` to fit; others stay as they are.
-        groups: a label for every run; runs of one label are left out together. None: every run is its own.
-        num_folds: how many parts are left out in turn; None: one a label, or 10 beyond 20 labels.
-        progress: called with what is being done.
-        hops: look for a lower minimum near the one found (``calibration.fit.descent.hopped``), which takes
-            as long as finding it.
+        constants: the subset of ``milpplan.problem.overlay.CONSTANTS`` to fit; others keep their values.
+        groups: a label for every run; runs of one label are left out together. None: every run is its own group.
+        num_folds: number of parts that are left out in turn; None: one per label, or 10 beyond 20 labels.
+        progress: called with a description of the present work.
+        hops: search for a lower minimum near the first one (``calibration.fit.descent.hopped``), which doubles the
+            time.
 
     Returns:
-        Values, uncertainties and errors. The left-out errors come from fits without the fold, linearised at the
-        full fit with the same constants identified; the steps left out are simulated exactly.
+        Values, uncertainties and errors. The left-out errors come from fits without the fold, linearised at the full fit
+        with the same constants identified; the steps left out are simulated exactly.
 
     Raises:
         InvalidInputError: no runs, an unknown constant, or labels that do not match the runs.
@@ -72,7 +72,7 @@ def fit_predicted(
     progress: Progress | None = None,
     hops: bool = True,
 ) -> Fit:
-    """``fit`` of the measurements of any predictor."""
+    """Fit constants to the measurements of any predictor."""
     told = progress or (lambda text: None)
     base = predictor.base
     parameters = tuple(parameter(name, base) for name in CONSTANTS if name in constants and name not in SWITCHES)
@@ -98,11 +98,12 @@ def fit_predicted(
 
 
 def _without_unidentified(model: Model, point: Point, told: Progress) -> tuple[Model, Point, dict[str, Dropped]]:
-    """The fit of what the data identify, the rest at its priors, until nothing more has to go."""
+    """Fit the constants that the data identify, with the others at their priors, until no further one must be
+    reset."""
     dropped: dict[str, Dropped] = {}
     for _ in range(MAX_ROUNDS):
         linear = Linear.of(model, point)
-        # What is known of rivals says more than a slope.
+        # The test of rival launches says more than a slope does.
         gone = {one.name: one for one in (*unidentified(model, linear), *rivals_of_launches(model, linear))}
         if not gone:
             break
@@ -137,7 +138,7 @@ def _check(runs: Sequence[Observation], constants: Sequence[str], groups: Sequen
 def _switched(
     model: Model, base: HardwareSpec, wanted: bool, told: Progress, settle: Callable[[Model, Point], Point]
 ) -> tuple[Model, Point, tuple[Constant, ...]]:
-    """The fit under the better value of ``overlap_tensor_parallel``, and what is known of it."""
+    """Fit under the better value of ``overlap_tensor_parallel``, and record what the data say about it."""
     told("fitting")
     point = settle(model, best_descent(model))
     if not wanted:
@@ -177,7 +178,7 @@ def _constant(
 
 
 def _folds(labels: Sequence[Hashable], wanted: int | None) -> list[npt.NDArray[np.int64]]:
-    """Rows left out together: every label in one fold, the folds about equally large, in a fixed order."""
+    """Split rows into folds of about equal size in a fixed order, with every label in a single fold."""
     rows: dict[Hashable, list[int]] = {}
     for row, label in enumerate(labels):
         rows.setdefault(label, []).append(row)
@@ -189,7 +190,7 @@ def _folds(labels: Sequence[Hashable], wanted: int | None) -> list[npt.NDArray[n
 
 
 def _left_out(model: Model, linear: Linear, folds: list[npt.NDArray[np.int64]]) -> FloatArray:
-    """Seconds a step predicted for every fold by a fit to the others; NaN with a single fold."""
+    """Predict seconds per step of every fold by a fit to the others; NaN with a single fold."""
     point = linear.point
     times: FloatArray = np.full(len(point.residuals), np.nan)
     if len(folds) < 2:

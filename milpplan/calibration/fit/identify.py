@@ -1,8 +1,8 @@
-"""Which constants the data say: a one sigma that is small, jointly with all others that are fitted.
+"""Identification of constants: those with a small one sigma, jointly with all other fitted constants.
 
-A factor is identified where its one sigma is at most 15 %. A time in seconds is where its one sigma is at most
-30 % of it, or changes the median step (of those that depend on it) by at most 1 %. Of those that are not, the
-worst goes back to its prior, together with the others that it cannot be told from, until all are.
+A factor is identified where its one sigma is at most 15 %. A time in seconds is identified where its one sigma is
+at most 30 % of it, or changes the median step (of those that depend on it) by at most 1 %. The worst unidentified
+constant is reset to its prior, together with those inseparable from it, until all remaining ones are identified.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ FloatArray = npt.NDArray[np.float64]
 
 MOST_FACTOR_SIGMA: Final = 0.15
 MOST_SECONDS_SIGMA: Final = 0.3
-"""Of the value."""
+"""Maximum one sigma of a time, relative to its value."""
 MOST_STEP_CHANGE: Final = 0.01
 INSEPARABLE: Final = 0.8
-"""Correlation beyond which two constants that both fail go together."""
+"""Correlation above which two constants that both fail are reset together."""
 LAUNCH: Final = "layer_launch_s"
 LAUNCH_PROFILE_S: Final = (5e-4, 1e-3, 2e-3, 4e-3)
 ALIKE: Final = 2.0
-"""Difference of the objective, half a chi squared, up to which two fits count as alike: two sigma."""
+"""Difference of the objective (half a chi squared) up to which two fits count as equal: two sigma."""
 RELATED: Final = 0.5
-"""Correlation beyond which a constant is named as what another cannot be told from."""
+"""Correlation above which a constant is named as inseparable from another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A constant that the data do not say: its one sigma in its own unit (None: no prediction depends on it)."""
+    """Constant that the data do not identify, with its one sigma in its own unit (None: no prediction depends on
+    it)."""
 
     name: str
     one_sigma: float | None
@@ -44,7 +45,7 @@ class Dropped:
 
 
 def unidentified(model: Model, linear: Linear) -> list[Dropped]:
-    """The parameters to put back to their priors."""
+    """List the parameters to reset to their priors."""
     parameters = list(model.parameters)
     dropped: list[Dropped] = []
     keep = np.arange(len(parameters))
@@ -73,10 +74,11 @@ def unidentified(model: Model, linear: Linear) -> list[Dropped]:
 
 
 def rivals_of_launches(model: Model, linear: Linear) -> list[Dropped]:
-    """Constants that other launches than the fitted ones would move, although the data fit alike.
+    """List constants that move with other values of the launch times, although the data fit equally well.
 
-    Where no layer waits for its launches, no slope says what longer ones would explain. So the others are fitted
-    again under several fixed launches; whatever then moves by more than its largest one sigma is not identified.
+    Where no layer waits for its launches, no slope shows the effect of longer ones. So the other constants are
+    fitted again under several fixed launch times; a constant that moves by more than its maximum one sigma is not
+    identified.
     """
     names = [one.name for one in model.parameters]
     if LAUNCH not in names or np.any(linear.jacobian[:, names.index(LAUNCH)]):
@@ -105,7 +107,8 @@ def rivals_of_launches(model: Model, linear: Linear) -> list[Dropped]:
 
 
 def _limit(one: Parameter, inner: float, slopes: FloatArray) -> float:
-    """The largest one sigma, in the fit's unit, of an identified constant; 0 where nothing depends on it."""
+    """Return the maximum one sigma, in the fit's unit, of an identified constant; 0 where nothing depends on
+    it."""
     felt = np.abs(slopes)[np.abs(slopes) > 0]
     if not len(felt):
         return 0.0

@@ -1,7 +1,7 @@
-"""The constants as numbers of a fit: bounds, priors, and the hardware that they give.
+"""Constants as parameters of a fit: bounds, priors, and the resulting hardware.
 
 Factors are fitted as logarithms, times in seconds. The priors are weak and normal: they keep the problem well
-posed where the data say nothing, and say where a constant stays then.
+posed where the data do not determine a constant, which then stays at its prior.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRIOR_SECONDS_SIGMA: Final = {
     "scale_out_hop_s": 1e-4,
     "kernel_latency_s": 1e-4,
 }
-"""One sigma of the prior of a time around what the hardware description and its software say."""
+"""One sigma of a time's prior around the value of the hardware description and its software."""
 FACTOR_BOUNDS: Final = (0.2, 5.0)
 SECONDS_BOUNDS: Final = {
     "layer_launch_s": (0.0, 2e-2),
@@ -45,13 +45,13 @@ SECONDS_BOUNDS: Final = {
     "kernel_latency_s": (0.0, 2e-3),
 }
 STARTS_S: Final = {"layer_launch_s": (4e-4, 2e-3), "collective_rank_s": (2.5e-4,)}
-"""Starts of the fit besides the prior: below the time of every layer launches change nothing, so that no slope
+"""Starts of the fit besides the prior: launch times below that of every layer have no effect, so that no slope
 would lead away from zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theta:
-    """Values of all constants: factors on the description, times in seconds (None: as it has them)."""
+    """Values of all constants: factors on the description, and times in seconds (None: the description's own)."""
 
     gemm_efficiency: float = 1.0
     gemm_fp8_efficiency: float = 1.0
@@ -74,7 +74,7 @@ class Theta:
     overlap_tensor_parallel: bool | None = None
 
     def on(self, hardware: HardwareSpec) -> HardwareSpec:
-        """The description with these values in it."""
+        """Apply these values to a description."""
         factors = {name: getattr(self, name) for name in FACTORS}
         others = {
             name: value
@@ -84,14 +84,14 @@ class Theta:
         return with_constants(hardware, factors, others)
 
     def with_value(self, name: str, value: float) -> Theta:
-        """One constant replaced."""
+        """Replace a constant."""
         changed: dict[str, Any] = {name: value}
         return replace(self, **changed)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One continuous constant: prior mean and one sigma, bounds, difference step, in the fit's own unit."""
+    """Continuous constant: prior mean and one sigma, bounds, and difference step, in the fit's own unit."""
 
     name: str
     prior: float
@@ -100,24 +100,24 @@ class Parameter:
     high: float
     step: float
     longest_move: float
-    """Most it may move in one iteration."""
+    """Maximum move in an iteration."""
 
     @property
     def is_factor(self) -> bool:
-        """Whether the fit's unit is a logarithm."""
+        """True if the fit's unit is a logarithm."""
         return self.name in FACTORS
 
     def value(self, inner: float) -> float:
-        """From the fit's unit to the constant's."""
+        """Convert from the fit's unit to the constant's."""
         return exp(inner) if self.is_factor else inner
 
     def value_sigma(self, inner: float, sigma: float) -> float:
-        """One sigma in the constant's unit at a value in the fit's."""
+        """Convert one sigma to the constant's unit, at a value in the fit's unit."""
         return exp(inner) * sigma if self.is_factor else sigma
 
 
 def parameter(name: str, hardware: HardwareSpec) -> Parameter:
-    """The parameter of a constant of ``FACTORS`` or ``TIMES``."""
+    """Return the parameter of a constant in ``FACTORS`` or ``TIMES``."""
     if name in FACTORS:
         low, high = (log(bound) for bound in FACTOR_BOUNDS)
         return Parameter(name, 0.0, PRIOR_FACTOR_SIGMA, low, high, 1e-3, 0.35)

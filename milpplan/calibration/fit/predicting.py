@@ -1,4 +1,4 @@
-"""What a fit asks of what predicts its measurements."""
+"""Interface between a fit and the predictor of its measurements."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class Predictor(Protocol):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """A name for every measurement, [n]."""
+        """Names of the measurements, [n]."""
         ...
 
     @property
     def base(self) -> HardwareSpec:
-        """The description that priors are taken from."""
+        """Description that priors are taken from."""
         ...
 
     @property
     def measured_s(self) -> FloatArray:
-        """Seconds measured, [n]."""
+        """Measured seconds, [n]."""
         ...
 
     def times_s(self, theta: Theta) -> FloatArray:
-        """Seconds predicted, [n]."""
+        """Predict seconds, [n]."""
         ...
 
     def part(self, rows: IntArray) -> Self:
-        """Some of the measurements."""
+        """Select measurements by row."""
         ...
 
 
 def log_ratios(predictor: Predictor, theta: Theta) -> FloatArray:
-    """log(predicted / measured) of every measurement."""
+    """Compute log(predicted / measured) of every measurement."""
     return np.asarray(np.log(predictor.times_s(theta) / predictor.measured_s))

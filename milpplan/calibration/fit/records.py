@@ -1,4 +1,4 @@
-"""What a fit says: every constant with its uncertainty, and the errors before, after and of runs left out."""
+"""Records of a fit: constants with uncertainties, and errors before, after and of left-out runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milpplan.problem.overlay import FACTORS, SWITCHES, Constants, Factor, Overl
 
 FloatArray = npt.NDArray[np.float64]
 OUTLIER_WEIGHT = 0.3
-"""Runs whose weight in the robust fit is below this are named as outliers."""
+"""Weight in the robust fit below which runs are named as outliers."""
 METHOD = (
     "least squares of log(predicted / measured) with soft_l1 loss, normal priors (factors: one sigma 0.3 of the "
     "logarithm; layer_launch_s 1 ms, collective_rank_s, scale_out_hop_s and kernel_latency_s 0.1 ms, "
@@ -24,10 +24,10 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One constant. Factors are ratios, times seconds, a switch 0 or 1.
+    """Fitted constant. Factors are ratios, times seconds, a switch 0 or 1.
 
-    Where not ``identified``, ``value`` is the prior, and ``one_sigma`` what the data left open (None for a
-    switch and where the data say nothing at all). ``note`` says why in words.
+    Where not ``identified``, ``value`` is the prior, and ``one_sigma`` the uncertainty that the data left (None
+    for a switch and where the data do not depend on it). ``note`` gives the reason in words.
     """
 
     name: str
@@ -40,9 +40,9 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Constants fitted to observations; arrays have one entry an observation, in the order given, in seconds.
+    """Constants fitted to observations; arrays have an entry per observation, in the given order, in seconds.
 
-    ``left_out_s`` are predictions by a fit without the observation's fold, NaN where there was one fold only.
+    ``left_out_s`` are predictions by a fit without the observation's fold, NaN where there was only one fold.
     ``scatter``: robust one sigma of log(predicted / measured) after the fit.
     """
 
@@ -56,21 +56,21 @@ class Fit:
     num_folds: int
 
     def errors(self, predicted_s: FloatArray) -> FloatArray:
-        """Relative errors of predictions."""
+        """Compute relative errors of predictions."""
         return np.asarray(predicted_s / self.measured_s - 1.0)
 
     def mean_abs_error(self, predicted_s: FloatArray) -> float:
-        """Mean absolute relative error."""
+        """Compute the mean absolute relative error."""
         return float(np.mean(np.abs(self.errors(predicted_s))))
 
     @property
     def error_before(self) -> float:
-        """Mean absolute error with the description as it was."""
+        """Mean absolute error with the original description."""
         return self.mean_abs_error(self.before_s)
 
     @property
     def error_after(self) -> float:
-        """Mean absolute error of the runs fitted to."""
+        """Mean absolute error of the fitted runs."""
         return self.mean_abs_error(self.after_s)
 
     @property
@@ -89,22 +89,22 @@ class Fit:
 
     @property
     def outliers(self) -> tuple[str, ...]:
-        """Ids of runs that the robust loss all but ignored."""
+        """Ids of runs that the robust loss nearly ignored."""
         scaled = np.log(self.after_s / self.measured_s) / self.scatter
         weights = 1.0 / np.sqrt(1.0 + scaled**2)
         return tuple(name for name, weight in zip(self.ids, weights, strict=True) if weight < OUTLIER_WEIGHT)
 
     def constant(self, name: str) -> Constant:
-        """One constant by name."""
+        """Return a constant by name."""
         return next(one for one in self.constants if one.name == name)
 
     @property
     def identified(self) -> tuple[Constant, ...]:
-        """Those that the data say."""
+        """Constants that the data identify."""
         return tuple(one for one in self.constants if one.identified)
 
     def as_constants(self) -> Constants:
-        """The record for an overlay."""
+        """Make the record for an overlay."""
         values: dict[str, object] = {}
         for one in self.constants:
             if one.name in SWITCHES:
@@ -115,7 +115,7 @@ class Fit:
         return Constants.model_validate(values)
 
     def overlay(self, base: HardwareSpec | str, name: str, data: str, date: str) -> Overlay:
-        """The overlay; ``data`` says what was measured, ``date`` when the fit was made."""
+        """Make the overlay; ``data`` describes the measurements, ``date`` is that of the fit."""
         provenance = Provenance(
             data=data,
             date=date,

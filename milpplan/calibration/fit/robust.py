@@ -1,8 +1,7 @@
-"""Robust least squares on a linearised model: one step, its scale, its covariance.
+"""Robust least squares on a linearised model: a step, its scale, and its covariance.
 
-Residuals r = log(predicted / measured) have the scale s. Minimised is
-``sum rho((r/s)^2) / 2 + sum ((x - prior) / sigma)^2 / 2`` with soft_l1, rho(z) = 2 (sqrt(1 + z) - 1), for
-the data, and plain squares for the priors.
+Residuals r = log(predicted / measured) have the scale s. The objective is ``sum rho((r/s)^2) / 2 + sum ((x -
+prior) / sigma)^2 / 2`` with soft_l1, rho(z) = 2 (sqrt(1 + z) - 1), for the data, and plain squares for the priors.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ FloatArray = npt.NDArray[np.float64]
 
 EXPECTED_SCATTER: Final = 0.03
 EXPECTED_WEIGHT: Final = 2.0
-"""The scale counts as if this many more runs had scattered by ``EXPECTED_SCATTER``: few runs cannot tell."""
+"""Number of additional runs with scatter ``EXPECTED_SCATTER`` that the scale assumes, because few runs cannot
+tell."""
 MAD_TO_SIGMA: Final = 1.4826
 
 
 def soft_l1(num_data: int) -> Callable[[FloatArray], FloatArray]:
-    """scipy's loss with soft_l1 for the first ``num_data`` squared residuals and squares for the others."""
+    """Make scipy's loss with soft_l1 for the first ``num_data`` squared residuals and squares for the others."""
 
     def rho(z: FloatArray) -> FloatArray:
         root = np.sqrt(1.0 + z[:num_data])
@@ -37,13 +37,13 @@ def soft_l1(num_data: int) -> Callable[[FloatArray], FloatArray]:
 
 
 def objective(residuals: FloatArray, scale: float, pulls: FloatArray) -> float:
-    """What is minimised; ``pulls`` are (x - prior) / sigma."""
+    """Compute the objective; ``pulls`` are (x - prior) / sigma."""
     return float(np.sum(np.sqrt(1.0 + (residuals / scale) ** 2) - 1.0) + 0.5 * np.sum(pulls**2))
 
 
 def robust_scale(residuals: FloatArray, num_fitted: float) -> float:
-    """One sigma of residuals: 1.4826 times their median absolute value, corrected for what was fitted, and drawn
-    to what is expected of few."""
+    """Estimate one sigma of residuals: 1.4826 times their median absolute value, corrected for the number of
+    fitted parameters, and shrunk to the expected scatter where there are few."""
     count = len(residuals)
     spread = MAD_TO_SIGMA * float(np.median(np.abs(residuals)))
     free = max(count - num_fitted, 1.0)
@@ -60,9 +60,10 @@ def linear_step(
     sigmas: FloatArray,
     box: tuple[FloatArray, FloatArray],
 ) -> FloatArray:
-    """The change of x that minimises the objective where residuals move as ``residuals + jacobian @ change``.
+    """Compute the change of x that minimises the objective where residuals move as ``residuals + jacobian @
+    change``.
 
-    residuals [n], jacobian [n, p], pulls and sigmas [p]; ``box`` are the least and the most change [p].
+    residuals [n], jacobian [n, p], pulls and sigmas [p]; ``box`` holds the minimum and the maximum change [p].
     """
     if not jacobian.shape[1]:
         return np.zeros(0)
@@ -87,10 +88,10 @@ def linear_step(
 
 
 def covariance(residuals: FloatArray, jacobian: FloatArray, scale: float, sigmas: FloatArray) -> FloatArray:
-    """Covariance [p, p] of x: the inverse of J^T J / (s^2 k) plus the priors' precision.
+    """Compute the covariance [p, p] of x: the inverse of J^T J / (s^2 k) plus the priors' precision.
 
-    k = mean(psi^2) / mean(psi')^2 * n / (n - p), Huber's correction of least squares for a robust loss.
-    Source: Huber, Robust Statistics (1981), section 7.6.
+    k = mean(psi^2) / mean(psi')^2 * n / (n - p), Huber's correction of least squares for a robust loss. Source:
+    Huber, Robust Statistics (1981), section 7.6.
     """
     scaled = residuals / scale
     root = np.sqrt(1.0 + scaled**2)

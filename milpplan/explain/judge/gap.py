@@ -1,4 +1,4 @@
-"""``gap``: how far anybody's plan is from the proved best, which changes close most of it, and what it costs."""
+"""Gap of any plan to the proved best, with the changes that close most of it, and its cost."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from milpplan.units import gpu_hours
 WHOLE: Final = "the whole space"
 TIME_LIMIT_S: Final = 60.0
 TOKENS: Final = 1e12
-"""Of the run whose cost is told where nobody says how long it is."""
+"""Tokens of the run whose cost is computed, by default."""
 SHOWN_CHANGES: Final = 6
 ROUNDING: Final = 1e-9
 LAUNCHER, SPACE, STAGES, CHANGES = 3.0, 5.0, 0.5, 2.0
-"""How much of the time the questions get, relative to each other."""
+"""Weights of the questions in the distribution of the time."""
 
 
 @dataclass(slots=True)
 class Solves:
-    """Solves that several plans of one job share, by their problem."""
+    """Cache of solves by problem, for several plans of one job."""
 
     gap: float = 1e-4
     callback: Callable[[Progress], None] | None = None
     found: dict[tuple[Problem, bool], PlanResult] = field(default_factory=dict)
 
     def best(self, problem: Problem, start: Plan | None, any_chunks: bool, limit_s: float | None) -> PlanResult:
-        """The proved best; what has been solved for another plan is not solved again."""
+        """Return the proved best of a problem, solved at most once."""
         key = (problem, any_chunks)
         known = self.found.get(key)
         if known is None:
@@ -63,20 +63,20 @@ class Solves:
 
 
 def judged(problem: Problem, plan: Plan) -> Problem:
-    """The problem that a plan is judged by: that of its own job, in a space that has the plan's own switches."""
+    """Return the problem that judges a plan: that of its own job, with the plan's own switches in the space."""
     same = own_job(problem, plan)
     return same.model_copy(update={"space": widened(problem.space, plan.layout)})
 
 
 def own_job(problem: Problem, plan: Plan) -> Problem:
-    """The shortest step on a plan's own number of GPUs with its own batch."""
+    """Restrict the problem to the plan's own number of GPUs and batch, and to the shortest step."""
     layout = plan.layout
     job = {"objective": "step_time_per_token", "deadline_s": None, "training_tokens": None}
     return with_job(problem, num_gpus=layout.num_gpus, global_batch_size=layout.global_batch_size, **job)
 
 
 def widened(space: Space, layout: Layout) -> Space:
-    """The space with the values of a layout added to those that its fields offer."""
+    """Add the values of a layout to those that the space's fields offer."""
     added: dict[str, object] = {}
     for name in Space.model_fields:
         offered, own = getattr(space, name), getattr(layout, name, None)
@@ -98,26 +98,27 @@ def gap(
     solves: Solves | None = None,
     callback: Callable[[Progress], None] | None = None,
 ) -> GapReport:
-    """Judge a plan: its simulated step and memory, the proved best of the spaces, and what closes the distance.
+    """Judge a plan: its simulated step and memory, the proved best of the spaces, and the changes that close the
+    gap.
 
     Args:
         problem: model, hardware, job and space of the plan; of ranges in the job the plan's own values count.
         plan: any plan that can be simulated; it need not fit, nor lie in the space.
-        runnable: name and problem of a narrower space to judge it by as well: what its launcher can run.
-        time_limit_s: of everything together; None: until all is proved to ``tolerance``.
+        runnable: name and problem of a narrower space to judge it by as well: the plans that its launcher can run.
+        time_limit_s: of everything together; None: until everything is proved to ``tolerance``.
         tolerance: relative gap of every proof.
         tokens: of the whole run (None: ``TOKENS``), for GPU-hours.
         price_per_gpu_hour: in any currency; None: no amounts of money.
-        changes: whether to look for changes.
+        changes: search for changes, too.
         solves: solves to share with other plans of the same job.
         callback: called with the progress of each solve.
 
     Returns:
-        The gap to every bound, as intervals that are proved to hold the truth for the cost model.
+        The gap to every bound, as intervals that provably contain the cost model's value.
 
     Raises:
-        IllegalPlanError: the plan is none for the problem.
-        InvalidInputError: a limit, a price or a number of tokens that makes no sense.
+        IllegalPlanError: the plan is not legal for the problem.
+        InvalidInputError: a limit, a price or a number of tokens is invalid.
     """
     started = time.monotonic()
     _check(time_limit_s, tokens, price_per_gpu_hour)
@@ -133,9 +134,9 @@ def gap(
 
 
 def _told(talk: _Judge, changes: bool, tokens: float, price: float | None) -> GapReport:
-    """The answers as a record, with the changes."""
+    """Make the record of the answers, with the changes."""
     spaces = _consistent(talk)
-    # What its launcher can run, where that is known: a change that it cannot make is none.
+    # The space of its launcher, if that is known: changes that the launcher cannot make do not count.
     found, chain = talk.changes(spaces[0]) if changes else ((), ())
     with undisturbed():
         return _record(talk, spaces, found, chain, changes, tokens, price)
@@ -174,7 +175,7 @@ def _check(time_limit_s: float | None, tokens: float | None, price_per_gpu_hour:
 
 @dataclass(slots=True)
 class _Judge:
-    """Questions about one plan and the answers so far."""
+    """Questions about a plan, and the answers so far."""
 
     problem: Problem
     plan: Plan
@@ -186,7 +187,7 @@ class _Judge:
     interrupted: bool = False
 
     def ask(self, name: str, problem: Problem, weight: float) -> None:
-        """The proved best of a space."""
+        """Solve for the proved best of a space."""
         limit_s = self.budget.share_s(weight)
         start = self.plan
         known = self.spaces[-1] if self.spaces else None
@@ -205,10 +206,10 @@ class _Judge:
         self.spaces.append(self._space_gap(name, problem, result, uneven))
 
     def _space_gap(self, name: str, problem: Problem, result: PlanResult, uneven: bool) -> SpaceGap:
-        """The plan against the result of a solve; inside the space it is itself a plan that is known."""
+        """Compare the plan with the result of a solve; inside the space the plan itself is a known plan."""
         bound_s, best_s, best = result.lower_bound_s, result.step_time_s, result.plan
         if uneven and result.any_chunks_bound is not None:
-            # Chunks of any size: the plan's are neither even nor the next best thing.
+            # With uneven chunks the plan is outside the space, although a bound over any chunks holds for it.
             tokens = self.plan.layout.global_batch_size * problem.job.sequence_length
             bound_s = result.any_chunks_bound * tokens
             problem = with_space(problem, interleaved_layers="any")
@@ -226,11 +227,11 @@ class _Judge:
 
     @property
     def step_s(self) -> float:
-        """The plan's step; infinite where it does not fit."""
+        """Step time of the plan; infinite where it does not fit."""
         return self.report.step_time_s if self.report.fits else math.inf
 
     def changes(self, within: SpaceGap) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
-        """The best single changes inside a space, fastest first, and the greedy chain."""
+        """Find the best single changes inside a space, fastest first, and the greedy chain."""
         best_s = math.inf if within.best_s is None else within.best_s
         problem, first = within.problem, Priced.of(within.problem, self.plan)
         if self.interrupted:
@@ -260,7 +261,7 @@ class _Judge:
         return tuple(told[:SHOWN_CHANGES]), tuple(chain)
 
     def _balanced(self, problem: Problem, first: Priced) -> Priced | None:
-        """The best stages and recomputation of the plan's own layout, as far as the time allows."""
+        """Find the best stages and recomputation of the plan's own layout, as far as the time allows."""
         problem = loosened(problem, self.plan, ())
         if problem.space.kind != "free":
             return None
@@ -272,7 +273,7 @@ class _Judge:
 
 
 def _part(budget: Budget, share: float) -> Budget:
-    """Some of the time that is left."""
+    """Set a share of the remaining time aside."""
     if budget.until is None:
         return budget
     now = time.monotonic()
@@ -280,7 +281,8 @@ def _part(budget: Budget, share: float) -> Budget:
 
 
 def belongs(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan is one of the declared space: its values, the rules, its stages. Memory does not count."""
+    """Test whether a plan is in the declared space: its values, the rules, and its stages. Memory does not
+    count."""
     layout, space = plan.layout, problem.space
     lists = {name: getattr(space, name) for name in Space.model_fields if name in Layout.model_fields}
     offered = all(values is None or getattr(layout, name) in values for name, values in lists.items())
@@ -288,8 +290,11 @@ def belongs(problem: Problem, plan: Plan) -> bool:
 
 
 def _consistent(talk: _Judge) -> tuple[SpaceGap, ...]:
-    """What is proved of the whole space holds for the narrower one, and what is known of the narrower one is known
-    of the whole; then the shares."""
+    """Make the gaps of the narrower and the whole space consistent.
+
+    A bound of the whole space holds for the narrower one, and a plan of the narrower space is a plan of the whole
+    one. Shares are computed afterwards.
+    """
     spaces = list(talk.spaces)
     narrow, whole = spaces[0], spaces[-1]
     if whole.bound_s is not None:
@@ -309,21 +314,21 @@ def _consistent(talk: _Judge) -> tuple[SpaceGap, ...]:
 
 
 def _proved(space: SpaceGap, tolerance: float) -> bool:
-    """Whether bound and best known meet within the tolerance, or nothing fits."""
+    """Test whether bound and best known plan meet within the tolerance, or nothing fits."""
     if space.bound_s is None or space.best_s is None:
         return space.result.status == "infeasible"
     return space.best_s - space.bound_s <= tolerance * (1.0 + ROUNDING) * space.best_s
 
 
 def _saved(step_s: float, best_s: float | None, bound_s: float | None) -> Interval:
-    """Shares of the step that the best known plan saves, and that any plan saves at most."""
+    """Compute the shares of the step that the best known plan saves, and that any plan saves at most."""
     low = -math.inf if best_s is None else 1.0 - best_s / step_s
     high = math.inf if bound_s is None else 1.0 - bound_s / step_s
     return Interval(low, max(low, high))
 
 
 def _near(space: SpaceGap) -> tuple[NearPlan, ...]:
-    """The plans that a search kept, simulated, fastest first."""
+    """List the plans that a search kept, simulated, fastest first."""
     kept = [plan for plan in (space.result.plan, *space.result.runners_up) if plan is not None]
     reports = [(plan, simulate(space.result.problem, plan)) for plan in kept]
     found = [NearPlan(plan, report.step_time_s, report.peak_memory_bytes) for plan, report in reports]
@@ -331,7 +336,7 @@ def _near(space: SpaceGap) -> tuple[NearPlan, ...]:
 
 
 def spending(report: StepReport, plan: Plan, saved: Interval, tokens: float, price: float | None) -> Spending:
-    """What a run with the plan costs, and what of it is saved."""
+    """Compute the cost of a run with the plan, and the possible saving."""
     hours = gpu_hours(plan.layout.num_gpus, tokens, report.tokens_per_s)
     less = Interval(saved.low * hours, saved.high * hours)
     money = None if price is None else hours * price

@@ -1,4 +1,4 @@
-"""Single changes of a plan, made and simulated: one field of the layout with what must follow it, or the stages.
+"""Single changes of a plan, simulated: one field of the layout with the fields that must follow it, or the stages.
 
 Nothing is proved here; each change is a whole plan that the simulator has priced.
 """
@@ -28,16 +28,17 @@ from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S
 
 HOLDS: Final = frozenset({"tp", "cp", "ep", "etp", "pp", "dp", "vpp", "zero_stage", "rank_order", "node_order"})
-"""Fields that say which rank holds which parameters and states: changing one means converting a checkpoint."""
+"""Fields that decide which rank holds which parameters and states: changing them requires a converted
+checkpoint."""
 MOST_STEPS: Final = 6
-"""Most changes of a chain."""
+"""Maximum number of changes of a chain."""
 WORTH_A_STEP: Final = 1e-4
-"""A chain goes on while a change saves at least this share of the step."""
+"""Minimum share of the step that a change must save for a chain to continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A plan with what the simulator says of it, as far as changes are compared by it."""
+    """Plan with the simulated values by which changes are compared."""
 
     plan: Plan
     step_time_s: float
@@ -47,7 +48,7 @@ class Priced:
 
     @staticmethod
     def of(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts | None = None) -> Priced:
-        """Simulated, with the constants of its layout where they are known already."""
+        """Simulate a plan, with given constants of its layout if they are known."""
         layout = plan.layout
         if layout.replica_micro_batches or isinstance(costs, ReplicaCosts):
             report = simulate(problem, plan)
@@ -67,13 +68,16 @@ class Priced:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """What fits before what does not; the faster first, and of those that do not fit the smaller."""
+        """Sort key: plans that fit first, by step time; then those that do not fit, by size."""
         return not self.fits, self.step_time_s if self.fits else float(self.over_bytes)
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
-    """(lead, words, plan) of every single change: each recomputation and an even split with the layout as it is,
-    then every other value of every field, with as few other fields changed as the rules allow."""
+    """Iterate over single changes as (lead, words, plan).
+
+    First come all recomputations and an even split with the given layout, then every other value of every field,
+    with the minimum of other fields changed that the rules require.
+    """
     yield from _other_stages(problem, plan)
     for lead in LEADS:
         fields = (lead, *FOLLOWERS.get(lead, ()))
@@ -94,7 +98,8 @@ def variants(problem: Problem, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
 
 
 def _other_stages(problem: Problem, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
-    """The same layout with every recomputation of all layers, and with layers spread evenly."""
+    """Iterate over plans of the same layout with each recomputation of all layers, and with layers spread
+    evenly."""
     sizes = [stage.num_layers for stage in plan.virtual_stages]
     for mode in problem.recompute_modes:
         full, selective = float(mode == "full"), float(mode == "selective")
@@ -107,10 +112,10 @@ def _other_stages(problem: Problem, plan: Plan) -> Iterator[tuple[str, str, Plan
 
 
 def carried_over(problem: Problem, plan: Plan, layout: Layout, keep: bool = True) -> Plan:
-    """The plan's stages and recomputation on another layout.
+    """Carry the plan's stages and recomputation over to another layout.
 
-    With as many virtual stages as before they stay as they are (``keep``); else the layers are spread evenly, the
-    first stages holding one more, and each stage recomputes the same shares of its layers, rounded up.
+    Stages stay unchanged if the number of virtual stages does (``keep``). Otherwise the layers are spread evenly,
+    with the remainder on the first stages, and each stage recomputes the same shares of its layers, rounded up.
     """
     if keep and layout.num_virtual_stages == plan.layout.num_virtual_stages:
         return Plan(layout=layout, virtual_stages=plan.virtual_stages)
@@ -124,7 +129,7 @@ def carried_over(problem: Problem, plan: Plan, layout: Layout, keep: bool = True
 
 
 def _with_stages(layout: Layout, sizes: list[int], full: float, selective: float) -> Plan:
-    """Stages of these sizes that recompute these shares of their layers, rounded up."""
+    """Build a plan from stage sizes and recomputed shares of their layers, rounded up."""
     held, first = [], 0
     for size in sizes:
         whole = math.ceil(size * full - 1e-9)
@@ -136,8 +141,10 @@ def _with_stages(layout: Layout, sizes: list[int], full: float, selective: float
 
 
 def best_changes(problem: Problem, before: Priced, budget: Budget) -> dict[str, tuple[str, Priced]]:
-    """The best single change of every kind that improves a plan, by its lead: (words, priced plan). What the time
-    does not allow is left out."""
+    """Find the best improving change of every kind, by lead: (words, priced plan).
+
+    Changes that the time does not allow to price are left out.
+    """
     found: dict[str, tuple[str, Priced]] = {}
     tried = _distinct(problem, before.plan)
     if not tried:
@@ -150,7 +157,7 @@ def best_changes(problem: Problem, before: Priced, budget: Budget) -> dict[str, 
         if budget.is_spent:
             break
         if before.fits and least_ns[number] / NS_PER_S >= before.step_time_s:
-            # In the order of the bounds: no change after this one is faster.
+            # Changes are in order of their bounds, so no later change is faster.
             break
         priced = Priced.of(problem, plan, costs.at(number))
         known = found[lead][1].order if lead in found else before.order
@@ -160,7 +167,7 @@ def best_changes(problem: Problem, before: Priced, budget: Budget) -> dict[str, 
 
 
 def _distinct(problem: Problem, plan: Plan) -> list[tuple[str, str, Plan]]:
-    """Every variant once. Stages that the space does not have are none, unless the plan has such stages itself."""
+    """List every variant once, without stages outside the space unless the plan has such stages itself."""
     strict = in_space(problem, plan)
     once: dict[Plan, tuple[str, str, Plan]] = {}
     for one in variants(problem, plan):
@@ -172,8 +179,11 @@ def _distinct(problem: Problem, plan: Plan) -> list[tuple[str, str, Plan]]:
 def change_of(
     lead: str, words: str, start: Plan, before: Priced, after: Priced, way_s: tuple[float, float]
 ) -> Change:
-    """The record of a change from ``before`` to ``after``; ``way_s`` are the step of the plan that is judged and
-    of the fastest one known, ``start`` the plan before the change."""
+    """Make the record of a change from ``before`` to ``after``.
+
+    ``way_s`` are the steps of the judged plan and of the fastest known plan, ``start`` is the plan before the
+    change.
+    """
     fields = tuple(
         name for name in Layout.model_fields if getattr(start.layout, name) != getattr(after.plan.layout, name)
     )
@@ -199,14 +209,14 @@ def change_of(
 def greedy_chain(
     problem: Problem, first: Priced, changes: dict[str, tuple[str, Priced]], best_s: float, budget: Budget
 ) -> list[Change]:
-    """The best single change, then the best of the plan that it makes, and so on while one helps.
+    """Chain changes greedily: the best single change, then the best change of its plan, while a change helps.
 
     Args:
         problem: the problem.
-        first: the plan that is judged.
-        changes: its best changes, which are known already.
-        best_s: step of the fastest plan known.
-        budget: until when.
+        first: the judged plan.
+        changes: its best changes, already priced.
+        best_s: step of the fastest known plan.
+        budget: time limit.
     """
     chain: list[Change] = []
     before = first

@@ -1,7 +1,7 @@
-"""What the gap of a plan says: records only.
+"""Records of a plan's gap.
 
-Every share is of the plan's own simulated step. ``low`` of a gap is what a plan saves that is known and was
-simulated, ``high`` what a proved lower bound leaves: no plan of the space saves more.
+Every share is of the plan's own simulated step. ``low`` of a gap is the saving of a known, simulated plan;
+``high`` follows from a proved lower bound: no plan of the space saves more.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.report import StepReport
 
 Effort = Literal["flag", "reshard"]
-"""``flag``: the same ranks hold the same parameters, the run goes on with other arguments; ``reshard``: parameters
-or optimizer states move between ranks, so a checkpoint must be converted."""
+"""Effort of a change. ``flag``: every rank holds the same parameters, and the run continues with other arguments.
+``reshard``: parameters or optimizer states move between ranks, so a checkpoint must be converted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceGap:
-    """A plan against the proved best of one space. Seconds of a step of the plan's batch.
+    """Gap between a plan and the proved best of a space, in seconds of a step of the plan's batch.
 
     ``bound_s``: no plan of the space is faster (proved); None: nothing is proved. ``best_s`` and ``best``: the
-    fastest plan known of the space, None where none was found. ``saved``: ``[1 - best_s / step, 1 - bound_s /
-    step]``; an end is infinite where nothing is known. ``is_outside``: the plan's layout or its stages are
-    not in the space, so that it may be faster than everything in it. ``proved``: bound and best known meet
-    within the tolerance of the solve, or nothing fits.
+    fastest known plan of the space, None without any. ``saved``: ``[1 - best_s / step, 1 - bound_s / step]``; an
+    end is infinite where it is unknown. ``is_outside``: the plan's layout or stages are not in the space, so it
+    may be faster than every plan in it. ``proved``: bound and best known plan meet within the tolerance of the
+    solve, or nothing fits.
     """
 
     name: str
@@ -44,12 +44,12 @@ class SpaceGap:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of a plan, simulated.
+    """Simulated change of a plan.
 
-    ``words``: such as ``tp=4``; ``fields``: everything of the layout that differs, with what has to follow.
+    ``words``: such as ``tp=4``; ``fields``: all differing fields of the layout, including those that must follow.
     ``saved``: share of the step before the change (of the plan's own, for a single one); negative where the plan
-    did not fit and the change makes it fit, only slower. ``closed``: share of the way from the plan's own step to
-    the fastest plan known; None where there is no way to go.
+    did not fit and the change makes it fit, but slower. ``closed``: share of the way from the plan's own step to
+    the fastest known plan; None where the plan is the fastest.
     """
 
     lead: str
@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class NearPlan:
-    """Another plan that a search simulated, one a layout."""
+    """Other plan that a search simulated, one per layout."""
 
     plan: Plan
     step_time_s: float
@@ -74,7 +74,7 @@ class NearPlan:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What a run of ``tokens`` costs with the plan, and what of that another plan would save.
+    """Cost of a run of ``tokens`` with the plan, and the saving with another plan.
 
     ``price_per_gpu_hour`` and the amounts of money are None where no price is given; any currency.
     """
@@ -89,12 +89,13 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class GapReport:
-    """How far a plan is from the proved best.
+    """Gap of a plan to the proved best.
 
-    ``problem``: the plan's model and hardware, and its own number of GPUs and batch. ``spaces``: what its launcher
-    can run, where that was asked, and last the whole space. ``changes``: the best single change of each kind,
-    fastest first; ``chain``: the greedy chain of them. ``near``: the fastest plans that the search of the whole
-    space simulated; what its bounds decided was never simulated. ``unanswered``: what no time was left for.
+    ``problem``: the plan's model and hardware, and its own number of GPUs and batch. ``spaces``: the plans that
+    its launcher can run, where requested, and last the whole space. ``changes``: the best single change of each
+    kind, fastest first; ``chain``: the greedy chain of them. ``near``: the fastest plans that the search of the
+    whole space simulated; layouts decided by bounds were never simulated. ``unanswered``: questions without time
+    for an answer.
     """
 
     problem: Problem
@@ -111,17 +112,17 @@ class GapReport:
 
     @property
     def whole(self) -> SpaceGap:
-        """Against the whole space."""
+        """Gap to the whole space."""
         return self.spaces[-1]
 
     @property
     def proved(self) -> bool:
-        """Whether every gap is known to the tolerance of the solves."""
+        """True if every gap is proved to the tolerance of the solves."""
         return not self.interrupted and all(space.proved for space in self.spaces)
 
 
 def layout_words(own: Layout, other: Layout, lead: str = "") -> str:
-    """The values in which another layout differs, as ``tp=4 dp=2``; that of ``lead`` first."""
+    """Write the values in which another layout differs, as ``tp=4 dp=2``, with that of ``lead`` first."""
     names = [name for name in Layout.model_fields if getattr(own, name) != getattr(other, name)]
     ordered = sorted(names, key=lambda name: name != lead)
     return " ".join(f"{name}={_word(getattr(other, name))}" for name in ordered)

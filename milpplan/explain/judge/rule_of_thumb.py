@@ -1,13 +1,13 @@
-"""The launcher's rule of thumb as code: the plan that a practitioner takes from the published tables.
+"""Launcher's rule of thumb as code: the plan that a practitioner takes from the published tables.
 
-Source: NVIDIA-NeMo/Megatron-Bridge@0026ec18, docs/parallelisms.md, "Strategy Selection Guide": the tables
-"Dense Models by Size", "MoE Models" (total parameters) and "By Sequence Length". The tables give ranges; the
-practitioner takes from them the least model parallelism with which the model fits. What they leave open is
-as the same project's recipes set it: sequence parallelism with tp > 1, the distributed optimizer (ZeRO-1)
-with both overlaps, micro-batch 1, and interleaving with the smallest chunks of at least two layers (GPT-3
-175B: PP8 VP6, Llama-3 405B: PP8 VP8; of one layer where no other chunks are equal). Recomputation is no more
-than memory asks for. Where the depth does not divide, embedding and loss count as a layer each (Llama-3
-405B), else the last stage is short (DeepSeek-V3: 15 stages of 4 layers and one of 1, as in its PP16 recipe).
+Source: NVIDIA-NeMo/Megatron-Bridge@0026ec18, docs/parallelisms.md, "Strategy Selection Guide": the tables "Dense
+Models by Size", "MoE Models" (total parameters) and "By Sequence Length". The tables give ranges; the practitioner
+takes from them the minimum model parallelism with which the model fits. Settings that the tables leave open follow
+the project's recipes: sequence parallelism with tp > 1, the distributed optimizer (ZeRO-1) with both overlaps,
+micro-batch 1, and interleaving with the smallest chunks of at least two layers (GPT-3 175B: PP8 VP6, Llama-3 405B:
+PP8 VP8; of one layer where no other chunks are equal). Recomputation is the minimum that memory requires. Where
+the depth does not divide, embedding and loss count as a layer each (Llama-3 405B), else the last stage is short
+(DeepSeek-V3: 15 stages of 4 layers and one of 1, as in its PP16 recipe).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAYERS_A_CHUNK = 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a table: models of up to ``largest`` parameters and the ranges it recommends."""
+    """Row of a table: models of up to ``largest`` parameters, and the recommended ranges."""
 
     largest: float
     tp: Degrees = (1,)
@@ -55,11 +55,13 @@ MOE = (
     Row(float("inf"), tp=(2,), pp=(16,), ep=(32, 64)),
 )
 CP_BY_SEQUENCE = ((8192, (1,)), (32768, (2,)), (float("inf"), (4, 8)))
-"""Longest sequence and the cp recommended; the table's rows share their ends, which count as the shorter."""
+"""Maximum sequence length and the recommended cp. The table's rows share their ends, which count as the
+shorter."""
 
 
 def rule_of_thumb(problem: Problem) -> RuleOfThumb | None:
-    """The practitioner's plan; None where even more pipeline stages than the table says do not fit."""
+    """Build the practitioner's plan; None where it does not fit even with more pipeline stages than the table
+    says."""
     row = row_of(problem)
     for pp, within_table in _wider_and_wider(row, problem.model.num_layers):
         for recomputed in ("selective", "full"):
@@ -71,14 +73,14 @@ def rule_of_thumb(problem: Problem) -> RuleOfThumb | None:
 
 
 def row_of(problem: Problem) -> Row:
-    """The row for a model's size; the last dense row serves larger models too."""
+    """Return the row for a model's size; the last dense row also covers larger models."""
     table = MOE if _experts(problem) else DENSE
     size = total_parameters(problem.model)
     return next((row for row in table if size <= row.largest), table[-1])
 
 
 def _experts(problem: Problem) -> int:
-    """Routed experts of the model's layers (0: dense)."""
+    """Return the number of routed experts of the model's layers (0: dense)."""
     return max(
         (kind.mlp.num_experts for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)),
         default=0,
@@ -86,7 +88,7 @@ def _experts(problem: Problem) -> int:
 
 
 def _wider_and_wider(row: Row, layers: int) -> Iterator[tuple[Degrees, bool]]:
-    """The row's pp, then twice as much again and again."""
+    """Iterate over the row's pp, then doubled repeatedly."""
     yield row.pp, True
     pp = 2 * row.pp[-1]
     while pp <= layers:
@@ -95,7 +97,7 @@ def _wider_and_wider(row: Row, layers: int) -> Iterator[tuple[Degrees, bool]]:
 
 
 def _least_first(problem: Problem, row: Row, pps: Degrees) -> list[dict[str, int]]:
-    """Legal degrees, least model parallelism first, then least tp, then least ep."""
+    """List legal degrees by model parallelism, then tp, then ep, smallest first."""
     job, experts = problem.job, _experts(problem)
     (gpus,), (batch,) = job.num_gpus_values, job.global_batch_values
     by_sequence = next(cps for longest, cps in CP_BY_SEQUENCE if job.sequence_length <= longest)
@@ -111,7 +113,7 @@ def _least_first(problem: Problem, row: Row, pps: Degrees) -> list[dict[str, int
 
 
 def _plan(problem: Problem, degrees: dict[str, int], most: str) -> tuple[Plan, StepReport] | None:
-    """The plan of some degrees with the least recomputation that fits, at most ``most``."""
+    """Build the plan of given degrees with the minimum recomputation that fits, up to ``most``."""
     (batch,) = problem.job.global_batch_values
     split = split_of_layers(problem.model.num_layers, degrees["pp"], batch // degrees["dp"])
     if split is None:
@@ -132,7 +134,7 @@ def _plan(problem: Problem, degrees: dict[str, int], most: str) -> tuple[Plan, S
         try:
             report = simulate(problem, plan)
         except IllegalPlanError:
-            # The tables know no heads, sequences or experts that a degree does not divide.
+            # The tables ignore heads, sequences and experts that a degree does not divide.
             return None
         if report.fits:
             return plan, report
@@ -140,8 +142,8 @@ def _plan(problem: Problem, degrees: dict[str, int], most: str) -> tuple[Plan, S
 
 
 def split_of_layers(layers: int, pp: int, micro_batches: int) -> Degrees | None:
-    """Layers of every virtual stage: interleaved with the smallest chunks of at least two layers (of one
-    where no other chunks are equal), if the micro-batches allow it; else one chunk."""
+    """Choose the layers of every virtual stage: interleaved with the smallest chunks of at least two layers (of
+    one where no other chunks are equal), if the micro-batches allow it; else one chunk."""
     if pp > 1 and micro_batches % pp == 0:
         splits = [_even(layers, pp * vpp) for vpp in range(-(-layers // pp), 1, -1)]
         even = [split for split in splits if split is not None]
@@ -155,7 +157,7 @@ def split_of_layers(layers: int, pp: int, micro_batches: int) -> Degrees | None:
 
 
 def _even(layers: int, stages: int) -> Degrees | None:
-    """Equal stages, counting embedding and loss as a layer each where only that divides."""
+    """Split into equal stages; embedding and loss count as a layer each where only that divides."""
     if layers % stages == 0:
         return (layers // stages,) * stages
     if (layers + 2) % stages == 0 and stages > 1 and (layers + 2) // stages > 1:

@@ -1,4 +1,4 @@
-"""Which single change of a plan closes most of its distance to the best: everything else stays fixed."""
+"""Single change of a plan that closes most of its distance to the best, with everything else fixed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FOLLOWERS: Final = {
     "zero_stage": ("overlap_grad_reduce", "overlap_param_gather"),
     "overlap_param_gather": ("overlap_grad_reduce",),
 }
-"""Fields that a change of another one may have to change with it: the product of the degrees is the number of
-GPUs, and rules tie switches to degrees."""
+"""Fields that a change of another field may require to change: the product of the degrees is the number of GPUs,
+and rules tie switches to degrees."""
 LEADS: Final = tuple(name for name in Space.model_fields if name in Layout.model_fields and name != "dp")
-"""Fields that a single change is about; dp follows from the others."""
+"""Fields that a single change may be about; dp follows from the others."""
 
 
 def candidates(plan: Plan, best: Plan) -> Iterator[tuple[str, ...]]:
-    """The fields that are let loose together: none (stages and recomputation alone), then each in which the best
-    plan differs, with those that follow it."""
+    """Iterate over sets of fields to free: the empty set (only stages and recomputation change), then each field
+    in which the best plan differs, with the fields that follow it."""
     yield ()
     seen: set[frozenset[str]] = set()
     for name in LEADS:
@@ -40,7 +40,8 @@ def candidates(plan: Plan, best: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def loosened(problem: Problem, plan: Plan, fields: tuple[str, ...]) -> Problem:
-    """The problem with every field of the layout fixed as in the plan but some, which are as free as they were."""
+    """Fix every field of the layout as in the plan, except the given fields, which keep their values in the
+    space."""
     layout = plan.layout
     values = {
         name: (getattr(layout, name),)
@@ -58,7 +59,8 @@ def single_change(
     fields: tuple[str, ...],
     limit_s: float | None,
 ) -> SingleChange | None:
-    """The proved best with some fields let loose, against the plan's own ``value``; None where nothing fits."""
+    """Solve for the best plan with the given fields free, against the plan's own ``value``; None where nothing
+    fits."""
     found = yardstick.optimum(loosened(problem, plan, fields), limit_s, plan)
     if found.infeasible or found.plan is None:
         return None

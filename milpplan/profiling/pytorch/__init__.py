@@ -1,1 +1,1 @@
-"""The machine that PyTorch sees. Only these modules import PyTorch, and only when something is measured."""
+"""Machine that PyTorch sees. Only these modules import PyTorch, and only when something is measured."""

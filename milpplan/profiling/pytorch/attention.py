@@ -17,7 +17,7 @@ Timer = Callable[[Callable[[], object]], Timing]
 
 
 class Flash:
-    """Attention of [batch, heads, tokens, size]; ``name``: the fastest kernel, "" for PyTorch's own choice."""
+    """Attention on [batch, heads, tokens, size]; ``name``: the fastest kernel, "" for PyTorch's own choice."""
 
     def __init__(self, device: Any, time: Timer) -> None:
         self.name = ""
@@ -25,15 +25,17 @@ class Flash:
             self.name = self._fastest(device, time)
 
     def __call__(self, query: Any, key: Any, value: Any) -> Any:
-        """The output; fewer heads of keys than of queries are shared."""
+        """Return the output; several heads of queries may share a head of keys."""
         with self._kernel(self.name):
             if query.shape[1] == key.shape[1]:
                 return scaled_dot_product_attention(query, key, value, is_causal=True)
             return scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
     def _fastest(self, device: Any, time: Timer) -> str:
-        """The kernel with the fastest forward and backward of 4,096 tokens, in the layout that layers use and with
-        shared heads, which every kernel must be able to do."""
+        """Find the kernel with the fastest forward and backward of 4,096 tokens.
+
+        It is timed in the layout that layers use and with shared heads, which every kernel must support.
+        """
         found: dict[str, float] = {}
         for name in NAMES:
             self.name = name
@@ -54,7 +56,7 @@ class Flash:
     @staticmethod
     @contextmanager
     def _kernel(name: str) -> Iterator[None]:
-        """Only that kernel."""
+        """Allow only a given kernel."""
         if not name:
             yield
             return

@@ -1,10 +1,10 @@
-"""A transformer layer of the operators that the cost model assumes (Megatron-LM's with fused kernels).
+"""Transformer layer of the operators that the cost model assumes (Megatron-LM's with fused kernels).
 
 Layer norm, packed projection of queries, keys and values, rotary positions, flash attention, output projection,
-residual; layer norm, gated feed-forward, residual. The product that is a weight's gradient adds to a sum in bf16.
+residual; layer norm, gated feed-forward, residual. The product for a weight's gradient adds to a sum in bf16.
 
-What is kept from forward to backward is what ``milpplan.simulation.layers.activations`` counts: ``replay`` keeps
-the inputs of norms and of the gate instead of their outputs (selective recomputation).
+The tensors kept from forward to backward are those that ``milpplan.simulation.layers.activations`` counts:
+``replay`` keeps the inputs of norms and of the gate instead of their outputs (selective recomputation).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCALE = 0.02
 
 
 class Weight:
-    """A weight and the sum of its gradients; autograd sees neither."""
+    """Weight and the sum of its gradients; autograd sees neither."""
 
     __slots__ = ("sum", "value")
 
@@ -33,29 +33,29 @@ class Weight:
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
-    """x W^T; keeps x."""
+    """Linear layer x W^T, which keeps x."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Weight) -> Any:
-        """[tokens, k] to [tokens, n]."""
+        """Map [tokens, k] to [tokens, n]."""
         ctx.save_for_backward(x)
         ctx.weight = weight
         return x @ weight.value.t()
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        """Of x; the weight's goes to its sum."""
+        """Return the gradient of x; the weight's gradient is added to its sum."""
         (x,) = ctx.saved_tensors
         ctx.weight.sum.addmm_(grad.t(), x)
         return grad @ ctx.weight.value, None
 
 
 class _NormLinear(torch.autograd.Function):  # type: ignore[misc]
-    """norm(x) W^T; keeps x, and norm(x) unless it is replayed."""
+    """Norm and linear layer, norm(x) W^T, which keep x, and norm(x) unless it is replayed."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, norm: tuple[Weight, Weight], weight: Weight, replay: bool) -> Any:
-        """[tokens, k] to [tokens, n]."""
+        """Map [tokens, k] to [tokens, n]."""
         y, mean, deviation = _normed(x, norm)
         ctx.save_for_backward(x, mean, deviation, *(() if replay else (y,)))
         ctx.norm, ctx.weight = norm, weight
@@ -63,7 +63,7 @@ class _NormLinear(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        """Of x; the weights' go to their sums."""
+        """Return the gradient of x; the weights' gradients are added to their sums."""
         x, mean, deviation, *rest = ctx.saved_tensors
         y = rest[0] if rest else _normed(x, ctx.norm)[0]
         gain, shift = ctx.norm
@@ -80,16 +80,16 @@ class _NormLinear(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _normed(x: Any, norm: tuple[Weight, Weight]) -> Any:
-    """The norm, mean and inverse deviation."""
+    """Compute the norm, the mean and the inverse deviation."""
     return torch.ops.aten.native_layer_norm(x, [x.shape[-1]], norm[0].value, norm[1].value, EPSILON)
 
 
 class _GateLinear(torch.autograd.Function):  # type: ignore[misc]
-    """gate(x) W^T; keeps x, and gate(x) unless it is replayed."""
+    """Gate and linear layer, gate(x) W^T, which keep x, and gate(x) unless it is replayed."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Weight, point: Pointwise, replay: bool) -> Any:
-        """[tokens, 2 f] to [tokens, h]."""
+        """Map [tokens, 2 f] to [tokens, h]."""
         y = point.gate(x)
         ctx.save_for_backward(x, *(() if replay else (y,)))
         ctx.weight, ctx.point = weight, point
@@ -97,7 +97,7 @@ class _GateLinear(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        """Of x; the weight's goes to its sum."""
+        """Return the gradient of x; the weight's gradient is added to its sum."""
         x, *rest = ctx.saved_tensors
         y = rest[0] if rest else ctx.point.gate(x)
         ctx.weight.sum.addmm_(grad.t(), y)
@@ -106,23 +106,23 @@ class _GateLinear(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Split(torch.autograd.Function):  # type: ignore[misc]
-    """Queries and keys with their positions, and values; keeps nothing."""
+    """Split into queries and keys with their positions, and values; keeps nothing."""
 
     @staticmethod
     def forward(ctx: Any, packed: Any, angles: tuple[Any, Any], heads: tuple[int, int], point: Pointwise) -> Any:
-        """[tokens, heads, size] to three."""
+        """Map [tokens, heads, size] to three tensors."""
         ctx.angles, ctx.point = angles, point
         return point.split(packed, *angles, *heads)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Of the packed product."""
+        """Return the gradient of the packed product."""
         return ctx.point.split_back(*grads, *ctx.angles), None, None, None
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer's weights, and how it runs."""
+    """Weights of a layer, and its options."""
 
     norms: tuple[tuple[Weight, Weight], tuple[Weight, Weight]]
     packed: Weight
@@ -136,11 +136,11 @@ class Block:
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """All of them."""
+        """Return all weights."""
         return (*self.norms[0], *self.norms[1], self.packed, self.out, self.up, self.down)
 
     def __call__(self, x: Any) -> Any:
-        """[tokens, hidden] to the same."""
+        """Map [tokens, hidden] to [tokens, hidden]."""
         shape, replay = self.shape, self.shape.recompute == "selective"
         heads = (shape.num_attention_heads, shape.num_key_value_heads)
         packed = _NormLinear.apply(x, self.norms[0], self.packed, replay)
@@ -157,7 +157,7 @@ class Block:
 
 
 def blocks(shape: Layers, device: Any, point: Pointwise, flash: Flash) -> list[Block]:
-    """Equal layers with random weights."""
+    """Make equal layers with random weights."""
     hidden, size = shape.hidden_size, shape.head_dim
     inner = shape.num_attention_heads * size
     packed = inner + 2 * shape.num_key_value_heads * size

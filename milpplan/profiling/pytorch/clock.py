@@ -1,4 +1,4 @@
-"""Times of what runs on a device: events of CUDA, or the host's clock."""
+"""Clocks for work on a device: events of CUDA, or the host's clock."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from milpplan.units import MIB
 
 FLUSH_CACHES: Final = 4
-"""Bytes written between samples, over the size of the second-level cache."""
+"""Bytes written between samples, as a multiple of the size of the second-level cache."""
 LEAST_FLUSH: Final = 256 * MIB
 FLUSHES: Final = 6
-"""Writes before a sample: about 0.4 ms, more than the host needs to launch a backward."""
+"""Number of writes before a sample: about 0.4 ms, longer than the host needs to launch a backward."""
 
 
 class DeviceClock:
-    """Events around each run, behind a write that clears the second-level cache: the write also keeps the device
-    busy while the host launches, so that short kernels do not wait for it."""
+    """Clock with events around each run, after a write that clears the second-level cache. The write also keeps
+    the device busy while the host launches, so that short kernels do not wait for it."""
 
     def __init__(self, device: Any) -> None:
         cache = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
         self._flush = torch.empty(max(FLUSH_CACHES * cache, LEAST_FLUSH), dtype=torch.int8, device=device)
 
     def samples_s(self, run: Callable[[], object], number: int) -> list[float]:
-        """Seconds of each run."""
+        """Measure the seconds of each run."""
         events = [(_event(), _event()) for _ in range(number)]
         for start, end in events:
             for _ in range(FLUSHES):
@@ -39,10 +39,10 @@ class DeviceClock:
 
 
 class HostClock:
-    """The host's clock; for a CPU, whose work is done when a call returns."""
+    """Clock of the host; for a CPU, whose work is done when a call returns."""
 
     def samples_s(self, run: Callable[[], object], number: int) -> list[float]:
-        """Seconds of each run."""
+        """Measure the seconds of each run."""
         samples = []
         for _ in range(number):
             start = time.perf_counter()
@@ -52,14 +52,14 @@ class HostClock:
 
 
 class Marks:
-    """Moments of one pass; the seconds between them are known when the device is done."""
+    """Moments of a pass; the seconds between them are known when the device is done."""
 
     def __init__(self, on_device: bool) -> None:
         self._on_device = on_device
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Now, in the order of the device's work."""
+        """Mark the present moment, in the order of the device's work."""
         if self._on_device:
             event = _event()
             event.record()
@@ -68,7 +68,7 @@ class Marks:
             self._marks.append(time.perf_counter())
 
     def between_s(self) -> list[float]:
-        """Seconds from each mark to the next."""
+        """Return the seconds from each mark to the next."""
         pairs = zip(self._marks, self._marks[1:], strict=False)
         if not self._on_device:
             return [end - start for start, end in pairs]

@@ -1,4 +1,4 @@
-"""Collectives among processes of this machine, one a device: the ranks send their times to the one that asks."""
+"""Collectives among processes of this machine, one per device; the ranks send their times to the caller."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SAMPLES: Final = 7
 WARM_UPS: Final = 2
 CALLS: Final = 10
-"""Calls in a row that make a sample, as nccl-tests has it: their launches run beside the ones before."""
+"""Consecutive calls that make a sample, as in nccl-tests: their launches overlap with the previous calls."""
 START_S: Final = 120.0
-"""Longest wait for the ranks to find each other, or for one collective."""
+"""Maximum wait for the ranks to find each other, or for a collective."""
 TICK_S: Final = 0.2
 
 
 def collective_times(shape: Exchange, device: str) -> Iterator[CollectiveTime]:
-    """Times of every operation and message; the ranks end with the iterator.
+    """Iterate over times of every operation and message; the ranks end with the iterator.
 
     Raises:
-        MeasurementError: the ranks do not start, or one of them fails.
+        MeasurementError: the ranks do not start, or a rank fails.
     """
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -54,7 +54,7 @@ def collective_times(shape: Exchange, device: str) -> Iterator[CollectiveTime]:
 
 
 def _received(receiver: Any, ranks: list[Any]) -> Iterator[CollectiveTime]:
-    """What rank 0 sends until it is done."""
+    """Iterate over the results that rank 0 sends until it is done."""
     silent_s = 0.0
     while True:
         if receiver.poll(TICK_S):
@@ -82,8 +82,8 @@ def _free_port() -> int:
 
 
 def _rank(rank: int, shape: Exchange, device: str, port: int, sender: Any) -> None:
-    """The life of a rank."""
-    # Ctrl-C is for the process that asked; it ends the ranks.
+    """Run a rank."""
+    # Ctrl-C is for the calling process, which ends the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
     try:
@@ -103,12 +103,12 @@ def _rank(rank: int, shape: Exchange, device: str, port: int, sender: Any) -> No
             sender.send(None)
         dist.destroy_process_group()
     except Exception as error:
-        # A rank has no one else to tell; the others are ended by who asked.
+        # A rank can report only to the caller, which ends the others.
         sender.send(f"rank {rank}: {type(error).__name__}: {error}"[:900])
 
 
 def _timed(operation: str, num_bytes: int, ranks: int, device: Any) -> CollectiveTime:
-    """Every rank counts from a barrier to the end of its own calls; rank 0's samples are told."""
+    """Time calls on every rank from a barrier to the end of its own calls; rank 0's samples are returned."""
     elements = max(num_bytes // (2 * ranks), 1) * ranks
     run = _call(operation, elements, ranks, device)
     once = _device_s if device.type == "cuda" else _host_s
@@ -140,7 +140,8 @@ def _device_s(run: Callable[[], object]) -> float:
 
 
 def _call(operation: str, elements: int, ranks: int, device: Any) -> Callable[[], object]:
-    """The operation on 16-bit elements; ``elements`` of the whole message, as nccl-tests counts it."""
+    """Make a call of the operation on 16-bit elements; ``elements`` of the whole message, as nccl-tests counts
+    it."""
     whole = torch.ones(elements, dtype=torch.bfloat16, device=device)
     if operation == "all_reduce":
         return lambda: dist.all_reduce(whole)

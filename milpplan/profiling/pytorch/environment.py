@@ -1,4 +1,4 @@
-"""What is measured on, and with which versions."""
+"""Description of the measured device, and of the versions of its software."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT_S: Final = 10.0
 
 
 def environment_of(device: Any, notes: tuple[str, ...]) -> Environment:
-    """Date, device, driver and libraries."""
+    """Describe date, device, driver and libraries."""
     libraries = {"torch": str(torch.__version__), "python": platform.python_version(), "milpplan": __version__}
     date = datetime.date.today().isoformat()
     if device.type != "cuda":
@@ -49,7 +49,7 @@ def environment_of(device: Any, notes: tuple[str, ...]) -> Environment:
 
 
 def _of_cuda() -> dict[str, str]:
-    """CUDA (or HIP), cuDNN and NCCL."""
+    """Return the versions of CUDA (or HIP), cuDNN and NCCL."""
     found = {"cuda": torch.version.cuda, "hip": torch.version.hip, "cudnn": torch.backends.cudnn.version()}
     with suppress(AttributeError, RuntimeError, TypeError):
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -57,7 +57,7 @@ def _of_cuda() -> dict[str, str]:
 
 
 def _driver() -> str:
-    """The driver's version as nvidia-smi says it."""
+    """Return the driver's version from nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)

@@ -20,7 +20,7 @@ WARM_UPS: Final = 2
 
 
 def layers_time(shape: Layers, device: Any, point: Pointwise, flash: Flash) -> LayersTime:
-    """Measure some layers."""
+    """Measure layers."""
     stack = blocks(shape, device, point, flash)
     on_device = device.type == "cuda"
     x = torch.randn(shape.micro_batch_size * shape.sequence_length, shape.hidden_size, device=device)
@@ -35,7 +35,7 @@ def layers_time(shape: Layers, device: Any, point: Pointwise, flash: Flash) -> L
 
 
 def _pass_s(stack: list[Block], x: Any, grad: Any, on_device: bool) -> tuple[float, float]:
-    """Seconds of one forward and of one backward."""
+    """Time a forward and a backward pass in seconds."""
     for block in stack:
         for weight in block.weights:
             weight.sum.zero_()
@@ -68,7 +68,7 @@ def _input(stack: list[Block], device: Any) -> Any:
 
 
 def _memory_of_device(stack: list[Block], device: Any) -> tuple[int, int]:
-    """Allocated bytes beyond the weights and the last output: after the forward, and at most."""
+    """Return allocated bytes beyond the weights and the last output: after the forward, and at the peak."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -81,7 +81,7 @@ def _memory_of_device(stack: list[Block], device: Any) -> tuple[int, int]:
 
 
 def _memory_of_tensors(stack: list[Block], device: Any) -> tuple[int, None]:
-    """Bytes of what autograd keeps, by a hook; of layers that are replayed, their inputs. A CPU knows no peak."""
+    """Count bytes that autograd keeps, by a hook; of replayed layers, their inputs. A CPU has no peak."""
     kept: dict[int, int] = {}
     replayed = stack[0].shape.recompute == "full"
     x = _input(stack, device).requires_grad_()
@@ -95,7 +95,7 @@ def _memory_of_tensors(stack: list[Block], device: Any) -> tuple[int, None]:
 
 @contextmanager
 def _noting(kept: dict[int, int]) -> Iterator[None]:
-    """Storages that autograd keeps, by address."""
+    """Record storages that autograd keeps, by address."""
 
     def pack(tensor: Any) -> Any:
         _note(kept, tensor)

@@ -1,4 +1,4 @@
-"""``TorchMachine``: a CUDA device or the CPU as ``milpplan.profiling.machine.Machine``."""
+"""Implementation of ``milpplan.profiling.machine.Machine`` for a CUDA device or the CPU."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ CPU_RANKS: Final = 2
 
 
 class TorchMachine:
-    """Measures with random numbers: zeros run faster than what is trained on."""
+    """PyTorch device that measures with random numbers, because zeros run faster than real data."""
 
     def __init__(self, device: str) -> None:
-        """``device``: cuda or cpu."""
+        """Open a device, cuda or cpu."""
         self._device = torch.device(device)
         self._on_device = device == "cuda"
         torch.manual_seed(1)
@@ -52,15 +52,15 @@ class TorchMachine:
 
     @property
     def num_ranks(self) -> int:
-        """Devices that can take part in a collective."""
+        """Number of devices that can take part in a collective."""
         return int(torch.cuda.device_count()) if self._on_device else CPU_RANKS
 
     def environment(self) -> Environment:
-        """Date, device and versions."""
+        """Describe date, device and versions."""
         return environment_of(self._device, self._notes)
 
     def product(self, shape: Product) -> Timing:
-        """x W^T, as a linear layer has it."""
+        """Time x W^T, as in a linear layer."""
         with self._room():
             left, right = self._random(shape.m, shape.k), self._random(shape.n, shape.k)
             if shape.precision == "fp8":
@@ -68,7 +68,7 @@ class TorchMachine:
             return self._timed(lambda: left @ right.t())
 
     def _fp8_product(self, left: Any, right: Any) -> Callable[[], object]:
-        """With one scale a matrix."""
+        """Make an fp8 product with a scale per matrix."""
         one = torch.ones((), device=self._device)
         narrow = [matrix.to(torch.float8_e4m3fn) for matrix in (left, right)]
         return lambda: torch._scaled_mm(
@@ -76,7 +76,7 @@ class TorchMachine:
         )
 
     def attention(self, shape: Attention) -> tuple[Timing, Timing]:
-        """Forward, and backward by what the forward kept."""
+        """Time the forward, and the backward with the tensors that the forward kept."""
         with self._room():
             sizes = (shape.micro_batch_size, shape.sequence_length, shape.num_heads, shape.head_dim)
             parts = [self._random(*sizes).requires_grad_() for _ in range(3)]
@@ -89,7 +89,7 @@ class TorchMachine:
             return forward, backward
 
     def traffic(self, shape: Traffic) -> Timing:
-        """A residual (two reads, one write) or a norm (one read, one write)."""
+        """Time a residual (two reads, one write) or a norm (one read, one write)."""
         with self._room():
             if shape.operator == "add":
                 x, y, out = (self._random(max(shape.num_bytes // (3 * BF16_BYTES), 1)) for _ in range(3))
@@ -99,7 +99,7 @@ class TorchMachine:
             return self._timed(lambda: torch.nn.functional.layer_norm(x, (NORM_WIDTH,), gain, gain))
 
     def copy(self, shape: Copy) -> Timing:
-        """To or from pinned memory."""
+        """Time a copy to or from pinned memory."""
         if not self._on_device:
             raise MeasurementError("a CPU has no other memory to copy to")
         with self._room():
@@ -109,12 +109,12 @@ class TorchMachine:
             return self._timed(lambda: target.copy_(source, non_blocking=True))
 
     def collectives(self, shape: Exchange) -> Iterator[CollectiveTime]:
-        """Among processes, with the memory of this one given back."""
+        """Time collectives among processes, after releasing this process's memory."""
         self._given_back()
         yield from collective_times(shape, self._device.type)
 
     def layers(self, shape: Layers) -> LayersTime:
-        """Layers forward and backward."""
+        """Time layers forward and backward."""
         try:
             with self._room():
                 return layers_time(shape, self._device, self._point, self._flash)
@@ -129,7 +129,7 @@ class TorchMachine:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """What PyTorch cannot do becomes a ``MeasurementError``; its memory is given back."""
+        """Turn PyTorch's errors into a ``MeasurementError`` and release the memory."""
         failed = ""
         try:
             yield
@@ -138,14 +138,14 @@ class TorchMachine:
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
             failed = f"{type(error).__name__}: {error}"
         if failed:
-            # Behind the handler: what the traceback held is free now.
+            # After the handler, because the traceback has held tensors until here.
             self._given_back()
             raise MeasurementError(failed)
 
     def _given_back(self) -> None:
-        """Collect what holds memory in cycles, and hand the allocator's cache to the device."""
+        """Collect cycles that hold memory, and return the allocator's cache to the device."""
         gc.collect()
         if self._on_device:
-            # A device that failed for good fails here, too; every measurement says so.
+            # A device that has failed for good also fails here; every measurement reports it.
             with suppress(RuntimeError):
                 torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Pointwise operators of a layer, each as one pass over memory where PyTorch's compiler can fuse it."""
+"""Pointwise operators of a layer, each in a single pass over memory where PyTorch's compiler can fuse it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 
 def _gate(both: Any) -> Any:
-    """silu(gate) * up, of gate and up side by side."""
+    """Compute silu(gate) * up, of gate and up side by side."""
     gate, up = both.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
 
 
 def _gate_back(grad: Any, both: Any) -> Any:
-    """The gradient of ``_gate``'s input."""
+    """Compute the gradient of ``_gate``'s input."""
     gate, up = both.chunk(2, dim=-1)
     sigmoid = torch.sigmoid(gate)
     silu = gate * sigmoid
@@ -24,25 +24,25 @@ def _gate_back(grad: Any, both: Any) -> Any:
 
 
 def _turned(x: Any, cos: Any, sin: Any) -> Any:
-    """Rotary positions: x [tokens, heads, size], cos and sin [tokens, 1, size / 2]."""
+    """Apply rotary positions: x [tokens, heads, size], cos and sin [tokens, 1, size / 2]."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
 
 def _split(packed: Any, cos: Any, sin: Any, heads: int, key_heads: int) -> tuple[Any, Any, Any]:
-    """Queries and keys with their positions, and values, of a packed product [tokens, heads, size]."""
+    """Split a packed product [tokens, heads, size] into queries and keys with their positions, and values."""
     query, key, value = packed.split([heads, key_heads, key_heads], dim=1)
     return _turned(query, cos, sin), _turned(key, cos, sin), value.clone(memory_format=torch.contiguous_format)
 
 
 def _split_back(query: Any, key: Any, value: Any, cos: Any, sin: Any) -> Any:
-    """The gradient of ``_split``'s input."""
+    """Compute the gradient of ``_split``'s input."""
     return torch.cat([_turned(query, cos, -sin), _turned(key, cos, -sin), value], dim=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """The operators that a layer uses, and whether they are fused (if not, why)."""
+    """Operators that a layer uses, and whether they are fused (if not, why)."""
 
     gate: Callable[..., Any]
     gate_back: Callable[..., Any]
@@ -55,18 +55,18 @@ PLAIN = "pointwise operators run one by one, so layers move more memory than the
 
 
 def pointwise(device: Any) -> Pointwise:
-    """Compiled for a GPU where that works, else as they are."""
+    """Compile the operators for a GPU where that works, else return them uncompiled."""
     plain = Pointwise(_gate, _gate_back, _split, _split_back, PLAIN)
     if device.type != "cuda":
         return plain
     try:
         parts = [torch.compile(one, dynamic=True) for one in (_gate, _gate_back, _split, _split_back)]
         fused = Pointwise(parts[0], parts[1], parts[2], parts[3], "pointwise operators fused by torch.compile")
-        # As inside autograd's functions; compiled code is told apart by it.
+        # As inside autograd's functions: compiled code depends on it.
         with torch.no_grad():
             _tried(fused, device)
     except Exception as error:
-        # Compilers fail in their own ways: no C compiler, no Triton, a version that cannot.
+        # Compilers fail in several ways: no C compiler, no Triton, an unsupported version.
         return Pointwise(_gate, _gate_back, _split, _split_back, f"{PLAIN} (torch.compile: {_first_line(error)})")
     return fused
 
@@ -77,7 +77,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _tried(fused: Pointwise, device: Any) -> None:
-    """Two sizes, so that what is compiled later is compiled for any."""
+    """Run two sizes, so that later compilation is for any size."""
     for tokens in (96, 160):
         both = torch.randn(tokens, 512, dtype=torch.bfloat16, device=device)
         fused.gate_back(fused.gate(both), both)

@@ -1,4 +1,4 @@
-"""Which hardware description stands for the cluster of a run."""
+"""Hardware description of a run's cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GENERATIONS: Final = {
     "mi300x": "CDNA 3",
 }
 OMNI_PATH: Final = ("4x omni-path per node", 4, 100)
-"""Words of the source's interconnect, links a node, and Gb/s of each."""
+"""Words of the source's interconnect, links per node, and Gb/s of each."""
 _GBITS: Final = r"(\d+)\s*(?:Gb/s|Gbps|Gbit/s)"
 _LINKS: Final = re.compile(rf"(\d+)\s*x\s[^;,]*?{_GBITS}")
 _WHOLE: Final = re.compile(rf"{_GBITS}\s*(?:node-node|(?:per|a) node)")
@@ -37,16 +37,17 @@ EXACT: Final = frozenset({"a100", "a100-sxm4", "h100", "h100-sxm", "h200", "b200
     "rtx4090",
     "rtx 4090",
 }
-"""Words for an accelerator that mean a shipped description and nothing else."""
+"""Words for an accelerator that mean exactly a shipped description."""
 MOST_TIMES_MEMORY: Final = 2.5
-"""No product of one name has so much more memory than another: what is printed is a node's."""
+"""Maximum ratio of memory between products of one name; a larger printed value is a node's."""
 _SAME_RATE: Final = 0.02
 _MEMORY_TOLERANCE: Final = 0.08
-"""GB or GiB, and what the driver keeps: differences below this are not another product."""
+"""Relative differences of memory up to this (GB or GiB, and the driver's share) do not indicate another
+product."""
 
 
 def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
-    """The description, and what was assumed to choose it.
+    """Choose the description, and list the assumptions.
 
     Raises:
         UnstatedError: no description of this accelerator ships with milpplan.
@@ -71,7 +72,7 @@ def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
 
 
 def _with_capacity(spec: HardwareSpec, memory: float | None, told: list[str]) -> HardwareSpec:
-    """The description with the memory that the source prints, where that is another product's."""
+    """Set the memory that the source prints, where it is another product's."""
     if memory is None or abs(memory * 1e9 / spec.accelerator.memory_bytes - 1) <= 2 * _MEMORY_TOLERANCE:
         return spec
     if memory * 1e9 > MOST_TIMES_MEMORY * spec.accelerator.memory_bytes:
@@ -83,7 +84,7 @@ def _with_capacity(spec: HardwareSpec, memory: float | None, told: list[str]) ->
 
 
 def _with_nodes(spec: HardwareSpec, gpus: int | None, told: list[str]) -> HardwareSpec:
-    """The description with smaller nodes, where the source has such and the fast domain is the node."""
+    """Set smaller nodes, where the source has them and the fast domain is the node."""
     if gpus is None or gpus == spec.gpus_per_node:
         return spec
     if gpus > spec.gpus_per_node or spec.scale_up.num_gpus != spec.gpus_per_node:
@@ -95,7 +96,7 @@ def _with_nodes(spec: HardwareSpec, gpus: int | None, told: list[str]) -> Hardwa
 
 
 def _with_memory(spec: HardwareSpec, words: str | None, told: list[str]) -> HardwareSpec:
-    """The description with another product's memory bandwidth, where the source names it."""
+    """Set another product's memory bandwidth, where the source names it."""
     for name, known, bytes_per_s in MEMORIES:
         if spec.name == name and known in (words or "").lower():
             told.append(f"memory bandwidth of {known}, {bytes_per_s / TERA:g} TB/s")
@@ -107,7 +108,7 @@ def _with_memory(spec: HardwareSpec, words: str | None, told: list[str]) -> Hard
 def _with_network(
     spec: HardwareSpec, interconnect: str | None, gpus_per_node: int | None
 ) -> tuple[HardwareSpec, list[str]]:
-    """The description with the network between nodes that the source prints, where that has another rate."""
+    """Set the rate of the network between nodes that the source prints, where it differs."""
     ours = f"as {spec.name} ({spec.scale_out.name})"
     if interconnect is None:
         return spec, [f"network between nodes {ours}"]
@@ -124,7 +125,7 @@ def _with_network(
 
 
 def _links(interconnect: str) -> tuple[int, int] | None:
-    """Links of a node to others, and Gb/s of each; None where the words do not say."""
+    """Read the links of a node to others, and Gb/s of each; None where the words do not state them."""
     words, links, gbits_per_s = OMNI_PATH
     if words in interconnect.lower():
         return links, gbits_per_s
@@ -139,7 +140,7 @@ def _links(interconnect: str) -> tuple[int, int] | None:
 
 
 def generation_of(spec: HardwareSpec) -> str:
-    """The architecture's name, for summaries."""
+    """Return the architecture's name, for summaries."""
     variant = VARIANTS.get(spec.name)
     return GENERATIONS.get(spec.name, spec.name) if variant is None else variant.generation
 

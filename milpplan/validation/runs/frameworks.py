@@ -1,6 +1,6 @@
-"""What each source's framework does where its tables do not say: the assumptions, in one place.
+"""Defaults of each source's framework for values that its tables lack: the assumptions, in one place.
 
-Every value used from here is told with the run it was used for, unless the record states it itself.
+Every value used from here is reported with its run, unless the record states it itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Framework:
     """Defaults of a source's framework.
 
     ``flops``: attention counted as the causal half or the full matrix, in the FLOP/s and utilisation that the
-    source prints. ``experts_share_tp``: experts are split by tensor parallelism unless the record says no.
+    source prints. ``experts_share_tp``: tensor parallelism splits experts unless the record says otherwise.
     """
 
     name: str
@@ -50,54 +50,54 @@ class Framework:
     flops: FlopCount = "causal"
     experts_share_tp: bool = False
     memory: Literal["allocated", "reserved"] = "allocated"
-    """What a peak memory without further words means: tensors, or all that the caching allocator took."""
+    """Default meaning of peak memory: that of tensors, or of memory taken by the caching allocator."""
     resets_peak: bool = False
-    """Whether the printed peak of tensors counts from the optimizer's update on only."""
+    """True if the printed peak of tensors counts only from the optimizer's update on."""
     kept_gathers: int = 0
     """Buffers of the size of a micro-batch's whole hidden states that stay with tensor parallelism."""
     held_ahead: int = 0
-    """Buffers of that size a layer that the allocator cannot hand out again while the host sends further forwards
-    of the warm-up ahead: a communication stream has used them."""
+    """Buffers of that size per layer that the allocator cannot reuse while the host sends further forwards of the
+    warm-up ahead, because a communication stream has used them."""
     workspace_bytes: float = 0.0
-    """Allocated for the matrix library, beside everything else."""
+    """Bytes allocated for the matrix library in addition to everything else."""
     more_context_bytes: float = 0.0
-    """What the driver reports beside the allocator's memory and the reserve of the hardware description."""
+    """Bytes that the driver reports beyond the allocator's memory and the reserve of the hardware description."""
     gigabyte: float = 0.0
-    """Bytes of a GB that the source prints; 0: not known, and such numbers stay out."""
+    """Bytes of a GB that the source prints; 0: unknown, and such values are not used."""
     split: Split = even_split
     flagged_splits: tuple[tuple[str, Split], ...] = ()
-    """Flags of records whose layers were dealt in another way, and how."""
+    """Flags of records whose layers were split in another way, with the split."""
     stack: str = ""
-    """Name of the constants fitted to this framework: ``hardware/stacks`` has them by hardware."""
+    """Name of the constants fitted to this framework; ``hardware/stacks`` has them by hardware."""
     plain: bool = False
-    """Whether it launches single operators where Megatron-LM and Transformer Engine have fused kernels: on
-    hardware without constants of its own it has those fitted to all such frameworks, ``PLAIN_STACK``."""
+    """True if the framework launches single operators where Megatron-LM and Transformer Engine have fused kernels.
+    On hardware without constants of its own it uses those fitted to all such frameworks, ``PLAIN_STACK``."""
     slow_calls_below_bytes_per_s: float = 0.0
     """Bus bandwidth of an all-gather inside a node, measured by the source before the run, below which every call
-    of a collective cost the hosts a time for each rank: runs with constants of their own, ``slow_calls_stack``."""
+    of a collective cost the hosts time per rank: such runs have their own constants, ``slow_calls_stack``."""
     slow_calls_stack: str = ""
     earlier_engine_flags: frozenset[str] = frozenset()
-    """Flags of records with a pipeline whose time is that of an earlier, slower engine: runs with constants of
-    their own, ``earlier_engine_stack``."""
+    """Flags of records with a pipeline whose time is that of an earlier, slower engine: such runs have their own
+    constants, ``earlier_engine_stack``."""
     earlier_engine_below_bytes_per_s: float = 0.0
-    """The bus bandwidth that marks them, too."""
+    """Bus bandwidth below which a run counts as one of the earlier engine, too."""
     earlier_engine_stack: str = ""
     micro_batch_a_stage: bool = False
-    """Whether a pipeline has as many micro-batches as ranks, unless told otherwise."""
+    """True if a pipeline has as many micro-batches as ranks by default."""
     pipelined_zero: int | None = None
     """ZeRO stage that sharding at stage 3 amounts to in a pipeline, where it differs."""
     selective_models: tuple[str, ...] = ()
-    """Models whose published recipes recompute selectively, where a run does not say."""
+    """Models whose published recipes recompute selectively by default."""
     heads: tuple[tuple[int, int], ...] = ()
-    """Hidden size and number of heads that the source prints for it elsewhere, for runs that do not say."""
+    """Hidden size and number of heads that the source prints for it elsewhere, for runs that do not state it."""
     bf16_grad_dtype: Literal["fp32", "bf16"] | None = None
-    """Of gradients in runs in bf16, where fp16 has another optimizer."""
+    """Format of gradients in bf16 runs, where fp16 has another optimizer."""
     kernels: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
-    """Fields of ``Software`` where a run's attention kernel or number format holds a word."""
+    """Fields of ``Software`` to set where a run's attention kernel or number format contains a word."""
     software: Software = CORE
-    """Transformer Engine's buffers, and what overlaps: the defaults are those of Megatron-Core since 2024."""
+    """Buffers of Transformer Engine, and overlaps; the defaults are those of Megatron-Core since 2024."""
     notes: tuple[str, ...] = ()
-    """Differences from what is simulated that hold for every run of the source."""
+    """Differences from the simulation that hold for every run of the source."""
 
 
 MEGATRON = Framework("Megatron-LM", zero=1, split=even_split, stack="megatron-core")
@@ -117,7 +117,8 @@ NEMO = replace(
     ),
 )
 BRIDGE = replace(NEMO, name="Megatron Bridge", stack="megatron-bridge")
-"""NeMo's successor: newer Transformer Engine, kernels and dispatchers, so constants of its own."""
+"""Megatron Bridge, NeMo's successor: newer Transformer Engine, kernels and dispatchers, hence its own
+constants."""
 MEGATRON_2021 = Framework(
     "Megatron-LM of 2021",
     stack="megatron-2021",

@@ -1,10 +1,10 @@
-"""What a source measured, in seconds a step: each conversion is told, and goes both ways.
+"""Measured values of a source in seconds per step; each conversion is reported, and has an inverse.
 
-Sources count FLOPs in different ways. Here N is the model's FLOPs a token without attention:
+Sources count FLOPs in different ways. Here N is the model's FLOPs per token without attention:
 - ``model, causal``: N + attention over the causal half (``simulation.layers.flops.model_flops_per_token``);
 - ``model, full``: N + attention over the whole matrix;
-- ``hardware``: the same and what recomputation adds: the whole forward of the layers (full), or the forward
-  of the attention core (selective).
+- ``hardware``: the model's FLOPs plus recomputation: the whole forward of the layers (full), or the forward of the
+  attention core (selective).
 Source: Narayanan et al. 2021, equation 3 and its appendix; Korthikanti et al. 2022, appendix A.
 """
 
@@ -29,21 +29,21 @@ SOURCE_PEAK: Final = {
     ("gb200-nvl72", "bf16"): 2450e12,
     ("gb200-nvl72", "fp8"): 4900e12,
 }
-"""FLOP/s that sources divide by, where it is known; else the peak of the hardware description."""
+"""FLOP/s that sources divide by, where they are known; else the peak of the hardware description."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMeasure:
-    """A measured step and the quantity of the source it comes from."""
+    """Measured step, and the source's quantity that it comes from."""
 
     step_time_s: float
     how: str
 
 
 def flops_per_token(problem: Problem, count: FlopCount, recompute: str = "none") -> float:
-    """FLOPs a token as a source counts them; ``recompute`` other than ``none`` gives hardware FLOPs.
+    """Count FLOPs per token as a source does; ``recompute`` other than ``none`` gives hardware FLOPs.
 
-    Full attention counts twice the keys of the causal half; a sliding window is not left out then.
+    Full attention counts twice the keys of the causal half, including those outside a sliding window.
     """
     model, length = problem.model, problem.job.sequence_length
     causal = model_flops_per_token(model, length)
@@ -59,7 +59,7 @@ def flops_per_token(problem: Problem, count: FlopCount, recompute: str = "none")
 
 
 def recompute_of(statement: Statement) -> str:
-    """The plan's one recompute mode."""
+    """Return the plan's only recompute mode."""
     stages = statement.plan.virtual_stages
     if any(stage.recompute.full for stage in stages):
         return "full"
@@ -67,7 +67,7 @@ def recompute_of(statement: Statement) -> str:
 
 
 def step_measure(run: Run, statement: Statement) -> StepMeasure | None:
-    """The step time of a run: as printed, else from tokens/s, else from FLOP/s, else from a utilisation."""
+    """Return the step time of a run: as printed, else from tokens/s, else from FLOP/s, else from a utilisation."""
     measured, problem = run.measured, statement.problem
     if measured.status != "ok":
         return None
@@ -87,7 +87,7 @@ def step_measure(run: Run, statement: Statement) -> StepMeasure | None:
 
 
 def _rate(run: Run, measured: Measured, statement: Statement) -> tuple[float, str]:
-    """FLOP/s a GPU and whose FLOPs they are; (0, "") where none is printed."""
+    """Return FLOP/s per GPU and the kind of FLOPs; (0, "") where none is printed."""
     if measured.tflops_per_gpu:
         words = (measured.tflops_kind or "").lower()
         kind = "hardware" if any(word in words for word in ("hardware", "hfu", "hw ")) else "model"
@@ -104,7 +104,7 @@ def _rate(run: Run, measured: Measured, statement: Statement) -> tuple[float, st
 
 
 def rates(statement: Statement, step_time_s: float, count: FlopCount) -> dict[str, float]:
-    """tokens/s a GPU, model FLOP/s a GPU and hardware FLOP/s a GPU of a step time: the way back."""
+    """Compute tokens/s, model FLOP/s and hardware FLOP/s per GPU from a step time."""
     layout, problem = statement.plan.layout, statement.problem
     tokens = layout.global_batch_size * problem.job.sequence_length / layout.num_gpus / step_time_s
     recompute = recompute_of(statement)

@@ -1,4 +1,4 @@
-"""From a record's dimensions to a model: a shipped preset where it agrees, else the dimensions."""
+"""Model of a record: a shipped preset that agrees with the record's dimensions, else the dimensions."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ MAX_LAYERS: Final = 10_000
 
 
 def model_of(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list[str]]:
-    """The model of a run, and what was assumed.
+    """Build the model of a run, and list the assumptions.
 
     Raises:
-        UnstatedError: its layers have no words in milpplan, or its dimensions are not known.
+        UnstatedError: milpplan cannot describe its layers, or its dimensions are unknown.
     """
     dims = run.model
     name = dims.name.lower()
@@ -78,7 +78,7 @@ def model_of(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list[s
 
 
 def style_of(name: str, gated: bool | None) -> Style:
-    """The family whose norms, biases and positions a model has."""
+    """Return the family whose norms, biases and positions a model has."""
     text = name.lower()
     for part, style in (("mpt", "mpt"), ("bloom", "bloom"), ("nemotron", "nemotron"), ("15b_8t", "nemotron")):
         if part in text:
@@ -108,7 +108,7 @@ def _agreeing_preset(dims: ModelDims) -> ModelSpec | None:
 
 
 def _bare(name: str) -> str:
-    """A model's name without its owner, signs, and words that change no size."""
+    """Strip a model's name of its owner, signs, and words that change no size."""
     short = name.lower().rsplit("/", 1)[-1].replace("llama-3.1", "llama-3").replace("llama 3.1", "llama 3")
     return re.sub(r"[^a-z0-9]|meta|instruct|base$|-hf$|-v0\.\d$", "", short)
 
@@ -196,8 +196,8 @@ def _experts(dims: ModelDims, width: int, gated: bool) -> Mlp:
 
 
 def _heads(hidden: int, tp: int, framework: Framework, told: list[str]) -> int:
-    """What the source prints for other models of this width; else the number of heads that divides the hidden
-    size and by tp, with heads nearest to 128 wide."""
+    """Return the number of heads that the source prints for other models of this width; else the number that
+    divides the hidden size and is divisible by tp, with heads nearest to 128 wide."""
     printed = dict(framework.heads).get(hidden)
     if printed is not None:
         told.append(f"{printed} heads (as the source prints for other models of this width)")

@@ -1,4 +1,4 @@
-"""From a file of measured runs to records; a wrong record is told and left out, the others stay."""
+"""Reader of files of measured runs. A wrong record is reported and left out; the others are kept."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from milpplan.validation.runs.spelling import respelled
 
 MAX_FILE_BYTES: Final = 64 * MIB
 MAX_TEXT_BYTES: Final = 256 * MIB
-"""Most bytes of a file, and of what a compressed one unpacks to."""
+"""Maximum size of a file, and of the contents of a compressed file."""
 MAX_RUNS: Final = 200_000
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _MOST_DIGITS: Final = 300
-"""Whole numbers of more are read as infinity, for their record alone to be refused."""
+"""Digits beyond which an integer is read as infinity, so that only its record is refused."""
 _DECODER: Final = json.JSONDecoder(
     parse_float=whole_or_float, parse_int=lambda text: (int if len(text) <= _MOST_DIGITS else float)(text)
 )
@@ -52,8 +52,8 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 class RunFile:
     """Records of one or more files.
 
-    ``told`` maps the id of a run to what was ignored in its record, or read as something else; ``rejected`` are
-    the records that could not be read, each with its reason.
+    ``told`` maps the id of a run to the values that were ignored in its record or read as something else;
+    ``rejected`` are the records that could not be read, each with its reason.
     """
 
     runs: tuple[Run, ...]
@@ -62,10 +62,10 @@ class RunFile:
 
 
 def read_runs(path: Path | None) -> RunFile:
-    """The runs of a file, or without one the published runs that ship with milpplan.
+    """Read the runs of a file, or by default the published runs that ship with milpplan.
 
     Raises:
-        InvalidInputError: the file cannot be read, is no JSON, or is no list of one record or more.
+        InvalidInputError: the file cannot be read, is not JSON, or has no list of records.
     """
     files = [(path, str(path))] if path is not None else [(entry, entry.name) for entry in shipped_files()]
     runs: dict[str, Run] = {}
@@ -93,7 +93,7 @@ def read_runs(path: Path | None) -> RunFile:
 
 
 def shipped_files() -> tuple[Traversable, ...]:
-    """The published runs: inside the installed package, else at the root of the source checkout."""
+    """Locate the published runs: inside the installed package, else at the root of the source checkout."""
     packaged: Traversable = resources.files("milpplan") / "presets" / "runs"
     directory = packaged if packaged.is_dir() else _CHECKOUT / "runs"
     found = [entry for entry in directory.iterdir() if entry.name.endswith((".json", ".json.gz"))]
@@ -108,7 +108,7 @@ def _refuse_second(run: Run, runs: dict[str, Run], source: str) -> None:
 
 
 def _refuse_halves(data: object, source: str, field: str = "") -> None:
-    """Halves of a character (UTF-16 surrogates) are no text; the field is named."""
+    """Refuse halves of a character (UTF-16 surrogates), which are not text, and name the field."""
     if isinstance(data, str) and _HALF.search(data):
         raise InvalidInputError(f"{source}: {field}: half a character (got {shown(data)}).", "Expected text.")
     if isinstance(data, dict):
@@ -121,12 +121,12 @@ def _refuse_halves(data: object, source: str, field: str = "") -> None:
 
 
 def is_packed(data: bytes) -> bool:
-    """Say whether these are the bytes of a gzipped file."""
+    """Test whether bytes are those of a gzipped file."""
     return data.startswith(_GZIP_MAGIC)
 
 
 def _text(file: Path | Traversable, name: str) -> str:
-    """The text of a plain or gzipped file, its size checked before and while it unpacks."""
+    """Read a plain or gzipped file, with its size checked before and while it unpacks."""
     data = read_bytes(file, _EXPECTED, _DO, MAX_FILE_BYTES) if isinstance(file, Path) else file.read_bytes()
     try:
         if is_packed(data):
@@ -143,7 +143,7 @@ def _text(file: Path | Traversable, name: str) -> str:
 
 
 def _records(text: str, name: str) -> Iterator[tuple[str, object]]:
-    """Every record of a text with the words that name it in messages; an error in place of a line that is none."""
+    """Iterate over the records of a text with their names for messages; a broken line yields an error."""
     data = _parsed(text, name)
     if len(data) > MAX_RUNS:
         raise InvalidInputError(f"{name} holds {len(data):,} records.", f"Expected at most {MAX_RUNS:,}.", _DO)
@@ -153,7 +153,7 @@ def _records(text: str, name: str) -> Iterator[tuple[str, object]]:
 
 
 def _parsed(text: str, name: str) -> list[Any]:
-    """The records of a list, of a list under ``runs``, of a single record, or of one record a line."""
+    """Parse the records of a list, of a list under ``runs``, of a single record, or of JSON lines."""
     try:
         data = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
@@ -179,7 +179,7 @@ def _line(text: str, source: str) -> Any:
 
 
 def _before_the_fault(text: str) -> list[Any]:
-    """The whole records of a list that breaks off or has a fault further on; none where it holds no record."""
+    """Parse the complete records of a list that breaks off or has an error further on; empty without any."""
     start = _START.match(text)
     found: list[Any] = []
     try:

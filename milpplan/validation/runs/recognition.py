@@ -1,4 +1,4 @@
-"""Which framework a run was made with: as the record says it, by words in its names, or by what it shards."""
+"""Framework of a run: named by the record, recognised by words in its names, or by its sharding."""
 
 from __future__ import annotations
 
@@ -41,17 +41,21 @@ WORDS: Final[tuple[tuple[str, Framework], ...]] = (
     ("deep-?speed", DEEPSPEED),
     ("fsdp2?|accelerate|transformers|torchtune|lit-?gpt|axolotl|llama-?factory", FSDP),
 )
-"""Regular expressions of whole words, the more special ones first, and whose habits they mean.
+"""Regular expressions of whole words, special ones first, with the framework that they indicate.
 
-Experts share tensor parallelism where a source that is not known does not print their own (NVIDIA/Megatron-LM
-megatron/training/arguments.py: expert_tensor_parallel_size is tensor_model_parallel_size unless given)."""
+Experts share tensor parallelism where an unknown source does not print their own (NVIDIA/Megatron-LM
+megatron/training/arguments.py: expert_tensor_parallel_size is tensor_model_parallel_size unless given).
+"""
 _PATTERNS: Final = tuple((re.compile(rf"(?<![a-z])(?:{words})(?![a-z])"), framework) for words, framework in WORDS)
 
 
 def framework_of(run: Run) -> Framework:
-    """The framework of a run: the one that the record names, among several of a known source too; that of a known
-    source; the first that a name of the run holds. Else PyTorch FSDP's habits where states are sharded as it does
-    (FSDP, ZeRO 2 or 3), and Megatron-LM's for all others."""
+    """Determine the framework of a run.
+
+    The order is: the framework that the record names (it also decides among several of a known source); that of a
+    known source; the first that a name of the run contains; PyTorch FSDP where states are sharded as it does
+    (FSDP, ZeRO 2 or 3); Megatron-LM for all others.
+    """
     known = FRAMEWORKS.get(f"{run.group}/{run.parallel.noted('framework')}") or FRAMEWORKS.get(run.group)
     if known is not None and run.framework is None:
         return known
@@ -66,22 +70,22 @@ def framework_of(run: Run) -> Framework:
 
 
 def _names(run: Run) -> Iterator[str]:
-    """What a framework may be named in, the surest first; in small letters, words joined by hyphens."""
+    """Iterate over names that may contain a framework, the most reliable first, in lower case with hyphens."""
     for text in (run.framework, run.parallel.noted("framework"), run.group, run.id, run.url, run.source):
         if isinstance(text, str):
             yield re.sub(r"[\s_]+", "-", text.lower())
 
 
 def stacks_of(run: Run) -> tuple[str, ...]:
-    """Names of the constants that a run may have, the first that its hardware has counts: those of its framework,
-    then those of all frameworks without fused kernels if it is one."""
+    """List the names of the constants for a run, of which the first that its hardware has counts: those of its
+    framework, then, for a framework without fused kernels, those of all such frameworks."""
     plain = (PLAIN_STACK,) if framework_of(run).plain else ()
     return (stack_of(run), *plain)
 
 
 def stack_of(run: Run) -> str:
-    """Name of the constants of a run's framework: of its pipeline engine's age, and in the state that the source
-    measured its nodes in. Neither is told by the step time."""
+    """Return the name of the constants of a run's framework, by the age of its pipeline engine and the measured
+    state of its nodes. Neither is inferred from the step time."""
     framework = framework_of(run)
     if _earlier_engine(run, framework):
         return framework.earlier_engine_stack
@@ -97,6 +101,6 @@ def _earlier_engine(run: Run, framework: Framework) -> bool:
 
 
 def _measured_below(run: Run, limit_bytes_per_s: float) -> bool:
-    """Whether the source measured less than that in an all-gather inside a node before the run."""
+    """Test whether the source measured a lower bandwidth in an all-gather inside a node before the run."""
     measured = (run.hardware.measured_busbw_GBps or {}).get("allgather_intra")
     return isinstance(measured, int | float) and measured * 1e9 < limit_bytes_per_s

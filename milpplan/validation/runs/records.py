@@ -1,8 +1,8 @@
-"""What a file of measured runs holds: one record a run, with what its source printed and nothing more.
+"""Records of measured runs, with exactly the values that their sources printed.
 
-A missing value is ``None``: the source did not print it. Types and ranges are strict; fields that are not
-listed here are kept apart by ``milpplan.validation.runs.reader`` and named, because sources add their own.
-Units follow the sources, and the suffix says which: ``_GiB`` is 2**30 bytes, ``_GB`` as printed.
+A missing value is ``None``: the source did not print it. Types and ranges are strict;
+``milpplan.validation.runs.reader`` separates and names fields that are not listed here, because sources add their
+own. Units follow the sources, and the suffix names them: ``_GiB`` is 2**30 bytes, ``_GB`` as printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Names = tuple[Annotated[str, Field(max_length=400)], ...]
 
 
 class Sourced(BaseModel):
-    """A frozen part of a record; fields of the source's own pass, and are told to the user."""
+    """Frozen part of a record; a source's own fields are accepted and reported to the user."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
@@ -67,7 +67,7 @@ class ModelDims(Sourced):
 
 
 class Cluster(Sourced):
-    """What the run ran on."""
+    """Cluster of the run."""
 
     gpu: Name
     gpu_mem_GB: PositiveFloat | None = None  # noqa: N815 - the format's name
@@ -78,7 +78,7 @@ class Cluster(Sourced):
 
 
 class Parallel(Sourced):
-    """How the run was laid out."""
+    """Layout of the run."""
 
     tp: PositiveInt | None = None
     pp: PositiveInt | None = None
@@ -100,12 +100,12 @@ class Parallel(Sourced):
     extra: dict[str, Any] | None = None
 
     def noted(self, key: str) -> Any:
-        """A field of the source's own, or None."""
+        """Return a source's own field, or None."""
         return (self.extra or {}).get(key)
 
 
 class Measured(Sourced):
-    """What was measured. Utilisations are fractions of the source's peak; zero means lost in rounding."""
+    """Measured values. Utilisations are fractions of the source's peak; zero means lost in rounding."""
 
     status: Literal["ok", "oom", "error", "unsupported"]
     step_time_s: PositiveFloat | None = None
@@ -120,10 +120,10 @@ class Measured(Sourced):
 
 
 class Run(Sourced):
-    """One measured run.
+    """Measured run.
 
-    ``framework``: its name, where ``group`` does not tell it.
-    ``grade``: A, every field a simulator needs is known; B and C, some or many are missing.
+    ``framework``: its name, where ``group`` does not indicate it. ``grade``: A, every field that a simulator needs
+    is known; B and C, some or many are missing.
     """
 
     id: Name

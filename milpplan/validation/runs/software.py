@@ -1,4 +1,4 @@
-"""The software of a measured run: its framework's habits and kernels, and the constants fitted to it."""
+"""Software of a measured run: its framework's defaults and kernels, and the constants fitted to it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from milpplan.validation.runs.variants import stack_hardware
 
 MAX_GROUP: Final = 1_048_576
 MOST_DISPATCH: Final = 50.0
-"""Largest ``dispatch_efficiency`` of a description."""
+"""Maximum ``dispatch_efficiency`` of a description."""
 
 
 def with_software(
     run: Run, framework: Framework, hardware: HardwareSpec, stacks: bool, told: list[str]
 ) -> HardwareSpec:
-    """The description with the framework's habits, its kernels, and the constants fitted to it; what was assumed
-    is added to ``told``. ``stacks``: with the fitted constants."""
+    """Set the framework's defaults, its kernels, and the constants fitted to it in a description.
+
+    Assumptions are added to ``told``. ``stacks``: use the fitted constants.
+    """
     noted = (run.parallel.noted("attention_kernel"), run.parallel.noted("mode"), run.parallel.precision)
     kernel = ", ".join(str(word or "") for word in noted)
     if run.parallel.noted("fused_rms_norm") is False:
@@ -53,7 +55,7 @@ def with_software(
 
 
 def _with_stack(hardware: HardwareSpec, name: str, told: list[str]) -> HardwareSpec:
-    """The description with a stack's constants, and before them those of the stack that it lies on."""
+    """Apply a stack's constants to the description, after those of the stack that it is based on."""
     overlay = _overlay(name)
     if overlay is None:
         return hardware
@@ -68,13 +70,13 @@ def _stack_names() -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _overlay(name: str) -> Overlay | None:
-    """Read once for all runs of a file."""
+    """Read an overlay once for all runs of a file."""
     return load_overlay(name)
 
 
 def _hides_dispatch(run: Run) -> bool:
-    """Whether the run names its overlap of the experts' communication with another micro-batch's compute
-    (Megatron-LM's overlap_moe_expert_parallel_comm)."""
+    """Test whether the run overlaps the experts' communication with another micro-batch's compute (Megatron-LM's
+    overlap_moe_expert_parallel_comm)."""
     words = [run.parallel.noted(key) for key in ("features", "ep_comm")]
     text = "; ".join(word for word in words if isinstance(word, str)).lower()
     return "ep overlap" in text.replace("no ep overlap", "") or "hybridep, overlap" in text

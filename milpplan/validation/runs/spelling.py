@@ -1,7 +1,7 @@
-"""What other people's files of runs call the same things: read as the format's own fields, and told.
+"""Translation of other files' names for runs into the format's own fields, with a report of every change.
 
-Only what has one meaning is read so. Text is never read as a number, and a value of a wrong type stays as it is,
-for the strict records to refuse with its name.
+Only unambiguous names are translated. Text is never read as a number, and a value of a wrong type is kept, so that
+the strict records refuse it by name.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ WORDS: Final[dict[tuple[str, str], dict[object, object]]] = {
         "fp8_hybrid": "fp8",
     },
 }
-"""Section and field, and words for its values."""
+"""Section and field, with words for its values."""
 LOWER: Final = (("measured", "status"), ("parallel", "recompute"), ("", "kind"))
-"""Fields whose words are in small letters."""
+"""Fields whose words are in lower case."""
 MOST_UTILISATION: Final = 1.5
-"""A utilisation above this is no share of the peak: per cent, to 100 of them."""
+"""Maximum utilisation as a share of the peak; above it, up to 100, it is in per cent."""
 MOST: Final = 1e30
 MS: Final = 1e-3
 PER_CENT: Final = 1e-2
 
 
 def respelled(data: object) -> tuple[object, list[str]]:
-    """A record with the format's own words, and every change in words. The record given stays as it is."""
+    """Return a record in the format's own words, and a list of changes in words. The given record is not
+    changed."""
     if not isinstance(data, dict):
         return data, []
     record = {name: dict(part) if isinstance(part, dict) else part for name, part in data.items()}
@@ -75,7 +76,7 @@ def respelled(data: object) -> tuple[object, list[str]]:
 
 
 def _defaults(record: Section, told: list[str]) -> None:
-    """A grade and a source where none is given, and the status of a run that was timed."""
+    """Set a default grade and source, and the status of a run that was timed."""
     if "grade" not in record:
         record["grade"] = "C"
         told.append("grade C (not given)")
@@ -101,7 +102,7 @@ def _word(section: object, field: str, words: dict[object, object], lower: bool,
 
 
 def _rates(record: Section, measured: Section, told: list[str]) -> None:
-    """Times, rates and sizes in other units, where the format's own are missing."""
+    """Convert times, rates and sizes in other units, where the format's own are missing."""
     for name in ("mfu", "hfu"):
         value = measured.get(name)
         if _number(value) and MOST_UTILISATION < value <= 100:
@@ -127,7 +128,7 @@ def _rates(record: Section, measured: Section, told: list[str]) -> None:
 
 
 def _tokens_of_batch(record: Section, parallel: Section, told: list[str]) -> None:
-    """A batch in tokens as sequences, where they divide."""
+    """Convert a batch in tokens to sequences, where the numbers divide."""
     tokens, length = parallel.get("global_batch_tokens"), _of(record, "model", "seq_len")
     if parallel.get("global_batch") is None and _number(tokens) and length is not None and tokens % length == 0:
         parallel["global_batch"] = int(tokens // length)
@@ -136,12 +137,12 @@ def _tokens_of_batch(record: Section, parallel: Section, told: list[str]) -> Non
 
 
 def _of(record: Section, section: str, field: str) -> float | None:
-    """A positive number of a section, or None."""
+    """Return a positive number of a section, or None."""
     part = record.get(section)
     value = part.get(field) if isinstance(part, dict) else None
     return value if _number(value) and value > 0 else None
 
 
 def _number(value: object) -> TypeGuard[float]:
-    """Whether it is a number that can be computed with: no NaN, none of thousands of digits."""
+    """Test for a number that can be computed with: no NaN, and no number of thousands of digits."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -MOST < value < MOST

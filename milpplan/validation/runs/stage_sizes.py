@@ -1,4 +1,4 @@
-"""How frameworks deal the layers of a model to virtual stages: numbers of layers, in model order."""
+"""Frameworks' rules that split a model's layers over virtual stages: numbers of layers, in model order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from milpplan.problem.model import DenseMlp, ModelSpec
 
 
 def even_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
-    """Equal virtual stages; else embedding and loss count as a layer each; else ceil, the last what is left.
+    """Split into equal virtual stages; else embedding and loss count as a layer each; else ceil, with the rest
+    last.
 
     Source: Megatron-LM ``--account-for-embedding-in-pipeline-split`` and ``--account-for-loss-...``.
     """
@@ -17,7 +18,7 @@ def even_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
 
 
 def ceil_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
-    """ceil(layers / stages) a virtual stage from the first on, the last ones what is left.
+    """Give ceil(layers / stages) to virtual stages from the first on, and the rest to the last ones.
 
     Source: DeepSpeed ``partition_balanced`` with equal weights (runtime/utils.py).
     """
@@ -30,7 +31,7 @@ def ceil_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
 
 
 def split_with_embeddings(model: ModelSpec, stages: int) -> tuple[int, ...]:
-    """The embedding and the (tied) head are dealt like layers: DeepSpeed ``type:transformer|embedding``."""
+    """Split with the embedding and the (tied) head as layers: DeepSpeed ``type:transformer|embedding``."""
     left, counts = model.num_layers + 2, []
     most = -(-left // stages)
     for _ in range(stages):
@@ -43,17 +44,17 @@ def split_with_embeddings(model: ModelSpec, stages: int) -> tuple[int, ...]:
 
 
 def split_by_cost(model: ModelSpec, stages: int) -> tuple[int, ...]:
-    """A stage is full once its layers, and all before, cost more than its share of layers and head.
+    """Fill each stage until its layers, and all before, cost more than its share of layers and head.
 
-    A layer costs 4 h^2 + 3 h f and the head vocab * h; what a full stage leaves over moves on.
-    Source: huggingface/nanotron src/nanotron/models/base.py (build_model) and models/llama.py
-    (get_block_compute_costs), as printed in the Ultra-Scale Playbook.
+    A layer costs 4 h^2 + 3 h f and the head vocab * h; the remainder of a full stage moves on. Source:
+    huggingface/nanotron src/nanotron/models/base.py (build_model) and models/llama.py (get_block_compute_costs),
+    as printed in the Ultra-Scale Playbook.
     """
     return _by_cost(model, stages, 1)
 
 
 def split_by_cost_with_ties(model: ModelSpec, stages: int) -> tuple[int, ...]:
-    """The same, but a stage is full as soon as it costs exactly its share.
+    """Split as ``split_by_cost``, but end a stage as soon as it costs exactly its share.
 
     Source: bytes that nanotron's runs with the mended pipeline engine have allocated on their first stage where
     costs and shares tie (10 of 16 layers of the 1.34 B model with pp=2, 5 with pp=4; docs/accuracy.md).
@@ -62,7 +63,7 @@ def split_by_cost_with_ties(model: ModelSpec, stages: int) -> tuple[int, ...]:
 
 
 def _by_cost(model: ModelSpec, stages: int, above: int) -> tuple[int, ...]:
-    """Layers of stages that are full once they cost at least ``above`` more than their share."""
+    """Split into stages that end once they cost at least ``above`` more than their share."""
     hidden = model.hidden_size
     costs = []
     for run in model.layers:

@@ -1,4 +1,4 @@
-"""From a measured run to a problem and a plan, with every assumption told."""
+"""Statement of a measured run as a problem and a plan, with all assumptions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from milpplan.validation.runs.unstated import UnstatedError
 
 DEFAULT_SEQUENCE: Final = 8192
 MAX_WORK_ITEMS: Final = 4_194_304
-"""Most virtual stages x micro-batches of a run that is simulated."""
+"""Maximum number of virtual stages times micro-batches of a run that is simulated."""
 MAX_DEGREE: Final = 1_048_576
 _NO_SCHEDULE: Final = ("zb", "zero bubble", "zero-bubble", "v-half", "v-min", "dualpipe")
 _SPLIT: Final[dict[str, Schedule]] = {
@@ -39,8 +39,8 @@ _SPLIT: Final[dict[str, Schedule]] = {
     "dualpipe-v": "dualpipe-v",
     "dualpipev": "dualpipe-v",
 }
-"""Names of schedules with weight gradients apart, and ours. ZB-1p is searched for within the memory of 1F1B, for
-which ZB-H1 is the schedule by hand (Qi et al. 2024, arXiv:2401.10241, sections 2.1 and 3)."""
+"""Names of schedules with separate weight gradients, and ours. ZB-1p is searched for within the memory of 1F1B,
+for which ZB-H1 is the schedule by hand (Qi et al. 2024, arXiv:2401.10241, sections 2.1 and 3)."""
 _FEATURES: Final = (
     ("act_cpu_offload", ("True", True), "activations offloaded to the CPU are not modelled"),
     ("cp_comm_type", ("a2a", "a2a+p2p"), "context parallelism by all-to-all (Ulysses) is not modelled"),
@@ -55,7 +55,7 @@ _16_BIT: Final = ("bf16", "amp_bf16", "fp16", "fp16 o2", "mixed 16-bit", "fp16/b
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A run in milpplan's words, and what had to be assumed to say it."""
+    """Run as a problem and a plan, with the assumptions made."""
 
     problem: Problem
     plan: Plan
@@ -65,14 +65,16 @@ class Statement:
 def state(
     run: Run, read_as: tuple[str, ...] = (), hardware: HardwareSpec | None = None, stacks: bool = True
 ) -> Statement:
-    """The problem and the plan of a run.
+    """State a run as a problem and a plan.
 
-    ``read_as``: what was ignored in the record, or read as something else, in words. ``hardware`` replaces the
-    description that the record's words would choose. ``stacks``: with the constants fitted to its framework, where
-    there are some.
+    Args:
+        run: the run.
+        read_as: descriptions of values that were ignored in the record, or read as something else.
+        hardware: replaces the description that the record's words would choose.
+        stacks: use the constants fitted to its framework, if there are any.
 
     Raises:
-        UnstatedError: something the run uses cannot be said, or too little of it is known.
+        UnstatedError: milpplan cannot express something that the run uses, or too little of the run is known.
     """
     told = list(read_as)
     _refuse_features(run)
@@ -127,7 +129,7 @@ def _refuse_features(run: Run) -> None:
 
 
 def _degrees(run: Run, told: list[str]) -> dict[str, int]:
-    """tp, pp, cp, dp with the number of GPUs as their product."""
+    """Determine tp, pp, cp, dp, whose product is the number of GPUs."""
     parallel, gpus = run.parallel, run.hardware.gpus_total
     known = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp}
     if parallel.fsdp and parallel.tp is None and parallel.pp is None:
@@ -150,8 +152,8 @@ def _degrees(run: Run, told: list[str]) -> dict[str, int]:
 
 
 def _completed(known: dict[str, int | None], gpus: int | None, dp: int | None, told: list[str]) -> int | None:
-    """The number of GPUs; what the product of the degrees leaves for the one that is not printed is put into
-    ``known``."""
+    """Determine the number of GPUs, and put the degree that is not printed into ``known``, from the product of the
+    others."""
     missing = [name for name, value in known.items() if value is None and name != "cp"]
     given = prod(value or 1 for value in known.values())
     if gpus is None and not missing and dp is not None:
@@ -283,8 +285,11 @@ def _schedule(run: Run, pp: int, vpp: int, told: list[str]) -> Schedule:
 
 
 def _interleaving(run: Run, framework: Framework, model: ModelSpec, pp: int, told: list[str]) -> int:
-    """Virtual stages a rank where they are not printed: one, or of a schedule that is named interleaved the fewest
-    that all have as many layers, but for the first and the last."""
+    """Choose the virtual stages per rank where they are not printed.
+
+    The default is one. For a schedule that is named interleaved it is the minimum number with equal stages, except
+    the first and the last.
+    """
     if pp == 1:
         return 1
     if _SPLIT.get((run.parallel.schedule or "").lower()) in V_SCHEDULES:
@@ -372,7 +377,7 @@ def _stages(
 
 
 def _counts_text(counts: tuple[int, ...]) -> str:
-    """Runs of equal counts, as ``3, 4 x 30, 3``."""
+    """Write runs of equal counts, as ``3, 4 x 30, 3``."""
     parts: list[tuple[int, int]] = []
     for count in counts:
         if parts and parts[-1][0] == count:

@@ -6,4 +6,5 @@ from milpplan.errors import MilpplanError
 
 
 class UnstatedError(MilpplanError):
-    """Why a measured run cannot be simulated: something it uses or hides has no words in milpplan."""
+    """Error for a measured run that cannot be simulated: milpplan cannot express something that it uses or
+    hides."""

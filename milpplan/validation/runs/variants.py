@@ -1,7 +1,7 @@
-"""Accelerators without a description of their own: a shipped one with what their data sheets say differs.
+"""Accelerators without their own description: a shipped description with the differences of their data sheets.
 
-Efficiencies, latencies and the network between nodes stay those of the description that it is made from; bus
-bandwidths inside a node are scaled with the link. Rates are dense, one direction, per accelerator.
+Efficiencies, latencies and the network between nodes are those of the base description; bus bandwidths inside a
+node are scaled with the link. Rates are dense, one direction, per accelerator.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from milpplan.units import GIGA, TERA
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What differs from ``base``; None: as there.
+    """Differences of an accelerator from ``base``; None: no difference.
 
-    ``same_kernels``: constants of software stacks on the base serve, because it is the same architecture.
-    ``fp8_flops_per_s`` 0: no such engine. ``power``: the power limit over the base's, which rates of
-    products follow where power is what limits them: in 8 bits, and in 16 where the sustained rate is below 1.
+    ``same_kernels``: constants of software stacks on the base apply, because the architecture is the same.
+    ``fp8_flops_per_s`` 0: no such engine. ``power``: the power limit over the base's. Rates of products follow it
+    where power is the limit: in 8 bits, and in 16 where the sustained rate is below 1.
     """
 
     base: str
@@ -37,7 +37,7 @@ class Variant:
     power: float = 1.0
 
     def told(self, name: str) -> str:
-        """What is assumed, in words."""
+        """Describe the assumption."""
         parts = [f"{self.memory_bytes / GIGA:.0f} GB at {self.memory_bytes_per_s / TERA:g} TB/s"]
         if self.bf16_flops_per_s is not None:
             parts.append(f"{self.bf16_flops_per_s / TERA:g} TFLOP/s in 16 bits")
@@ -102,7 +102,7 @@ VARIANTS: Final = {
     "hopper": Variant("dgx-h100", "Hopper", 85520809984, 3.35e12, "the model is not stated"),
     "blackwell": Variant("dgx-b200", "Blackwell", 192265846784, 7.7e12, "the model is not stated"),
 }
-"""Accelerators by name; for the sources, see ``source``."""
+"""Accelerators by name; ``source`` names their sources."""
 _WORDS: Final = (
     ("gb300", "gb300"),
     ("gb200", "gb200-nvl72"),
@@ -137,19 +137,19 @@ _PATTERNS: Final = tuple((re.compile(rf"(?<![a-z0-9])(?:{words})(?![a-z0-9])"), 
 
 
 def described(words: str) -> str | None:
-    """Name of the shipped description or of the variant that a source's words for its accelerator mean."""
+    """Return the shipped description or variant that a source's words for its accelerator mean."""
     text = words.lower().replace("_", " ").replace("-", " ").replace("rtx4090", "rtx 4090")
     return next((name for pattern, name in _PATTERNS if pattern.search(text)), None)
 
 
 def stack_hardware(name: str) -> str:
-    """Name of the description whose software stacks serve for a description or variant."""
+    """Return the description whose software stacks apply to a description or variant."""
     variant = VARIANTS.get(name)
     return name if variant is None or not variant.same_kernels else variant.base
 
 
 def varied(base: HardwareSpec, name: str, variant: Variant) -> HardwareSpec:
-    """The base's description with the variant's rates, memory and name."""
+    """Build a description from the base's, with the variant's rates, memory and name."""
     up, out = base.scale_up, base.scale_out
     if variant.link_bytes_per_s is not None:
         factor = variant.link_bytes_per_s / up.bandwidth_bytes_per_s
