@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.error_causes import evidence_table, order_table, share_table, shares, twin_table
+from benchmarks.exercised_terms import table_of
 from benchmarks.tables import markdown_table, replace_section
 from milpplan import __version__
 from milpplan.reports.files import write_whole
 from milpplan.units import percent_text
 from milpplan.validation.comparison import Comparison, compare
 from milpplan.validation.exercised import FILE, Exercise, ExercisedTerms
-from milpplan.validation.exercising import table_of
 from milpplan.validation.families import FamilyErrors, families, family_errors
 from milpplan.validation.runs.reader import read_runs
 from milpplan.validation.terms import TERMS

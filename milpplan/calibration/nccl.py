@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -211,8 +210,3 @@ def _median(values: list[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
-
-
-def operations(logs: list[BusLog]) -> Iterator[str]:
-    """Iterate over the names of the measured collectives, each once."""
-    yield from dict.fromkeys(log.operation for log in logs)

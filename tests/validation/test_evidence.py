@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.exercised_terms import counted, table_of
 from milpplan import Plan, Problem, simulate
 from milpplan.cli.app import app
 from milpplan.problem.catalog import load_hardware
@@ -25,7 +26,6 @@ from milpplan.validation.exercised import (
     exercised_terms,
     generation_name,
 )
-from milpplan.validation.exercising import counted, table_of
 from milpplan.validation.runs.measures import step_measure
 from milpplan.validation.runs.reader import read_runs
 from milpplan.validation.runs.statement import state

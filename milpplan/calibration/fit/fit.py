@@ -53,8 +53,8 @@ def fit(
             time.
 
     Returns:
-        Values, uncertainties and errors. The left-out errors come from fits without the fold, linearised at the full fit
-        with the same constants identified; the steps left out are simulated exactly.
+        Values, uncertainties and errors. The left-out errors come from fits without the fold, linearised at the
+        full fit with the same constants identified; the steps left out are simulated exactly.
 
     Raises:
         InvalidInputError: no runs, an unknown constant, or labels that do not match the runs.

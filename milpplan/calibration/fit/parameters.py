@@ -125,6 +125,3 @@ def parameter(name: str, hardware: HardwareSpec) -> Parameter:
     least, most = SECONDS_BOUNDS[name]
     prior = min(max(time_s(hardware, name), least), most)
     return Parameter(name, prior, sigma, least, most, sigma * 1e-3, 1.5 * sigma)
-
-
-__all__ = ["STARTS_S", "Parameter", "Theta", "parameter"]

@@ -59,7 +59,7 @@ def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given
         first = next((index for index, word in enumerate(words) if word.startswith("--")), None)
         if first is None or any(at is not None or _launches(command) for command, at in starts):
             raise _no_command(source, [command for command in commands if _launches(command)])
-        found = [(Command(tuple(words), nested=False), first - 1)]
+        found = [(Command(tuple(words)), first - 1)]
     if len({(program_name(command.words[at]), command.words[at + 1 :]) for command, at in found}) > 1:
         names = ", ".join(dict.fromkeys(shown(readable(command.words[at])) for command, at in found[:4]))
         raise InvalidInputError(

@@ -253,7 +253,6 @@ class _Reader:
             for key in changed:
                 self.shell.blur(key, [self.shell.state.get(key, ABSENT)], why, names)
             self.shell.loops.append(False)
-            self.shell.maybe += 1
             self.shell.forks.append(Fork(len(self.shell.loops), len(self.shell.frames), names))
             try:
                 with self.shell.apart() as changes:
@@ -262,7 +261,6 @@ class _Reader:
                 pass
             finally:
                 self.shell.loops.pop()
-                self.shell.maybe -= 1
                 self.shell.forks.pop()
             if changes.keys() <= changed:
                 return
@@ -434,7 +432,7 @@ class _Reader:
             return self.sourced(words)
         if name in BUILTINS:
             return BUILTINS[name](self.words, words, line)
-        self.shell.commands.append(Command(tuple(words), self.shell.maybe > 0))
+        self.shell.commands.append(Command(tuple(words)))
         self.inner_shell(words, line)
         if name in ("cd", "pushd", "popd") and words[-1] not in (".", str(self.shell.directory)):
             self.shell.put("moved away", True)
@@ -505,7 +503,7 @@ class _Reader:
         """Follow a text as a script."""
         if is_mark(text.strip()):
             # The text may be any command: a program to start or assignments.
-            self.shell.commands.append(Command((text.strip(),), self.shell.maybe > 0))
+            self.shell.commands.append(Command((text.strip(),)))
             if not (own_shell or _ENVIRONMENT_TOOLS.search(readable(text))):
                 self.shell.anything_set(readable(text.strip()))
             return None

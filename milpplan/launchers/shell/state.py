@@ -27,10 +27,9 @@ PERHAPS = "perhaps"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Words of one command. ``nested``: the command stands behind an undecided condition and may not run."""
+    """Command that the script runs, or may run behind an undecided condition."""
 
     words: tuple[str, ...]
-    nested: bool
 
 
 def too_much(source: str, what: str) -> InvalidInputError:
@@ -90,7 +89,6 @@ class Shell:
         self.journals: list[dict[str, object]] = []
         self.commands: list[Command] = []
         self.frames: list[Frame] = []
-        self.maybe = 0
         self.loops: list[bool] = []
         """Enclosing loops, outermost first: True where the loop is followed round by round."""
         self.forks: list[Fork] = []
@@ -167,7 +165,6 @@ class Shell:
         names = tuple(dict.fromkeys(names))
         out: Exception = ExitError()
         for way in ways:
-            self.maybe += 1
             self.forks.append(Fork(len(self.loops), len(self.frames), names))
             try:
                 with self.apart() as changes:
@@ -180,7 +177,6 @@ class Shell:
                 # Only out of loops that are read as a whole: the changes in such loops become unknown.
                 pass
             finally:
-                self.maybe -= 1
                 self.forks.pop()
             ends.append(changes)
         if not ends:

@@ -1,6 +1,6 @@
-"""From a validation to the table of which runs exercise which terms of the cost model.
+"""Table of the runs that exercise each term of the cost model, made from a validation.
 
-``python -m benchmarks.validation_tables`` makes the one that ships.
+``python -m benchmarks.validation_tables`` makes the table that ships.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from milpplan.validation.terms import used_terms
 
 
 def counted(runs: Iterable[tuple[Run, Statement]]) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """Numbers of runs and of sources by generation, number format and term, of runs that are scored."""
+    """Count scored runs and their sources by generation, number format and term."""
     groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for run, statement in runs:
         problem = statement.problem
@@ -30,8 +30,8 @@ def counted(runs: Iterable[tuple[Run, Statement]]) -> dict[tuple[str, str, str],
 def table_of(
     with_stacks: Sequence[Comparison], without_stacks: Sequence[Comparison], made_by: str, version: str
 ) -> ExercisedTerms:
-    """The table of two validations of the same runs."""
-    bare = {one.run.id: one for one in without_stacks}
+    """Make the table from two validations of a set of runs, with and without fitted constants."""
+    bare = {comparison.run.id: comparison for comparison in without_stacks}
     generations = {}
     for name in sorted({one.generation for one in with_stacks}):
         own = [one for one in with_stacks if one.generation == name]
