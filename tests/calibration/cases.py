@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.calibration import Observation, observations
 from milpplan.calibration.fit.parameters import Theta
-from milpplan.calibration.measured import StepPredictor
+from milpplan.calibration.measured import Observation, StepPredictor, observations
 from milpplan.validation.runs.reader import RunFile
 from milpplan.validation.runs.records import Run
 from tests.validation.cases import record

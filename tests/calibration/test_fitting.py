@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.calibration import Fit, Observation, fit
-from milpplan.calibration.fit.fit import _folds
+from milpplan.calibration.fit.fit import _folds, fit
 from milpplan.calibration.fit.parameters import Theta
+from milpplan.calibration.fit.records import Fit
 from milpplan.calibration.fit.robust import robust_scale
-from milpplan.calibration.measured import StepPredictor
+from milpplan.calibration.measured import Observation, StepPredictor
 from milpplan.errors import InvalidInputError
 from milpplan.problem.apply_overlay import applied
 from milpplan.simulation.simulator import simulate

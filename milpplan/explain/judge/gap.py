@@ -209,7 +209,7 @@ class _Judge:
         """Compare the plan with the result of a solve; inside the space the plan itself is a known plan."""
         bound_s, best_s, best = result.lower_bound_s, result.step_time_s, result.plan
         if uneven and result.any_chunks_bound is not None:
-            # The plan has uneven chunks, so the bound over chunks of any size applies, and the space that has them.
+            # The plan has uneven chunks: the bound over chunks of any size applies, and the space that has them.
             tokens = self.plan.layout.global_batch_size * problem.job.sequence_length
             bound_s = result.any_chunks_bound * tokens
             problem = with_space(problem, interleaved_layers="any")
