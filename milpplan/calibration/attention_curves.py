@@ -53,5 +53,8 @@ def fit_curve(kernels: Attentions, hardware: HardwareSpec) -> CurveFit | None:
     efficiency = np.clip(kernels.flops[use] / kernel_s / peak, LEAST, MOST)
     nodes = corrected(hat_weights((before.size, length)), np.array(before.value, dtype=np.float64), efficiency)
     curve = before.model_copy(update={"value": tuple(map(float, nodes))})
-    errors = [float(np.mean(np.abs(interpolate_curve(one, length) / efficiency - 1.0))) for one in (before, curve)]
+    errors = [
+        float(np.mean(np.abs(interpolate_curve(candidate, length) / efficiency - 1.0)))
+        for candidate in (before, curve)
+    ]
     return CurveFit(curve, int(use.sum()), errors[0], errors[1])

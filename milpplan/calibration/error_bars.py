@@ -79,8 +79,8 @@ def robustness(
     for end, _ in ENDS:
         there = joint_end(problem, end)
         plan, bound = solve_end(there) if solve_end is not None else (None, None)
-        looked_at = [one for one in (*others, *([plan] if plan else [])) if one != best]
-        rival = min((_cost_s(there, one, best) for one in looked_at), default=None)
+        looked_at = [other for other in (*others, *([plan] if plan else [])) if other != best]
+        rival = min((_cost_s(there, other, best) for other in looked_at), default=None)
         rivals.append(Rival(end, _step_s(there, best), rival, bound, plan))
     return Robustness(tuple(rivals), len(others), solve_end is not None)
 

@@ -193,7 +193,9 @@ def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, float, t
     table = engine.gemm.model_copy(
         update={"efficiency": tuple(tuple(tuple(map(float, row)) for row in plane) for plane in fitted)}
     )
-    errors = tuple(np.abs(interpolate_table(one, m, n, k) / efficiency - 1.0) for one in (engine.gemm, table))
+    errors = tuple(
+        np.abs(interpolate_table(candidate, m, n, k) / efficiency - 1.0) for candidate in (engine.gemm, table)
+    )
     return table, _one_sigma(weights, nodes.ravel(), efficiency), (errors[0], errors[1])
 
 

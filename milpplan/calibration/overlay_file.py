@@ -44,7 +44,7 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         if value and isinstance(value[0], list):
             return "[\n" + "".join(f"  {_value(row)},\n" for row in value).rstrip("\n") + "\n]"
-        return "[" + ", ".join(_value(one) for one in value) + "]"
+        return "[" + ", ".join(_value(element) for element in value) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

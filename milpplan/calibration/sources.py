@@ -68,7 +68,7 @@ def megatron_steps_s(text: str) -> tuple[list[float], str | None] | None:
     """Read the seconds of the steps in a log of Megatron-LM, and the global batch; None for other texts."""
     found = _ITERATION.findall(text)
     batch = _BATCH.search(text)
-    return ([float(one) / 1e3 for one in found], None if batch is None else batch[1]) if found else None
+    return ([float(match) / 1e3 for match in found], None if batch is None else batch[1]) if found else None
 
 
 _ITERATION = re.compile(r"\biteration\s+\d+/\s*\d+ \|.*?elapsed time per iteration \(ms\):\s*([\d.]+) \|")

@@ -50,22 +50,27 @@ def constants_table(fit: Fit) -> Table:
         ("identified", "left"),
     ):
         table.add_column(Text(column), justify=justify)  # type: ignore[arg-type]
-    for one in fit.constants:
-        said = "yes" if one.identified else "not identified by these runs, kept"
-        table.add_row(one.name, _value(one), _sigma(one), f"{said}{': ' if one.note else ''}{one.note}")
+    for constant in fit.constants:
+        said = "yes" if constant.identified else "not identified by these runs, kept"
+        table.add_row(
+            constant.name,
+            _value(constant),
+            _sigma(constant),
+            f"{said}{': ' if constant.note else ''}{constant.note}",
+        )
     return table
 
 
-def _value(one: Constant) -> str:
-    if one.name in SWITCHES:
-        return "yes" if one.value else "no"
-    return f"{one.value:.3f}" if one.name in FACTORS else seconds_text(one.value)
+def _value(constant: Constant) -> str:
+    if constant.name in SWITCHES:
+        return "yes" if constant.value else "no"
+    return f"{constant.value:.3f}" if constant.name in FACTORS else seconds_text(constant.value)
 
 
-def _sigma(one: Constant) -> str:
-    if one.one_sigma is None or not one.identified:
+def _sigma(constant: Constant) -> str:
+    if constant.one_sigma is None or not constant.identified:
         return "-"
-    return f"{one.one_sigma:.3f}" if one.name in FACTORS else seconds_text(one.one_sigma)
+    return f"{constant.one_sigma:.3f}" if constant.name in FACTORS else seconds_text(constant.one_sigma)
 
 
 def errors_text(fit: Fit, what: str = "steps", parts: str = "runs") -> RenderableType:
@@ -125,14 +130,14 @@ def fit_document(fit: Fit) -> dict[str, Any]:
     return {
         "constants": [
             {
-                "name": one.name,
-                "value": bool(one.value) if one.name in SWITCHES else one.value,
-                "one_sigma": one.one_sigma,
-                "identified": one.identified,
-                "prior": bool(one.prior) if one.name in SWITCHES else one.prior,
-                "note": one.note,
+                "name": constant.name,
+                "value": bool(constant.value) if constant.name in SWITCHES else constant.value,
+                "one_sigma": constant.one_sigma,
+                "identified": constant.identified,
+                "prior": bool(constant.prior) if constant.name in SWITCHES else constant.prior,
+                "note": constant.note,
             }
-            for one in fit.constants
+            for constant in fit.constants
         ],
         "error_before": fit.error_before,
         "error_after": fit.error_after,

@@ -55,14 +55,14 @@ class Choice:
     @property
     def rivals_bound(self) -> float:
         """Lower bound over the plans of all other candidates; infinite where none of them has a plan."""
-        return min((one.bound for one in self.outcomes[1:]), default=float("inf"))
+        return min((outcome.bound for outcome in self.outcomes[1:]), default=float("inf"))
 
     @property
     def proved(self) -> bool:
         """True if the best plan provably beats every plan of the other candidates."""
         best = self.best
         if best is None:
-            return all(one.result.status == "infeasible" for one in self.outcomes)
+            return all(outcome.result.status == "infeasible" for outcome in self.outcomes)
         return best.value is not None and best.value <= self.rivals_bound
 
 
@@ -96,7 +96,7 @@ def _order(outcome: Outcome) -> tuple[float, float]:
 
 
 def _measure(candidates: Sequence[Candidate]) -> Measure:
-    objectives = {one.problem.job.objective for one in candidates}
+    objectives = {candidate.problem.job.objective for candidate in candidates}
     if len(candidates) < 2 or len(objectives) > 1 or "num_gpus" in objectives:
         raise InvalidInputError(
             f"{counted(len(candidates), 'candidate')} with the objectives {', '.join(sorted(objectives))}.",
@@ -105,7 +105,7 @@ def _measure(candidates: Sequence[Candidate]) -> Measure:
         )
     if "gpu_hours" not in objectives:
         return "s_per_token"
-    return "cost" if all(one.price_per_gpu_hour is not None for one in candidates) else "gpu_hours"
+    return "cost" if all(candidate.price_per_gpu_hour is not None for candidate in candidates) else "gpu_hours"
 
 
 def _outcome(candidate: Candidate, result: PlanResult, measure: Measure) -> Outcome:

@@ -51,7 +51,9 @@ def _heads(problem: Problem) -> str:
 
 def _kv_heads(problem: Problem) -> str:
     attentions = [kind.attention for kind in problem.model.kinds]
-    return "/".join(sorted({str(one.num_key_value_heads) for one in attentions if one.type == "gqa"}))
+    return "/".join(
+        sorted({str(attention.num_key_value_heads) for attention in attentions if attention.type == "gqa"})
+    )
 
 
 def _experts(problem: Problem, name: str) -> str:

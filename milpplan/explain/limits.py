@@ -34,7 +34,7 @@ def limits(problem: Problem, plan: Plan, report: StepReport, best_s: float) -> L
                 num_ranks=group_shape(layout, name)[0],
                 tier=tier(problem, *group_shape(layout, name)),
             )
-            for name in sorted(GROUPED, key=lambda one: -report.breakdown_s[one])
+            for name in sorted(GROUPED, key=lambda part: -report.breakdown_s[part])
             if report.breakdown_s[name] > 0
         ),
         rules=rule_effects(problem, best_s) if np.isfinite(best_s) else (),

@@ -68,8 +68,8 @@ def _faster_products(hardware: HardwareSpec) -> HardwareSpec:
     gpu = hardware.accelerator
     formats = {name: getattr(gpu, name) for name in ("bf16", "fp8") if getattr(gpu, name) is not None}
     faster = {
-        name: one.model_copy(update={"peak_flops_per_s": one.peak_flops_per_s * MORE})
-        for name, one in formats.items()
+        name: engine.model_copy(update={"peak_flops_per_s": engine.peak_flops_per_s * MORE})
+        for name, engine in formats.items()
     }
     return _with_accelerator(hardware, **faster)
 
@@ -90,9 +90,9 @@ def _faster_network(hardware: HardwareSpec) -> HardwareSpec:
     """Speed up the network between domains and, if there are any, between pods."""
     tiers = {"scale_out": hardware.scale_out, "pods": hardware.pods}
     faster = {
-        name: one.model_copy(update={"bandwidth_bytes_per_s": one.bandwidth_bytes_per_s * MORE})
-        for name, one in tiers.items()
-        if one is not None
+        name: tier.model_copy(update={"bandwidth_bytes_per_s": tier.bandwidth_bytes_per_s * MORE})
+        for name, tier in tiers.items()
+        if tier is not None
     }
     return hardware.model_copy(update=faster)
 

@@ -14,7 +14,7 @@ from milpplan.problem.problem import Problem
 from milpplan.units import counted
 
 
-def model_differences(one: ModelSpec, other: ModelSpec) -> list[str]:
+def model_differences(first: ModelSpec, other: ModelSpec) -> list[str]:
     """List the fields in which the layers, embedding or head of two models differ.
 
     Names do not matter, and positions only if they are learned.
@@ -22,10 +22,10 @@ def model_differences(one: ModelSpec, other: ModelSpec) -> list[str]:
     apart = {"name", "default_sequence_length", "schema_version", "layers", "ignored_keys"}
     fields = set(ModelSpec.model_fields) - {*apart, "embedding_dropout", "attention_dropout"}
     fields |= {"drops_embedding", "drops_scores"}
-    if not one.learned_positions:
+    if not first.learned_positions:
         fields.discard("max_position_embeddings")
-    different = sorted(name for name in fields if getattr(one, name) != getattr(other, name))
-    kinds = [[spec.kinds[index] for index in spec.layer_kinds] for spec in (one, other)]
+    different = sorted(name for name in fields if getattr(first, name) != getattr(other, name))
+    kinds = [[spec.kinds[index] for index in spec.layer_kinds] for spec in (first, other)]
     return different if kinds[0] == kinds[1] else [*different, "layers"]
 
 

@@ -47,7 +47,7 @@ def pattern_flags(text: str, flag: str) -> list[bool] | int:
             "Expected a positive whole number, or lists of 0 and 1 with + and *, such as ([0]*3+[1]*58).",
             f"Correct {flag}.",
         ) from error
-    return value if isinstance(value, int) else [bool(one) for one in value]
+    return value if isinstance(value, int) else [bool(element) for element in value]
 
 
 def _value(node: ast.expr) -> int | list[int]:

@@ -55,8 +55,8 @@ def _number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and abs(value) < LARGEST  # type: ignore[arg-type]
 
 
-def _list_of(one: Callable[[object], bool], value: object) -> bool:
-    return isinstance(value, list) and all(map(one, value))
+def _list_of(is_element: Callable[[object], bool], value: object) -> bool:
+    return isinstance(value, list) and all(map(is_element, value))
 
 
 def _text(value: object) -> bool:
@@ -69,10 +69,10 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "int": ("a whole number", lambda value: _whole(value, -LARGEST)),
     "number": ("a number", _number),
     "text": ("a text", _text),
-    "counts": ("a list of whole numbers", lambda value: _list_of(lambda one: _whole(one, 0), value)),
+    "counts": ("a list of whole numbers", lambda value: _list_of(lambda element: _whole(element, 0), value)),
     "numbers": ("a list of numbers", lambda value: _list_of(_number, value)),
     "texts": ("a list of texts", lambda value: _list_of(_text, value)),
-    "parts": ("a list of lists of texts", lambda value: _list_of(lambda one: _list_of(_text, one), value)),
+    "parts": ("a list of lists of texts", lambda value: _list_of(lambda element: _list_of(_text, element), value)),
     "auto": ("auto", lambda value: value == "auto"),
     "table": ("a table", lambda value: isinstance(value, Mapping)),
     "null": ("nothing (null)", lambda value: value is None),
@@ -181,9 +181,13 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = prefix + (key if isinstance(key, str) and _NAME.fullmatch(key) else shown(key))
         if isinstance(value, Mapping) and value and name.count(".") < MAX_DEPTH:
             found |= flat(value, f"{name}.")
-        elif isinstance(value, list) and value and all(isinstance(one, Mapping) and one for one in value):
-            for number, one in enumerate(value):
-                found |= flat(one, f"{name}[{number}].")
+        elif (
+            isinstance(value, list)
+            and value
+            and all(isinstance(element, Mapping) and element for element in value)
+        ):
+            for number, element in enumerate(value):
+                found |= flat(element, f"{name}[{number}].")
         else:
             found[name] = value
         if (isinstance(value, Mapping | list) and name.count(".") >= MAX_DEPTH) or len(found) > MAX_SETTINGS:
@@ -296,7 +300,7 @@ def _has_place(name: str, value: object, known: Known) -> bool:
 
 def _is_empty_section(name: str, value: object, known: Known) -> bool:
     section = f"{_place(name)}."
-    return isinstance(value, Mapping) and not value and any(one.startswith(section) for one in known)
+    return isinstance(value, Mapping) and not value and any(choice.startswith(section) for choice in known)
 
 
 def kinds_of(row: tuple[Any, ...]) -> tuple[str, ...]:
@@ -318,9 +322,9 @@ def _expected(row: tuple[Any, ...], value: object) -> str:
     """Describe the expected value; empty where the given value is of a correct type."""
     default = row[0]
     if len(row) > 1 and isinstance(row[1], list):
-        if any(type(one) is type(value) and one == value for one in [default, *row[1]]):
+        if any(type(choice) is type(value) and choice == value for choice in [default, *row[1]]):
             return ""
-        return f"one of {', '.join(str(one) for one in row[1])}"
+        return f"one of {', '.join(str(choice) for choice in row[1])}"
     kinds = kinds_of(row)
     if (value is None and default is None) or any(_KINDS[kind][1](value) for kind in kinds):
         return ""

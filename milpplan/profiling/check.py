@@ -45,8 +45,8 @@ class LayersCheck:
 def checked(profile: Profile) -> Iterator[LayersCheck]:
     """Iterate over measurements of layers, by width, tokens and recomputation."""
     hardware = profile.profiled
-    for one in sorted(profile.measurements.layers, key=lambda one: _place(one.shape)):
-        yield LayersCheck(one.shape, one, layers_cost(one.shape, hardware))
+    for layers in sorted(profile.measurements.layers, key=lambda layers: _place(layers.shape)):
+        yield LayersCheck(layers.shape, layers, layers_cost(layers.shape, hardware))
 
 
 def _place(shape: Layers) -> tuple[int, ...]:

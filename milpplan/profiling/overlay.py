@@ -99,7 +99,7 @@ def _provisional(
     if not measurements.traffic:
         return spec
     found = fit_predicted(OperatorPredictor.of(spec, measurements.traffic), OF_MEMORY, progress=progress)
-    values = {one.name: one.value for one in found.identified}
+    values = {constant.name: constant.value for constant in found.identified}
     return with_constants(
         spec,
         {name: value for name, value in values.items() if name == OF_MEMORY[0]},
@@ -148,10 +148,10 @@ def _tables(measurements: Measurements, spec: HardwareSpec, told: list[str]) -> 
 def _products(measurements: Measurements) -> list[Products]:
     parts = []
     for precision in ("bf16", "fp8"):
-        rows = [one for one in measurements.products if one.shape.precision == precision]
+        rows = [product for product in measurements.products if product.shape.precision == precision]
         if rows:
-            columns = [[getattr(one.shape, axis) for one in rows] for axis in ("m", "n", "k")]
-            columns.append([one.time.median_s for one in rows])
+            columns = [[getattr(product.shape, axis) for product in rows] for axis in ("m", "n", "k")]
+            columns.append([product.time.median_s for product in rows])
             m, n, k, time_s = (np.array(column, dtype=np.float64) for column in columns)
             parts.append(Products("fp8" if precision == "fp8" else "bf16", m, n, k, time_s))
     return parts
@@ -160,7 +160,7 @@ def _products(measurements: Measurements) -> list[Products]:
 def _bus_logs(measurements: Measurements) -> list[BusLog]:
     """Convert measured collectives to the form of nccl-tests."""
     logs: dict[tuple[str, int], BusLog] = {}
-    for row in sorted(measurements.collectives, key=lambda one: one.message_bytes):
+    for row in sorted(measurements.collectives, key=lambda row: row.message_bytes):
         log = logs.setdefault((row.operation, row.num_ranks), BusLog(row.operation, row.num_ranks))
         factor = PASSES[row.operation] * (row.num_ranks - 1) / row.num_ranks
         log.rates[row.message_bytes] = factor * row.message_bytes / row.time.median_s
@@ -227,8 +227,10 @@ def _differences(measurements: Measurements, spec: HardwareSpec) -> list[str]:
 
 def _copies(measurements: Measurements) -> list[str]:
     """Describe the largest copies, for which descriptions have no field."""
-    ascending = sorted(measurements.copies, key=lambda one: one.shape.num_bytes)
-    rates = {one.shape.direction: one.shape.num_bytes / one.time.median_s for one in ascending}
+    ascending = sorted(measurements.copies, key=lambda copy_time: copy_time.shape.num_bytes)
+    rates = {
+        copy_time.shape.direction: copy_time.shape.num_bytes / copy_time.time.median_s for copy_time in ascending
+    }
     return [
         f"copy {way.replace('_', ' ')}: {bandwidth_text(rate)} (kept in the raw measurements only)"
         for way, rate in rates.items()
@@ -238,8 +240,8 @@ def _copies(measurements: Measurements) -> list[str]:
 def _failed(measurements: Measurements) -> list[str]:
     """List the measurements that failed, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
-    for one in measurements.failures:
-        by_reason.setdefault(one.reason[:ALIKE], []).append(one.what)
+    for failure in measurements.failures:
+        by_reason.setdefault(failure.reason[:ALIKE], []).append(failure.what)
     return [
         f"not measured: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} ({reason})"
         for reason, names in by_reason.items()
@@ -247,5 +249,5 @@ def _failed(measurements: Measurements) -> list[str]:
 
 
 def _failures(measurements: Measurements) -> str:
-    reasons = "; ".join(f"{one.what}: {one.reason}" for one in measurements.failures[:3])
+    reasons = "; ".join(f"{failure.what}: {failure.reason}" for failure in measurements.failures[:3])
     return reasons or measurements.stopped or "there is no measurement"

@@ -124,8 +124,8 @@ class OperatorPredictor:
         layers: Sequence[LayersTime] = (),
     ) -> OperatorPredictor:
         """Make the predictor of some measurements."""
-        rows = [_traffic_row(one) for one in traffic]
-        rows += [_attention_row(one) for one in attentions]
+        rows = [_traffic_row(time) for time in traffic]
+        rows += [_attention_row(attention) for attention in attentions]
         rows += _layers_rows(layers)
         return OperatorPredictor(rows, base)
 
@@ -165,27 +165,27 @@ class OperatorPredictor:
         return self._known[theta]
 
 
-def _traffic_row(one: TrafficTime) -> _Row:
+def _traffic_row(traffic: TrafficTime) -> _Row:
     def predict(hardware: HardwareSpec) -> tuple[float, ...]:
-        return (float(memory_bound_s(hardware.accelerator, one.shape.num_bytes)),)
+        return (float(memory_bound_s(hardware.accelerator, traffic.shape.num_bytes)),)
 
-    return _Row((words_of(one.shape),), (one.time.median_s,), predict)
+    return _Row((words_of(traffic.shape),), (traffic.time.median_s,), predict)
 
 
-def _attention_row(one: AttentionTime) -> _Row:
+def _attention_row(attention: AttentionTime) -> _Row:
     def predict(hardware: HardwareSpec) -> tuple[float, ...]:
-        return _attention_s(one.shape, hardware)
+        return _attention_s(attention.shape, hardware)
 
-    name = words_of(one.shape)
+    name = words_of(attention.shape)
     names = (f"{name}, forward", f"{name}, backward")
-    return _Row(names, (one.forward.median_s, one.backward.median_s), predict)
+    return _Row(names, (attention.forward.median_s, attention.backward.median_s), predict)
 
 
 def _layers_rows(layers: Sequence[LayersTime]) -> list[_Row]:
     """Make a row for layers that differ only in their recomputation, which the model prices together."""
     groups: dict[Layers, list[LayersTime]] = {}
-    for one in layers:
-        groups.setdefault(one.shape.model_copy(update={"recompute": "none"}), []).append(one)
+    for measured in layers:
+        groups.setdefault(measured.shape.model_copy(update={"recompute": "none"}), []).append(measured)
     return [_layers_row(shape, group) for shape, group in groups.items()]
 
 
@@ -194,9 +194,9 @@ def _layers_row(shape: Layers, group: Sequence[LayersTime]) -> _Row:
 
     def predict(hardware: HardwareSpec) -> tuple[float, ...]:
         phases = _phases(shape.problem(hardware), columns)
-        return tuple(time for one in group for time in _layers_s(one.shape, phases))
+        return tuple(time for measured in group for time in _layers_s(measured.shape, phases))
 
-    words = [layers_words(one.shape) for one in group]
+    words = [layers_words(measured.shape) for measured in group]
     names = tuple(f"{name}, {way}" for name in words for way in ("forward", "backward"))
-    measured = tuple(time.median_s for one in group for time in (one.forward, one.backward))
+    measured = tuple(time.median_s for measured in group for time in (measured.forward, measured.backward))
     return _Row(names, measured, predict)

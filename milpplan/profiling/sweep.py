@@ -108,7 +108,9 @@ def _part(hardware: HardwareSpec, extent: Extent, num_ranks: int, coarse: bool) 
     tasks += _attentions(extent, extent.attention_lengths[::2] if coarse else extent.attention_lengths)
     tasks += _products(extent, widths, tokens)
     if hardware.accelerator.fp8 is not None:
-        tasks += [one.model_copy(update={"precision": "fp8"}) for one in _products(extent, widths, tokens[:1])]
+        tasks += [
+            product.model_copy(update={"precision": "fp8"}) for product in _products(extent, widths, tokens[:1])
+        ]
     tasks += _copies(extent, coarse)
     if not coarse:
         tasks += _nodes(hardware, extent)

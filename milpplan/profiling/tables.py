@@ -62,19 +62,19 @@ def _layers(checks: list[LayersCheck]) -> Table:
         "error",
     ):
         table.add_column(column, justify="left" if column == "recompute" else "right")
-    for one in checks:
-        shape = one.shape
+    for check in checks:
+        shape = check.shape
         table.add_row(
             f"{shape.hidden_size}",
             f"{shape.micro_batch_size * shape.sequence_length}",
             f"{shape.num_layers}",
             shape.recompute,
-            seconds_text(one.measured.forward.median_s),
-            _error(one.forward_error),
-            seconds_text(one.measured.backward.median_s),
-            _error(one.backward_error),
-            size_text(one.memory[1]),
-            _error(one.memory_error),
+            seconds_text(check.measured.forward.median_s),
+            _error(check.forward_error),
+            seconds_text(check.measured.backward.median_s),
+            _error(check.backward_error),
+            size_text(check.memory[1]),
+            _error(check.memory_error),
         )
     return table
 
@@ -87,9 +87,9 @@ def _error(value: float) -> str:
 def _means(checks: list[LayersCheck]) -> str:
     """Write mean absolute errors."""
     columns = (
-        ("forward", [abs(one.forward_error) for one in checks]),
-        ("backward", [abs(one.backward_error) for one in checks]),
-        (f"{checks[0].memory[0]} memory", [abs(one.memory_error) for one in checks]),
+        ("forward", [abs(check.forward_error) for check in checks]),
+        ("backward", [abs(check.backward_error) for check in checks]),
+        (f"{checks[0].memory[0]} memory", [abs(check.memory_error) for check in checks]),
     )
     words = ", ".join(f"{name} {percent_text(sum(errors) / len(errors))}" for name, errors in columns)
     return f"mean absolute error: {words}; error is predicted over measured, minus 1"
@@ -106,17 +106,17 @@ def document_text(profile: Profile) -> str:
         "overlay": profile.overlay.model_dump(mode="json"),
         "told": list(profile.told),
         "fit": None if profile.fit is None else fit_document(profile.fit),
-        "layers": [_layers_document(one) for one in checked(profile)],
-        "failures": [one.model_dump(mode="json") for one in profile.measurements.failures],
+        "layers": [_layers_document(check) for check in checked(profile)],
+        "failures": [failure.model_dump(mode="json") for failure in profile.measurements.failures],
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _layers_document(one: LayersCheck) -> dict[str, Any]:
+def _layers_document(check: LayersCheck) -> dict[str, Any]:
     return {
-        **one.shape.model_dump(mode="json"),
-        "forward_s": {"measured": one.measured.forward.median_s, "predicted": one.predicted.forward_s},
-        "backward_s": {"measured": one.measured.backward.median_s, "predicted": one.predicted.backward_s},
-        "kept_bytes": {"measured": one.measured.kept_bytes, "predicted": one.predicted.kept_bytes},
-        "peak_bytes": {"measured": one.measured.peak_bytes, "predicted": one.predicted.peak_bytes},
+        **check.shape.model_dump(mode="json"),
+        "forward_s": {"measured": check.measured.forward.median_s, "predicted": check.predicted.forward_s},
+        "backward_s": {"measured": check.measured.backward.median_s, "predicted": check.predicted.backward_s},
+        "kept_bytes": {"measured": check.measured.kept_bytes, "predicted": check.predicted.kept_bytes},
+        "peak_bytes": {"measured": check.measured.peak_bytes, "predicted": check.predicted.peak_bytes},
     }

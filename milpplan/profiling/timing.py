@@ -39,5 +39,5 @@ def num_samples(one_s: float) -> int:
 def timing_of(samples_s: list[float]) -> Timing:
     """Summarise samples by median and spread."""
     middle = max(median(samples_s), SHORTEST_S)
-    deviation = median(abs(one - middle) for one in samples_s)
+    deviation = median(abs(sample - middle) for sample in samples_s)
     return Timing(median_s=middle, spread=MAD_TO_SIGMA * deviation / middle, num_samples=len(samples_s))

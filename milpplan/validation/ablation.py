@@ -68,10 +68,10 @@ def evidence(
 def _exercised(term: Term, runs: tuple[Exercise, ...], with_stack: bool) -> TermEvidence:
     """Combine the runs of several number formats: a source counts once per format in the mean of the errors; the
     number of sources is the maximum over the formats."""
-    weights = [one.num_sources for one in runs]
-    errors = [one.error_with_stacks if with_stack else one.error_without_stacks for one in runs]
+    weights = [exercise.num_sources for exercise in runs]
+    errors = [exercise.error_with_stacks if with_stack else exercise.error_without_stacks for exercise in runs]
     mean = sum(weight * error for weight, error in zip(weights, errors, strict=True)) / sum(weights)
-    return TermEvidence(term.name, term.words, sum(one.num_runs for one in runs), max(weights), mean)
+    return TermEvidence(term.name, term.words, sum(exercise.num_runs for exercise in runs), max(weights), mean)
 
 
 def _unexercised(problem: Problem, plan: Plan, step_time_s: float, term: Term) -> TermEvidence:

@@ -27,7 +27,9 @@ def document_text(validation: Validation, summary: Summary) -> str:
 
 def document(validation: Validation, summary: Summary) -> dict[str, Any]:
     """Make the document of every run, compared or not, and of the accuracy figures."""
-    runs = [_compared(one) for one in validation.comparisons] + [_unstated(one) for one in validation.unstated]
+    runs = [_compared(comparison) for comparison in validation.comparisons] + [
+        _unstated(unstated) for unstated in validation.unstated
+    ]
     return {
         "schema_version": SCHEMA_VERSION,
         "milpplan_version": __version__,
@@ -87,9 +89,9 @@ def _plain(errors: Errors | GroupedErrors | None) -> dict[str, Any] | None:
     return None if errors is None else asdict(errors)
 
 
-def _compared(one: Comparison) -> dict[str, Any]:
-    run, report, memory = one.run, one.report, one.memory
-    layout = one.statement.plan.layout
+def _compared(comparison: Comparison) -> dict[str, Any]:
+    run, report, memory = comparison.run, comparison.report, comparison.memory
+    layout = comparison.statement.plan.layout
     return {
         "id": run.id,
         "group": run.group,
@@ -97,46 +99,46 @@ def _compared(one: Comparison) -> dict[str, Any]:
         "grade": run.grade,
         "flags": list(run.flags),
         "model": run.model.name,
-        "hardware": one.statement.problem.hardware.name,
+        "hardware": comparison.statement.problem.hardware.name,
         "layout": layout.model_dump(mode="json"),
-        "scored": one.scored,
-        "moe": one.has_experts,
+        "scored": comparison.scored,
+        "moe": comparison.has_experts,
         "measured": {
             "status": run.measured.status,
-            "step_time_s": one.step.step_time_s if one.step else None,
-            "from": one.step.how if one.step else None,
+            "step_time_s": comparison.step.step_time_s if comparison.step else None,
+            "from": comparison.step.how if comparison.step else None,
             "peak_memory_bytes": memory.peak_bytes if memory else None,
             "memory_kind": memory.kind if memory else None,
             "memory_stage": memory.stage if memory else None,
-            **one.measured_rates,
+            **comparison.measured_rates,
         },
         "predicted": {
             "step_time_s": report.step_time_s,
-            "peak_memory_bytes": one.predicted_memory_bytes,
+            "peak_memory_bytes": comparison.predicted_memory_bytes,
             "fits": report.fits,
             "mfu": report.mfu,
             "breakdown_s": report.breakdown_s,
-            **one.predicted_rates,
+            **comparison.predicted_rates,
         },
-        "error_fraction": one.error_fraction,
-        "memory_error_fraction": one.memory_error_fraction,
+        "error_fraction": comparison.error_fraction,
+        "memory_error_fraction": comparison.memory_error_fraction,
         "memory": [
             {
                 "kind": measure.kind,
                 "stage": measure.stage,
                 "measured_bytes": measure.peak_bytes,
-                "predicted_bytes": one.predicted_peak(measure),
-                "error_fraction": one.memory_error(measure),
+                "predicted_bytes": comparison.predicted_peak(measure),
+                "error_fraction": comparison.memory_error(measure),
             }
-            for measure in one.memories
+            for measure in comparison.memories
         ],
-        "assumptions": list(one.assumptions),
+        "assumptions": list(comparison.assumptions),
         "not_simulated": None,
     }
 
 
-def _unstated(one: Unstated) -> dict[str, Any]:
-    run = one.run
+def _unstated(unstated: Unstated) -> dict[str, Any]:
+    run = unstated.run
     return {
         "id": run.id,
         "group": run.group,
@@ -150,5 +152,5 @@ def _unstated(one: Unstated) -> dict[str, Any]:
         "error_fraction": None,
         "memory_error_fraction": None,
         "assumptions": [],
-        "not_simulated": one.reason,
+        "not_simulated": unstated.reason,
     }

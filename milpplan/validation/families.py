@@ -92,10 +92,16 @@ def families(comparisons: Sequence[Comparison]) -> list[Family]:
     found: list[Family] = []
     for varies, (value, same) in _KINDS.items():
         groups: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
-        for one in comparisons:
-            if one.step is not None and not UNSCORED_FLAGS & set(one.run.flags):
-                groups[(one.run.group, one.run.source, *_shared(one), *same(one))].append(one)
-        large = [members for members in groups.values() if len({value(one) for one in members}) >= MIN_POINTS]
+        for comparison in comparisons:
+            if comparison.step is not None and not UNSCORED_FLAGS & set(comparison.run.flags):
+                groups[
+                    (comparison.run.group, comparison.run.source, *_shared(comparison), *same(comparison))
+                ].append(comparison)
+        large = [
+            members
+            for members in groups.values()
+            if len({value(comparison) for comparison in members}) >= MIN_POINTS
+        ]
         found += [_family(varies, value, members) for members in large]
     return found
 
@@ -110,11 +116,11 @@ def family_errors(found: Sequence[Family]) -> list[FamilyErrors]:
             varies,
             group,
             len(members),
-            sum(len(one.ids) for one in members),
-            _median_size(one.slope_error_fraction for one in members),
-            fmean(abs(one.slope_error_of_step) for one in members),
-            _median_size(one.intercept_error_fraction for one in members),
-            fmean(abs(one.intercept_error_of_step) for one in members),
+            sum(len(family.ids) for family in members),
+            _median_size(family.slope_error_fraction for family in members),
+            fmean(abs(family.slope_error_of_step) for family in members),
+            _median_size(family.intercept_error_fraction for family in members),
+            fmean(abs(family.intercept_error_of_step) for family in members),
         )
         for (varies, group), members in sorted(groups.items())
     ]
@@ -126,16 +132,16 @@ def _median_size(errors: Iterable[float | None]) -> float | None:
 
 
 def _family(varies: str, value: Callable[[Comparison], int], members: list[Comparison]) -> Family:
-    members.sort(key=lambda one: (value(one), one.run.id))
-    values = [float(value(one)) for one in members]
-    measured = [one.step.step_time_s for one in members if one.step is not None]
+    members.sort(key=lambda comparison: (value(comparison), comparison.run.id))
+    values = [float(value(comparison)) for comparison in members]
+    measured = [comparison.step.step_time_s for comparison in members if comparison.step is not None]
     return Family(
         varies,
         members[0].run.group,
-        tuple(one.run.id for one in members),
+        tuple(comparison.run.id for comparison in members),
         tuple(values),
         fitted(values, measured),
-        fitted(values, [one.report.step_time_s for one in members]),
+        fitted(values, [comparison.report.step_time_s for comparison in members]),
         fmean(measured),
     )
 
@@ -144,9 +150,9 @@ def _layout_without(layout: Layout, *names: str) -> tuple[object, ...]:
     return tuple(getattr(layout, name) for name in Layout.model_fields if name not in names)
 
 
-def _shared(one: Comparison) -> tuple[object, ...]:
+def _shared(comparison: Comparison) -> tuple[object, ...]:
     """Return the properties that the members of every kind of family share."""
-    problem, run = one.statement.problem, one.run
+    problem, run = comparison.statement.problem, comparison.run
     job = problem.job
     return (
         problem.hardware,
@@ -163,25 +169,30 @@ def _shared(one: Comparison) -> tuple[object, ...]:
     )
 
 
-def _same_but_micro_batches(one: Comparison) -> tuple[object, ...]:
-    return one.statement.problem.model, _layout_without(one.statement.plan.layout, "global_batch_size")
+def _same_but_micro_batches(comparison: Comparison) -> tuple[object, ...]:
+    return comparison.statement.problem.model, _layout_without(
+        comparison.statement.plan.layout, "global_batch_size"
+    )
 
 
-def _same_but_layers(one: Comparison) -> tuple[object, ...]:
-    model = one.statement.problem.model
+def _same_but_layers(comparison: Comparison) -> tuple[object, ...]:
+    model = comparison.statement.problem.model
     dims = (model.hidden_size, model.vocab_size, model.kinds)
-    return dims, _layout_without(one.statement.plan.layout)
+    return dims, _layout_without(comparison.statement.plan.layout)
 
 
-def _same_but_gpus(one: Comparison) -> tuple[object, ...]:
+def _same_but_gpus(comparison: Comparison) -> tuple[object, ...]:
     """Return the properties shared in weak scaling: more replicas, each with an equal number of micro-batches."""
-    layout = one.statement.plan.layout
-    model = one.statement.problem.model
+    layout = comparison.statement.plan.layout
+    model = comparison.statement.problem.model
     return model, layout.num_micro_batches, _layout_without(layout, "global_batch_size", "dp", "ep")
 
 
 _KINDS: dict[str, tuple[Callable[[Comparison], int], Callable[[Comparison], tuple[object, ...]]]] = {
-    "micro_batches": (lambda one: one.statement.plan.layout.num_micro_batches, _same_but_micro_batches),
-    "layers": (lambda one: one.statement.problem.model.num_layers, _same_but_layers),
-    "gpus": (lambda one: one.statement.plan.layout.num_gpus, _same_but_gpus),
+    "micro_batches": (
+        lambda comparison: comparison.statement.plan.layout.num_micro_batches,
+        _same_but_micro_batches,
+    ),
+    "layers": (lambda comparison: comparison.statement.problem.model.num_layers, _same_but_layers),
+    "gpus": (lambda comparison: comparison.statement.plan.layout.num_gpus, _same_but_gpus),
 }

@@ -52,10 +52,15 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
     make_directory(directory, "--plot")
     written = []
     by_generation: dict[str, list[Point]] = defaultdict(list)
-    for one in validation.comparisons:
-        if one.scored and one.step is not None:
-            point = (one.run.group, one.run.id, one.step.step_time_s, one.report.step_time_s)
-            by_generation[one.generation].append(point)
+    for comparison in validation.comparisons:
+        if comparison.scored and comparison.step is not None:
+            point = (
+                comparison.run.group,
+                comparison.run.id,
+                comparison.step.step_time_s,
+                comparison.report.step_time_s,
+            )
+            by_generation[comparison.generation].append(point)
     for generation, points in sorted(by_generation.items()):
         name = "".join(char if char.isalnum() else "_" for char in generation.lower())
         text = scatter(points, f"Step time, {generation}", seconds_text, unit=1.0)
@@ -64,7 +69,7 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
     if order:
         title = "Step time over the fastest of its sweep"
         written.append(_written(directory / "sweeps.svg", scatter(order, title, times_text, unit=1.0)))
-    memory = [point for one in validation.comparisons for point in _memory_points(one)]
+    memory = [point for comparison in validation.comparisons for point in _memory_points(comparison)]
     if memory:
         written.append(_written(directory / "memory.svg", scatter(memory, "Peak memory", gib_text, unit=GIB)))
     return written
@@ -72,25 +77,29 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
 
 def _order_points(members: Sequence[Comparison]) -> list[Point]:
     """Make a point per finished run of a sweep: step times relative to the minimum measured and predicted ones."""
-    times = [(one.run, one.step.step_time_s, one.report.step_time_s) for one in members if one.step is not None]
+    times = [
+        (comparison.run, comparison.step.step_time_s, comparison.report.step_time_s)
+        for comparison in members
+        if comparison.step is not None
+    ]
     measured, predicted = min(took for _, took, _ in times), min(told for _, _, told in times)
     return [(run.group, run.id, took / measured, told / predicted) for run, took, told in times]
 
 
-def _memory_points(one: Comparison) -> list[Point]:
+def _memory_points(comparison: Comparison) -> list[Point]:
     """Make a point per group of ranks and kind of memory; the name of a source with several kinds includes the
     kind."""
-    if "old_pp_engine" in one.run.flags:
+    if "old_pp_engine" in comparison.run.flags:
         return []
-    several = len({measure.kind for measure in one.memories}) > 1
+    several = len({measure.kind for measure in comparison.memories}) > 1
     return [
         (
-            f"{one.run.group}, {measure.kind}" if several else one.run.group,
-            one.run.id if measure.stage is None else f"{one.run.id}, stage {measure.stage}",
+            f"{comparison.run.group}, {measure.kind}" if several else comparison.run.group,
+            comparison.run.id if measure.stage is None else f"{comparison.run.id}, stage {measure.stage}",
             measure.peak_bytes,
-            one.predicted_peak(measure),
+            comparison.predicted_peak(measure),
         )
-        for measure in one.memories
+        for measure in comparison.memories
     ]
 
 

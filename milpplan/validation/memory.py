@@ -48,7 +48,7 @@ def memory_measures(run: Run, statement: Statement) -> tuple[MemoryMeasure, ...]
     stages = _by_stage(reported, statement)
     if stages:
         measures = [MemoryMeasure(size, kind, stage) for stage, size in stages.items()]
-        return tuple(sorted(measures, key=lambda one: -one.peak_bytes))
+        return tuple(sorted(measures, key=lambda measure: -measure.peak_bytes))
     if "node 0" in how and statement.plan.layout.num_gpus > (run.hardware.gpus_per_node or 8):
         return ()
     stage = _stage(how, statement)

@@ -58,20 +58,21 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
 def competitions(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
     """Group runs of a sweep that compete, including those out of memory, with at least two layouts that ran."""
     groups: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
-    for one in comparisons:
-        if one.run.sweep_id is None or UNSCORED_FLAGS & set(one.run.flags):
+    for comparison in comparisons:
+        if comparison.run.sweep_id is None or UNSCORED_FLAGS & set(comparison.run.flags):
             continue
-        if one.run.measured.status == "oom" or one.step is not None:
-            groups[_competition(one)].append(one)
-    ran = [[one for one in members if one.step is not None] for members in groups.values()]
-    several = [len({_layout_key(one) for one in finished}) > 1 for finished in ran]
+        if comparison.run.measured.status == "oom" or comparison.step is not None:
+            groups[_competition(comparison)].append(comparison)
+    ran = [[comparison for comparison in members if comparison.step is not None] for members in groups.values()]
+    several = [len({_layout_key(comparison) for comparison in finished}) > 1 for finished in ran]
     return [members for members, keep in zip(groups.values(), several, strict=True) if keep]
 
 
 def sweeps(comparisons: Sequence[Comparison]) -> list[Sweep]:
     """Make every sweep with at least two finished runs."""
     found = [
-        _sweep(members, [one for one in members if one.step is not None]) for members in competitions(comparisons)
+        _sweep(members, [comparison for comparison in members if comparison.step is not None])
+        for members in competitions(comparisons)
     ]
     return _named_apart(sorted(found, key=lambda sweep: (sweep.id, -sweep.num_ok)))
 
@@ -87,15 +88,15 @@ def _named_apart(found: Sequence[Sweep]) -> list[Sweep]:
     return named
 
 
-def _competition(one: Comparison) -> tuple[object, ...]:
+def _competition(comparison: Comparison) -> tuple[object, ...]:
     """Return the properties that competing runs share."""
-    problem, layout = one.statement.problem, one.statement.plan.layout
+    problem, layout = comparison.statement.problem, comparison.statement.plan.layout
     return (
-        one.run.group,
-        one.run.sweep_id,
+        comparison.run.group,
+        comparison.run.sweep_id,
         problem.model,
         problem.hardware.name,
-        stack_of(one.run),
+        stack_of(comparison.run),
         problem.job.precision,
         problem.job.sequence_length,
         layout.num_gpus,
@@ -103,17 +104,17 @@ def _competition(one: Comparison) -> tuple[object, ...]:
     )
 
 
-def _layout_key(one: Comparison) -> tuple[object, ...]:
-    return one.statement.plan, one.statement.problem.job.attention_kernel
+def _layout_key(comparison: Comparison) -> tuple[object, ...]:
+    return comparison.statement.plan, comparison.statement.problem.job.attention_kernel
 
 
-def _time(one: Comparison) -> float:
-    assert one.step is not None
-    return one.step.step_time_s
+def _time(comparison: Comparison) -> float:
+    assert comparison.step is not None
+    return comparison.step.step_time_s
 
 
-def _predicted(one: Comparison) -> float:
-    return one.report.step_time_s
+def _predicted(comparison: Comparison) -> float:
+    return comparison.report.step_time_s
 
 
 def _sweep(members: Sequence[Comparison], ran: Sequence[Comparison]) -> Sweep:
@@ -121,19 +122,21 @@ def _sweep(members: Sequence[Comparison], ran: Sequence[Comparison]) -> Sweep:
     first = min(ran, key=_predicted)
     pick, failed = _pick(members)
     run, layout = best.run, best.statement.plan.layout
-    least = min(_model_parallelism(one) for one in ran)
-    by_rule = [_time(one) for one in ran if _model_parallelism(one) == least]
+    least = min(_model_parallelism(comparison) for comparison in ran)
+    by_rule = [_time(comparison) for comparison in ran if _model_parallelism(comparison) == least]
     return Sweep(
         id=f"{run.sweep_id} ({layout.num_gpus} GPUs, batch {layout.global_batch_size})",
         group=run.group,
         num_ok=len(ran),
         num_oom=len(members) - len(ran),
-        kendall_tau=kendall_tau([_predicted(one) for one in ran], [_time(one) for one in ran]),
+        kendall_tau=kendall_tau(
+            [_predicted(comparison) for comparison in ran], [_time(comparison) for comparison in ran]
+        ),
         regret=_time(first) / _time(best) - 1,
         pick_regret=None if pick is None else _time(pick) / _time(best) - 1,
         failed_trials=failed,
         rule_regret=fmean(by_rule) / _time(best) - 1,
-        random_regret=fmean(_time(one) for one in ran) / _time(best) - 1,
+        random_regret=fmean(_time(comparison) for comparison in ran) / _time(best) - 1,
         best_id=run.id,
         first_id=first.run.id,
     )
@@ -141,13 +144,13 @@ def _sweep(members: Sequence[Comparison], ran: Sequence[Comparison]) -> Sweep:
 
 def _pick(members: Sequence[Comparison]) -> tuple[Comparison | None, int]:
     failed = 0
-    for one in sorted((one for one in members if one.report.fits), key=_predicted):
-        if one.step is not None:
-            return one, failed
+    for comparison in sorted((comparison for comparison in members if comparison.report.fits), key=_predicted):
+        if comparison.step is not None:
+            return comparison, failed
         failed += 1
     return None, failed
 
 
-def _model_parallelism(one: Comparison) -> tuple[int, int]:
-    layout = one.statement.plan.layout
-    return layout.tp * layout.pp * layout.cp, _RECOMPUTE_ORDER[one.run.parallel.recompute]
+def _model_parallelism(comparison: Comparison) -> tuple[int, int]:
+    layout = comparison.statement.plan.layout
+    return layout.tp * layout.pp * layout.cp, _RECOMPUTE_ORDER[comparison.run.parallel.recompute]

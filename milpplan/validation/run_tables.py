@@ -53,21 +53,21 @@ def run_parts(validation: Validation, each: bool) -> list[RenderableType]:
 def _furthest(runs: Iterable[Comparison]) -> list[Comparison]:
     """Select the run of each source with the largest error of step time, or else of memory; scored runs first."""
 
-    def off(one: Comparison) -> tuple[bool, bool, float]:
-        error = one.error_fraction
-        other = one.memory_error_fraction or 0.0
-        return (one.scored, error is not None, abs(other if error is None else error))
+    def off(comparison: Comparison) -> tuple[bool, bool, float]:
+        error = comparison.error_fraction
+        other = comparison.memory_error_fraction or 0.0
+        return (comparison.scored, error is not None, abs(other if error is None else error))
 
     best: dict[str, Comparison] = {}
-    for one in runs:
-        if one.run.group not in best or off(one) > off(best[one.run.group]):
-            best[one.run.group] = one
+    for comparison in runs:
+        if comparison.run.group not in best or off(comparison) > off(best[comparison.run.group]):
+            best[comparison.run.group] = comparison
     return [best[group] for group in sorted(best)][:MOST_RUNS]
 
 
 def _numbers(runs: Iterable[Comparison]) -> dict[str, int]:
     """Number the assumptions, the most frequent first."""
-    counts = Counter(text for one in runs for text in one.assumptions)
+    counts = Counter(text for comparison in runs for text in comparison.assumptions)
     return {text: number for number, (text, _) in enumerate(counts.most_common(), start=1)}
 
 
@@ -82,25 +82,25 @@ def _table(*columns: str, words: Sequence[int]) -> Table:
 
 def _runs_table(runs: Iterable[Comparison], numbers: dict[str, int]) -> Table:
     table = _table(*_COLUMNS, words=(0, 9))
-    for one in runs:
-        table.add_row(*_row(one), _ranges([numbers[text] for text in one.assumptions]))
+    for comparison in runs:
+        table.add_row(*_row(comparison), _ranges([numbers[text] for text in comparison.assumptions]))
     return table
 
 
-def _row(one: Comparison) -> tuple[str, ...]:
-    step, memory, status = one.step, one.memory, one.run.measured.status
-    step_error, memory_error = one.error_fraction, one.memory_error_fraction
+def _row(comparison: Comparison) -> tuple[str, ...]:
+    step, memory, status = comparison.step, comparison.memory, comparison.run.measured.status
+    step_error, memory_error = comparison.error_fraction, comparison.memory_error_fraction
     return (
-        printable(one.run.id),
+        printable(comparison.run.id),
         "-" if step is None else seconds_text(step.step_time_s),
         "-" if step is None else _AS.get(words := step.how.split(",")[0], words),
-        seconds_text(one.report.step_time_s),
+        seconds_text(comparison.report.step_time_s),
         _error(step_error),
         "-" if memory is None else _gib(memory.peak_bytes),
-        _gib(one.predicted_memory_bytes),
+        _gib(comparison.predicted_memory_bytes),
         _error(memory_error),
         {(True, "oom"): "yes (oom)", (False, "oom"): "no (oom)", (False, "ok"): "no (ran)"}.get(
-            (one.report.fits, status), "yes" if one.report.fits else "no"
+            (comparison.report.fits, status), "yes" if comparison.report.fits else "no"
         ),
     )
 
@@ -123,7 +123,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _assumed_table(runs: Iterable[Comparison], numbers: dict[str, int]) -> Table:
-    counts = Counter(text for one in runs for text in one.assumptions)
+    counts = Counter(text for comparison in runs for text in comparison.assumptions)
     table = _table("", "assumption", "runs", words=(1,))
     for text, number in numbers.items():
         table.add_row(f"{number}", printable(text), f"{counts[text]:,}")

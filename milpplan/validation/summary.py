@@ -141,11 +141,11 @@ def summarise(validation: Validation) -> Summary:
     """Compute every figure of a validation."""
     all_runs = validation.comparisons
     counted = scored(all_runs)
-    dense = [one for one in counted if not one.has_experts]
-    moe = [one for one in counted if one.has_experts]
-    deciding = [one for one in all_runs if one.decides_fit]
-    by_group = _by(deciding, lambda one: one.run.group)
-    generations = _by(counted, lambda one: one.generation)
+    dense = [comparison for comparison in counted if not comparison.has_experts]
+    moe = [comparison for comparison in counted if comparison.has_experts]
+    deciding = [comparison for comparison in all_runs if comparison.decides_fit]
+    by_group = _by(deciding, lambda comparison: comparison.run.group)
+    generations = _by(counted, lambda comparison: comparison.generation)
     lines = families(all_runs)
     return Summary(
         sources=tuple(_sources(validation)),
@@ -153,12 +153,12 @@ def summarise(validation: Validation) -> Summary:
         moe=grouped(moe),
         by_generation={
             name: {
-                "dense": grouped([one for one in runs if not one.has_experts]),
-                "moe": grouped([one for one in runs if one.has_experts]),
+                "dense": grouped([comparison for comparison in runs if not comparison.has_experts]),
+                "moe": grouped([comparison for comparison in runs if comparison.has_experts]),
             }
             for name, runs in generations.items()
         },
-        korthikanti=step_errors([one for one in counted if one.run.group == KORTHIKANTI]),
+        korthikanti=step_errors([comparison for comparison in counted if comparison.run.group == KORTHIKANTI]),
         fit=_fit(deciding),
         fit_by_source={group: fit for group, runs in by_group.items() if (fit := _fit(runs)) is not None},
         memory={kind: memory_errors(all_runs, kind) for kind in MEMORY_KINDS},
@@ -171,20 +171,28 @@ def summarise(validation: Validation) -> Summary:
 
 def step_errors(runs: Sequence[Comparison]) -> Errors | None:
     """Compute errors of step time."""
-    return Errors.of([(one.run.id, one.error_fraction) for one in runs if one.error_fraction is not None])
+    return Errors.of(
+        [
+            (comparison.run.id, comparison.error_fraction)
+            for comparison in runs
+            if comparison.error_fraction is not None
+        ]
+    )
 
 
 def memory_errors(runs: Sequence[Comparison], kind: MemoryKind) -> Errors | None:
     """Compute errors of peak memory of a kind, with an error per run and group of ranks."""
-    usable = [one for one in runs if "old_pp_engine" not in one.run.flags]
-    found = [(one, measure) for one in usable for measure in one.memories if measure.kind == kind]
-    return Errors.of([(one.run.id, one.memory_error(measure)) for one, measure in found])
+    usable = [comparison for comparison in runs if "old_pp_engine" not in comparison.run.flags]
+    found = [
+        (comparison, measure) for comparison in usable for measure in comparison.memories if measure.kind == kind
+    ]
+    return Errors.of([(comparison.run.id, comparison.memory_error(measure)) for comparison, measure in found])
 
 
 def _memory_by_source(runs: Sequence[Comparison]) -> dict[str, Errors]:
     """Group by source and, where a source prints two kinds of memory, by ``source, kind``."""
     found: dict[str, Errors] = {}
-    for group, own in _by(runs, lambda one: one.run.group).items():
+    for group, own in _by(runs, lambda comparison: comparison.run.group).items():
         kinds = {kind: errors for kind in MEMORY_KINDS if (errors := memory_errors(own, kind)) is not None}
         found |= {group if len(kinds) == 1 else f"{group}, {kind}": errors for kind, errors in kinds.items()}
     return found
@@ -192,15 +200,15 @@ def _memory_by_source(runs: Sequence[Comparison]) -> dict[str, Errors]:
 
 def grouped(runs: Sequence[Comparison]) -> GroupedErrors | None:
     """Compute errors of step time with equal weight for every source."""
-    errors = [step_errors(members) for members in _by(runs, lambda one: one.run.group).values()]
-    return GroupedErrors.of([one for one in errors if one is not None])
+    errors = [step_errors(members) for members in _by(runs, lambda comparison: comparison.run.group).values()]
+    return GroupedErrors.of([error for error in errors if error is not None])
 
 
 def _sources(validation: Validation) -> list[Source]:
-    simulated = _by(validation.comparisons, lambda one: one.run.group)
+    simulated = _by(validation.comparisons, lambda comparison: comparison.run.group)
     others: dict[str, int] = defaultdict(int)
-    for one in validation.unstated:
-        others[one.run.group] += 1
+    for unstated in validation.unstated:
+        others[unstated.run.group] += 1
     return [
         Source(
             group,
@@ -216,13 +224,13 @@ def _sources(validation: Validation) -> list[Source]:
 def _fit(runs: Sequence[Comparison]) -> Fit | None:
     if not runs:
         return None
-    oom = [one for one in runs if one.run.measured.status == "oom"]
-    ran = [one for one in runs if one.run.measured.status == "ok"]
+    oom = [comparison for comparison in runs if comparison.run.measured.status == "oom"]
+    ran = [comparison for comparison in runs if comparison.run.measured.status == "ok"]
     return Fit(len(oom), len(ran), sum(not o.report.fits for o in oom), sum(o.report.fits for o in ran))
 
 
 def _by(runs: Sequence[Comparison], key: Callable[[Comparison], str]) -> dict[str, list[Comparison]]:
     groups: dict[str, list[Comparison]] = defaultdict(list)
-    for one in runs:
-        groups[key(one)].append(one)
+    for comparison in runs:
+        groups[key(comparison)].append(comparison)
     return dict(sorted(groups.items()))

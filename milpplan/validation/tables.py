@@ -165,7 +165,7 @@ def _fit_row(fit: Fit) -> tuple[str, ...]:
 
 def _sweep_table(summary: Summary) -> Table:
     table = _table("sweep", "ran", "oom", "tau", "regret", "pick", "failed", "rule", "random")
-    for sweep in sorted(summary.sweeps, key=lambda one: -one.num_ok)[:MAX_ROWS]:
+    for sweep in sorted(summary.sweeps, key=lambda sweep: -sweep.num_ok)[:MAX_ROWS]:
         table.add_row(
             printable(sweep.id),
             f"{sweep.num_ok}",
@@ -201,7 +201,7 @@ def _line_table(summary: Summary) -> Table:
 
 def _family_table(summary: Summary) -> Table:
     table = _table("source", "varies", "runs", "slope", "error", "of step", "start", "error", "of step", left=2)
-    for family in sorted(summary.families, key=lambda one: -len(one.ids))[:MAX_ROWS]:
+    for family in sorted(summary.families, key=lambda family: -len(family.ids))[:MAX_ROWS]:
         table.add_row(*_family_row(family))
     left = len(summary.families) - MAX_ROWS
     if left > 0:
@@ -233,8 +233,8 @@ def _unstated_table(validation: Validation, each: bool) -> Table:
     table = _table("source", "reason", "runs", "which", left=2)
     table.columns[3].justify, table.columns[3].no_wrap = "left", False
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for one in validation.unstated:
-        reasons[one.run.group, one.reason].append(one.run.id)
+    for unstated in validation.unstated:
+        reasons[unstated.run.group, unstated.reason].append(unstated.run.id)
     most = len(validation.unstated) if each else MOST_NAMED
     for (group, reason), ids in sorted(reasons.items()):
         more = f" and {len(ids) - most} more" if len(ids) > most else ""

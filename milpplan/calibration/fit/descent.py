@@ -40,8 +40,8 @@ class Model:
     def at(self, x: FloatArray) -> Theta:
         """Return all constants at x."""
         theta = self.theta
-        for one, inner in zip(self.parameters, x, strict=True):
-            theta = theta.with_value(one.name, one.value(float(inner)))
+        for constant, inner in zip(self.parameters, x, strict=True):
+            theta = theta.with_value(constant.name, constant.value(float(inner)))
         return theta
 
     def residuals(self, x: FloatArray) -> FloatArray:
@@ -52,8 +52,8 @@ class Model:
         """Compute forward differences (backward at an upper bound), [n, p]."""
         start = self.residuals(x)
         columns = np.zeros((len(start), len(self.parameters)))
-        for index, one in enumerate(self.parameters):
-            step = one.step if x[index] + one.step <= one.high else -one.step
+        for index, constant in enumerate(self.parameters):
+            step = constant.step if x[index] + constant.step <= constant.high else -constant.step
             moved = x.copy()
             moved[index] += step
             columns[:, index] = (self.residuals(moved) - start) / step
@@ -62,12 +62,12 @@ class Model:
     @property
     def priors(self) -> FloatArray:
         """Return the prior means, [p]."""
-        return np.array([one.prior for one in self.parameters], dtype=np.float64)
+        return np.array([constant.prior for constant in self.parameters], dtype=np.float64)
 
     @property
     def sigmas(self) -> FloatArray:
         """Return the priors' one sigmas, [p]."""
-        return np.array([one.sigma for one in self.parameters], dtype=np.float64)
+        return np.array([constant.sigma for constant in self.parameters], dtype=np.float64)
 
     def pulls(self, x: FloatArray) -> FloatArray:
         """Compute (x - prior) / sigma, [p]."""
@@ -75,8 +75,12 @@ class Model:
 
     def box(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the minimum and maximum change of x in an iteration."""
-        low = np.array([max(-one.longest_move, one.low - v) for one, v in zip(self.parameters, x, strict=True)])
-        high = np.array([min(one.longest_move, one.high - v) for one, v in zip(self.parameters, x, strict=True)])
+        low = np.array(
+            [max(-constant.longest_move, constant.low - v) for constant, v in zip(self.parameters, x, strict=True)]
+        )
+        high = np.array(
+            [min(constant.longest_move, constant.high - v) for constant, v in zip(self.parameters, x, strict=True)]
+        )
         return low, high
 
 
@@ -145,10 +149,10 @@ def hopped(model: Model, point: Point) -> Point:
     """
     sigmas = np.sqrt(np.diag(Linear.of(model, point).covariance))
     best = point
-    for index, one in enumerate(model.parameters):
+    for index, constant in enumerate(model.parameters):
         for sign in (-1.0, 1.0):
             x = point.x.copy()
-            x[index] = np.clip(x[index] + sign * HOP_SIGMAS * sigmas[index], one.low, one.high)
+            x[index] = np.clip(x[index] + sign * HOP_SIGMAS * sigmas[index], constant.low, constant.high)
             there = descend(model, x, 1)
             if there.value(model, point.scale) < best.value(model, point.scale) - HOP_GAIN:
                 best = there
@@ -157,7 +161,7 @@ def hopped(model: Model, point: Point) -> Point:
 
 def _starts(model: Model) -> list[FloatArray]:
     starts = [model.priors]
-    names = [one.name for one in model.parameters]
+    names = [constant.name for constant in model.parameters]
     for name, values in STARTS_S.items():
         for value in values if name in names else ():
             x = model.priors

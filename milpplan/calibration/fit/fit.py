@@ -84,7 +84,7 @@ def fit_predicted(
     linear = Linear.of(model, point)
     folds = _folds(groups if groups is not None else range(len(predictor.ids)), num_folds)
     told(f"leaving out {len(folds)} parts in turn")
-    continuous = [_constant(one.name, base, model, linear, dropped) for one in parameters]
+    continuous = [_constant(constant.name, base, model, linear, dropped) for constant in parameters]
     return Fit(
         constants=(*continuous, *switch),
         ids=predictor.ids,
@@ -104,12 +104,15 @@ def _without_unidentified(model: Model, point: Point, told: Progress) -> tuple[M
     for _ in range(MAX_ROUNDS):
         linear = Linear.of(model, point)
         # The test of rival launches says more than a slope does.
-        gone = {one.name: one for one in (*unidentified(model, linear), *rivals_of_launches(model, linear))}
+        gone = {
+            constant.name: constant
+            for constant in (*unidentified(model, linear), *rivals_of_launches(model, linear))
+        }
         if not gone:
             break
         dropped |= gone
         told(f"not identified: {', '.join(gone)}")
-        keep = [i for i, one in enumerate(model.parameters) if one.name not in dropped]
+        keep = [i for i, constant in enumerate(model.parameters) if constant.name not in dropped]
         model = Model(model.predictor, tuple(model.parameters[i] for i in keep), model.theta)
         point = best_descent(model, [point.x[keep], model.priors]) if keep else descend(model, np.zeros(0))
     return model, point, dropped
@@ -165,16 +168,16 @@ def _switched(
 def _constant(
     name: str, base: HardwareSpec, model: Model, linear: Linear, dropped: dict[str, Dropped]
 ) -> Constant:
-    one = parameter(name, base)
-    prior = one.value(one.prior)
+    constant = parameter(name, base)
+    prior = constant.value(constant.prior)
     if name in dropped:
         return Constant(name, prior, dropped[name].one_sigma, False, prior, dropped[name].note)
     index = [known.name for known in model.parameters].index(name)
     inner, sigma = float(linear.point.x[index]), float(np.sqrt(linear.covariance[index, index]))
     note = ""
-    if name in FACTORS and min(inner - one.low, one.high - inner) < 1e-6:
+    if name in FACTORS and min(inner - constant.low, constant.high - inner) < 1e-6:
         note = "at the bound of what is admitted"
-    return Constant(name, one.value(inner), one.value_sigma(inner, sigma), True, prior, note)
+    return Constant(name, constant.value(inner), constant.value_sigma(inner, sigma), True, prior, note)
 
 
 def _folds(labels: Sequence[Hashable], wanted: int | None) -> list[npt.NDArray[np.int64]]:
@@ -195,8 +198,8 @@ def _left_out(model: Model, linear: Linear, folds: list[npt.NDArray[np.int64]]) 
     times: FloatArray = np.full(len(point.residuals), np.nan)
     if len(folds) < 2:
         return times
-    low = np.array([one.low for one in model.parameters]) - point.x
-    high = np.array([one.high for one in model.parameters]) - point.x
+    low = np.array([constant.low for constant in model.parameters]) - point.x
+    high = np.array([constant.high for constant in model.parameters]) - point.x
     for fold in folds:
         seen = np.setdiff1d(np.arange(len(times)), fold)
         change = linear_step(

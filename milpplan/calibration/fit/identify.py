@@ -80,7 +80,7 @@ def rivals_of_launches(model: Model, linear: Linear) -> list[Dropped]:
     fitted again under several fixed launch times; a constant that moves by more than its maximum one sigma is not
     identified.
     """
-    names = [one.name for one in model.parameters]
+    names = [constant.name for constant in model.parameters]
     if LAUNCH not in names or np.any(linear.jacobian[:, names.index(LAUNCH)]):
         return []
     rest = [index for index, name in enumerate(names) if name != LAUNCH]
@@ -106,23 +106,23 @@ def rivals_of_launches(model: Model, linear: Linear) -> list[Dropped]:
     return []
 
 
-def _limit(one: Parameter, inner: float, slopes: FloatArray) -> float:
+def _limit(constant: Parameter, inner: float, slopes: FloatArray) -> float:
     """Return the maximum one sigma, in the fit's unit, of an identified constant; 0 where nothing depends on
     it."""
     felt = np.abs(slopes)[np.abs(slopes) > 0]
     if not len(felt):
         return 0.0
-    if one.is_factor:
+    if constant.is_factor:
         return MOST_FACTOR_SIGMA
     return max(MOST_SECONDS_SIGMA * inner, MOST_STEP_CHANGE / float(np.median(felt)))
 
 
-def _dropped(one: Parameter, inner: float, sigma: float, known: bool, related: list[str]) -> Dropped:
+def _dropped(constant: Parameter, inner: float, sigma: float, known: bool, related: list[str]) -> Dropped:
     if not known:
-        return Dropped(one.name, None, "no prediction depends on it")
-    own = one.value_sigma(inner, sigma)
-    text = percent_text(own) if one.is_factor else seconds_text(own)
+        return Dropped(constant.name, None, "no prediction depends on it")
+    own = constant.value_sigma(inner, sigma)
+    text = percent_text(own) if constant.is_factor else seconds_text(own)
     note = f"one sigma would be {text}"
     if related:
         note += f"; not told apart from {' and '.join(related[:2])}"
-    return Dropped(one.name, own, note)
+    return Dropped(constant.name, own, note)

@@ -96,22 +96,24 @@ class Fit:
 
     def constant(self, name: str) -> Constant:
         """Return a constant by name."""
-        return next(one for one in self.constants if one.name == name)
+        return next(constant for constant in self.constants if constant.name == name)
 
     @property
     def identified(self) -> tuple[Constant, ...]:
         """Constants that the data identify."""
-        return tuple(one for one in self.constants if one.identified)
+        return tuple(constant for constant in self.constants if constant.identified)
 
     def as_constants(self) -> Constants:
         """Make the record for an overlay."""
         values: dict[str, object] = {}
-        for one in self.constants:
-            if one.name in SWITCHES:
-                values[one.name] = Switch(value=bool(one.value), identified=one.identified)
+        for constant in self.constants:
+            if constant.name in SWITCHES:
+                values[constant.name] = Switch(value=bool(constant.value), identified=constant.identified)
                 continue
-            kind = Factor if one.name in FACTORS else Seconds
-            values[one.name] = kind(value=one.value, one_sigma=one.one_sigma or 0.0, identified=one.identified)
+            kind = Factor if constant.name in FACTORS else Seconds
+            values[constant.name] = kind(
+                value=constant.value, one_sigma=constant.one_sigma or 0.0, identified=constant.identified
+            )
         return Constants.model_validate(values)
 
     def overlay(self, base: HardwareSpec | str, name: str, data: str, date: str) -> Overlay:

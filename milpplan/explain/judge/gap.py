@@ -332,7 +332,7 @@ def _near(space: SpaceGap) -> tuple[NearPlan, ...]:
     kept = [plan for plan in (space.result.plan, *space.result.runners_up) if plan is not None]
     reports = [(plan, simulate(space.result.problem, plan)) for plan in kept]
     found = [NearPlan(plan, report.step_time_s, report.peak_memory_bytes) for plan, report in reports]
-    return tuple(sorted(found, key=lambda one: one.step_time_s))
+    return tuple(sorted(found, key=lambda near: near.step_time_s))
 
 
 def spending(report: StepReport, plan: Plan, saved: Interval, tokens: float, price: float | None) -> Spending:

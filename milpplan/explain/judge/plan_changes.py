@@ -170,9 +170,9 @@ def _distinct(problem: Problem, plan: Plan) -> list[tuple[str, str, Plan]]:
     """List every variant once, without stages outside the space unless the plan has such stages itself."""
     strict = in_space(problem, plan)
     once: dict[Plan, tuple[str, str, Plan]] = {}
-    for one in variants(problem, plan):
-        if not strict or in_space(problem, one[2]):
-            once.setdefault(one[2], one)
+    for variant in variants(problem, plan):
+        if not strict or in_space(problem, variant[2]):
+            once.setdefault(variant[2], variant)
     return list(once.values())
 
 

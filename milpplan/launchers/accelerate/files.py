@@ -210,8 +210,8 @@ def named(values: Mapping[str, Any], flags: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
         section, _, rest = name.partition(".")
-        prefix = next((one for one, own in SECTIONS.items() if own == section), "")
-        place = next((own for one, own in SECTIONS.items() if name.startswith(one) and name != own), "")
+        prefix = next((start for start, own in SECTIONS.items() if own == section), "")
+        place = next((own for start, own in SECTIONS.items() if name.startswith(start) and name != own), "")
         if rest and prefix in ("fsdp_", "dynamo_") and not rest.startswith(prefix):
             name = f"{section}.{prefix}{rest}"
         elif flags and not rest and place:

@@ -215,9 +215,10 @@ def _check_formats(settings: Settings) -> None:
         wanted = {**wanted, name: (None, "float32", *(("auto", "bfloat16", "float16") if free else ()))}
     for name, values in wanted.items():
         if settings.get(name) not in values:
+            priced = " or ".join(str(value).lower() for value in values if value is not None)
             raise InvalidInputError(
                 f"{name.lstrip('-')} is {shown(settings.get(name))}.",
-                f"Expected {' or '.join(str(one).lower() for one in values if one is not None)}, which is priced.",
+                f"Expected {priced}, which is priced.",
                 f"Correct {name.lstrip('-')}.",
             )
 

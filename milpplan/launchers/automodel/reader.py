@@ -109,7 +109,7 @@ def _looked_at(settings: Settings) -> tuple[str, ...]:
     """
     for name, priced in PROGRAMS.items():
         found = settings.get(name)
-        if found is not None and not any(found == one or found.endswith(f".{one}") for one in priced):
+        if found is not None and not any(found == suffix or found.endswith(f".{suffix}") for suffix in priced):
             raise _other(name, found, " or ".join(priced))
     for name in ("model.torch_dtype", "model.dtype"):
         found = settings.get(name)

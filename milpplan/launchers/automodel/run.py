@@ -217,12 +217,12 @@ def _evenly(layers: int, stages: int) -> tuple[int, ...]:
 def _sizes(listed: list[list[str]], model: ModelSpec) -> tuple[int, ...]:
     """Count the layers of the listed modules, which must be all modules in order."""
     name = f"{PIPE}module_fqns_per_model_part"
-    layers = [re.fullmatch(r".*layers\.(\d{1,9})", one) for part in listed for one in part]
+    layers = [re.fullmatch(r".*layers\.(\d{1,9})", module) for part in listed for module in part]
     numbers = [int(match[1]) for match in layers if match]
-    ends = bool(listed) and any("embed" in one for one in listed[0]) and "lm_head" in listed[-1]
+    ends = bool(listed) and any("embed" in module for module in listed[0]) and "lm_head" in listed[-1]
     if numbers != list(range(model.num_layers)) or not ends:
         raise _strange(name, f"{len(numbers)} layers", f"all {model.num_layers} layers in order, and both ends")
-    return tuple(sum(bool(re.fullmatch(r".*layers\.\d+", one)) for one in part) for part in listed)
+    return tuple(sum(bool(re.fullmatch(r".*layers\.\d+", module)) for module in part) for part in listed)
 
 
 def _strange(name: str, value: object, expected: str) -> InvalidInputError:

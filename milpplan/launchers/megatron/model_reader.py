@@ -134,7 +134,9 @@ def _windows(given: Arguments, layers: int) -> list[int | None]:
     if slides is True:
         return [width] * layers
     if isinstance(slides, list):
-        return [width if one else None for one in _of_length(slides, layers, "--window-attn-skip-freq")]
+        return [
+            width if slides_here else None for slides_here in _of_length(slides, layers, "--window-attn-skip-freq")
+        ]
     return [width if slides and (layer + 1) % slides else None for layer in range(layers)]
 
 

@@ -67,7 +67,10 @@ class DoubleBrackets:
         while end < len(tokens) and tokens[end] not in ("&&", "||", ")"):
             end += 1
         group = tokens[at:end]
-        texts = [one if isinstance(one, str) else "".join(self.words.expanded(one, split=False)) for one in group]
+        texts = [
+            token if isinstance(token, str) else "".join(self.words.expanded(token, split=False))
+            for token in group
+        ]
         self.shell.seen += [name for text in texts for name in deciders_in(text)]
         operator = texts[1] if len(group) == 3 else ""
         if len(group) == 1:

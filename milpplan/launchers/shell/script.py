@@ -195,7 +195,7 @@ class _Reader:
         word = "".join(self.words.expanded(node.word, split=False))
         ways: list[Callable[[], object]] = []
         for patterns, body, ending in node.clauses:
-            truths = [self.words.matched(word, one) for one in patterns]
+            truths = [self.words.matched(word, pattern) for pattern in patterns]
             if ending in (";&", ";;&") and any(truth is not False for truth in truths):
                 self.shell.seen = list(deciders_in(word))
                 raise self.shell.undecided(node.line, f"{ending} of case is not understood")
@@ -273,7 +273,7 @@ class _Reader:
         if node.words is None:
             words = self.shell.arguments()
         else:
-            words = [one for word in node.words for one in self.words.expanded(word)]
+            words = [field for word in node.words for field in self.words.expanded(word)]
         if any(is_mark(word) for word in words):
             names = tuple(name for word in words for name in deciders_in(word))
 
@@ -322,7 +322,7 @@ class _Reader:
 
     def simple(self, node: tree.Simple) -> Truth:
         """Follow assignments, then a builtin, a function or a program."""
-        words = [one for word in node.words for one in self.words.expanded(word)]
+        words = [field for word in node.words for field in self.words.expanded(word)]
         declares = bool(words) and words[0] in syntax.DECLARERS
         if words and not declares:
             return self.with_environment(node, words)
@@ -330,16 +330,16 @@ class _Reader:
         if declares:
             self.declared(words, options, node)
         status: Truth = True
-        for one in node.assigns:
+        for assign in node.assigns:
             if declares and words[0] in ("local", "declare", "typeset") and "g" not in options:
-                self.shell.make_local(one.name)
-            self.assignment(one, options)
-            if any(part.kind == "command" for part in _parts(one)):
+                self.shell.make_local(assign.name)
+            self.assignment(assign, options)
+            if any(part.kind == "command" for part in _parts(assign)):
                 status = None
             if (declares and words[0] == "readonly") or "r" in options:
-                self.shell.put(f"pinned {one.name}", True)
+                self.shell.put(f"pinned {assign.name}", True)
             if declares and (words[0] == "export" or "x" in options):
-                self.shell.put(f"exported {one.name}", True)
+                self.shell.put(f"exported {assign.name}", True)
         return status
 
     def declared(self, words: list[str], options: str, node: tree.Simple) -> None:
@@ -361,49 +361,51 @@ class _Reader:
             if "A" in options or "n" in options:
                 self.shell.assign(name, marked(f"${name} (declare {options})", (name,)))
 
-    def assignment(self, one: tree.Assign, options: str) -> None:
+    def assignment(self, assign: tree.Assign, options: str) -> None:
         """Follow ``name=value``."""
-        old = self.shell.variable(one.name)
+        old = self.shell.variable(assign.name)
         if "A" in options or "n" in options or "i" in options:
-            texts = [marked(f"${one.name} (declare {options})", (one.name,))]
-            self.shell.assign(one.name, texts if one.is_array else texts[0])
+            texts = [marked(f"${assign.name} (declare {options})", (assign.name,))]
+            self.shell.assign(assign.name, texts if assign.is_array else texts[0])
             return
-        if one.is_array:
-            elements = [text for word in one.value for text in self.words.expanded(word)]  # type: ignore[arg-type]
-            if any(word and word[0].text.startswith("[") for word in one.value):  # type: ignore[index]
-                elements = [marked(f"${one.name} (elements by their places)", (one.name,))]
-            self.shell.assign(one.name, (self.shell.as_list(one.name, old) if one.append else []) + elements)
+        if assign.is_array:
+            elements = [text for word in assign.value for text in self.words.expanded(word)]  # type: ignore[arg-type]
+            if any(word and word[0].text.startswith("[") for word in assign.value):  # type: ignore[index]
+                elements = [marked(f"${assign.name} (elements by their places)", (assign.name,))]
+            self.shell.assign(
+                assign.name, (self.shell.as_list(assign.name, old) if assign.append else []) + elements
+            )
             return
-        value = "".join(self.words.expanded(one.value, split=False))  # type: ignore[arg-type]
-        if one.index is not None:
-            self.element(one, old, value)
-        elif one.append and isinstance(old, list):
-            self.shell.assign(one.name, [old[0] + value if old else value, *old[1:]])
+        value = "".join(self.words.expanded(assign.value, split=False))  # type: ignore[arg-type]
+        if assign.index is not None:
+            self.element(assign, old, value)
+        elif assign.append and isinstance(old, list):
+            self.shell.assign(assign.name, [old[0] + value if old else value, *old[1:]])
         else:
-            self.shell.assign(one.name, (self.shell.as_text(one.name, old) if one.append else "") + value)
+            self.shell.assign(assign.name, (self.shell.as_text(assign.name, old) if assign.append else "") + value)
 
-    def element(self, one: tree.Assign, old: Value | object, value: str) -> None:
+    def element(self, assign: tree.Assign, old: Value | object, value: str) -> None:
         """Follow ``name[index]=value``."""
-        assert one.index is not None
-        values = self.shell.as_list(one.name, old)
-        at = self.words.number(one.index)
+        assert assign.index is not None
+        values = self.shell.as_list(assign.name, old)
+        at = self.words.number(assign.index)
         if at is None or not 0 <= at <= len(values) or any(map(is_mark, values)):
-            self.shell.assign(one.name, [marked(f"${one.name} (elements by their places)", (one.name,))])
+            self.shell.assign(assign.name, [marked(f"${assign.name} (elements by their places)", (assign.name,))])
         elif at == len(values):
-            self.shell.assign(one.name, [*values, value])
+            self.shell.assign(assign.name, [*values, value])
         else:
-            new = values[at] + value if one.append else value
-            self.shell.assign(one.name, [*values[:at], new, *values[at + 1 :]])
+            new = values[at] + value if assign.append else value
+            self.shell.assign(assign.name, [*values[:at], new, *values[at + 1 :]])
 
     def with_environment(self, node: tree.Simple, words: list[str]) -> Truth:
         """Follow a command with its own assignments, which end with it."""
         if not node.assigns:
             return self.command(words, node.line)
         with self.shell.apart() as changes:
-            kept = {key: self.shell.state.get(key, ABSENT) for key in (one.name for one in node.assigns)}
-            for one in node.assigns:
-                self.assignment(one, "")
-                self.shell.put(f"exported {one.name}", True)
+            kept = {key: self.shell.state.get(key, ABSENT) for key in (assign.name for assign in node.assigns)}
+            for assign in node.assigns:
+                self.assignment(assign, "")
+                self.shell.put(f"exported {assign.name}", True)
             status = self.command(words, node.line)
         for key, value in changes.items():
             if key not in kept and not key.startswith("exported "):
@@ -438,7 +440,7 @@ class _Reader:
             self.shell.put("moved away", True)
         if name in _SUCCEED:
             return True
-        self.shell.seen += [one for word in words for one in deciders_in(word)]
+        self.shell.seen += [decider for word in words for decider in deciders_in(word)]
         return None
 
     def call(self, body: tree.Node, arguments: list[str] | None) -> Truth:
@@ -565,13 +567,13 @@ def _assigns(node: tree.Node) -> Iterator[tree.Assign]:
             return
 
 
-def _parts(one: tree.Assign) -> Iterator[tree.Part]:
+def _parts(assign: tree.Assign) -> Iterator[tree.Part]:
     """Iterate over the word pieces of an assignment."""
-    if one.is_array:
-        for word in one.value:
+    if assign.is_array:
+        for word in assign.value:
             yield from word  # type: ignore[misc]
     else:
-        yield from one.value  # type: ignore[misc]
+        yield from assign.value  # type: ignore[misc]
 
 
 def _is_beside(place: Path, directory: Path) -> bool:

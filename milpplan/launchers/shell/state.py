@@ -288,7 +288,9 @@ class Shell:
     def deciding(self, names: Iterable[str]) -> list[str]:
         """List the names that would decide some variables."""
         return [
-            one for name in dict.fromkeys(names) for one in deciders_in(self.as_text(name, self.variable(name)))
+            decider
+            for name in dict.fromkeys(names)
+            for decider in deciders_in(self.as_text(name, self.variable(name)))
         ]
 
     def arguments(self) -> list[str]:

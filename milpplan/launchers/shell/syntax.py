@@ -117,9 +117,9 @@ class _Parser:
                     break
                 end = self.text.find("\n", self.at)
                 end = len(self.text) if end < 0 else end
-                one = self.text[self.at : end].removesuffix("\r")
+                line = self.text[self.at : end].removesuffix("\r")
                 self.at = min(end + 1, len(self.text))
-                if (one.lstrip("\t") if tabs else one) == ending:
+                if (line.lstrip("\t") if tabs else line) == ending:
                     break
         self.documents.clear()
 
@@ -643,7 +643,9 @@ class _Parser:
         if any(escape not in simple for escape in re.findall(r"\\(.)", match[1], re.DOTALL)):
             self.refuse("an escape between $' and ' is not understood")
         self.at = match.end()
-        return tree.Part("text", re.sub(r"\\(.)", lambda one: simple[one[1]], match[1], flags=re.DOTALL), True)
+        return tree.Part(
+            "text", re.sub(r"\\(.)", lambda escape: simple[escape[1]], match[1], flags=re.DOTALL), True
+        )
 
     def closed(self, at: int, opening: str, closing: str, quoted: bool = False) -> int | None:
         """Find the position of the closing mark, past quotes and expansions; None if it is missing.

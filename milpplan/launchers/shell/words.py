@@ -38,7 +38,7 @@ class _Fields:
 
     def joined(self) -> list[str]:
         """Return the fields."""
-        return ["".join(one) for one in self.pieces]
+        return ["".join(piece) for piece in self.pieces]
 
     def add_split(self, text: str) -> None:
         """Append the value of an unquoted variable: blanks end fields."""
@@ -132,7 +132,8 @@ class Words:
         fields = found.joined()
         if split and any(part.kind == "text" and not part.quoted for part in word):
             fields = [
-                re.sub(r"^~(?=/|$)", lambda _: marked("~"), one) if one[:1] == "~" else one for one in fields
+                re.sub(r"^~(?=/|$)", lambda _: marked("~"), field) if field[:1] == "~" else field
+                for field in fields
             ]
         if not split and not fields:
             fields = [""]
@@ -216,14 +217,14 @@ class Words:
         at = self.number(index)
         values = [self.shell.unset(name)] if value is ABSENT else self.shell.as_list(name, value)
         if at is None or any(map(is_mark, values)):
-            names = [one for text in values for one in deciders_in(text)] or [name]
+            names = [decider for text in values for decider in deciders_in(text)] or [name]
             return [marked(f"${name}[{index}]", names)]
         return [values[at]] if -len(values) <= at < len(values) else None
 
     def length(self, name: str, index: str | None, text: str) -> str:
         """Expand ``${#name}`` and ``${#name[@]}``."""
         values = self.values(name, index)
-        names = [one for value in values or () for one in deciders_in(value)]
+        names = [decider for value in values or () for decider in deciders_in(value)]
         if any(MARK in value for value in values or ()):
             return marked(f"${{{text}}}", names or (name,))
         many = index in ("@", "*") or name in ("@", "*")
@@ -257,7 +258,7 @@ class Words:
             return values
         if values is None:
             return []
-        return [self.edited(one, rest, part) for one in self.sliced(name, values, rest, part)]
+        return [self.edited(element, rest, part) for element in self.sliced(name, values, rest, part)]
 
     def sliced(self, name: str, values: list[str], rest: str, part: tree.Part) -> list[str]:
         """Expand ``${@:2}``: a slice of the arguments or of an array."""
@@ -312,9 +313,9 @@ class Words:
             word = syntax.parsed_word(rest[operator.end() :], self.shell.source, part.quoted)
             if split and not part.quoted:
                 fields = self.unquoted(word)
-                for place, one in enumerate(fields):
+                for place, field in enumerate(fields):
                     found.begun = found.begun and place == 0
-                    found.add(one)
+                    found.add(field)
             else:
                 fields = ["".join(self.expanded(word, split=False))]
                 found.add(fields[0])
@@ -353,7 +354,7 @@ class Words:
     def printed(self, node: tree.Simple) -> str | None:
         """Return the output of ``echo``, ``dirname``, ``basename``, ``seq`` and ``cd X && pwd``."""
         with self.shell.apart():
-            words = [one for word in node.words for one in self.expanded(word)]
+            words = [field for word in node.words for field in self.expanded(word)]
         if not words or any(MARK in word for word in words) or f"fn {words[0]}" in self.shell.state:
             return None
         rest = [word for word in words[1:] if word != "--"]
@@ -382,7 +383,7 @@ def _says(node: tree.Node, word: str) -> bool:
 
 def _trimmed(value: str, mark: str, pattern: list[tuple[str, bool]]) -> str | None:
     """Strip the shortest or longest match of a pattern from one end of a value."""
-    known = len(value) <= _LONG_TRIM and not any(MARK in one for one, _ in pattern)
+    known = len(value) <= _LONG_TRIM and not any(MARK in piece for piece, _ in pattern)
     matcher = pattern_matcher(pattern) if known else None
     if matcher is None:
         return None

@@ -40,17 +40,17 @@ def collective_times(shape: Exchange, device: str) -> Iterator[CollectiveTime]:
     words = (shape, device, _free_port(), sender)
     ranks = [context.Process(target=_rank, args=(rank, *words), daemon=True) for rank in range(shape.num_ranks)]
     try:
-        for one in ranks:
-            one.start()
+        for process in ranks:
+            process.start()
         sender.close()
         yield from _received(receiver, ranks)
     finally:
-        for one in ranks:
-            if one.is_alive():
-                one.terminate()
-        for one in ranks:
-            if one.pid is not None:
-                one.join(timeout=5.0)
+        for process in ranks:
+            if process.is_alive():
+                process.terminate()
+        for process in ranks:
+            if process.pid is not None:
+                process.join(timeout=5.0)
 
 
 def _received(receiver: Any, ranks: list[Any]) -> Iterator[CollectiveTime]:
@@ -70,7 +70,7 @@ def _received(receiver: Any, ranks: list[Any]) -> Iterator[CollectiveTime]:
             yield message
             continue
         silent_s += TICK_S
-        failed = [one.exitcode for one in ranks if one.exitcode not in (None, 0)]
+        failed = [process.exitcode for process in ranks if process.exitcode not in (None, 0)]
         if failed or silent_s > START_S:
             raise MeasurementError(f"a rank ended with {failed[0]}" if failed else "the ranks are silent")
 

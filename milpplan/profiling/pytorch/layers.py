@@ -30,7 +30,7 @@ def layers_time(shape: Layers, device: Any, point: Pointwise, flash: Flash) -> L
     passes = [_pass_s(stack, x, grad, on_device) for _ in range(num_samples(one_s))]
     del x, grad
     kept, peak = (_memory_of_device if on_device else _memory_of_tensors)(stack, device)
-    forward, backward = (timing_of([one[part] for one in passes]) for part in (0, 1))
+    forward, backward = (timing_of([seconds[part] for seconds in passes]) for part in (0, 1))
     return LayersTime(shape=shape, forward=forward, backward=backward, kept_bytes=kept, peak_bytes=peak)
 
 

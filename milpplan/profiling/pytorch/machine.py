@@ -69,10 +69,15 @@ class TorchMachine:
 
     def _fp8_product(self, left: Any, right: Any) -> Callable[[], object]:
         """Make an fp8 product with a scale per matrix."""
-        one = torch.ones((), device=self._device)
+        unit_scale = torch.ones((), device=self._device)
         narrow = [matrix.to(torch.float8_e4m3fn) for matrix in (left, right)]
         return lambda: torch._scaled_mm(
-            narrow[0], narrow[1].t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+            narrow[0],
+            narrow[1].t(),
+            scale_a=unit_scale,
+            scale_b=unit_scale,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
         )
 
     def attention(self, shape: Attention) -> tuple[Timing, Timing]:

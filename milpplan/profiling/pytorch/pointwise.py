@@ -60,7 +60,7 @@ def pointwise(device: Any) -> Pointwise:
     if device.type != "cuda":
         return plain
     try:
-        parts = [torch.compile(one, dynamic=True) for one in (_gate, _gate_back, _split, _split_back)]
+        parts = [torch.compile(operator, dynamic=True) for operator in (_gate, _gate_back, _split, _split_back)]
         fused = Pointwise(parts[0], parts[1], parts[2], parts[3], "pointwise operators fused by torch.compile")
         # As inside autograd's functions: compiled code depends on it.
         with torch.no_grad():

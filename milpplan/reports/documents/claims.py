@@ -173,7 +173,7 @@ def _differences(field: str, claimed: Any, built: Any) -> Iterator[Difference]:
 def _is_left_out(field: str) -> bool:
     """Test whether a field, or a field that contains it, is excluded from certification."""
     whole = re.sub(r"\[\d+\]", "[]", field)
-    return any(whole == one or whole.startswith((f"{one}.", f"{one}[")) for one in NOT_BUILT)
+    return any(whole == part or whole.startswith((f"{part}.", f"{part}[")) for part in NOT_BUILT)
 
 
 def _agree(field: str, claimed: object, built: object) -> bool:
@@ -193,7 +193,11 @@ def layouts_again(
     """Build the layout counts of a result from newly listed layouts and their prune reasons."""
     pruned = sum(getattr(claimed, fate) for fate in PRUNED)
     classes = empty_classes() if has_plan and legal else ()
-    held = [one.fates for one in claimed.bounds] if len(claimed.bounds) == len(classes) else [{} for _ in classes]
+    held = (
+        [bound_class.fates for bound_class in claimed.bounds]
+        if len(claimed.bounds) == len(classes)
+        else [{} for _ in classes]
+    )
     return claimed.model_copy(
         update={
             "enumerated": enumerated,
@@ -201,8 +205,10 @@ def layouts_again(
             "rejected": rejected,
             "pruned_fraction": pruned / legal if legal else None,
             "bounds": tuple(
-                BoundClassDocument(low=one.low, high=one.high, fates=dict.fromkeys(FATES, 0) | fates)
-                for one, fates in zip(classes, held, strict=True)
+                BoundClassDocument(
+                    low=bound_class.low, high=bound_class.high, fates=dict.fromkeys(FATES, 0) | fates
+                )
+                for bound_class, fates in zip(classes, held, strict=True)
             ),
         }
     )
@@ -215,7 +221,7 @@ def miscounted(document: ResultDocument) -> str | None:
     if sum(counts.values()) != legal:
         return f"{sum(counts.values()):,} layouts decided and open, of {legal:,}"
     for fate, count in counts.items():
-        bounded = sum(one.fates.get(fate, 0) for one in layouts.bounds)
+        bounded = sum(bound_class.fates.get(fate, 0) for bound_class in layouts.bounds)
         if bounded > count:
             return f"{bounded:,} bounds of {count:,} layouts ({fate})"
     proved = document.status in ("optimal", "infeasible") and document.problem.job.objective != "num_gpus"

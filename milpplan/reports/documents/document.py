@@ -345,14 +345,14 @@ def robustness_document(robust: Robustness | None) -> RobustnessDocument | None:
         return None
     ends = tuple(
         EndDocument(
-            end=one.end,
-            best_s=one.best_s,
-            rival_s=one.rival_s,
-            lower_bound_s=one.lower_bound_s,
-            solved=None if one.solved is None else plan_document(one.solved),
-            still_best=one.still_best,
+            end=rival.end,
+            best_s=rival.best_s,
+            rival_s=rival.rival_s,
+            lower_bound_s=rival.lower_bound_s,
+            solved=None if rival.solved is None else plan_document(rival.solved),
+            still_best=rival.still_best,
         )
-        for one in robust.ends
+        for rival in robust.ends
     )
     return RobustnessDocument(
         still_best=robust.still_best, num_plans=robust.num_plans, solved_again=robust.solved, ends=ends

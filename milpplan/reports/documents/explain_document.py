@@ -153,8 +153,8 @@ def explanation_document(told: Explanation) -> ExplanationDocument:
         hidden=report.hidden_s,
         limits=_limits(told),
         changes=tuple(_change(change) for change in told.changes),
-        worth=tuple(_worth(one) for one in told.worth),
-        wishes=tuple(_wish(one) for one in told.wishes),
+        worth=tuple(_worth(worth) for worth in told.worth),
+        wishes=tuple(_wish(wish) for wish in told.wishes),
         unanswered=told.unanswered,
         interrupted=told.interrupted,
         wall_time_s=told.wall_time_s,
@@ -189,18 +189,22 @@ def _limits(told: Explanation) -> LimitsDocument:
         num_micro_batches=known.num_micro_batches,
         exposed=tuple(
             ExposedDocument(
-                part=one.part, seconds=one.seconds, share=one.share, num_ranks=one.num_ranks, tier=one.tier
+                part=exposed.part,
+                seconds=exposed.seconds,
+                share=exposed.share,
+                num_ranks=exposed.num_ranks,
+                tier=exposed.tier,
             )
-            for one in known.exposed
+            for exposed in known.exposed
         ),
         rules=tuple(
             RuleDocument(
-                rule=one.rule,
-                num_refused=one.num_refused,
-                least_bound_s=_finite(one.least_bound),
-                may_bind=one.may_bind,
+                rule=rule.rule,
+                num_refused=rule.num_refused,
+                least_bound_s=_finite(rule.least_bound),
+                may_bind=rule.may_bind,
             )
-            for one in known.rules
+            for rule in known.rules
         ),
     )
 
@@ -211,27 +215,27 @@ def _change(change: SingleChange) -> SingleChangeDocument:
     )
 
 
-def _worth(one: Worth) -> WorthDocument:
+def _worth(worth: Worth) -> WorthDocument:
     return WorthDocument(
-        name=one.name,
-        words=one.words,
-        same_plan=one.same_plan,
-        best=_optimum(one.best),
-        gain=interval_document(one.gain),
-        implied_by=one.implied_by,
+        name=worth.name,
+        words=worth.words,
+        same_plan=worth.same_plan,
+        best=_optimum(worth.best),
+        gain=interval_document(worth.gain),
+        implied_by=worth.implied_by,
     )
 
 
-def _wish(one: WishAnswer) -> WishDocument:
-    wish: dict[str, Any] = dict(one.wish)
+def _wish(answer: WishAnswer) -> WishDocument:
+    wish: dict[str, Any] = dict(answer.wish)
     return WishDocument(
         wish=wish,
-        words=one.words,
-        outcome=one.outcome,
-        reason=one.reason,
-        best=None if one.best is None else _optimum(one.best),
-        price=None if one.price is None else interval_document(one.price),
-        amount=None if one.amount is None else interval_document(one.amount),
-        in_space=one.in_space,
-        asked=one.asked,
+        words=answer.words,
+        outcome=answer.outcome,
+        reason=answer.reason,
+        best=None if answer.best is None else _optimum(answer.best),
+        price=None if answer.price is None else interval_document(answer.price),
+        amount=None if answer.amount is None else interval_document(answer.amount),
+        in_space=answer.in_space,
+        asked=answer.asked,
     )

@@ -176,19 +176,21 @@ def gap_document(judged: Sequence[Judged], failed: Sequence[Failed] = ()) -> Gap
     """Make the document of several plans' gaps."""
     return GapDocument(
         milpplan_version=__version__,
-        plans=tuple(_plan(one) for one in judged),
+        plans=tuple(_plan(entry) for entry in judged),
         failed=tuple(
-            FailedDocument(name=one.name, seen=one.error.seen, expected=one.error.expected, do=one.error.do)
-            for one in failed
+            FailedDocument(
+                name=failure.name, seen=failure.error.seen, expected=failure.error.expected, do=failure.error.do
+            )
+            for failure in failed
         ),
     )
 
 
-def _plan(one: Judged) -> PlanGapDocument:
-    told, report = one.gap, one.gap.report
+def _plan(entry: Judged) -> PlanGapDocument:
+    told, report = entry.gap, entry.gap.report
     return PlanGapDocument(
-        name=one.name,
-        launcher=one.launcher,
+        name=entry.name,
+        launcher=entry.launcher,
         cost_model=cost_model_text(told.problem),
         step_time_s=report.step_time_s,
         fits=report.fits,
@@ -210,9 +212,9 @@ def _plan(one: Judged) -> PlanGapDocument:
         spending=_spending(told.spending),
         unanswered=told.unanswered,
         interrupted=told.interrupted,
-        unknown_flags=one.unknown_flags,
-        ignored_flags=one.ignored_flags,
-        notes=one.notes,
+        unknown_flags=entry.unknown_flags,
+        ignored_flags=entry.ignored_flags,
+        notes=entry.notes,
         wall_time_s=told.wall_time_s,
         plan=plan_document(told.plan, report),
         problem=told.problem,

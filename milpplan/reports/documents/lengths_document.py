@@ -147,8 +147,8 @@ class LengthsFile(Record):
     def ran(self) -> RanStep:
         """Convert to the record that dispatchers accept in place of a result."""
         groups = tuple(
-            RanGroup(one.strategy, tuple((b.tokens, b.sequences) for b in one.buckets), one.micro_batches)
-            for one in self.groups
+            RanGroup(group.strategy, tuple((b.tokens, b.sequences) for b in group.buckets), group.micro_batches)
+            for group in self.groups
         )
         return RanStep(self.alignment, SequenceRules(self.mask, self.padding), self.home, groups, self.beside[0])
 

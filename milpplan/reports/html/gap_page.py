@@ -59,20 +59,20 @@ def gap_page(document: GapDocument, judged: Sequence[Judged]) -> str:
     return rendered(
         "gap_page.html",
         title=judged[0].name if len(judged) == 1 else f"Gaps of {counted(len(judged), 'plan')}",
-        summary=[_summary(one) for one in judged],
+        summary=[_summary(entry) for entry in judged],
         failed=document.failed,
-        plans=[_plan(one, said) for one, said in zip(judged, document.plans, strict=True)],
+        plans=[_plan(entry, said) for entry, said in zip(judged, document.plans, strict=True)],
         memory_keys=[(colour, label) for colour, (label, _) in enumerate(MEMORY_PARTS.values())],
         near_text=percent_text(NEAR_FRACTION, 0),
         document_html=script_json(json.loads(document_text(document))),
     )
 
 
-def _summary(one: Judged) -> tuple[str, ...]:
-    told = one.gap
+def _summary(entry: Judged) -> tuple[str, ...]:
+    told = entry.gap
     memory = gib_text(told.report.peak_memory_bytes)
     return (
-        one.name,
+        entry.name,
         seconds_text(told.report.step_time_s),
         memory if told.report.fits else f"{memory}: does not fit",
         f"{told.spending.gpu_hours:,.0f}",
@@ -80,9 +80,9 @@ def _summary(one: Judged) -> tuple[str, ...]:
     )
 
 
-def _plan(one: Judged, said: PlanGapDocument) -> dict[str, Any]:
+def _plan(entry: Judged, said: PlanGapDocument) -> dict[str, Any]:
     """Collect everything that the page shows about a plan."""
-    told = one.gap
+    told = entry.gap
     fits = "" if told.report.fits else "; it does not fit in memory, so the step is only what it would be"
     cluster, step = (
         cluster_text(told.problem, told.plan.layout.num_gpus),
@@ -92,7 +92,7 @@ def _plan(one: Judged, said: PlanGapDocument) -> dict[str, Any]:
     reports = [report for _, _, report in simulated]
     longest, width = max(report.step_time_s for report in reports), memory_width(reports)
     return {
-        "name": one.name,
+        "name": entry.name,
         "layout": layout_text(told.plan),
         "headline": f"{told.problem.model.name} on {cluster}: {step} a step{fits}",
         "verdicts": [f"Gap to {space.name}: {verdict(told, space)}." for space in told.spaces],
@@ -114,11 +114,11 @@ def _plan(one: Judged, said: PlanGapDocument) -> dict[str, Any]:
             )
             for part in time_names(reports)
         ],
-        "memory": [_memory(*one, width) for one in simulated],
+        "memory": [_memory(*simulated_plan, width) for simulated_plan in simulated],
         "spaces": [_space(told, space, own) for space, own in zip(told.spaces, said.spaces, strict=True)],
         "near": _near_rows(told),
         "near_text": _near_text(told, said.spaces[-1]),
-        "flags": ", ".join((*one.unknown_flags, *one.ignored_flags)),
+        "flags": ", ".join((*entry.unknown_flags, *entry.ignored_flags)),
     }
 
 
@@ -237,7 +237,11 @@ def _near_text(told: GapReport, whole: SpaceGapDocument) -> str:
     """Describe the plans that the list leaves out, as far as proved."""
     if whole.layouts is None or not told.near:
         return "The search kept no plans."
-    beyond = sum(sum(one.fates.values()) for one in whole.layouts.bounds if one.low >= 1.0 + NEAR_FRACTION)
+    beyond = sum(
+        sum(bound_class.fates.values())
+        for bound_class in whole.layouts.bounds
+        if bound_class.low >= 1.0 + NEAR_FRACTION
+    )
     lost = whole.layouts.fates["does_not_fit"]
     rest = max(0, whole.layouts.legal - beyond - lost)
     return (

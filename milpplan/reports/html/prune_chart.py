@@ -29,8 +29,11 @@ def fates_chart(
         (REFUSED, [(REFUSED, sum(rejected.values()), 5)]),
         ("too large for memory", [lost]),
         *(
-            (one.words, [(WORDS[fate], one.fates[fate], colour) for fate, colour in COLOURS.items()])
-            for one in bounds
+            (
+                bound_class.words,
+                [(WORDS[fate], bound_class.fates[fate], colour) for fate, colour in COLOURS.items()],
+            )
+            for bound_class in bounds
         ),
     ]
     totals = [sum(count for _, count, _ in parts) for _, parts in rows]

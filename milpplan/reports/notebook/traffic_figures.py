@@ -205,7 +205,7 @@ def _bandwidth(report: TrafficReport) -> Any:
             )
         )
         of_trace.append(operation)
-    shown = {name: [one == name for one in of_trace] for name in dict.fromkeys(of_trace)}
+    shown = {name: [trace == name for trace in of_trace] for name in dict.fromkeys(of_trace)}
     buttons = [
         {"label": name.replace("_", "-"), "method": "update", "args": [{"visible": visible}]}
         for name, visible in shown.items()

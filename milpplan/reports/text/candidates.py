@@ -54,7 +54,7 @@ def choice_document(choice: Choice, tolerance: float) -> ChoiceDocument:
         best=choice.best.candidate.name if choice.best else None,
         proved=choice.proved,
         ahead_fraction=_ahead(choice),
-        candidates=tuple(_candidate(one, tolerance) for one in choice.outcomes),
+        candidates=tuple(_candidate(outcome, tolerance) for outcome in choice.outcomes),
     )
 
 

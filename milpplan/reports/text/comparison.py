@@ -125,7 +125,7 @@ def same_problem(sides: Sequence[Side]) -> bool:
         (side.problem.model, side.problem.hardware, side.problem.other_hardware, side.problem.job)
         for side in sides
     ]
-    return all(one == asked[0] for one in asked)
+    return all(problem == asked[0] for problem in asked)
 
 
 def best_bound_s(sides: Sequence[Side]) -> float | None:
@@ -221,8 +221,10 @@ def _results(sides: Sequence[Side], names: list[str]) -> Table:
 def _times(sides: Sequence[Side], names: list[str]) -> Table:
     table = report_table("Time (mean of the stages)", "part", *names)
     breakdowns = [side.report.breakdown_s for side in sides]
-    shown = [name for name in BREAKDOWN if any(one[name] for one in breakdowns)]
-    spread = {name: max(one[name] for one in breakdowns) - min(one[name] for one in breakdowns) for name in shown}
-    for name in sorted(shown, key=lambda one: -spread[one]):
-        table.add_row(name.replace("_", " "), *(seconds_text(one[name]) for one in breakdowns))
+    shown = [name for name in BREAKDOWN if any(parts[name] for parts in breakdowns)]
+    spread = {
+        name: max(parts[name] for parts in breakdowns) - min(parts[name] for parts in breakdowns) for name in shown
+    }
+    for name in sorted(shown, key=lambda part: -spread[part]):
+        table.add_row(name.replace("_", " "), *(seconds_text(parts[name]) for parts in breakdowns))
     return table

@@ -88,10 +88,10 @@ def _limits(told: Explanation) -> Iterator[RenderableType]:
     )
     yield hanging("batch", bubble if told.plan.layout.pp > 1 else "no pipeline, no bubble")
     lines = [
-        f"{one.part.replace('_', ' ')} {seconds_text(one.seconds)} ({percent_text(one.share)}), groups of "
-        f"{counted(one.num_ranks, 'rank')} over {printable(one.tier)}"
-        for one in known.exposed
-        if one.share >= ALMOST_NOTHING
+        f"{item.part.replace('_', ' ')} {seconds_text(item.seconds)} ({percent_text(item.share)}), groups of "
+        f"{counted(item.num_ranks, 'rank')} over {printable(item.tier)}"
+        for item in known.exposed
+        if item.share >= ALMOST_NOTHING
     ]
     yield hanging("network", "; ".join(lines) or "no communication that adds to the step by more than 0.1 %")
     for rule in known.rules:
@@ -116,14 +116,16 @@ def _memory(told: Explanation) -> str:
     shown = ", ".join(gib_text(size) for size in room[:SHOWN_STAGES])
     more = f", ... ({counted(len(room), 'stage')})" if len(room) > SHOWN_STAGES else ""
     text = f"stage {least} is the fullest; left on each stage: {shown}{more}"
-    unlimited = next((one for one in told.worth if one.name == "unlimited_memory"), None)
+    unlimited = next((worth for worth in told.worth if worth.name == "unlimited_memory"), None)
     if unlimited is None:
         return text
     if unlimited.gain.low > 0:
         peak = unlimited.best.peak_bytes
         need = f"; the best plan found without a limit needs {gib_text(peak)} a GPU" if peak else ""
         text += f". Memory binds: without a limit {range_text(unlimited.gain)} would be saved{need}"
-        one_more = next((one for one in told.worth if one.name == "more_memory" and one.gain.low > 0), None)
+        one_more = next(
+            (worth for worth in told.worth if worth.name == "more_memory" and worth.gain.low > 0), None
+        )
         if one_more is not None and one_more.best.peak_bytes:
             needs = gib_text(one_more.best.peak_bytes - told.report.peak_memory_bytes)
             text += f". A better plan needs {needs} more than this one"
@@ -158,53 +160,53 @@ def _difference(own: Layout, other: Layout | None) -> str:
 def _worth_table(told: Explanation) -> Table:
     title = "What more would be worth (proved)"
     table = _words_last(title, "change", "this plan", "proved best", "saves", "best with")
-    for one in told.worth:
-        same = "does not fit" if one.same_plan is None else _amount(told, one.same_plan)
-        table.add_row(one.words, same, _best(told, one), range_text(one.gain), _with(told, one))
+    for worth in told.worth:
+        same = "does not fit" if worth.same_plan is None else _amount(told, worth.same_plan)
+        table.add_row(worth.words, same, _best(told, worth), range_text(worth.gain), _with(told, worth))
     return table
 
 
-def _best(told: Explanation, one: Worth) -> str:
-    return "as now" if one.implied_by else _amounts(told, one.best.bounds)
+def _best(told: Explanation, worth: Worth) -> str:
+    return "as now" if worth.implied_by else _amounts(told, worth.best.bounds)
 
 
-def _with(told: Explanation, one: Worth) -> str:
-    if one.implied_by:
+def _with(told: Explanation, worth: Worth) -> str:
+    if worth.implied_by:
         return "(implied)"
     base = told.best.plan or told.plan
-    other = None if one.best.plan is None else one.best.plan.layout
+    other = None if worth.best.plan is None else worth.best.plan.layout
     words = _difference(base.layout, other)
-    is_other = one.best.plan is not None and one.best.plan.virtual_stages != base.virtual_stages
+    is_other = worth.best.plan is not None and worth.best.plan.virtual_stages != base.virtual_stages
     return f"{words}, other stages" if other == base.layout and is_other else words
 
 
 def _wish_table(told: Explanation) -> Table:
-    title = "Why not" if any(one.asked for one in told.wishes) else "Why not its neighbours"
+    title = "Why not" if any(wish.asked for wish in told.wishes) else "Why not its neighbours"
     table = _words_last(title, "wish", "proved best", "price", "in time", "best with / forbidden by")
-    for one in told.wishes:
-        best = "" if one.best is None or one.best.infeasible else _amounts(told, one.best.bounds)
-        table.add_row(one.words, best, *_price(told, one), _because(told, one))
+    for wish in told.wishes:
+        best = "" if wish.best is None or wish.best.infeasible else _amounts(told, wish.best.bounds)
+        table.add_row(wish.words, best, *_price(told, wish), _because(told, wish))
     return table
 
 
-def _price(told: Explanation, one: WishAnswer) -> tuple[str, str]:
+def _price(told: Explanation, wish: WishAnswer) -> tuple[str, str]:
     """Write the price in per cent of the proved best, and in its unit."""
-    if one.outcome in ("forbidden", "does_not_fit", "too_late"):
+    if wish.outcome in ("forbidden", "does_not_fit", "too_late"):
         return "impossible", ""
-    if one.price is None or one.amount is None:
+    if wish.price is None or wish.amount is None:
         return "", ""
-    amount = _amounts(told, one.amount) if math.isfinite(one.price.high) else ""
-    return range_text(one.price, signed=True), amount
+    amount = _amounts(told, wish.amount) if math.isfinite(wish.price.high) else ""
+    return range_text(wish.price, signed=True), amount
 
 
-def _because(told: Explanation, one: WishAnswer) -> str:
+def _because(told: Explanation, wish: WishAnswer) -> str:
     base = told.best.plan or told.plan
-    if one.outcome == "priced" and one.best is not None and one.best.plan is not None:
-        words = _difference(base.layout, one.best.plan.layout)
-        return f"{words}; {one.reason}" if one.reason else words
-    if one.outcome == "open":
-        return f"{one.reason}; none found in the time".removeprefix("; ")
-    return one.reason
+    if wish.outcome == "priced" and wish.best is not None and wish.best.plan is not None:
+        words = _difference(base.layout, wish.best.plan.layout)
+        return f"{words}; {wish.reason}" if wish.reason else words
+    if wish.outcome == "open":
+        return f"{wish.reason}; none found in the time".removeprefix("; ")
+    return wish.reason
 
 
 def _closing(told: Explanation) -> Iterator[RenderableType]:

@@ -20,9 +20,9 @@ from milpplan.units import count_text, gib_text, money_text, percent_text, print
 EFFORTS = {"flag": "arguments", "reshard": "converts the checkpoint"}
 
 
-def gap_report(one: Judged) -> RenderableType:
+def gap_report(entry: Judged) -> RenderableType:
     """Show all answers about the gap of a plan, the most important first."""
-    told = one.gap
+    told = entry.gap
     parts: list[RenderableType] = [
         would_be_headline(told.problem, told.plan, told.report),
         *(Text(line) for line in _verdicts(told)),
@@ -162,15 +162,15 @@ def _closing(told: GapReport) -> Iterator[RenderableType]:
 
 def gaps_table(judged: Sequence[Judged], failed: Sequence[Failed]) -> RenderableType:
     """Show several plans, a row each, in the given order."""
-    narrow = next((one.gap.spaces[0].name for one in judged if len(one.gap.spaces) > 1), None)
+    narrow = next((entry.gap.spaces[0].name for entry in judged if len(entry.gap.spaces) > 1), None)
     columns = ["plan", "step", "memory", *([f"gap to {narrow}"] if narrow else []), "gap to the whole space"]
     table = report_table("Gaps", *columns, "GPU-hours to save", "best single change")
     table.columns[-1].justify = "left"
-    for one in judged:
-        told = one.gap
+    for entry in judged:
+        told = entry.gap
         shares = [_share(told, space) for space in told.spaces]
         table.add_row(
-            Text(printable(one.name)),
+            Text(printable(entry.name)),
             seconds_text(told.report.step_time_s),
             gib_text(told.report.peak_memory_bytes) if told.report.fits else "does not fit",
             *(["-"] * (len(columns) - 3 - len(shares)) + shares),
@@ -180,7 +180,7 @@ def gaps_table(judged: Sequence[Judged], failed: Sequence[Failed]) -> Renderable
     for lost in failed:
         empty = ["-"] * len(columns)
         table.add_row(Text(printable(lost.name)), *empty, "not judged (see below)")
-    tokens = {count_text(one.gap.spending.tokens) for one in judged}
+    tokens = {count_text(entry.gap.spending.tokens) for entry in judged}
     return Group(table, hanging("cost", f"runs of {' or '.join(sorted(tokens))} tokens")) if judged else table
 
 

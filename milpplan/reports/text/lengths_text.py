@@ -155,12 +155,14 @@ def _baselines(result: LengthsResult) -> Table:
     table = report_table(
         "Others' rules on the same sequences and times", "rule", "step", "longer by", "strategies"
     )
-    for one in result.baselines:
-        if one.step_time_s is None:
-            table.add_row(one.rule, "none", "", one.why)
+    for baseline in result.baselines:
+        if baseline.step_time_s is None:
+            table.add_row(baseline.rule, "none", "", baseline.why)
         else:
-            longer = percent_text(one.step_time_s / result.step_time_s - 1.0)
-            table.add_row(one.rule, seconds_text(one.step_time_s), longer, " -> ".join(one.strategies))
+            longer = percent_text(baseline.step_time_s / result.step_time_s - 1.0)
+            table.add_row(
+                baseline.rule, seconds_text(baseline.step_time_s), longer, " -> ".join(baseline.strategies)
+            )
     return table
 
 

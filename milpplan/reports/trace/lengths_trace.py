@@ -82,8 +82,8 @@ def _moved(result: LengthsFile, event: EventRecord, before: str) -> dict[str, An
     for switch in result.switches:
         if (switch.what, switch.source, switch.target) == (event.kind, before, event.strategy):
             return {"from": before, "bytes": switch.bytes}
-    groups = [one for one in result.groups if one.strategy == event.strategy and event.kind == "group"]
-    return {"sequences": sum(bucket.sequences for one in groups for bucket in one.buckets)} if groups else {}
+    groups = [group for group in result.groups if group.strategy == event.strategy and event.kind == "group"]
+    return {"sequences": sum(bucket.sequences for group in groups for bucket in group.buckets)} if groups else {}
 
 
 def _named(what: str, thread: int, name: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def evidence_document(evidence: Evidence | None, step_time_s: float | None) -> E
     if evidence is None or step_time_s is None:
         return None
     missing = tuple(term.name for term in evidence.unexercised)
-    without = next((one.best_s for one in evidence.ablations if one.times == 0), None)
+    without = next((ablated.best_s for ablated in evidence.ablations if ablated.times == 0), None)
     return EvidenceDocument(
         generation=evidence.generation,
         num_runs=evidence.num_runs,
@@ -70,7 +70,9 @@ def evidence_document(evidence: Evidence | None, step_time_s: float | None) -> E
         share=None if without is None or not missing else 1 - without / step_time_s,
         elsewhere=evidence.elsewhere,
         num_plans=evidence.num_plans,
-        ablations=tuple(AblationDocument(**asdict(one), still_best=one.still_best) for one in evidence.ablations),
+        ablations=tuple(
+            AblationDocument(**asdict(ablated), still_best=ablated.still_best) for ablated in evidence.ablations
+        ),
     )
 
 
@@ -143,10 +145,10 @@ def _choice_texts(evidence: Evidence) -> Iterator[str]:
     beaten, lost_to = others, f"one of {others}"
     if evidence.num_plans == 1:
         beaten = lost_to = f"the other plan {kept}"
-    for one in evidence.ablations:
-        if one.rival_s is None:
+    for ablated in evidence.ablations:
+        if ablated.rival_s is None:
             continue
-        terms = "without these terms" if one.times == 0 else "with these terms doubled"
-        verdict = f"beats {beaten}" if one.still_best else f"loses to {lost_to}"
-        times = f"{seconds_text(one.best_s)} against {seconds_text(one.rival_s)}"
+        terms = "without these terms" if ablated.times == 0 else "with these terms doubled"
+        verdict = f"beats {beaten}" if ablated.still_best else f"loses to {lost_to}"
+        times = f"{seconds_text(ablated.best_s)} against {seconds_text(ablated.rival_s)}"
         yield f"{terms} this plan {verdict} ({times})"

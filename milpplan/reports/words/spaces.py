@@ -21,7 +21,9 @@ def cost_model_text(problem: Problem) -> str:
 
 def scope_text(problem: Problem, forbid: Sequence[Mapping[str, object]] = ()) -> str:
     """Describe the cost model and the declared space of a proof, without the forbidden layouts."""
-    left_out = [" and ".join(f"{name} {_value_text(value)}" for name, value in one.items()) for one in forbid]
+    left_out = [
+        " and ".join(f"{name} {_value_text(value)}" for name, value in forbidden.items()) for forbidden in forbid
+    ]
     without = f" without {', or '.join(left_out)}" if left_out else ""
     return f"cost model {cost_model_text(problem)}, {space_text(problem)}{without}"
 
