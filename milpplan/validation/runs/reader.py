@@ -28,7 +28,7 @@ MAX_TEXT_BYTES: Final = 256 * MIB
 MAX_RUNS: Final = 200_000
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_CHECKOUT = Path(__file__).resolve().parents[2]
+_CHECKOUT = Path(__file__).resolve().parents[3]
 _MOST_DIGITS: Final = 300
 """Digits beyond which an integer is read as infinity, so that only its record is refused."""
 _DECODER: Final = json.JSONDecoder(
@@ -96,8 +96,8 @@ def shipped_files() -> tuple[Traversable, ...]:
     """Locate the published runs: inside the installed package, else at the root of the source checkout."""
     packaged: Traversable = resources.files("milpplan") / "presets" / "runs"
     directory = packaged if packaged.is_dir() else _CHECKOUT / "runs"
-    found = [entry for entry in directory.iterdir() if entry.name.endswith((".json", ".json.gz"))]
-    return tuple(sorted(found, key=lambda entry: entry.name))
+    files = [entry for entry in directory.iterdir() if entry.name.endswith((".json", ".json.gz"))]
+    return tuple(sorted(files, key=lambda entry: entry.name))
 
 
 def _refuse_second(run: Run, runs: dict[str, Run], source: str) -> None:
@@ -181,15 +181,15 @@ def _line(text: str, source: str) -> Any:
 def _before_the_fault(text: str) -> list[Any]:
     """Parse the complete records of a list that breaks off or has an error further on; empty without any."""
     start = _START.match(text)
-    found: list[Any] = []
+    records: list[Any] = []
     try:
         at = start.end() if start else len(text)
         while True:
             between = _BETWEEN.match(text, at)
             record, at = _DECODER.raw_decode(text, between.end() if between else at)
-            found.append(record)
+            records.append(record)
     except (ValueError, RecursionError):
-        return found if any(isinstance(record, dict) for record in found) else []
+        return records if any(isinstance(record, dict) for record in records) else []
 
 
 def _no_json(source: str, error: Exception) -> InvalidInputError:
