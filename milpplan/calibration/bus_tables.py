@@ -75,17 +75,17 @@ def fit_bus(logs: list[BusLog], hardware: HardwareSpec) -> BusFit:
 def _constants(inside: list[BusLog], factors: list[float], told: list[str]) -> Constants:
     """Fit the network's efficiency, and the one sigma of the tables: scatter of repetitions, as if common to
     all."""
-    found: dict[str, Factor] = {}
+    constants: dict[str, Factor] = {}
     if factors:
         sigma = float(np.std(factors)) if len(factors) > 1 else 0.1 * factors[0]
-        found["scale_out_efficiency"] = Factor(value=float(np.median(factors)), one_sigma=sigma)
+        constants["scale_out_efficiency"] = Factor(value=float(np.median(factors)), one_sigma=sigma)
         told.append(f"network between domains: {len(factors)} rates of the largest messages")
     spread = [size for log in inside for size in log.spread]
     if spread:
         sigma = min(MAD_TO_SIGMA * float(np.median(spread)), MOST_SIGMA)
-        found["scale_up_efficiency"] = Factor(value=1.0, one_sigma=sigma)
+        constants["scale_up_efficiency"] = Factor(value=1.0, one_sigma=sigma)
         told.append(f"one sigma of the tables: {percent_text(sigma)} (repetitions, in place and out of place)")
-    return Constants(**found)
+    return Constants(**constants)
 
 
 def _described(hardware: HardwareSpec, operation: str, sizes: list[int], ranks: float) -> list[float]:

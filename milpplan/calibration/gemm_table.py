@@ -103,10 +103,10 @@ def parse_gemm(text: str, source: str) -> list[Products]:
             rows[precision].append(_row(row, measured, f"{source}:{number}"))
     except csv.Error as error:
         raise InvalidInputError(f"{source} is no CSV: {error}.", "Expected rows of numbers.", _DO) from error
-    found = [_products(name, values) for name, values in rows.items() if values]
-    if not found:
+    products = [_products(name, values) for name, values in rows.items() if values]
+    if not products:
         raise InvalidInputError(f"{source} has no row.", "Expected measured products.", _DO)
-    return found
+    return products
 
 
 def _products(name: str, values: list[tuple[float, ...]]) -> Products:

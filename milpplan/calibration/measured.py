@@ -55,7 +55,7 @@ def observations(
         stacks: use the constants that are already fitted to its framework.
         unscored: flags of runs that are left out.
     """
-    found: list[Observation] = []
+    timed: list[Observation] = []
     left_out: list[str] = []
     for run in file.runs:
         flags = unscored & set(run.flags)
@@ -74,10 +74,10 @@ def observations(
         if measure is None:
             left_out.append(f"{run.id}: no step time was measured")
             continue
-        found.append(
+        timed.append(
             Observation(run.id, run.group, statement.problem, statement.plan, measure.step_time_s, stack_of(run))
         )
-    return found, left_out
+    return timed, left_out
 
 
 def on_hardware(runs: Iterable[Observation], hardware: HardwareSpec) -> list[Observation]:

@@ -95,7 +95,7 @@ def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusL
             if rate > 0:
                 rows.setdefault((operation, ranks), {}).setdefault(size, []).append(rate)
                 pairs.setdefault((operation, ranks), []).extend(_in_place(line.split(), section.columns))
-    logs = [_log(key, found, pairs[key]) for key, found in rows.items()]
+    logs = [_log(key, rates, pairs[key]) for key, rates in rows.items()]
     if not logs:
         raise InvalidInputError(f"{source} has no row of a bandwidth table.", "Expected sizes and times.", _DO)
     return logs
@@ -119,10 +119,10 @@ def _in_place(words: list[str], columns: list[str]) -> list[float]:
 
 
 def _operation_of(text: str) -> str | None:
-    found = _OPERATION.search(text)
-    if found is None:
+    match = _OPERATION.search(text)
+    if match is None:
         return None
-    plain = found.group(1).lower().replace("_", "")
+    plain = match.group(1).lower().replace("_", "")
     return next(name for name in PASSES if name.replace("_", "") == plain)
 
 
@@ -154,12 +154,12 @@ def _recognised(section: _Section, ranks: int, words: list[str]) -> str | None:
     if not algorithm > 0 or ranks < 2:
         return None
     passes = bus / algorithm * ranks / (ranks - 1)
-    found = [
+    names = [
         name
         for name, factor in PASSES.items()
         if abs(passes / factor - 1.0) < SAME_FACTOR and (name in REDUCING) == reduces
     ]
-    return found[0] if len(found) == 1 else None
+    return names[0] if len(names) == 1 else None
 
 
 def _named(section: _Section, source: str, num_gpus: int | None, words: list[str]) -> tuple[str, int]:

@@ -77,19 +77,19 @@ def least_within(matrix: FloatArray, right: FloatArray, low: FloatArray, high: F
     def value(at: FloatArray) -> float:
         return float(at @ (matrix @ at) / 2 - right @ at)
 
-    found = np.clip(np.ones(len(low)), low, high)
+    x = np.clip(np.ones(len(low)), low, high)
     for _ in range(MOST_STEPS):
-        gradient = matrix @ found - right
-        held = ((found <= low) & (gradient > 0)) | ((found >= high) & (gradient < 0))
+        gradient = matrix @ x - right
+        held = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
         free = ~held
         if not free.any() or np.abs(gradient[free]).max() <= OPTIMAL * np.abs(right).max():
             break
         step = np.zeros(len(low))
         step[free] = cho_solve(cho_factor(matrix[np.ix_(free, free)]), gradient[free])
-        before, length = value(found), 1.0
-        while value(np.clip(found - length * step, low, high)) >= before and length > OPTIMAL:
+        before, length = value(x), 1.0
+        while value(np.clip(x - length * step, low, high)) >= before and length > OPTIMAL:
             length /= 2
         if length <= OPTIMAL:
             break
-        found = np.clip(found - length * step, low, high)
-    return found
+        x = np.clip(x - length * step, low, high)
+    return x

@@ -66,9 +66,9 @@ def kind_of(path: Path) -> Kind:
 
 def megatron_steps_s(text: str) -> tuple[list[float], str | None] | None:
     """Read the seconds of the steps in a log of Megatron-LM, and the global batch; None for other texts."""
-    found = _ITERATION.findall(text)
+    steps_ms = _ITERATION.findall(text)
     batch = _BATCH.search(text)
-    return ([float(match) / 1e3 for match in found], None if batch is None else batch[1]) if found else None
+    return ([float(match) / 1e3 for match in steps_ms], None if batch is None else batch[1]) if steps_ms else None
 
 
 _ITERATION = re.compile(r"\biteration\s+\d+/\s*\d+ \|.*?elapsed time per iteration \(ms\):\s*([\d.]+) \|")
@@ -151,21 +151,21 @@ def _of_runs(
     progress: Callable[[str], None] | None,
 ) -> Calibration:
     file = read_runs(path)
-    found, left_out = observations(file, spec)
+    selected, left_out = observations(file, spec)
     told = [str(error) for error in file.rejected] + left_out
-    if not found:
+    if not selected:
         raise InvalidInputError(
             f"{path} has no run to fit to: {'; '.join(told[:3]) or 'it is empty'}.",
             "Expected runs that milpplan can simulate, with a measured step time.",
             "See docs/validation.md for the format.",
         )
-    if len(found) > MAX_RUNS:
+    if len(selected) > MAX_RUNS:
         raise InvalidInputError(
-            f"{path} has {len(found):,} timed runs.", f"Expected at most {MAX_RUNS:,}.", "Split the file."
+            f"{path} has {len(selected):,} timed runs.", f"Expected at most {MAX_RUNS:,}.", "Split the file."
         )
-    result = fit(found, None, constants, progress=progress)
+    result = fit(selected, None, constants, progress=progress)
     date = datetime.date.today().isoformat()
-    overlay = result.overlay(words["base"], words["name"], f"{len(found)} runs of {path.name}", date)
+    overlay = result.overlay(words["base"], words["name"], f"{len(selected)} runs of {path.name}", date)
     return Calibration("runs", overlay, spec, tuple(told), result)
 
 

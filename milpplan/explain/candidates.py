@@ -86,8 +86,8 @@ def choose(candidates: Sequence[Candidate], options: SolveOptions | None = None)
     for number, candidate in enumerate(candidates):
         left_s = deadline.left_s()
         share = None if left_s is None else left_s / (len(candidates) - number)
-        found = solve(candidate.problem, replace(options, time_limit_s=share))
-        outcomes.append(_outcome(candidate, found, measure))
+        result = solve(candidate.problem, replace(options, time_limit_s=share))
+        outcomes.append(_outcome(candidate, result, measure))
     return Choice(measure, tuple(sorted(outcomes, key=_order)))
 
 

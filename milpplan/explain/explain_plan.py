@@ -58,12 +58,12 @@ class _Talk:
             self.callback(words)
         limit_s = self.budget.share_s(weight)
         try:
-            found = question(limit_s)
+            optimum = question(limit_s)
         except KeyboardInterrupt:
             self.interrupted = True
             self.open.append(words)
             return
-        self.interrupted = found is not None and found.interrupted
+        self.interrupted = optimum is not None and optimum.interrupted
 
 
 def explain_plan(
@@ -192,11 +192,11 @@ def _loose_fields(talk: _Talk) -> tuple[tuple[str, ...], ...]:
 
 def _ask_change(talk: _Talk, names: tuple[str, ...]) -> None:
     def question(limit_s: float | None) -> Optimum | None:
-        found = single_change(talk.yardstick, talk.problem, talk.plan, talk.value, names, limit_s)
-        if found is None:
+        change = single_change(talk.yardstick, talk.problem, talk.plan, talk.value, names, limit_s)
+        if change is None:
             return None
-        talk.changes.append(found)
-        return found.best
+        talk.changes.append(change)
+        return change.best
 
     talk.ask(f"a change of {names[0] if names else 'stages and recomputation'}", CHANGE, question)
 
@@ -204,9 +204,9 @@ def _ask_change(talk: _Talk, names: tuple[str, ...]) -> None:
 def _worth_question(talk: _Talk, change: Change, changed: Problem) -> Callable[[float | None], Optimum | None]:
     def question(limit_s: float | None) -> Optimum | None:
         unlimited = next((known for known in talk.worth if known.name == MEMORY[0]), None)
-        found = worth(talk.yardstick, change, changed, talk.plan, talk.best, unlimited, limit_s)
-        talk.worth.append(found)
-        return found.best
+        value_of_change = worth(talk.yardstick, change, changed, talk.plan, talk.best, unlimited, limit_s)
+        talk.worth.append(value_of_change)
+        return value_of_change.best
 
     return question
 
@@ -215,8 +215,8 @@ def _ask_wishes(talk: _Talk, wishes: Sequence[Wish], asked: bool) -> None:
     for wish in wishes:
 
         def question(limit_s: float | None, wish: Wish = wish) -> Optimum | None:
-            found = answer(talk.yardstick, talk.problem, wish, talk.best, limit_s, asked)
-            talk.wishes.append(found)
-            return found.best
+            answered = answer(talk.yardstick, talk.problem, wish, talk.best, limit_s, asked)
+            talk.wishes.append(answered)
+            return answered.best
 
         talk.ask(wish_words(wish), WISH if asked else NEIGHBOUR, question)

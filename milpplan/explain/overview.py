@@ -88,14 +88,14 @@ def _rule(problem: Problem, plan: Plan) -> RuleOfThumb | Missing:
         )
     layout = plan.layout
     asked = with_job(problem, num_gpus=layout.num_gpus, global_batch_size=layout.global_batch_size)
-    found = rule_of_thumb(asked)
-    if found is None:
+    rule = rule_of_thumb(asked)
+    if rule is None:
         return Missing(
             "The rule of thumb has no plan that fits here, even with more pipeline stages than its table says.",
             "It needs degrees that divide this number of GPUs and this batch, and memory for its choices.",
             "Compare with a plan of your own: milpplan compare A.json B.json.",
         )
-    return found
+    return rule
 
 
 def _exports(problem: Problem, plan: Plan) -> tuple[ExportTab, ...]:

@@ -140,15 +140,15 @@ def answer(
     if not len(legal):
         return replace(told, outcome="forbidden", reason=_forbidden(granted, legal.rejected, wish))
     start = next((known for known in (best.plan, *best.runners_up) if known and _has(known, wish)), None)
-    found = yardstick.optimum(granted, limit_s, start)
-    if found.infeasible:
-        return _impossible(replace(told, best=found), granted, found)
-    bounds = found.bounds
+    optimum = yardstick.optimum(granted, limit_s, start)
+    if optimum.infeasible:
+        return _impossible(replace(told, best=optimum), granted, optimum)
+    bounds = optimum.bounds
     if inside:
         bounds = Interval(min(max(bounds.low, best.bounds.low), bounds.high), bounds.high)
-    outcome: Outcome = "open" if found.plan is None else "priced"
+    outcome: Outcome = "open" if optimum.plan is None else "priced"
     reason = "" if inside else "outside the declared space"
-    return _priced(replace(told, outcome=outcome, best=found, reason=reason), bounds, best.bounds, inside)
+    return _priced(replace(told, outcome=outcome, best=optimum, reason=reason), bounds, best.bounds, inside)
 
 
 def _priced(told: WishAnswer, with_it: Interval, without: Interval, at_least_zero: bool) -> WishAnswer:
@@ -190,10 +190,10 @@ def _together(granted: Problem, refusing: Sequence[str]) -> list[str]:
     return removed
 
 
-def _impossible(told: WishAnswer, granted: Problem, found: Optimum) -> WishAnswer:
+def _impossible(told: WishAnswer, granted: Problem, optimum: Optimum) -> WishAnswer:
     """Answer that every layout with the wish is provably too large, or too slow for the deadline."""
     usable = usable_memory_bytes(granted)
-    least = found.least_peak_bytes
+    least = optimum.least_peak_bytes
     if least is None:
         bounds = floor(granted, layout_space(granted))
         least = bounds.memory_bytes if bounds is not None else 0.0

@@ -37,18 +37,18 @@ class Arguments:
 
     def text(self, flag: str) -> str | None:
         """Return the only value, or its default."""
-        found = self.texts(flag)
-        return found[0] if found else None
+        values = self.texts(flag)
+        return values[0] if values else None
 
     def number(self, flag: str) -> int | None:
         """Return the only value as an integer, or its default."""
-        found = self.text(flag)
-        return None if found is None else int(found)
+        text = self.text(flag)
+        return None if text is None else int(text)
 
     def count(self, flag: str, otherwise: int) -> int:
         """Return the integer of a flag whose parser has no default."""
-        found = self.number(flag)
-        return otherwise if found is None else found
+        number = self.number(flag)
+        return otherwise if number is None else number
 
     def real(self, flag: str) -> float:
         """Return the only value as a float, or its default."""
@@ -60,14 +60,14 @@ class Arguments:
         Raises:
             InvalidInputError: the value is missing or not a positive integer.
         """
-        found = self.number(flag)
-        if found is None or found < 1:
+        number = self.number(flag)
+        if number is None or number < 1:
             raise InvalidInputError(
-                f"{flag} is {'missing' if found is None else found}.",
+                f"{flag} is {'missing' if number is None else number}.",
                 "Expected a positive whole number: a plan cannot be told without it.",
                 f"Give {flag}.",
             )
-        return found
+        return number
 
     def stated(self, flag: str) -> int:
         """Return a positive integer that the file must state; the parser's default is not a model's size.

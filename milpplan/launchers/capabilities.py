@@ -99,12 +99,12 @@ class Capability:
 
     def limits_of(self, problem: Problem) -> dict[str, Limit]:
         """Merge the target's fixed limits with those that depend on the problem."""
-        found = dict(self.limits)
+        limits = dict(self.limits)
         for name, limit in self.more_limits(problem).items():
-            known = found.get(name)
+            known = limits.get(name)
             values = limit.values if known is None else tuple(v for v in known.values if v in limit.values)
-            found[name] = Limit(values, limit.why)
-        return found
+            limits[name] = Limit(values, limit.why)
+        return limits
 
 
 WHOLE_NODES = {"whole_nodes": RowRule(whole_nodes, "torchrun starts as many processes on every node")}
@@ -125,12 +125,12 @@ def _megatron_limits(problem: Problem) -> dict[str, Limit]:
 
     Source: Megatron-LM training/arguments.py:1095, core/transformer/transformer_config.py:2612.
     """
-    found = {}
+    limits = {}
     if problem.job.precision == "fp8" and problem.hardware.software.fp8_weights_only:
-        found["zero_stage"] = Limit((1, 2, 3), "--fp8-param-gather needs --use-distributed-optimizer")
+        limits["zero_stage"] = Limit((1, 2, 3), "--fp8-param-gather needs --use-distributed-optimizer")
     if _experts_have_biases(problem):
-        found["etp"] = Limit((1,), "it splits no experts with biases (core/transformer/transformer_config.py)")
-    return found
+        limits["etp"] = Limit((1,), "it splits no experts with biases (core/transformer/transformer_config.py)")
+    return limits
 
 
 _NO_HOST = "Megatron-LM keeps on the host what this plan streams beside the layers only in other ways"

@@ -36,15 +36,15 @@ def word(value: object) -> str:
 
 def job_refusals(problem: Problem) -> list[Refusal]:
     """Refuse jobs that need more than one node type."""
-    found = []
+    refusals = []
     if problem.inference:
-        found.append(Refusal("it is a plan of forwards alone (inference), and this trains"))
+        refusals.append(Refusal("it is a plan of forwards alone (inference), and this trains"))
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
-        found.append(
+        refusals.append(
             Refusal(f"the cluster has several node types ({names}), and torchrun starts nodes in any order")
         )
-    return found
+    return refusals
 
 
 def format_refusals(problem: Problem, products: str, gradients: str, attention: str) -> list[Refusal]:
@@ -52,14 +52,14 @@ def format_refusals(problem: Problem, products: str, gradients: str, attention: 
 
     Each refusal gives its reason.
     """
-    job, found = problem.job, []
+    job, refusals = problem.job, []
     if job.precision != "bf16":
-        found.append(Refusal(f"precision {job.precision}: {products}"))
+        refusals.append(Refusal(f"precision {job.precision}: {products}"))
     if job.grad_dtype != "fp32":
-        found.append(Refusal(f"gradients in bf16: {gradients}"))
+        refusals.append(Refusal(f"gradients in bf16: {gradients}"))
     if job.attention_kernel != "flash":
-        found.append(Refusal(f"an unfused attention kernel: {attention}"))
-    return found
+        refusals.append(Refusal(f"an unfused attention kernel: {attention}"))
+    return refusals
 
 
 def field_refusals(capability: Capability, layout: Layout, num_replicas: int | None = None) -> list[Refusal]:
@@ -89,7 +89,7 @@ def layout_differences(
         num_replicas: replicas of the experts' weights; 1 without experts.
         but: fields that have already been refused.
     """
-    found = []
+    refusals = []
     # The cluster of heterogeneous replicas has already been refused, and no other share of the batch would help.
     shared = {"replica_micro_batches", "global_batch_size"} if plan.layout.replica_micro_batches else set()
     for name in Layout.model_fields:
@@ -98,12 +98,12 @@ def layout_differences(
             continue
         if name == "rank_order" and placed_alike(plan.layout, runs.rank_order, num_replicas):
             continue
-        found.append(
+        refusals.append(
             Refusal(
                 f"{name}={word(wanted)}: {reasons.get(name, 'its file cannot say it')}", f"{name}={word(there)}"
             )
         )
-    return found
+    return refusals
 
 
 def recompute_refusals(plan: Plan) -> list[Refusal]:

@@ -68,7 +68,7 @@ def _value(node: ast.expr) -> int | list[int]:
 
 
 def _zeros_and_ones(values: list[int | list[int]]) -> list[int]:
-    found = [value for value in values if value in (0, 1)]
-    if len(found) != len(values):
+    flags = [value for value in values if value in (0, 1)]
+    if len(flags) != len(values):
         raise ValueError("no pattern")
-    return [int(value) for value in found if isinstance(value, int)]
+    return [int(value) for value in flags if isinstance(value, int)]

@@ -12,14 +12,14 @@ from milpplan.problem.problem import Problem
 
 
 def _formats(problem: Problem, kernels: tuple[str, ...], gradients: tuple[str, ...]) -> list[Refusal]:
-    job, found = problem.job, job_refusals(problem)
+    job, refusals = problem.job, job_refusals(problem)
     if job.precision != "bf16":
-        found.append(Refusal(f"precision {job.precision}: it computes in bf16"))
+        refusals.append(Refusal(f"precision {job.precision}: it computes in bf16"))
     if job.grad_dtype not in gradients:
-        found.append(Refusal(f"gradients in {job.grad_dtype}: it has them in {' or '.join(gradients)}"))
+        refusals.append(Refusal(f"gradients in {job.grad_dtype}: it has them in {' or '.join(gradients)}"))
     if job.attention_kernel not in kernels:
-        found.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
-    return found
+        refusals.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
+    return refusals
 
 
 def check_torchtitan(problem: Problem, version: str) -> None:
@@ -28,10 +28,12 @@ def check_torchtitan(problem: Problem, version: str) -> None:
     Raises:
         IllegalPlanError: gives all reasons.
     """
-    found = _formats(problem, ("flash",), ("fp32",))
+    refusals = _formats(problem, ("flash",), ("fp32",))
     if flavor_of(problem.model) is None:
-        found.append(Refusal(f"it knows models by name and flavor, and {problem.model.name} is none of its own"))
-    refuse(TORCHTITAN.name, found)
+        refusals.append(
+            Refusal(f"it knows models by name and flavor, and {problem.model.name} is none of its own")
+        )
+    refuse(TORCHTITAN.name, refusals)
 
 
 def check_nanotron(problem: Problem, version: str) -> None:
@@ -50,7 +52,7 @@ def check_deepspeed(problem: Problem, version: str) -> None:
     Raises:
         IllegalPlanError: gives all reasons.
     """
-    found = _formats(problem, ("flash", "unfused"), ("fp32", "bf16"))
+    refusals = _formats(problem, ("flash", "unfused"), ("fp32", "bf16"))
     if config_of(problem.model) is None:
-        found.append(Refusal(f"{problem.model.name} is none of the dense families that its program builds"))
-    refuse(DEEPSPEED.name, found)
+        refusals.append(Refusal(f"{problem.model.name} is none of the dense families that its program builds"))
+    refuse(DEEPSPEED.name, refusals)

@@ -111,7 +111,7 @@ def version_of(capability: Capability, version: str | None) -> str:
 
 def _values(problem: Problem, capability: Capability) -> dict[str, Any]:
     """Intersect the space's values with the launcher's, for every field with a limit."""
-    found: dict[str, Any] = {}
+    common: dict[str, Any] = {}
     for name, limit in capability.limits_of(problem).items():
         if name not in Space.model_fields:
             continue
@@ -119,8 +119,8 @@ def _values(problem: Problem, capability: Capability) -> dict[str, Any]:
         values = limit.values if asked is None else tuple(value for value in asked if value in limit.values)
         if not values:
             raise _nothing_left(capability, name, asked, limit.values, limit.why)
-        found[name] = values
-    return found
+        common[name] = values
+    return common
 
 
 def _modes(problem: Problem, capability: Capability) -> tuple[str, ...]:

@@ -115,10 +115,10 @@ class Settings:
         Raises:
             InvalidInputError: the value is not an integer.
         """
-        found = self.get(name)
-        if type(found) is not int:
+        value = self.get(name)
+        if type(value) is not int:
             raise self._wrong(name, "a whole number")
-        return found
+        return value
 
     def degree(self, name: str) -> int:
         """Return a positive integer.
@@ -126,10 +126,10 @@ class Settings:
         Raises:
             InvalidInputError: the value is not a positive integer.
         """
-        found = self.number(name)
-        if found < 1:
+        value = self.number(name)
+        if value < 1:
             raise self._wrong(name, "a whole number above zero")
-        return found
+        return value
 
     def switch(self, name: str) -> bool:
         """Return a boolean.
@@ -137,10 +137,10 @@ class Settings:
         Raises:
             InvalidInputError: the value is neither true nor false.
         """
-        found = self.get(name)
-        if type(found) is not bool:
+        value = self.get(name)
+        if type(value) is not bool:
             raise self._wrong(name, "true or false")
-        return found
+        return value
 
     def text(self, name: str) -> str:
         """Return a text.
@@ -148,10 +148,10 @@ class Settings:
         Raises:
             InvalidInputError: the value is not a text.
         """
-        found = self.get(name)
-        if not isinstance(found, str):
+        value = self.get(name)
+        if not isinstance(value, str):
             raise self._wrong(name, "a text")
-        return found
+        return value
 
     def _wrong(self, name: str, expected: str) -> InvalidInputError:
         return InvalidInputError(
@@ -176,27 +176,27 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     Raises:
         InvalidInputError: the table nests too deeply or has too many settings.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in table.items():
         name = prefix + (key if isinstance(key, str) and _NAME.fullmatch(key) else shown(key))
         if isinstance(value, Mapping) and value and name.count(".") < MAX_DEPTH:
-            found |= flat(value, f"{name}.")
+            settings |= flat(value, f"{name}.")
         elif (
             isinstance(value, list)
             and value
             and all(isinstance(element, Mapping) and element for element in value)
         ):
             for number, element in enumerate(value):
-                found |= flat(element, f"{name}[{number}].")
+                settings |= flat(element, f"{name}[{number}].")
         else:
-            found[name] = value
-        if (isinstance(value, Mapping | list) and name.count(".") >= MAX_DEPTH) or len(found) > MAX_SETTINGS:
+            settings[name] = value
+        if (isinstance(value, Mapping | list) and name.count(".") >= MAX_DEPTH) or len(settings) > MAX_SETTINGS:
             raise InvalidInputError(
                 f"Tables nest more than {MAX_DEPTH} deep, or hold more than {MAX_SETTINGS} settings.",
                 "Expected the configuration of a run.",
                 "Write it without aliases.",
             )
-    return found
+    return settings
 
 
 def admitted(

@@ -103,8 +103,8 @@ def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
         alone = c["tp"] * c["pp"] * c["ep"] == 1
     else:
         alone = np.ones(len(stage), dtype=np.bool_)
-    found = np.where(stage == 0, unsharded, piped_states(problem, c))
-    return np.asarray(np.where(several, found, (stage == 0) & alone))
+    keeps = np.where(stage == 0, unsharded, piped_states(problem, c))
+    return np.asarray(np.where(several, keeps, (stage == 0) & alone))
 
 
 def titan_experts(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:

@@ -121,14 +121,14 @@ def target_named(name: str, option: str) -> Target:
         )
     if name in TARGETS:
         return TARGETS[name]
-    found = plugin("exporters", name)
-    if not isinstance(found, Target):
+    target = plugin("exporters", name)
+    if not isinstance(target, Target):
         raise PluginError(
-            f"The exporter {plugin_title('exporters', name)} is a {type(found).__name__}.",
+            f"The exporter {plugin_title('exporters', name)} is a {type(target).__name__}.",
             "Expected a milpplan.launchers.targets.Target.",
             "Repair its package.",
         )
-    return found
+    return target
 
 
 def launch_document(launch: Launch | ConfigLaunch) -> str:

@@ -98,8 +98,8 @@ def _provisional(
     limits, and which part of a kernel's time is its latency."""
     if not measurements.traffic:
         return spec
-    found = fit_predicted(OperatorPredictor.of(spec, measurements.traffic), OF_MEMORY, progress=progress)
-    values = {constant.name: constant.value for constant in found.identified}
+    memory_fit = fit_predicted(OperatorPredictor.of(spec, measurements.traffic), OF_MEMORY, progress=progress)
+    values = {constant.name: constant.value for constant in memory_fit.identified}
     return with_constants(
         spec,
         {name: value for name, value in values.items() if name == OF_MEMORY[0]},
@@ -109,7 +109,7 @@ def _provisional(
 
 def _tables(measurements: Measurements, spec: HardwareSpec, told: list[str]) -> Tables:
     """Fit replacements for the description's tables; data that cannot be used are reported."""
-    found: dict[str, Any] = {}
+    replaced: dict[str, Any] = {}
     for products in _products(measurements):
         if products.precision == "fp8" and spec.accelerator.fp8 is None:
             told.append("fp8 products are left out: the description has no such engine")
@@ -119,7 +119,7 @@ def _tables(measurements: Measurements, spec: HardwareSpec, told: list[str]) -> 
         except InvalidInputError as error:
             told.append(f"{error.seen} The table stays as it is.")
             continue
-        found |= {key: table for key, table in gemm.tables if table is not None}
+        replaced |= {key: table for key, table in gemm.tables if table is not None}
         told += gemm.told
         told.append(
             f"{products.precision} table: mean error {percent_text(gemm.error_before)} before, "
@@ -129,7 +129,7 @@ def _tables(measurements: Measurements, spec: HardwareSpec, told: list[str]) -> 
         way: Direction = "attention_forward" if direction == CURVES[0] else "attention_backward"
         curve = fit_curve(attentions_of(measurements.attentions, way, spec), spec)
         if curve is not None:
-            found[direction] = curve.curve
+            replaced[direction] = curve.curve
             told.append(
                 f"{direction}: {curve.num_rows} kernels, mean error {percent_text(curve.error_before)} before, "
                 f"{percent_text(curve.error_after)} after"
@@ -140,9 +140,9 @@ def _tables(measurements: Measurements, spec: HardwareSpec, told: list[str]) -> 
         except InvalidInputError as error:
             told.append(f"{error.seen} Collectives stay as they are.")
         else:
-            found |= {key: table for key, table in bus.tables if table is not None}
+            replaced |= {key: table for key, table in bus.tables if table is not None}
             told += bus.told
-    return Tables(**found)
+    return Tables(**replaced)
 
 
 def _products(measurements: Measurements) -> list[Products]:

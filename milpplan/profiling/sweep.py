@@ -157,7 +157,7 @@ def _attentions(extent: Extent, lengths: tuple[int, ...]) -> list[Attention]:
 
 def _products(extent: Extent, widths: tuple[Width, ...], tokens: tuple[int, ...]) -> list[Product]:
     """List the products of a layer: for every matrix the forward, and the gradients of its input and weights."""
-    found: list[Product] = []
+    products: list[Product] = []
     for width, rows in product(widths, tokens):
         hidden, inner = width.hidden, width.heads * extent.head_dim
         packed = inner + 2 * width.key_heads * extent.head_dim
@@ -168,8 +168,8 @@ def _products(extent: Extent, widths: tuple[Width, ...], tokens: tuple[int, ...]
             (hidden, width.intermediate),
         )
         for n, k in matrices:
-            found += [Product(m=rows, n=n, k=k), Product(m=rows, n=k, k=n), Product(m=n, n=k, k=rows)]
-    return found
+            products += [Product(m=rows, n=n, k=k), Product(m=rows, n=k, k=n), Product(m=n, n=k, k=rows)]
+    return products
 
 
 def _nodes(hardware: HardwareSpec, extent: Extent) -> list[Product]:

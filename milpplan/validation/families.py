@@ -89,7 +89,7 @@ def fitted(values: Sequence[float], times_s: Sequence[float]) -> Line:
 
 def families(comparisons: Sequence[Comparison]) -> list[Family]:
     """Find every family with at least three different values."""
-    found: list[Family] = []
+    result: list[Family] = []
     for varies, (value, same) in _KINDS.items():
         groups: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
         for comparison in comparisons:
@@ -102,14 +102,14 @@ def families(comparisons: Sequence[Comparison]) -> list[Family]:
             for members in groups.values()
             if len({value(comparison) for comparison in members}) >= MIN_POINTS
         ]
-        found += [_family(varies, value, members) for members in large]
-    return found
+        result += [_family(varies, value, members) for members in large]
+    return result
 
 
-def family_errors(found: Sequence[Family]) -> list[FamilyErrors]:
+def family_errors(all_families: Sequence[Family]) -> list[FamilyErrors]:
     """Compute the errors of every source, by the varying number."""
     groups: dict[tuple[str, str], list[Family]] = defaultdict(list)
-    for family in found:
+    for family in all_families:
         groups[family.varies, family.group].append(family)
     return [
         FamilyErrors(

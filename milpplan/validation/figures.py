@@ -148,14 +148,14 @@ def scatter(points: Sequence[Point], title: str, words: Callable[[float], str], 
 def _labelled(low: float, high: float, span: float, unit: float, words: Callable[[float], str]) -> list[float]:
     """List round numbers of ``unit`` between 10**low and 10**high whose labels fit on ``span`` pixels."""
     decades = range(math.floor(low - math.log10(unit)), math.ceil(high - math.log10(unit)) + 1)
-    found: list[float] = []
+    labels: list[float] = []
     for mantissas in MANTISSAS:
         values = [unit * mantissa * 10.0**decade for decade in decades for mantissa in mantissas]
-        found = [value for value in values if low <= math.log10(value) <= high]
-        gaps = [span * math.log10(after / before) / (high - low) for before, after in pairwise(found)]
-        if min(gaps, default=math.inf) >= CHARACTER * max((len(words(value)) for value in found), default=0):
+        labels = [value for value in values if low <= math.log10(value) <= high]
+        gaps = [span * math.log10(after / before) / (high - low) for before, after in pairwise(labels)]
+        if min(gaps, default=math.inf) >= CHARACTER * max((len(words(value)) for value in labels), default=0):
             break
-    return found
+    return labels
 
 
 def _mark(index: int) -> str:

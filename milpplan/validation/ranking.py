@@ -70,18 +70,18 @@ def competitions(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
 
 def sweeps(comparisons: Sequence[Comparison]) -> list[Sweep]:
     """Make every sweep with at least two finished runs."""
-    found = [
+    all_sweeps = [
         _sweep(members, [comparison for comparison in members if comparison.step is not None])
         for members in competitions(comparisons)
     ]
-    return _named_apart(sorted(found, key=lambda sweep: (sweep.id, -sweep.num_ok)))
+    return _named_apart(sorted(all_sweeps, key=lambda sweep: (sweep.id, -sweep.num_ok)))
 
 
-def _named_apart(found: Sequence[Sweep]) -> list[Sweep]:
+def _named_apart(all_sweeps: Sequence[Sweep]) -> list[Sweep]:
     """Number the parts of a sweep that differ only in the model or the precision."""
     seen: Counter[str] = Counter()
     named = []
-    for sweep in found:
+    for sweep in all_sweeps:
         seen[sweep.id] += 1
         times = seen[sweep.id]
         named.append(sweep if times == 1 else replace(sweep, id=f"{sweep.id} [{times}]"))

@@ -183,19 +183,19 @@ def step_errors(runs: Sequence[Comparison]) -> Errors | None:
 def memory_errors(runs: Sequence[Comparison], kind: MemoryKind) -> Errors | None:
     """Compute errors of peak memory of a kind, with an error per run and group of ranks."""
     usable = [comparison for comparison in runs if "old_pp_engine" not in comparison.run.flags]
-    found = [
+    pairs = [
         (comparison, measure) for comparison in usable for measure in comparison.memories if measure.kind == kind
     ]
-    return Errors.of([(comparison.run.id, comparison.memory_error(measure)) for comparison, measure in found])
+    return Errors.of([(comparison.run.id, comparison.memory_error(measure)) for comparison, measure in pairs])
 
 
 def _memory_by_source(runs: Sequence[Comparison]) -> dict[str, Errors]:
     """Group by source and, where a source prints two kinds of memory, by ``source, kind``."""
-    found: dict[str, Errors] = {}
+    by_source: dict[str, Errors] = {}
     for group, own in _by(runs, lambda comparison: comparison.run.group).items():
         kinds = {kind: errors for kind in MEMORY_KINDS if (errors := memory_errors(own, kind)) is not None}
-        found |= {group if len(kinds) == 1 else f"{group}, {kind}": errors for kind, errors in kinds.items()}
-    return found
+        by_source |= {group if len(kinds) == 1 else f"{group}, {kind}": errors for kind, errors in kinds.items()}
+    return by_source
 
 
 def grouped(runs: Sequence[Comparison]) -> GroupedErrors | None:

@@ -100,9 +100,9 @@ def rivals_of_launches(model: Model, linear: Linear) -> list[Dropped]:
         ]
         if lost:
             note = f"not told apart from {LAUNCH}, whose {seconds_text(launch)} would fit alike"
-            found = [Dropped(names[i], model.parameters[i].value_sigma(point.x[i], moves[i]), note) for i in lost]
+            rivals = [Dropped(names[i], model.parameters[i].value_sigma(point.x[i], moves[i]), note) for i in lost]
             others = " and ".join(names[i] for i in lost)
-            return [Dropped(LAUNCH, launch, f"not told apart from {others}"), *found]
+            return [Dropped(LAUNCH, launch, f"not told apart from {others}"), *rivals]
     return []
 
 

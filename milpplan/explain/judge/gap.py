@@ -137,15 +137,15 @@ def _told(talk: _Judge, changes: bool, tokens: float, price: float | None) -> Ga
     """Make the record of the answers, with the changes."""
     spaces = _consistent(talk)
     # The space of its launcher, if that is known: changes that the launcher cannot make do not count.
-    found, chain = talk.changes(spaces[0]) if changes else ((), ())
+    single, chain = talk.changes(spaces[0]) if changes else ((), ())
     with undisturbed():
-        return _record(talk, spaces, found, chain, changes, tokens, price)
+        return _record(talk, spaces, single, chain, changes, tokens, price)
 
 
 def _record(
     talk: _Judge,
     spaces: tuple[SpaceGap, ...],
-    found: tuple[Change, ...],
+    changes_made: tuple[Change, ...],
     chain: tuple[Change, ...],
     changes: bool,
     tokens: float,
@@ -156,7 +156,7 @@ def _record(
         plan=talk.plan,
         report=talk.report,
         spaces=spaces,
-        changes=found,
+        changes=changes_made,
         chain=chain,
         near=_near(spaces[-1]) if changes else (),
         spending=spending(talk.report, talk.plan, spaces[-1].saved, tokens, price),
@@ -240,12 +240,12 @@ class _Judge:
         try:
             balanced = self._balanced(problem, first)
             self.budget.weight_left = CHANGES
-            found = best_changes(problem, first, _part(self.budget, 0.5))
-            others = [priced.plan for _, priced in found.values()]
-            known = found["stages"][1] if "stages" in found else first
+            changes = best_changes(problem, first, _part(self.budget, 0.5))
+            others = [priced.plan for _, priced in changes.values()]
+            known = changes["stages"][1] if "stages" in changes else first
             if balanced is not None and balanced.order < known.order and balanced.plan not in others:
-                found["stages"] = ("the best stages and recomputation", balanced)
-            chain = greedy_chain(problem, first, found, best_s, self.budget)
+                changes["stages"] = ("the best stages and recomputation", balanced)
+            chain = greedy_chain(problem, first, changes, best_s, self.budget)
         except KeyboardInterrupt:
             self.interrupted = True
             self.unanswered.append("single changes")
@@ -256,7 +256,7 @@ class _Judge:
         way = (first.step_time_s, best_s)
         told = [
             change_of(lead, words, self.plan, first, after, way)
-            for lead, (words, after) in sorted(found.items(), key=lambda item: item[1][1].order)
+            for lead, (words, after) in sorted(changes.items(), key=lambda item: item[1][1].order)
         ]
         return tuple(told[:SHOWN_CHANGES]), tuple(chain)
 
@@ -266,10 +266,10 @@ class _Judge:
         if problem.space.kind != "free":
             return None
         limit_s = self.budget.share_s(STAGES)
-        found = solve(problem, gap=self.solves.gap, time_limit_s=limit_s, warm_start=self.plan, any_chunks=False)
-        if found.message:
+        result = solve(problem, gap=self.solves.gap, time_limit_s=limit_s, warm_start=self.plan, any_chunks=False)
+        if result.message:
             raise KeyboardInterrupt
-        return None if found.plan is None or found.plan == first.plan else Priced.of(problem, found.plan)
+        return None if result.plan is None or result.plan == first.plan else Priced.of(problem, result.plan)
 
 
 def _part(budget: Budget, share: float) -> Budget:
@@ -331,8 +331,8 @@ def _near(space: SpaceGap) -> tuple[NearPlan, ...]:
     """List the plans that a search kept, simulated, fastest first."""
     kept = [plan for plan in (space.result.plan, *space.result.runners_up) if plan is not None]
     reports = [(plan, simulate(space.result.problem, plan)) for plan in kept]
-    found = [NearPlan(plan, report.step_time_s, report.peak_memory_bytes) for plan, report in reports]
-    return tuple(sorted(found, key=lambda near: near.step_time_s))
+    plans = [NearPlan(plan, report.step_time_s, report.peak_memory_bytes) for plan, report in reports]
+    return tuple(sorted(plans, key=lambda near: near.step_time_s))
 
 
 def spending(report: StepReport, plan: Plan, saved: Interval, tokens: float, price: float | None) -> Spending:

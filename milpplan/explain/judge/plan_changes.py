@@ -145,10 +145,10 @@ def best_changes(problem: Problem, before: Priced, budget: Budget) -> dict[str, 
 
     Changes that the time does not allow to price are left out.
     """
-    found: dict[str, tuple[str, Priced]] = {}
+    changes: dict[str, tuple[str, Priced]] = {}
     tried = _distinct(problem, before.plan)
     if not tried:
-        return found
+        return changes
     columns = LayoutColumns.of([plan.layout for _, _, plan in tried])
     least_ns = cluster_compute_bounds(problem, columns)
     costs = cluster_costs(problem, columns)
@@ -160,10 +160,10 @@ def best_changes(problem: Problem, before: Priced, budget: Budget) -> dict[str, 
             # Changes are in order of their bounds, so no later change is faster.
             break
         priced = Priced.of(problem, plan, costs.at(number))
-        known = found[lead][1].order if lead in found else before.order
+        known = changes[lead][1].order if lead in changes else before.order
         if priced.order < known:
-            found[lead] = (words, priced)
-    return found
+            changes[lead] = (words, priced)
+    return changes
 
 
 def _distinct(problem: Problem, plan: Plan) -> list[tuple[str, str, Plan]]:

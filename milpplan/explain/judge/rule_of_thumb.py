@@ -66,9 +66,9 @@ def rule_of_thumb(problem: Problem) -> RuleOfThumb | None:
     for pp, within_table in _wider_and_wider(row, problem.model.num_layers):
         for recomputed in ("selective", "full"):
             for degrees in _least_first(problem, row, pp):
-                found = _plan(problem, degrees, recomputed)
-                if found is not None:
-                    return RuleOfThumb(*found, within_table)
+                priced = _plan(problem, degrees, recomputed)
+                if priced is not None:
+                    return RuleOfThumb(*priced, within_table)
     return None
 
 

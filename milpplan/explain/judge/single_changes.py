@@ -61,8 +61,8 @@ def single_change(
 ) -> SingleChange | None:
     """Solve for the best plan with the given fields free, against the plan's own ``value``; None where nothing
     fits."""
-    found = yardstick.optimum(loosened(problem, plan, fields), limit_s, plan)
-    if found.infeasible or found.plan is None:
+    optimum = yardstick.optimum(loosened(problem, plan, fields), limit_s, plan)
+    if optimum.infeasible or optimum.plan is None:
         return None
     words = fields[0] if fields else "stages and recomputation only"
-    return SingleChange(fields, words, found, saved_share(Interval(value, value), found.bounds))
+    return SingleChange(fields, words, optimum, saved_share(Interval(value, value), optimum.bounds))

@@ -172,7 +172,7 @@ def _parted(words: tuple[str, ...]) -> tuple[tuple[str, ...], str, tuple[str, ..
 def _document(text: str, config_file: object, source: str) -> str:
     """Find the here document that the command takes its configuration from."""
     wanted = config_file if isinstance(config_file, str) else None
-    found: list[tuple[str, str]] = []
+    documents: list[tuple[str, str]] = []
     lines = iter(text.splitlines())
     for line in lines:
         match = _DOCUMENT.search(line)
@@ -184,9 +184,9 @@ def _document(text: str, config_file: object, source: str) -> str:
                 break
             body.append(inside)
         target = _TARGET.search(line)
-        found.append((target[1] if target else "", "\n".join(body)))
+        documents.append((target[1] if target else "", "\n".join(body)))
     # A variable may name any file.
-    fitting = [(target, body) for target, body in found if wanted in (None, target) or "$" in target]
+    fitting = [(target, body) for target, body in documents if wanted in (None, target) or "$" in target]
     if len(fitting) != 1:
         raise InvalidInputError(
             f"{source} has {len(fitting)} here documents for the configuration of Accelerate.",
@@ -207,7 +207,7 @@ def named(values: Mapping[str, Any], flags: bool = False) -> dict[str, Any]:
         values: settings; in a section they may lack its prefix, except in parallelism_config.
         flags: the settings are flags of the command, which have no section.
     """
-    found: dict[str, Any] = {}
+    full: dict[str, Any] = {}
     for name, value in values.items():
         section, _, rest = name.partition(".")
         prefix = next((start for start, own in SECTIONS.items() if own == section), "")
@@ -216,8 +216,8 @@ def named(values: Mapping[str, Any], flags: bool = False) -> dict[str, Any]:
             name = f"{section}.{prefix}{rest}"
         elif flags and not rest and place:
             name = f"{place}.{name}"
-        found[name] = value
-    return found
+        full[name] = value
+    return full
 
 
 def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, Any]:
@@ -235,13 +235,13 @@ def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, An
             "Expected flags that the file says.",
             "Write them out in the command.",
         )
-    found: dict[str, Any] = {}
+    flags_read: dict[str, Any] = {}
     for flag, values in pairs:
         name = flag.lstrip("-").replace("-", "_")
         if name.startswith("no_") and name not in known and not values:
             name, values = name.removeprefix("no_"), ("false",)
-        found |= _typed(name, values, known.get(name, (None, "text")))
-    return found
+        flags_read |= _typed(name, values, known.get(name, (None, "text")))
+    return flags_read
 
 
 def _typed(name: str, values: tuple[str, ...], row: tuple[Any, ...]) -> dict[str, Any]:

@@ -97,20 +97,20 @@ def imported(
         InvalidInputError: the file cannot be read, is incomplete, or has settings that are not priced.
         IllegalPlanError: Accelerate would refuse the settings.
     """
-    found = read_files(text, source)
+    read = read_files(text, source)
     spec = described(model, vocab_size, source)
-    program = None if found.program in ignored else found.program
+    program = None if read.program in ignored else read.program
     known = {**known_settings(KEYS, "launch"), **known_settings(KEYS, "config")}
     known |= {f"{FLAG}{name}": row for name, row in known_settings(KEYS, "trainer").items()}
-    spelled = {name.lstrip("-") for name in found.values}
+    spelled = {name.lstrip("-") for name in read.values}
     names = [
         name
         if name.startswith(FLAG) or name in spelled
         else next(iter(named({name.lstrip("-"): None}, flags=True)))
         for name in ignored
-        if name != found.program
+        if name != read.program
     ]
-    settings, left_out = admitted(found.values, known, names, "Accelerate and the trainer", ALL_QUIET)
+    settings, left_out = admitted(read.values, known, names, "Accelerate and the trainer", ALL_QUIET)
     _check_program(program, source)
     _check_trainer(settings, source)
     recompute = _recomputes(settings, program)
@@ -124,8 +124,8 @@ def imported(
     problem = Problem(model=spec, hardware=hardware, job=job_of(plan.layout, length))
     rules = rule_refusals(ACCELERATE, problem, plan.layout)
     refuse(ACCELERATE.name, [*field_refusals(ACCELERATE, plan.layout, num_replicas=1), *rules])
-    if program is None and found.program is not None:
-        left_out = (*left_out, f"{found.program} (what it does besides its flags)")
+    if program is None and read.program is not None:
+        left_out = (*left_out, f"{read.program} (what it does besides its flags)")
     return Imported(problem, plan, (), left_out, (*note, *accumulation))
 
 

@@ -24,7 +24,7 @@ def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, A
     """Write a plan as Accelerate's settings and the trainer's numbers."""
     layout = plan.layout
     kind = "FSDP" if layout.zero_stage else "MULTI_GPU" if layout.num_gpus > 1 else "NO"
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         "mixed_precision": "bf16",
@@ -35,7 +35,7 @@ def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, A
         "debug": False,
     }
     if layout.zero_stage:
-        found |= {
+        settings |= {
             f"{F}version": 2,
             f"{F}reshard_after_forward": layout.zero_stage == 3,
             f"{F}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -47,10 +47,10 @@ def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, A
             f"{P}tp_size": layout.tp,
         }
         if layout.cp > 1:
-            found[f"{P}cp_comm_strategy"] = STRATEGY
+            settings[f"{P}cp_comm_strategy"] = STRATEGY
     elif any(stage.recompute.full for stage in plan.virtual_stages):
-        found[CHECKPOINTING] = True
-    return found | {
+        settings[CHECKPOINTING] = True
+    return settings | {
         "gradient_accumulation_steps": layout.num_micro_batches,
         "per_device_train_batch_size": layout.micro_batch_size,
         "block_size": sequence_length,

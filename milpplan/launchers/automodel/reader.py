@@ -108,13 +108,13 @@ def _looked_at(settings: Settings) -> tuple[str, ...]:
         InvalidInputError: the model, training, update or format is not priced.
     """
     for name, priced in PROGRAMS.items():
-        found = settings.get(name)
-        if found is not None and not any(found == suffix or found.endswith(f".{suffix}") for suffix in priced):
-            raise _other(name, found, " or ".join(priced))
+        value = settings.get(name)
+        if value is not None and not any(value == suffix or value.endswith(f".{suffix}") for suffix in priced):
+            raise _other(name, value, " or ".join(priced))
     for name in ("model.torch_dtype", "model.dtype"):
-        found = settings.get(name)
-        if found not in (None, "float32", "fp32", "torch.float32"):
-            raise _other(name, found, "float32: weights in fp32, products in bf16")
+        value = settings.get(name)
+        if value not in (None, "float32", "fp32", "torch.float32"):
+            raise _other(name, value, "float32: weights in fp32, products in bf16")
     # Every choice of these formats is priced.
     settings.looked_at |= {f"distributed.mp_policy.{name}" for name in ("param_dtype", "reduce_dtype")}
     attention = settings.get("model.attn_implementation")
@@ -125,9 +125,9 @@ def _looked_at(settings: Settings) -> tuple[str, ...]:
     return ("model.torch_dtype is not in the file: weights and states of the optimizer are priced in fp32.",)
 
 
-def _other(name: str, found: object, priced: str) -> InvalidInputError:
+def _other(name: str, value: object, priced: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{name} is {shown(found)}, which is not priced.",
+        f"{name} is {shown(value)}, which is not priced.",
         f"Expected {priced}.",
         f"Change it to compare it as such a run, or accept not to see what it does: --ignore {name}.",
     )

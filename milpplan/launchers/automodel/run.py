@@ -31,15 +31,15 @@ def settings_of(plan: Plan, model: ModelSpec, sequence_length: int) -> dict[str,
     """Write a plan as settings of the recipe, by section and name."""
     layout = plan.layout
     local = layout.micro_batch_size * (layout.num_micro_batches if layout.pp > 1 else 1)
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "step_scheduler.global_batch_size": layout.global_batch_size,
         "step_scheduler.local_batch_size": local,
         f"{D}strategy": "ddp" if layout.zero_stage == 0 and layout.dp > 1 else "fsdp2",
         f"{D}dp_size": layout.dp,
         f"{D}activation_checkpointing": any(stage.recompute.full for stage in plan.virtual_stages),
     }
-    if found[f"{D}strategy"] == "fsdp2":
-        found |= {
+    if settings[f"{D}strategy"] == "fsdp2":
+        settings |= {
             f"{D}dp_replicate_size": 1,
             f"{D}tp_size": layout.tp,
             f"{D}cp_size": layout.cp,
@@ -50,15 +50,15 @@ def settings_of(plan: Plan, model: ModelSpec, sequence_length: int) -> dict[str,
             f"{D}defer_fsdp_grad_sync": layout.pp > 1,
         }
     if layout.ep > 1:
-        found[f"{D}moe.reshard_after_forward"] = layout.zero_stage == 3
+        settings[f"{D}moe.reshard_after_forward"] = layout.zero_stage == 3
     if layout.pp > 1:
-        found |= {
+        settings |= {
             f"{PIPE}pp_schedule": SCHEDULES[layout.schedule],
             f"{PIPE}pp_microbatch_size": layout.micro_batch_size,
             f"{PIPE}pp_batch_size": local,
             f"{PIPE}module_fqns_per_model_part": parts_of(plan),
         }
-    return found | {"dataset.seq_len": sequence_length, "dataset.vocab_size": model.vocab_size}
+    return settings | {"dataset.seq_len": sequence_length, "dataset.vocab_size": model.vocab_size}
 
 
 def parts_of(plan: Plan) -> list[list[str]]:
@@ -138,8 +138,8 @@ def _zero_stage(settings: Settings, ep: int, pipelined: bool, once: bool) -> int
     again in the backward pass, except in a pipeline (components/distributed/parallelizer.py). With a single
     micro-batch per step (``once``) there is nothing to defer.
     """
-    found = settings.get(f"{D}reshard_after_forward")
-    reshard = not pipelined if found is None else settings.switch(f"{D}reshard_after_forward")
+    reshards = settings.get(f"{D}reshard_after_forward")
+    reshard = not pipelined if reshards is None else settings.switch(f"{D}reshard_after_forward")
     if settings.switch(f"{D}defer_fsdp_grad_sync") != pipelined and not once:
         what = "gradients are whole under a pipeline" if pipelined else "a plan reduces in every micro-batch"
         raise _strange(f"{D}defer_fsdp_grad_sync", not pipelined, f"{word(pipelined)}: {what}")
@@ -155,8 +155,8 @@ def _zero_stage(settings: Settings, ep: int, pipelined: bool, once: bool) -> int
 
 
 def _replicas(settings: Settings, others: int, world: int | None) -> int:
-    found = settings.get(f"{D}dp_size")
-    if found is not None:
+    size = settings.get(f"{D}dp_size")
+    if size is not None:
         return settings.degree(f"{D}dp_size")
     if world is None:
         raise InvalidInputError(

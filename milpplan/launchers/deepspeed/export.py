@@ -77,7 +77,7 @@ def _plan_refusals(problem: Problem, plan: Plan, config: dict[str, Any], before:
     layout, job = plan.layout, problem.job
     stage = stage_of(layout, job.grad_dtype)
     named = {refusal.why.split("=")[0] for refusal in before}
-    found = [Refusal(text) for text in losses_of(stage, layout.dp, job.grad_dtype, layout.overlap_grad_reduce)]
+    refusals = [Refusal(text) for text in losses_of(stage, layout.dp, job.grad_dtype, layout.overlap_grad_reduce)]
     if layout.num_gpus == layout.dp:
         runs = layout_of(Settings(settings_of(problem, plan, config), known()), layout.dp)
         reasons = {
@@ -86,8 +86,8 @@ def _plan_refusals(problem: Problem, plan: Plan, config: dict[str, Any], before:
             "zero_stage": "there is one replica",
             "rank_order": "there are data-parallel ranks alone",
         }
-        found += layout_differences(plan, runs, reasons, 1, named)
-    return found
+        refusals += layout_differences(plan, runs, reasons, 1, named)
+    return refusals
 
 
 def _notes(problem: Problem, plan: Plan, config: dict[str, Any]) -> tuple[str, ...]:

@@ -117,24 +117,24 @@ def _model(
             "Expected the file of an export, or --model.",
             "Give --model NAME.",
         )
-    found = model if config is None else model_from_config(config, "imported" if model is None else model.name)
-    assert found is not None
-    if model is not None and model_differences(model, found):
+    built = model if config is None else model_from_config(config, "imported" if model is None else model.name)
+    assert built is not None
+    if model is not None and model_differences(model, built):
         raise InvalidInputError(
             f"The file trains another model than {model.name}.", "Expected its sizes.", "Leave --model out."
         )
-    check_vocabulary(vocab_size, found, "the model")
-    return model or found
+    check_vocabulary(vocab_size, built, "the model")
+    return model or built
 
 
 def _own(settings: Settings, name: str, otherwise: Any, notes: list[str]) -> Any:
     """Return a setting of the training program; add a note with its assumed value where the file does not have
     it."""
-    found = settings.get(f"milpplan.{name}")
-    if found is None:
+    value = settings.get(f"milpplan.{name}")
+    if value is None:
         notes.append(f"{name} is not in the file: {otherwise} is taken.")
         return otherwise
-    return found
+    return value
 
 
 def _check_formats(settings: Settings) -> None:

@@ -71,7 +71,7 @@ def settings_of(problem: Problem, plan: Plan, config: dict[str, Any]) -> dict[st
     """Write the settings of a plan; ``config`` is the Hugging Face config of the model."""
     layout, job = plan.layout, problem.job
     stage = stage_of(layout, job.grad_dtype)
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_micro_batches,
@@ -87,22 +87,22 @@ def settings_of(problem: Problem, plan: Plan, config: dict[str, Any]) -> dict[st
         f"{_OWN}.recompute": any(stage.recompute.full for stage in plan.virtual_stages),
         f"{_OWN}.attn_implementation": KERNELS[job.attention_kernel],
     }
-    return found | {f"{_OWN}.model.{name}": value for name, value in config.items()}
+    return settings | {f"{_OWN}.model.{name}": value for name, value in config.items()}
 
 
 def losses_of(stage: int, dp: int, grad_dtype: str, overlap: bool) -> list[str]:
     """List the reasons why no plan expresses DeepSpeed's run."""
-    found = []
+    losses = []
     if stage == 0 and grad_dtype == "fp32":
-        found.append("ZeRO 0 with gradients in fp32 is not implemented in bf16 (runtime/engine.py:2323)")
+        losses.append("ZeRO 0 with gradients in fp32 is not implemented in bf16 (runtime/engine.py:2323)")
     if stage == 1 and grad_dtype == "fp32" and dp > 1:
-        found.append(
+        losses.append(
             "ZeRO 1 with gradients in fp32 all-reduces them (BF16_Optimizer, runtime/engine.py:2305), and what is "
             "priced scatters them"
         )
     if stage >= 2 and dp > 1 and not overlap:
-        found.append(f"ZeRO {stage} without overlap_comm is not priced")
-    return found
+        losses.append(f"ZeRO {stage} without overlap_comm is not priced")
+    return losses
 
 
 def layout_of(settings: Settings, world: int | None) -> Layout:
@@ -167,14 +167,14 @@ def grad_dtype_of(settings: Settings) -> str:
         InvalidInputError: gradients are kept and sent in different formats, or the format is not priced.
     """
     names = ("data_types.grad_accum_dtype", "communication_data_type")
-    found = [TYPES.get("bf16" if settings.get(name) is None else settings.text(name)) for name in names]
-    if None in found or found[0] != found[1]:
+    formats = [TYPES.get("bf16" if settings.get(name) is None else settings.text(name)) for name in names]
+    if None in formats or formats[0] != formats[1]:
         raise InvalidInputError(
             f"Gradients are kept in {shown(settings.get(names[0]))} and sent in {shown(settings.get(names[1]))}.",
             "Expected both fp32 or both bf16 (the default in bf16).",
             f"Set {names[0]} and {names[1]} alike to compare it as such a run.",
         )
-    return str(found[0])
+    return str(formats[0])
 
 
 def plan_of(layout: Layout, layers: int, whole: bool) -> Plan:

@@ -129,7 +129,7 @@ def _window_arguments(model: ModelSpec) -> Pairs:
 
 def _biases(model: ModelSpec) -> Pairs:
     """Write the biases: on all linear layers, on none, or on queries, keys and values only."""
-    found = set()
+    biases = set()
     for kind in model.kinds:
         mlp = [kind.mlp.bias] + ([kind.mlp.router_bias] if isinstance(kind.mlp, MixtureOfExperts) else [])
         qkv, others = False, mlp
@@ -138,12 +138,12 @@ def _biases(model: ModelSpec) -> Pairs:
         elif any(mlp):
             # Latent attention has no biases here, but Megatron-LM's switch for all layers would add some.
             others = [True, False]
-        found.add((qkv, all(others), any(others)))
-    if found == {(True, True, True)}:
+        biases.add((qkv, all(others), any(others)))
+    if biases == {(True, True, True)}:
         return {}
-    if found == {(False, False, False)}:
+    if biases == {(False, False, False)}:
         return {"--disable-bias-linear": ()}
-    if found == {(True, False, False)}:
+    if biases == {(True, False, False)}:
         return {"--disable-bias-linear": (), "--add-qkv-bias": ()}
     raise _refuse(
         f"{model.name} has biases in some of its linear layers",

@@ -80,16 +80,16 @@ def imported_from(
     unknown = tuple(readable(flag) for flag in unknown)
     _check_known([flag for flag in unknown if not is_quiet(flag.split()[0]) and flag not in old], source)
     check_rules(given, world, "Correct the arguments, or the number of GPUs (--gpus).")
-    found = model_of(given, "imported", model.vocab_size if model and not vocab_size else vocab_size)
+    built = model_of(given, "imported", model.vocab_size if model and not vocab_size else vocab_size)
     if model is not None:
-        found = _same_model(model, found)
+        built = _same_model(model, built)
     job = job_of(given, world)
-    plan = plan_of(given, world, found, job)
-    there, notes = software_of(given, hardware, found, sizes_of(given, world).ep)
+    plan = plan_of(given, world, built, job)
+    there, notes = software_of(given, hardware, built, sizes_of(given, world).ep)
     if job.precision == "fp8":
         notes.append(recipe_note(given, there.accelerator))
     _check_priced(given)
-    problem = Problem(model=found, hardware=there, job=job)
+    problem = Problem(model=built, hardware=there, job=job)
     if read.world and read.world != world:
         notes.append(f"The file starts {read.world} processes where nothing else is set; {world} are taken.")
     return Imported(problem, plan, unknown, tuple(left_out), (*notes, *old.values()))
@@ -249,13 +249,13 @@ def _check_priced(given: Arguments) -> None:
         )
 
 
-def _same_model(model: ModelSpec, found: ModelSpec) -> ModelSpec:
+def _same_model(model: ModelSpec, built: ModelSpec) -> ModelSpec:
     """Return the described model, if the arguments build it."""
-    different = model_differences(model, found)
+    different = model_differences(model, built)
     if different:
         raise InvalidInputError(
             f"The arguments build another model than {model.name}: {', '.join(different)} differ.",
-            f"Expected its sizes; of {different[0]} the arguments have {shown(getattr(found, different[0]))}.",
+            f"Expected its sizes; of {different[0]} the arguments have {shown(getattr(built, different[0]))}.",
             "Correct the arguments, or leave --model out.",
         )
     return model

@@ -99,8 +99,8 @@ def _widths(s: Sizes) -> str:
     dense = width if not s.experts or frequency not in (None, "1") else None
     parts = ((dense, s.tp, "feed-forward width over tp"), (shared, s.tp, "shared experts' width over tp"),
              (own if s.experts else None, s.etp, "experts' width over etp"))  # fmt: skip
-    found = [_divides(by, size, words) for size, by, words in parts if size]
-    return next((text for text in found if text), "")
+    violations = [_divides(by, size, words) for size, by, words in parts if size]
+    return next((text for text in violations if text), "")
 
 
 def _experts(s: Sizes) -> str:
@@ -261,8 +261,8 @@ def broken_rules(given: Arguments, world: int) -> dict[str, str]:
     The check does not mark arguments as looked up.
     """
     sizes = sizes_of(Arguments(given.values), world)
-    found = {name: check(sizes) for name, (_, check) in RULES.items()}
-    return {name: text for name, text in found.items() if text}
+    violations = {name: check(sizes) for name, (_, check) in RULES.items()}
+    return {name: text for name, text in violations.items() if text}
 
 
 def check_rules(given: Arguments, world: int, do: str) -> None:

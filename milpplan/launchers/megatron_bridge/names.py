@@ -148,8 +148,8 @@ def written(name: Name, values: Values | None) -> str | None:
     if name.kind == "words":
         return f"[{','.join(values)}]"
     if name.kind == "pattern":
-        found = pattern_flags(values[0], name.flag)
-        return str(found) if isinstance(found, int) else f"[{','.join(str(int(flag)) for flag in found)}]"
+        flags = pattern_flags(values[0], name.flag)
+        return str(flags) if isinstance(flags, int) else f"[{','.join(str(int(flag)) for flag in flags)}]"
     return f'"{values[0]}"' if name.kind == "text" else values[0]
 
 

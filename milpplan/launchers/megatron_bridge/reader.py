@@ -82,10 +82,10 @@ def imported(
     _check_known(kept, source)
     pairs = _pairs(kept, source)
     read_in = Given(tuple(pairs.items()), world, ())
-    found = imported_from(read_in, source, hardware, num_gpus, model, vocab_size)
+    result = imported_from(read_in, source, hardware, num_gpus, model, vocab_size)
     if program in ignored:
         left_out = (*left_out, f"{program} (what it does besides its overrides)")
-    return Imported(found.problem, found.plan, found.unknown_flags, left_out, found.notes)
+    return Imported(result.problem, result.plan, result.unknown_flags, left_out, result.notes)
 
 
 def _command(text: str, source: str) -> tuple[tuple[str, ...], int | None, str]:
@@ -130,7 +130,7 @@ def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, 
     """
     check_words(words, source)
     overrides = [(word, OVERRIDE.fullmatch(word)) for word in words]
-    found = {match[1]: match[2] for _, match in overrides if match is not None}
+    settings = {match[1]: match[2] for _, match in overrides if match is not None}
     pairs, stray = pairs_of([word for word, match in overrides if match is None])
     if stray:
         raise InvalidInputError(
@@ -138,7 +138,7 @@ def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, 
             "Expected settings such as model.num_layers=32, which the file says.",
             "Write them out in the command, or take the word out.",
         )
-    return found, {flag: " ".join(values) for flag, values in pairs}
+    return settings, {flag: " ".join(values) for flag, values in pairs}
 
 
 def _check_program(settings: Settings, program: str, ignored: Collection[str], source: str) -> None:
@@ -257,15 +257,15 @@ def _agreed(name: Name, settings: Mapping[str, str]) -> Values | None:
             "Expected the same in all of them.",
             "Correct one of them.",
         )
-    found = next(iter(values.values()))
-    if name.kind == "pattern" and found:
-        pattern_flags(found[0], name.keys[0])
-    wrong = "" if found is None else megatron_flags()[name.flag].refusal(found)
+    agreed = next(iter(values.values()))
+    if name.kind == "pattern" and agreed:
+        pattern_flags(agreed[0], name.keys[0])
+    wrong = "" if agreed is None else megatron_flags()[name.flag].refusal(agreed)
     if wrong:
         raise InvalidInputError(
             f"{name.keys[0]} {wrong}.", "Expected what Megatron-Core's setting takes.", f"Correct {name.keys[0]}."
         )
-    return found
+    return agreed
 
 
 def _precision(text: str) -> dict[str, Values]:

@@ -119,22 +119,22 @@ def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[
         "rank_order": "its ranks stand as tp-cp-dp-pp (parallel/context.py:62)",
         "schedule": "without a pipeline there is one schedule",
     }
-    found = layout_differences(plan, runs, reasons, 1, named)
-    found += [
+    differences = layout_differences(plan, runs, reasons, 1, named)
+    differences += [
         Refusal(text) for text in broken_rules(problem.model, plan.layout, problem.job.sequence_length).values()
     ]
     sizes = tuple(stage.num_layers for stage in plan.virtual_stages)
     there = stage_sizes(problem.model, plan.layout.pp)
     if sizes != there and plan.layout.vpp == 1:
         places = ", ".join(map(str, there)) if there else "none on the last rank, not even the head"
-        found.append(
+        differences.append(
             Refusal(
                 f"stages of {', '.join(map(str, sizes))} layers: it places them by its own costs "
                 f"(models/base.py:216), here {places}",
                 "pp=1",
             )
         )
-    return found
+    return differences
 
 
 def _notes(problem: Problem, plan: Plan) -> tuple[str, ...]:

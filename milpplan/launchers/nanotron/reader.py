@@ -47,22 +47,22 @@ def imported(
     if said.get("model.model_config.vocab_size") == -1 and vocab_size:
         said["model.model_config.vocab_size"] = vocab_size
     settings, left_out = admitted(said, known(), ignored, "nanotron", QUIET)
-    found = model_of(settings, "imported" if model is None else model.name)
-    if model is not None and model_differences(model, found):
+    built = model_of(settings, "imported" if model is None else model.name)
+    if model is not None and model_differences(model, built):
         raise InvalidInputError(
             f"The settings build another model than {model.name}.",
             "Expected its sizes.",
             "Correct the file, or leave --model out.",
         )
-    plan = plan_of(settings, found)
+    plan = plan_of(settings, built)
     layout = plan.layout
     _check_world(layout, num_gpus)
     _check_formats(settings, layout)
     tokens = settings.degree("tokens.sequence_length")
-    check_rules(found, layout, tokens, "Correct the settings.")
+    check_rules(built, layout, tokens, "Correct the settings.")
     _check_degrees(layout)
     check_priced(settings, QUIET)
-    problem = Problem(model=model or found, hardware=hardware, job=job_of(layout, tokens))
+    problem = Problem(model=model or built, hardware=hardware, job=job_of(layout, tokens))
     return Imported(problem, plan, (), left_out, ())
 
 

@@ -50,12 +50,12 @@ def known() -> Known:
 
 def model_losses(model: ModelSpec) -> list[str]:
     """List parts of a model that nanotron's LlamaForTraining and Qwen2ForTraining do not build."""
-    kind, found = model.kinds[0], []
+    kind, losses = model.kinds[0], []
     attention, mlp = kind.attention, kind.mlp
     if len(model.kinds) > 1:
-        found.append(f"{model.name} has {len(model.kinds)} kinds of layer, its models have one")
+        losses.append(f"{model.name} has {len(model.kinds)} kinds of layer, its models have one")
     if not isinstance(attention, GroupedQueryAttention) or not isinstance(mlp, DenseMlp):
-        return [*found, f"{model.name} has latent attention or experts: its experts run on one rank alone"]
+        return [*losses, f"{model.name} has latent attention or experts: its experts run on one rank alone"]
     parts = {
         f"heads of {attention.head_dim}, not hidden_size / heads": (
             attention.head_dim * attention.num_attention_heads != model.hidden_size
@@ -72,7 +72,7 @@ def model_losses(model: ModelSpec) -> list[str]:
         "a head with a bias": model.lm_head_bias,
         "dropout": model.dropout or model.drops_embedding or model.drops_scores,
     }
-    return found + [f"{model.name} has {part}, which its models lack" for part, there in parts.items() if there]
+    return losses + [f"{model.name} has {part}, which its models lack" for part, there in parts.items() if there]
 
 
 def settings_of(problem: Problem, plan: Plan) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def settings_of(problem: Problem, plan: Plan) -> dict[str, Any]:
     kind = model.kinds[0]
     assert isinstance(kind.attention, GroupedQueryAttention)
     biased = kind.attention.qkv_bias
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         f"{_P}.dp": layout.dp,
         f"{_P}.pp": layout.pp,
         f"{_P}.tp": layout.tp,
@@ -111,7 +111,7 @@ def settings_of(problem: Problem, plan: Plan) -> dict[str, Any]:
         f"{_M}.attention_bias": biased,
         f"{_M}._attn_implementation": FLASH[0],
     }
-    return found
+    return settings
 
 
 def model_of(settings: Settings, name: str) -> ModelSpec:

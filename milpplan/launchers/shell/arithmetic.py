@@ -35,30 +35,30 @@ def arithmetic(text: str, value: Callable[[str], str | None], assign: Callable[[
     """
     reader = _Reader(_tokens(text.strip()), value)
     try:
-        found = reader.whole()
+        result = reader.whole()
     except (NotKnownError, ZeroDivisionError, RecursionError):
         return None
     for name, number in reader.assigned.items():
         assign(name, str(number))
-    return found
+    return result
 
 
 def _tokens(text: str) -> list[str]:
-    found: list[str] = []
+    tokens: list[str] = []
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
-        if match is None or match.end() == at or len(found) > _MAX_TOKENS:
-            return ["?"] if text[at:].strip() else found
+        if match is None or match.end() == at or len(tokens) > _MAX_TOKENS:
+            return ["?"] if text[at:].strip() else tokens
         if match[1] and len(match[1]) > _MAX_DIGITS:
-            found.append("?")
+            tokens.append("?")
         elif match[1] and match[1].startswith("0") and len(match[1]) > 1:
             # Octal numbers. In 16#ff and 0xff a token remains that no rule consumes.
-            found.append(str(int(match[1], 8)) if set(match[1]) <= set("01234567") else "?")
+            tokens.append(str(int(match[1], 8)) if set(match[1]) <= set("01234567") else "?")
         else:
-            found.append(match[0].strip())
+            tokens.append(match[0].strip())
         at = match.end()
-    return found
+    return tokens
 
 
 def _wrapped(number: int) -> int:
@@ -78,10 +78,10 @@ class _Reader:
     def whole(self) -> int:
         if not self.tokens:
             return 0
-        found = self.comma()
+        result = self.comma()
         if self.at < len(self.tokens):
             raise NotKnownError
-        return found
+        return result
 
     def take(self, *wanted: str) -> str:
         if self.at < len(self.tokens) and self.tokens[self.at] in wanted:
@@ -93,11 +93,11 @@ class _Reader:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise NotKnownError
-        found = self.assignment()
+        result = self.assignment()
         while self.take(","):
-            found = self.assignment()
+            result = self.assignment()
         self.depth -= 1
-        return found
+        return result
 
     def assignment(self) -> int:
         name = self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -183,10 +183,10 @@ class _Reader:
         while operator := self.take("-", "+", "!", "~"):
             signs.append(operator)
         steps = self.take("++", "--")
-        found = self.stepped(steps, before=True) if steps else self.primary()
+        result = self.stepped(steps, before=True) if steps else self.primary()
         for sign in reversed(signs):
-            found = {"-": -found, "+": found, "!": int(found == 0), "~": ~found}[sign]
-        return found
+            result = {"-": -result, "+": result, "!": int(result == 0), "~": ~result}[sign]
+        return result
 
     def stepped(self, steps: str, before: bool, name: str = "") -> int:
         if before:
@@ -202,10 +202,10 @@ class _Reader:
 
     def primary(self) -> int:
         if self.take("("):
-            found = self.comma()
+            result = self.comma()
             if not self.take(")"):
                 raise NotKnownError
-            return found
+            return result
         token = self.tokens[self.at] if self.at < len(self.tokens) else ""
         self.at += 1
         if token.isdigit():
@@ -228,7 +228,7 @@ class _Reader:
         if text is None or self.depth >= _MAX_DEPTH:
             raise NotKnownError
         inner = _Reader(_tokens(text.strip()), self.value, self.depth + 1)
-        found = inner.whole()
+        result = inner.whole()
         if inner.assigned:
             raise NotKnownError
-        return found
+        return result

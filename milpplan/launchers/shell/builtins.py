@@ -31,22 +31,22 @@ class DoubleBrackets:
 
     def test(self, tokens: list[tree.Word | str]) -> Truth:
         """Evaluate ``[[ ... ]]``."""
-        found, at = self._or(tokens, 0)
-        return found if at == len(tokens) else None
+        truth, at = self._or(tokens, 0)
+        return truth if at == len(tokens) else None
 
     def _or(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
-        found, at = self._and(tokens, at)
+        truth, at = self._and(tokens, at)
         while at < len(tokens) and tokens[at] == "||":
             right, at = self._and(tokens, at + 1)
-            found = joined("||", found, right)
-        return found, at
+            truth = joined("||", truth, right)
+        return truth, at
 
     def _and(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
-        found, at = self._not(tokens, at)
+        truth, at = self._not(tokens, at)
         while at < len(tokens) and tokens[at] == "&&":
             right, at = self._not(tokens, at + 1)
-            found = joined("&&", found, right)
-        return found, at
+            truth = joined("&&", truth, right)
+        return truth, at
 
     def _not(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
         count = 0
@@ -54,13 +54,13 @@ class DoubleBrackets:
             count, at = count + 1, at + 1
         if at < len(tokens) and tokens[at] == "(":
             with self.shell.deeper("tests"):
-                found, at = self._or(tokens, at + 1)
+                truth, at = self._or(tokens, at + 1)
             if at >= len(tokens) or tokens[at] != ")":
                 return None, len(tokens)
             at += 1
         else:
-            found, at = self._primary(tokens, at)
-        return (negated(found) if count % 2 else found), at
+            truth, at = self._primary(tokens, at)
+        return (negated(truth) if count % 2 else truth), at
 
     def _primary(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
         end = at
@@ -114,13 +114,13 @@ def _break(words: Words, given: list[str], line: int) -> Truth:
 
 def _shift(words: Words, given: list[str], line: int) -> Truth:
     count = words.number(given[1]) if len(given) > 1 else 1
-    found = words.shell.arguments()
-    if count is None or any(map(is_mark, found[:count])):
-        words.shell.put("@", [marked("$@ (after shift)", deciders_in("".join(found)) or ("@",))])
+    arguments = words.shell.arguments()
+    if count is None or any(map(is_mark, arguments[:count])):
+        words.shell.put("@", [marked("$@ (after shift)", deciders_in("".join(arguments)) or ("@",))])
         return None
-    if count > len(found):
+    if count > len(arguments):
         return False
-    words.shell.put("@", found[count:])
+    words.shell.put("@", arguments[count:])
     return True
 
 
@@ -165,10 +165,10 @@ def _printf(words: Words, given: list[str], line: int) -> Truth:
 
 
 def _let(words: Words, given: list[str], line: int) -> Truth:
-    found: int | None = None
+    number: int | None = None
     for word in given[1:]:
-        found = words.number(word, assign=True)
-    return None if found is None else found != 0
+        number = words.number(word, assign=True)
+    return None if number is None else number != 0
 
 
 def _test(words: Words, given: list[str], line: int) -> Truth:

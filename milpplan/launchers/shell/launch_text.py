@@ -52,22 +52,24 @@ def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given
     """
     commands = script_commands(text, source)
     starts = [(command, started_place(command.words)) for command in commands]
-    found = [(command, at) for command, at in starts if at is not None and _flags(command.words[at + 1 :])]
-    found = [(command, at) for command, at in found if program_name(command.words[at]) in programs] or found
-    if not found:
+    candidates = [(command, at) for command, at in starts if at is not None and _flags(command.words[at + 1 :])]
+    candidates = [
+        (command, at) for command, at in candidates if program_name(command.words[at]) in programs
+    ] or candidates
+    if not candidates:
         words = [word for command in commands for word in command.words]
         first = next((index for index, word in enumerate(words) if word.startswith("--")), None)
         if first is None or any(at is not None or _launches(command) for command, at in starts):
             raise _no_command(source, [command for command in commands if _launches(command)])
-        found = [(Command(tuple(words)), first - 1)]
-    if len({(program_name(command.words[at]), command.words[at + 1 :]) for command, at in found}) > 1:
-        names = ", ".join(dict.fromkeys(shown(readable(command.words[at])) for command, at in found[:4]))
+        candidates = [(Command(tuple(words)), first - 1)]
+    if len({(program_name(command.words[at]), command.words[at + 1 :]) for command, at in candidates}) > 1:
+        names = ", ".join(dict.fromkeys(shown(readable(command.words[at])) for command, at in candidates[:4]))
         raise InvalidInputError(
-            f"{source} starts programs in {len(found)} ways, with different arguments: {names}.",
+            f"{source} starts programs in {len(candidates)} ways, with different arguments: {names}.",
             "Expected one training command.",
             "Keep the one to import in a file of its own, or decide which of them runs (--set NAME=VALUE).",
         )
-    command, at = found[0]
+    command, at = candidates[0]
     pairs, stray = pairs_of(command.words[at + 1 :])
     program = program_name(command.words[at]) if at >= 0 else ""
     return Given(tuple(pairs), world_of(command.words[: max(at, 0)], text), stray, program)
@@ -151,20 +153,20 @@ def _takes(name: str, values: Sequence[str]) -> bool:
 
 def world_of(words: Iterable[str], text: str) -> int | None:
     """Return the number of processes that torchrun or Slurm starts, where both factors are given."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for flag, values in pairs_of(tuple(words))[0]:
         role = _PROCESSES.get(flag.lstrip("-").replace("-", "_"))
         if role and values and _COUNT.fullmatch(values[0]):
-            found.setdefault(role, int(values[0]))
+            numbers.setdefault(role, int(values[0]))
     for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
         for role, pattern in _SLURM:
             match = re.match(pattern, line)
             if match:
-                found.setdefault(role, int(match[1]))
-    if "per_node" in found and "nodes" not in found:
+                numbers.setdefault(role, int(match[1]))
+    if "per_node" in numbers and "nodes" not in numbers:
         # torchrun starts one node by default.
-        found["nodes"] = 1 if "--nnodes" not in text else 0
-    return found.get("nodes", 0) * found.get("per_node", 0) or None
+        numbers["nodes"] = 1 if "--nnodes" not in text else 0
+    return numbers.get("nodes", 0) * numbers.get("per_node", 0) or None
 
 
 _BESIDE = ("ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_SCRIPT", "LOGS_AND_CHECKPOINTS")

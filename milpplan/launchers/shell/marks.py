@@ -47,10 +47,10 @@ def how_to_decide(words: Iterable[str]) -> str:
     """Describe, in a sentence, the options that would decide some words."""
     names = list(dict.fromkeys(name for word in words for name in deciders_in(word)))
     sets = [f"--set {name}=VALUE" for name in names if not (name.isdigit() or name in "@#*")]
-    found = " and ".join(sets[:4])
+    options = " and ".join(sets[:4])
     if len(sets) < len(names):
-        found += (" and " if found else "") + '--args "..." (the arguments of the script; "" for none)'
-    return f"Say it with {found}." if found else "Write its value into the file."
+        options += (" and " if options else "") + '--args "..." (the arguments of the script; "" for none)'
+    return f"Say it with {options}." if options else "Write its value into the file."
 
 
 def _marks(word: str) -> list[tuple[str, list[str]]]:

@@ -140,8 +140,8 @@ class _Reader:
             case tree.Test():
                 return DoubleBrackets(self.words).test(list(node.tokens))
             case tree.Arithmetic():
-                found = self.words.number(node.text, assign=True)
-                return None if found is None else found != 0
+                number = self.words.number(node.text, assign=True)
+                return None if number is None else number != 0
 
     def and_or(self, node: tree.AndOr) -> Truth:
         """Follow ``a && b || c``."""

@@ -295,8 +295,8 @@ class Shell:
 
     def arguments(self) -> list[str]:
         """Return the arguments of the script or of the current function."""
-        found = self.state.get("@")
-        if not isinstance(found, list):
+        arguments = self.state.get("@")
+        if not isinstance(arguments, list):
             return [marked("$@ (the arguments of the script)", ("@",))]
-        self.spend(len(found) // 8)
-        return list(found)
+        self.spend(len(arguments) // 8)
+        return list(arguments)

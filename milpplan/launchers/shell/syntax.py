@@ -48,10 +48,10 @@ def parsed(text: str, source: str, level: int = 0) -> tree.Sequence:
             "Write the command out, and import that.",
         )
     reader = _Parser(text, source, level=level)
-    found = reader.sequence(())
+    commands = reader.sequence(())
     if not reader.at_end():
         reader.refuse(f"{reader.word_ahead() or reader.text[reader.at]} stands where a command begins")
-    return found
+    return commands
 
 
 def parsed_word(text: str, source: str, quoted: bool) -> tree.Word:
@@ -321,9 +321,9 @@ class _Parser:
         self.skip_lines()
         opening, closing = ("{", "}") if self.word_ahead() == "{" else ("do", "done")
         self.expect(opening)
-        found = self.sequence((closing,))
+        commands = self.sequence((closing,))
         self.expect(closing)
-        return found
+        return commands
 
     def conditional(self, start: int, line: int) -> tree.If:
         """Parse ``if ... fi``."""
@@ -411,7 +411,7 @@ class _Parser:
 
     def regular_expression(self) -> tree.Word:
         """Parse a word in which parentheses and bars belong to a regular expression."""
-        found: list[tree.Part] = []
+        parts: list[tree.Part] = []
         level = 0
         while self.at < len(self.text):
             char = self.text[self.at]
@@ -419,16 +419,16 @@ class _Parser:
                 level += {"(": 1, ")": -1}.get(char, 0)
                 if level < 0:
                     break
-                found.append(tree.Part("text", char, False))
+                parts.append(tree.Part("text", char, False))
                 self.at += 1
             elif char in " \t\n":
                 break
             else:
                 before = self.at
-                found += self.word()
+                parts += self.word()
                 if self.at == before:
                     break
-        return tuple(found)
+        return tuple(parts)
 
     def simple(self) -> tree.Simple:
         """Parse assignments, words and redirections up to the end of the command."""
@@ -473,26 +473,26 @@ class _Parser:
 
     def elements(self) -> tuple[tree.Word, ...]:
         """Parse words up to a closing parenthesis."""
-        found: list[tree.Word] = []
+        words: list[tree.Word] = []
         while True:
             self.skip_lines()
-            found += self.words()
+            words += self.words()
             if self.at >= len(self.text):
                 self.refuse(") is missing")
             if self.text[self.at] == ")":
                 self.at += 1
-                return tuple(found)
+                return tuple(words)
             if self.text[self.at] != "\n":
                 self.refuse(f"{self.text[self.at]} stands in an array")
 
     def words(self) -> tuple[tree.Word, ...]:
         """Parse words up to the end of a line or command."""
-        found: list[tree.Word] = []
+        words: list[tree.Word] = []
         self.blanks()
         while word := self.word():
-            found.append(word)
+            words.append(word)
             self.blanks()
-        return tuple(found)
+        return tuple(words)
 
     def redirect(self, match: re.Match[str]) -> None:
         """Skip a redirection; a here document begins after the line."""
@@ -572,9 +572,9 @@ class _Parser:
         end = self.text.find("'", self.at + 1)
         if end < 0:
             self.refuse("a single quote is not closed")
-        found = tree.Part("text", self.text[self.at + 1 : end], True)
+        part = tree.Part("text", self.text[self.at + 1 : end], True)
         self.at = end + 1
-        return found
+        return part
 
     def double(self) -> list[tree.Part]:
         """Parse a double-quoted text."""

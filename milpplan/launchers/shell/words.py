@@ -93,8 +93,8 @@ class Words:
 
         self.shell.spend(10 * min(len(whole), _LONG_SUM))
         self.shell.seen += deciders_in(whole)
-        found = None if MARK in whole else arithmetic(whole, value, lambda *pair: set_here.append(pair))
-        if found is None:
+        result = None if MARK in whole else arithmetic(whole, value, lambda *pair: set_here.append(pair))
+        if result is None:
             for name in re.findall(r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|", whole) if assign else ():
                 if name:
                     self.shell.assign(name, marked(f"${name} (set in an expression)", (name, *deciders_in(whole))))
@@ -103,7 +103,7 @@ class Words:
                 self.shell.assign(name, marked(f"${name} (set in an expression)", (name,)))
         for name, new in set_here:
             self.shell.assign(name, new)
-        return found
+        return result
 
     def expanded(self, word: tree.Word, split: bool = True) -> list[str]:
         """Expand a word to its fields; a single field unless ``split``."""
@@ -111,12 +111,12 @@ class Words:
         plain = "".join("x" if part.quoted else part.text for part in word if part.kind == "text")
         if split and any("," in inner or ".." in inner for inner in _BRACES.findall(plain)):
             return [marked("".join(part.text for part in word) + " (braces)")]
-        found = _Fields(self.shell)
+        collector = _Fields(self.shell)
         for part in word:
             if part.kind == "text":
-                found.add(part.text) if part.text or part.quoted else None
+                collector.add(part.text) if part.text or part.quoted else None
             elif part.kind == "parameter":
-                self.parameter(found, part, split)
+                self.parameter(collector, part, split)
             else:
                 if part.kind == "arithmetic":
                     number = self.number(part.text, assign=True)
@@ -128,8 +128,8 @@ class Words:
                     text = self.output(part.text)
                 else:
                     text = marked(part.text)
-                found.add_split(text) if split and not part.quoted else found.add(text)
-        fields = found.joined()
+                collector.add_split(text) if split and not part.quoted else collector.add(text)
+        fields = collector.joined()
         if split and any(part.kind == "text" and not part.quoted for part in word):
             fields = [
                 re.sub(r"^~(?=/|$)", lambda _: marked("~"), field) if field[:1] == "~" else field
@@ -139,17 +139,17 @@ class Words:
             fields = [""]
         return fields
 
-    def parameter(self, found: _Fields, part: tree.Part, split: bool) -> None:
+    def parameter(self, fields: _Fields, part: tree.Part, split: bool) -> None:
         """Expand ``$NAME`` and ``${...}``."""
         match = _BRACED.fullmatch(part.text)
         if match is None:
-            found.add(marked(f"${{{part.text}}}", NAME.findall(part.text)))
+            fields.add(marked(f"${{{part.text}}}", NAME.findall(part.text)))
             return None
         indirect, name, index, rest = match.groups()
         if name == "#" and (rest or index):
             # ${#NAME}: a length.
             inner = _BRACED.fullmatch(rest)
-            found.add(
+            fields.add(
                 self.length(inner[2], inner[3], part.text)
                 if inner and not inner[4]
                 else marked(f"${{{part.text}}}")
@@ -158,7 +158,7 @@ class Words:
         if indirect:
             target = self.shell.as_text(name, self.shell.variable(name))
             if index is not None or rest or not NAME.fullmatch(target):
-                found.add(marked(f"${{{part.text}}}", (name,)))
+                fields.add(marked(f"${{{part.text}}}", (name,)))
                 return None
             name = target
         many = name == "@" or index == "@"
@@ -167,16 +167,16 @@ class Words:
         if rest:
             values = self.operated(name, values, rest, part)
             if values is None:
-                return self.default(found, rest, part, split)
+                return self.default(fields, rest, part, split)
         values = values or []
         if "IFS" in self.shell.state and (star or (split and not part.quoted)):
             values = [marked(f"${part.text} (split by IFS)", (name,))] if values else []
         if (many or (star and not part.quoted)) and split:
-            found.add_each(values, split=not part.quoted)
+            fields.add_each(values, split=not part.quoted)
         elif split and not part.quoted:
-            found.add_split(" ".join(values))
+            fields.add_split(" ".join(values))
         else:
-            found.add(" ".join(values))
+            fields.add(" ".join(values))
         return None
 
     def values(self, name: str, index: str | None) -> list[str] | None:
@@ -279,7 +279,7 @@ class Words:
         cases = {"^^": str.upper, ",,": str.lower}
         if rest in cases:
             return cases[rest](value)
-        found = None
+        edited = None
         if rest[0] == ":":
             if re.match(r"\w+\[[@*]\]|[@*]", part.text):
                 return value
@@ -287,14 +287,14 @@ class Words:
             at, many = self.number(first), self.number(count) if count else None
             if at is not None and at >= -len(value) and not (count and (many is None or many < 0)):
                 at = at if at >= 0 else len(value) + at
-                found = value[at:] if many is None else value[at : at + many]
+                edited = value[at:] if many is None else value[at : at + many]
         elif mark := re.match(r"##?|%%?", rest):
             word = syntax.parsed_word(rest[mark.end() :], self.shell.source, quoted=False)
             self.shell.spend(10 * min(len(value), _LONG_TRIM))
-            found = _trimmed(value, mark[0], self.pattern(word))
+            edited = _trimmed(value, mark[0], self.pattern(word))
         elif rest[0] == "/":
-            found = self.replaced(value, rest)
-        return marked(f"${{{part.text}}}") if found is None else found
+            edited = self.replaced(value, rest)
+        return marked(f"${{{part.text}}}") if edited is None else edited
 
     def replaced(self, value: str, rest: str) -> str | None:
         """Expand ``${name/old/new}`` where ``old`` is plain text."""

@@ -69,14 +69,16 @@ def _no_flavor(name: str) -> str:
 
 
 def _problem_refusals(problem: Problem) -> list[Refusal]:
-    job, found = problem.job, []
+    job, refusals = problem.job, []
     if job.precision == "fp8":
-        found.append(Refusal("precision fp8: its float8 converters leave out layers that the plan counts in fp8"))
+        refusals.append(
+            Refusal("precision fp8: its float8 converters leave out layers that the plan counts in fp8")
+        )
     if job.grad_dtype != "fp32":
-        found.append(Refusal(f"gradients in {job.grad_dtype}: mixed_precision_reduce is float32 alone"))
+        refusals.append(Refusal(f"gradients in {job.grad_dtype}: mixed_precision_reduce is float32 alone"))
     if job.attention_kernel != "flash":
-        found.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
-    return found
+        refusals.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
+    return refusals
 
 
 def _run_refusals(plan: Plan, run: Run, before: list[Refusal]) -> list[Refusal]:
@@ -91,10 +93,10 @@ def _run_refusals(plan: Plan, run: Run, before: list[Refusal]) -> list[Refusal]:
         "gather_again": "autograd keeps the gathered inputs of products, and nothing gathers them again",
         "schedule": "without a pipeline there is one schedule",
     }
-    found = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1, named)
-    found += [Refusal(text) for text in plan_losses(run) if run.cp == 1 or not text.startswith("context")]
+    differences = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1, named)
+    differences += [Refusal(text) for text in plan_losses(run) if run.cp == 1 or not text.startswith("context")]
     broken = broken_rules(run)
-    return found + [Refusal(f"rule {name} ({RULES[name][0]}): {text}") for name, text in broken.items()]
+    return differences + [Refusal(f"rule {name} ({RULES[name][0]}): {text}") for name, text in broken.items()]
 
 
 def _notes(run: Run, flavor: Pair) -> tuple[str, ...]:

@@ -97,19 +97,19 @@ def _gpt_oss(flavor: str) -> ModelSpec:
 @cache
 def flavors() -> dict[Pair, ModelSpec]:
     """Return every name and flavor with its model."""
-    found: dict[Pair, ModelSpec] = {}
+    models: dict[Pair, ModelSpec] = {}
     for flavor, (hidden, layers, heads, width) in _LLAMA.items():
         run = {"count": layers, "attention": _grouped(heads, 8), "mlp": _dense(width)}
-        found["llama3", flavor] = _spec("llama3", flavor, hidden, 128256, [run])
+        models["llama3", flavor] = _spec("llama3", flavor, hidden, 128256, [run])
     for flavor, (hidden, layers, heads, groups, width, tied) in _QWEN.items():
         run = {"count": layers, "attention": _grouped(heads, groups, qk_norm="per_head"), "mlp": _dense(width)}
-        found["qwen3", flavor] = _spec("qwen3", flavor, hidden, 151936, [run], tied)
+        models["qwen3", flavor] = _spec("qwen3", flavor, hidden, 151936, [run], tied)
     for flavor, (hidden, layers, heads, groups, width) in _QWEN_MOE.items():
         attention = _grouped(heads, groups, qk_norm="per_head")
         run = {"count": layers, "attention": attention, "mlp": _experts(128, 8, width)}
-        found["qwen3", flavor] = _spec("qwen3", flavor, hidden, 151936, [run])
-    found |= {("deepseek_v3", flavor): _deepseek(flavor) for flavor in _DEEPSEEK}
-    return found | {("gpt_oss", flavor): _gpt_oss(flavor) for flavor in _GPT_OSS}
+        models["qwen3", flavor] = _spec("qwen3", flavor, hidden, 151936, [run])
+    models |= {("deepseek_v3", flavor): _deepseek(flavor) for flavor in _DEEPSEEK}
+    return models | {("gpt_oss", flavor): _gpt_oss(flavor) for flavor in _GPT_OSS}
 
 
 def flavor_of(model: ModelSpec) -> Pair | None:

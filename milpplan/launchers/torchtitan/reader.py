@@ -101,10 +101,10 @@ def _looked_at(settings: Settings, version: str) -> list[str]:
         InvalidInputError: a format or an optimizer is not priced.
     """
     for name, wanted in (("dtype", "float32"), ("mixed_precision_param", "bfloat16")):
-        found = settings.text(f"training.{name}")
-        if found != wanted:
+        text = settings.text(f"training.{name}")
+        if text != wanted:
             raise InvalidInputError(
-                f"training.{name} is {found}.",
+                f"training.{name} is {text}.",
                 f"Expected {wanted}: weights in fp32, products in bf16, which is what is priced.",
                 f"Use {wanted} to compare it as such a run.",
             )

@@ -45,12 +45,12 @@ def recipe_settings(text: str, source: str) -> dict[str, Any]:
     call = _returned(function)
     assert call is not None
     calls = _assigned(function, source)
-    found: dict[str, Any] = {"model.name": _model_name(tree)}
+    settings: dict[str, Any] = {"model.name": _model_name(tree)}
     if call.args:
         raise _wrong(source, f"line {call.lineno} gives Trainer.Config arguments without names")
     for keyword in call.keywords:
-        found |= _argument(keyword, calls, source)
-    return found
+        settings |= _argument(keyword, calls, source)
+    return settings
 
 
 def _wrong(source: str, why: str) -> InvalidInputError:
@@ -78,15 +78,15 @@ def _name(node: ast.expr) -> str:
 
 def _assigned(function: ast.FunctionDef, source: str) -> dict[str, ast.expr]:
     """Map names to their assigned expressions; a docstring and asserts are skipped."""
-    found: dict[str, ast.expr] = {}
+    assigned: dict[str, ast.expr] = {}
     for node in function.body[:-1]:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = node.value
+            assigned[node.targets[0].id] = node.value
         elif not isinstance(node, ast.Assert) and not (
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         ):
             raise _wrong(source, f"line {node.lineno} is code that only runs")
-    return found
+    return assigned
 
 
 def _model_name(tree: ast.Module) -> str | None:
@@ -129,17 +129,17 @@ def _call(value: ast.expr, name: str, source: str) -> dict[str, Any]:
         return {name: _loose(value)}
     if any(part.arg is None for part in value.keywords) or name.count(".") >= MAX_DEPTH:
         raise _wrong(source, f"line {value.lineno} passes arguments by **, or nests calls too deeply")
-    found: dict[str, Any] = {name: _name(value.func) or _code(value)}
+    settings: dict[str, Any] = {name: _name(value.func) or _code(value)}
     for part in value.keywords:
-        found |= _call(part.value, f"{name}.{part.arg}", source)
-    return found
+        settings |= _call(part.value, f"{name}.{part.arg}", source)
+    return settings
 
 
 def _model(value: ast.expr, source: str) -> dict[str, Any]:
     if not isinstance(value, ast.Call) or _name(value.func) != "model_registry" or len(value.args) != 1:
         raise _wrong(source, "model_spec is not model_registry(FLAVOR)")
-    found = {"model.flavor": _literal(value.args[0], "the flavor", source)}
-    return found | _named_literals(value, "model", source)
+    settings = {"model.flavor": _literal(value.args[0], "the flavor", source)}
+    return settings | _named_literals(value, "model", source)
 
 
 def _policy(value: ast.expr, source: str) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def _policy(value: ast.expr, source: str) -> dict[str, Any]:
         raise _wrong(source, "activation_checkpoint is neither None nor a policy's Config()")
     if value.args:
         raise _wrong(source, f"line {value.lineno} gives a policy arguments without names")
-    found = {name: _name(value.func).removesuffix(".Config")}
-    return found | _named_literals(value, "activation_checkpoint", source)
+    settings = {name: _name(value.func).removesuffix(".Config")}
+    return settings | _named_literals(value, "activation_checkpoint", source)
 
 
 def _loose(value: ast.expr) -> Any:

@@ -135,8 +135,8 @@ RULES: Mapping[str, tuple[str, Check]] = {
 
 def broken_rules(run: Run) -> dict[str, str]:
     """List the rules that a run breaks, with descriptions."""
-    found = {name: check(run) for name, (_, check) in RULES.items()}
-    return {name: text for name, text in found.items() if text}
+    violations = {name: check(run) for name, (_, check) in RULES.items()}
+    return {name: text for name, text in violations.items() if text}
 
 
 def check_rules(run: Run, do: str) -> None:

@@ -127,14 +127,14 @@ def sharding_of(run: Run) -> Sharding:
 
 def plan_losses(run: Run) -> list[str]:
     """List properties of a run that a plan cannot express; empty where ``plan_of_run`` describes the whole run."""
-    found = [sharding_of(run).loss]
+    losses = [sharding_of(run).loss]
     if run.cp > 1:
-        found.append("context parallelism gathers keys and values, and what is priced is a ring")
+        losses.append("context parallelism gathers keys and values, and what is priced is a ring")
     if run.pp > 1 and run.accumulations > 1:
-        found.append("the pipeline runs several times a step (gradient accumulation), a plan's runs once")
+        losses.append("the pipeline runs several times a step (gradient accumulation), a plan's runs once")
     if run.schedule not in SCHEDULES.values():
-        found.append(f"schedule {run.schedule} is none of {', '.join(SCHEDULES.values())}")
-    return [text for text in found if text]
+        losses.append(f"schedule {run.schedule} is none of {', '.join(SCHEDULES.values())}")
+    return [text for text in losses if text]
 
 
 def layout_of_run(run: Run) -> Layout:

@@ -92,8 +92,8 @@ RENAMED: Mapping[str, str] = {
 def known(version: str) -> Known:
     """Load every setting of a version with its default, and its choices or type. 0.2.2 also has the settings of
     earlier dialects."""
-    found = known_settings(KEYS, version)
-    return {**known_settings(KEYS, OLDER), **found} if version == V022 else found
+    schema = known_settings(KEYS, version)
+    return {**known_settings(KEYS, OLDER), **schema} if version == V022 else schema
 
 
 def translated(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
@@ -133,9 +133,9 @@ def stage_modules(version: str, stages: tuple[int, ...]) -> list[list[str]]:
 
 def settings_of(run: Run) -> dict[str, Any]:
     """Write the settings of a run, with those that every launch needs."""
-    found: dict[str, Any] = {"model.name": run.flavor[0], "model.flavor": run.flavor[1]}
-    found |= _batch(run)
-    found |= {
+    settings: dict[str, Any] = {"model.name": run.flavor[0], "model.flavor": run.flavor[1]}
+    settings |= _batch(run)
+    settings |= {
         f"{_T}.dtype": "float32",
         f"{_T}.mixed_precision_param": "bfloat16",
         f"{_T}.mixed_precision_reduce": "float32",
@@ -147,23 +147,23 @@ def settings_of(run: Run) -> dict[str, Any]:
         f"{_P}.pipeline_parallel_degree": run.pp,
     }
     if run.version != V022:
-        found[f"{_P}.enable_sequence_parallel"] = run.sequence_parallel
+        settings[f"{_P}.enable_sequence_parallel"] = run.sequence_parallel
         # torchtitan cannot compile the whole step with a pipeline or with the experts' messages.
-        found[f"{_T}.disable_cuda_graphs"] = True
+        settings[f"{_T}.disable_cuda_graphs"] = True
     if run.pp > 1:
-        found[f"{_P}.pipeline_parallel_schedule"] = run.schedule
-        found[f"{_P}.module_fqns_per_model_part"] = stage_modules(run.version, run.stages)
+        settings[f"{_P}.pipeline_parallel_schedule"] = run.schedule
+        settings[f"{_P}.module_fqns_per_model_part"] = stage_modules(run.version, run.stages)
     if run.experts:
-        found[f"{_P}.expert_parallel_degree"] = run.ep
+        settings[f"{_P}.expert_parallel_degree"] = run.ep
         if run.version == V022:
-            found[f"{_P}.expert_tensor_parallel_degree"] = run.etp
+            settings[f"{_P}.expert_tensor_parallel_degree"] = run.etp
         backend = "deepep" if run.deduplicated else "standard"
-        found[_backend(run.version)] = backend
+        settings[_backend(run.version)] = backend
     if run.version == V022:
-        found["activation_checkpoint.mode"] = "full" if run.recompute else "none"
+        settings["activation_checkpoint.mode"] = "full" if run.recompute else "none"
     else:
-        found["activation_checkpoint.policy"] = "FullAC" if run.recompute else None
-    return found | {"compile.enable": True, "compile.components": ["model", "loss"]}
+        settings["activation_checkpoint.policy"] = "FullAC" if run.recompute else None
+    return settings | {"compile.enable": True, "compile.components": ["model", "loss"]}
 
 
 def _backend(version: str) -> str:
@@ -173,18 +173,18 @@ def _backend(version: str) -> str:
 def _batch(run: Run) -> dict[str, Any]:
     local, total = run.micro_batch_size * run.micro_batches, run.global_batch_size
     if run.version == NEWEST:
-        found: dict[str, Any] = {
+        settings: dict[str, Any] = {
             f"{_T}.num_tokens_per_microbatch_per_dp_rank": run.micro_batch_size * run.sequence_length,
             f"{_T}.num_tokens_per_train_step": total * run.sequence_length,
             f"{_T}.max_context_length": run.sequence_length,
         }
-        return found | ({f"{_P}.num_pp_microbatches": run.micro_batches} if run.pp > 1 else {})
-    found = {
+        return settings | ({f"{_P}.num_pp_microbatches": run.micro_batches} if run.pp > 1 else {})
+    settings = {
         f"{_T}.local_batch_size": local,
         f"{_T}.global_batch_size": total,
         f"{_T}.seq_len": run.sequence_length,
     }
-    return found | ({f"{_P}.pipeline_parallel_microbatch_size": run.micro_batch_size} if run.pp > 1 else {})
+    return settings | ({f"{_P}.pipeline_parallel_microbatch_size": run.micro_batch_size} if run.pp > 1 else {})
 
 
 def run_of(settings: Settings, version: str, flavor: Pair, experts: bool, layers: int, world: int | None) -> Run:

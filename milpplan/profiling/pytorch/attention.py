@@ -36,7 +36,7 @@ class Flash:
 
         It is timed in the layout that layers use and with shared heads, which every kernel must support.
         """
-        found: dict[str, float] = {}
+        times: dict[str, float] = {}
         for name in NAMES:
             self.name = name
             try:
@@ -44,10 +44,10 @@ class Flash:
                     torch.randn(1, 4096, heads, 128, dtype=torch.bfloat16, device=device, requires_grad=True)
                     for heads in (16, 4, 4)
                 ]
-                found[name] = time(lambda parts=parts: self._both(parts)).median_s  # type: ignore[misc]
+                times[name] = time(lambda parts=parts: self._both(parts)).median_s  # type: ignore[misc]
             except (RuntimeError, MeasurementError, AttributeError):
                 continue
-        return min(found, key=lambda name: found[name]) if found else ""
+        return min(times, key=lambda name: times[name]) if times else ""
 
     def _both(self, parts: list[Any]) -> None:
         out = self(*(part.transpose(1, 2) for part in parts))

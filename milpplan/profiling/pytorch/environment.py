@@ -50,10 +50,10 @@ def environment_of(device: Any, notes: tuple[str, ...]) -> Environment:
 
 def _of_cuda() -> dict[str, str]:
     """Return the versions of CUDA (or HIP), cuDNN and NCCL."""
-    found = {"cuda": torch.version.cuda, "hip": torch.version.hip, "cudnn": torch.backends.cudnn.version()}
+    versions = {"cuda": torch.version.cuda, "hip": torch.version.hip, "cudnn": torch.backends.cudnn.version()}
     with suppress(AttributeError, RuntimeError, TypeError):
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return {name: str(version) for name, version in found.items() if version}
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return {name: str(version) for name, version in versions.items() if version}
 
 
 def _driver() -> str:

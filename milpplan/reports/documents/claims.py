@@ -31,11 +31,11 @@ def result_in(path: Path) -> ResultDocument | None:
     """
     if not parse_json(read_text(path), str(path)).get("certificate"):
         return None
-    found = read_result(path)
-    if _is_of_other_constants(found, path):
+    result = read_result(path)
+    if _is_of_other_constants(result, path):
         return None
-    _check_itself(found, path)
-    return found
+    _check_itself(result, path)
+    return result
 
 
 def _check_itself(document: ResultDocument, path: Path) -> None:
@@ -113,8 +113,8 @@ def _is_of_other_constants(document: ResultDocument, path: Path) -> bool:
 
 def proved_bound_s(path: Path) -> float | None:
     """Return the lower bound of the step time in a file, if the file holds an unchanged result."""
-    found = result_in(path)
-    return None if found is None else found.lower_bound_s
+    result = result_in(path)
+    return None if result is None else result.lower_bound_s
 
 
 def bound_for(path: Path, problem: Problem) -> float | None:
@@ -123,13 +123,13 @@ def bound_for(path: Path, problem: Problem) -> float | None:
     The bound holds for this version's cost model. None where the file proves no bound, or was changed.
     """
     try:
-        found = result_in(path)
+        result = result_in(path)
     except InvalidInputError:
         return None
-    certificate = None if found is None else found.certificate
-    if found is None or certificate is None or certificate.forbid or found.problem != problem:
+    certificate = None if result is None else result.certificate
+    if result is None or certificate is None or certificate.forbid or result.problem != problem:
         return None
-    return found.lower_bound_s if certificate.cost_model == cost_model_text(problem) else None
+    return result.lower_bound_s if certificate.cost_model == cost_model_text(problem) else None
 
 
 ROUNDING: Final = 1e-9

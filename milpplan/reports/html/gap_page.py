@@ -124,14 +124,14 @@ def _plan(entry: Judged, said: PlanGapDocument) -> dict[str, Any]:
 
 def _simulated(told: GapReport) -> list[Simulated]:
     """List the plan and the best known plan of every space where it differs, with their simulations."""
-    found = [("this plan", told.plan, told.report)]
+    plans = [("this plan", told.plan, told.report)]
     for space in told.spaces:
         result = space.result
         if result.plan is None or result.report is None or space.best != result.plan:
             continue
-        if all(plan != result.plan for _, plan, _ in found):
-            found.append((f"best of {space.name}", result.plan, result.report))
-    return found
+        if all(plan != result.plan for _, plan, _ in plans):
+            plans.append((f"best of {space.name}", result.plan, result.report))
+    return plans
 
 
 def _ends(told: GapReport) -> str:

@@ -58,7 +58,7 @@ VERDICTS: Final = {"safe": "fits safely", "tight": "fits tightly", "does_not_fit
 def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, str, str]]:
     """Make the headline: (name, value, meaning)."""
     report = overview.report
-    found = [
+    tiles_shown = [
         ("one step", seconds_text(report.step_time_s), f"{rate_text(report.tokens_per_s)} tokens a second"),
         ("MFU", percent_text(report.mfu), "of the GPUs' peak is useful work"),
         (
@@ -69,12 +69,12 @@ def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, 
     ]
     if not overview.problem.inference:
         days = TRILLION / report.tokens_per_s / SECONDS_PER_HOUR / HOURS_A_DAY
-        found.append(("a trillion tokens", f"{days:,.3g} days", "at this speed, without failures"))
+        tiles_shown.append(("a trillion tokens", f"{days:,.3g} days", "at this speed, without failures"))
     if result is not None and result.gap is not None:
         word = {"optimal": "proved best", "feasible": "best found"}.get(result.status, result.status)
         away = f"at most {percent_text(result.gap, 3)} from the best plan of the space"
-        found.append(("proof", word, away if result.gap else "no plan of the space is faster"))
-    return found
+        tiles_shown.append(("proof", word, away if result.gap else "no plan of the space is faster"))
+    return tiles_shown
 
 
 def stage_rows(overview: Overview) -> list[tuple[str, ...]]:
@@ -262,23 +262,23 @@ def near_section(overview: Overview) -> Section:
 
 def _near_summary(near: NearBest) -> str:
     """Describe the number of other layouts, and the proof about the rest."""
-    found, undecided = len(near.plans), near.most_layouts - len(near.plans)
+    count, undecided = len(near.plans), near.most_layouts - len(near.plans)
     within, legal = (
         percent_text(near.within, 0),
         f"{near.legal_layouts:,} legal layout{'s' if near.legal_layouts != 1 else ''}",
     )
-    if not found and not undecided:
+    if not count and not undecided:
         return f"No other of the {legal} has a plan within {within} of this one: proved."
     rest = (
         f"{undecided:,} more were not decided in the time given (--time-limit 60 gives more)"
         if undecided
         else "all others are proved to be further away"
     )
-    if not found:
+    if not count:
         return f"No other layout within {within} was found; of the {legal}, {rest}."
     return (
-        f"{found:,} other layout{'s do' if found > 1 else ' does'} nearly as well, with the best plan found for "
-        f"{'each' if found > 1 else 'it'}; take it if it suits you better. Of the {legal}, {rest}."
+        f"{count:,} other layout{'s do' if count > 1 else ' does'} nearly as well, with the best plan found for "
+        f"{'each' if count > 1 else 'it'}; take it if it suits you better. Of the {legal}, {rest}."
     )
 
 

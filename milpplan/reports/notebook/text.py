@@ -66,8 +66,8 @@ def choice_html(choice: Choice) -> str:
     return told_html(choice_report(choice, 1e-4))
 
 
-def fewest_html(found: Fewest) -> str:
+def fewest_html(fewest: Fewest) -> str:
     """Show the minimum number of accelerators, the reason why fewer do not suffice, and the plan."""
-    number = "no number with a plan was found" if found.num_gpus is None else f"{counted(found.num_gpus, 'GPU')}"
-    lack = f" (proved: no plan on up to {found.refused[-1]:,}). {found.why}" if found.refused else ""
-    return f"<p><b>Fewest: {escape(number)}</b>{escape(lack)}</p>{result_html(found.result)}"
+    number = "no number with a plan was found" if fewest.num_gpus is None else f"{counted(fewest.num_gpus, 'GPU')}"
+    lack = f" (proved: no plan on up to {fewest.refused[-1]:,}). {fewest.why}" if fewest.refused else ""
+    return f"<p><b>Fewest: {escape(number)}</b>{escape(lack)}</p>{result_html(fewest.result)}"

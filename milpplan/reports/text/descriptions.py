@@ -70,11 +70,11 @@ def description(name: str, ignore: Collection[str] = ()) -> tuple[str, str]:
     shipped = name in (*model_names(), *hardware_names()) or not _is_file(Path(name))
     if shipped and not ignore:
         text = preset_text(name)
-        found = load_model(name) if name in model_names() else load_hardware(name)
+        spec = load_model(name) if name in model_names() else load_hardware(name)
     else:
-        found = _read(name, ignore)
-        text = document_text(found)
-    return text, model_text(found) if isinstance(found, ModelSpec) else ""
+        spec = _read(name, ignore)
+        text = document_text(spec)
+    return text, model_text(spec) if isinstance(spec, ModelSpec) else ""
 
 
 def model_text(model: ModelSpec) -> str:

@@ -34,22 +34,22 @@ class FewestDocument(Record):
     result: ResultDocument
 
 
-def fewest_document(found: Fewest, tolerance: float) -> FewestDocument:
+def fewest_document(fewest: Fewest, tolerance: float) -> FewestDocument:
     """Make the document of an answer."""
     return FewestDocument(
         milpplan_version=__version__,
-        num_gpus=found.num_gpus,
-        whole_nodes=found.whole_nodes,
-        refused=found.refused,
-        open=found.open,
-        why=found.why,
-        result=result_document(found.result, tolerance),
+        num_gpus=fewest.num_gpus,
+        whole_nodes=fewest.whole_nodes,
+        refused=fewest.refused,
+        open=fewest.open,
+        why=fewest.why,
+        result=result_document(fewest.result, tolerance),
     )
 
 
-def fewest_report(found: Fewest, tolerance: float) -> RenderableType:
+def fewest_report(fewest: Fewest, tolerance: float) -> RenderableType:
     """Show the number, the smaller numbers that provably have no plan with the reason, and the plan."""
-    return Group(_headline(found), Text(), solve_report(found.result, tolerance))
+    return Group(_headline(fewest), Text(), solve_report(fewest.result, tolerance))
 
 
 def _headline(found: Fewest) -> Text:
@@ -77,11 +77,11 @@ def _headline(found: Fewest) -> Text:
     return text
 
 
-def _spans(found: Fewest) -> str:
+def _spans(fewest: Fewest) -> str:
     """Describe the open numbers, as ``72 to 160`` where all tried numbers in between are open."""
     words, run = [], list[int]()
-    for count in sorted((*found.refused, *found.open, found.num_gpus or MAX_GPUS + 1)):
-        if count in found.open:
+    for count in sorted((*fewest.refused, *fewest.open, fewest.num_gpus or MAX_GPUS + 1)):
+        if count in fewest.open:
             run.append(count)
         elif run:
             words.append(f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}")
@@ -91,9 +91,9 @@ def _spans(found: Fewest) -> str:
     return ", ".join(words)
 
 
-def _tried(found: Fewest) -> str:
+def _tried(fewest: Fewest) -> str:
     """Describe the candidate numbers."""
-    node = found.result.problem.hardware.gpus_per_node
-    if not found.whole_nodes:
+    node = fewest.result.problem.hardware.gpus_per_node
+    if not fewest.whole_nodes:
         return "the numbers asked for"
     return f"1 to {node:,} and whole nodes of {node:,}" if node > 1 else "all numbers"

@@ -173,8 +173,8 @@ def _bandwidths(rows: list[Bandwidth], named: bool) -> Table:
     title = "Bus bandwidth of an all-reduce, by message" + (f", {rows[0].nodes}" if named else "")
     table = _table(title, "GPUs", "tier", *(bytes_text(size) for size in sizes))
     shapes = dict.fromkeys((row.num_gpus, row.stride, row.where) for row in rows if row.operation == "all_reduce")
-    found = {(row.num_gpus, row.stride, row.message_bytes): row for row in rows if row.operation == "all_reduce"}
+    by_size = {(row.num_gpus, row.stride, row.message_bytes): row for row in rows if row.operation == "all_reduce"}
     for num_gpus, stride, where in shapes:
-        rates = [f"{bytes_text(found[num_gpus, stride, size].bus_bandwidth_bytes_per_s)}/s" for size in sizes]
+        rates = [f"{bytes_text(by_size[num_gpus, stride, size].bus_bandwidth_bytes_per_s)}/s" for size in sizes]
         table.add_row(str(num_gpus), where, *rates)
     return table

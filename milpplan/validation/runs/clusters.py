@@ -132,10 +132,10 @@ def _links(interconnect: str) -> tuple[int, int] | None:
     for part in re.split(r"[;,]", interconnect):
         if _OTHER_LINKS.search(part):
             continue
-        if (found := _LINKS.search(part)) is not None:
-            return int(found[1]), int(found[2])
-        if (found := _WHOLE.search(part)) is not None:
-            return 1, int(found[1])
+        if (match := _LINKS.search(part)) is not None:
+            return int(match[1]), int(match[2])
+        if (match := _WHOLE.search(part)) is not None:
+            return 1, int(match[1])
     return None
 
 
