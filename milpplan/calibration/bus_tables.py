@@ -44,47 +44,47 @@ def fit_bus(logs: list[BusLog], hardware: HardwareSpec) -> BusFit:
     domain = hardware.scale_up.num_gpus
     inside = [log for log in logs if log.num_ranks <= domain]
     outside = [log for log in logs if log.num_ranks > domain]
-    told: list[str] = []
+    notes: list[str] = []
     tables: dict[str, BusTable] = {}
     errors: list[float] = []
     for operation in dict.fromkeys(log.operation for log in inside):
         own = [log for log in inside if log.operation == operation]
         for log in own:
             errors += _errors(log, hardware)
-        tables[operation] = _table(own, hardware, operation, told)
-    factors = _network_factors(outside, hardware, told)
-    constants = _constants(inside, factors, told)
+        tables[operation] = _table(own, hardware, operation, notes)
+    factors = _network_factors(outside, hardware, notes)
+    constants = _constants(inside, factors, notes)
     if not tables and not factors:
         raise InvalidInputError(
-            f"None of the {len(logs)} tables says anything about {hardware.name} ({'; '.join(told)}).",
+            f"None of the {len(logs)} tables says anything about {hardware.name} ({'; '.join(notes)}).",
             f"Expected collectives of 2 to {domain} ranks, or rings of several whole domains of {domain}.",
             "Run nccl-tests inside one node, or on whole nodes.",
         )
     missing = [name for name in COLLECTIVES if name not in tables]
     if tables and missing:
-        told.append(f"not measured, as in the description: {', '.join(missing)}")
+        notes.append(f"not measured, as in the description: {', '.join(missing)}")
     return BusFit(
         Tables(**tables),
         constants,
-        tuple(told),
+        tuple(notes),
         sum(len(log.rates) for log in logs),
         float(np.mean(errors)) if errors else None,
     )
 
 
-def _constants(inside: list[BusLog], factors: list[float], told: list[str]) -> Constants:
+def _constants(inside: list[BusLog], factors: list[float], notes: list[str]) -> Constants:
     """Fit the network's efficiency, and the one sigma of the tables: scatter of repetitions, as if common to
     all."""
     constants: dict[str, Factor] = {}
     if factors:
         sigma = float(np.std(factors)) if len(factors) > 1 else 0.1 * factors[0]
         constants["scale_out_efficiency"] = Factor(value=float(np.median(factors)), one_sigma=sigma)
-        told.append(f"network between domains: {len(factors)} rates of the largest messages")
+        notes.append(f"network between domains: {len(factors)} rates of the largest messages")
     spread = [size for log in inside for size in log.spread]
     if spread:
         sigma = min(MAD_TO_SIGMA * float(np.median(spread)), MOST_SIGMA)
         constants["scale_up_efficiency"] = Factor(value=1.0, one_sigma=sigma)
-        told.append(f"one sigma of the tables: {percent_text(sigma)} (repetitions, in place and out of place)")
+        notes.append(f"one sigma of the tables: {percent_text(sigma)} (repetitions, in place and out of place)")
     return Constants(**constants)
 
 
@@ -100,7 +100,7 @@ def _errors(log: BusLog, hardware: HardwareSpec) -> list[float]:
     return [abs(a / b - 1.0) for a, b in zip(known, log.rates.values(), strict=True)]
 
 
-def _table(logs: list[BusLog], hardware: HardwareSpec, operation: str, told: list[str]) -> BusTable:
+def _table(logs: list[BusLog], hardware: HardwareSpec, operation: str, notes: list[str]) -> BusTable:
     """Make a table of measured rows on the union of their sizes. Numbers of ranks in the description that were not
     measured keep their rates, interpolated at these sizes."""
     measured = {log.num_ranks: log for log in logs}
@@ -116,9 +116,9 @@ def _table(logs: list[BusLog], hardware: HardwareSpec, operation: str, told: lis
         rows[ranks] = [float(rate) for rate in np.exp(np.interp(np.log(sizes), *known))]
     kept = [f"{ranks:g}" for ranks in rows if ranks not in measured]
     if kept:
-        told.append(f"{operation}: {', '.join(kept)} ranks not measured, as in the description")
+        notes.append(f"{operation}: {', '.join(kept)} ranks not measured, as in the description")
     if sizes[-1] < before.message_bytes[-1]:
-        told.append(f"{operation}: messages beyond {size_text(sizes[-1])} have the rate of the largest one")
+        notes.append(f"{operation}: messages beyond {size_text(sizes[-1])} have the rate of the largest one")
     return BusTable(
         num_gpus=tuple(rows),
         message_bytes=tuple(map(float, sizes)),
@@ -126,14 +126,14 @@ def _table(logs: list[BusLog], hardware: HardwareSpec, operation: str, told: lis
     )
 
 
-def _network_factors(logs: list[BusLog], hardware: HardwareSpec, told: list[str]) -> list[float]:
+def _network_factors(logs: list[BusLog], hardware: HardwareSpec, notes: list[str]) -> list[float]:
     """Return measured over described bus bandwidth of large messages in rings over whole domains."""
     domain, out = hardware.scale_up.num_gpus, hardware.scale_out
     described = domain * out.bandwidth_bytes_per_s * out.efficiency
     factors: list[float] = []
     for log in logs:
         if log.operation not in RINGS or log.num_ranks % domain:
-            told.append(f"{log.operation} of {log.num_ranks} ranks not used: no ring over whole domains")
+            notes.append(f"{log.operation} of {log.num_ranks} ranks not used: no ring over whole domains")
             continue
         largest = list(log.rates.values())[-LARGEST:]
         factors += [min(max(rate / described, LEAST_FACTOR), MOST_FACTOR) for rate in largest]

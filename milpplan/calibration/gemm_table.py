@@ -144,7 +144,7 @@ def fit_gemm(products: list[Products], hardware: HardwareSpec) -> GemmFit:
     """
     tables: dict[str, GemmTable] = {}
     sigmas: dict[str, Factor] = {}
-    told: list[str] = []
+    notes: list[str] = []
     before: list[float] = []
     after: list[float] = []
     for part in products:
@@ -155,16 +155,16 @@ def fit_gemm(products: list[Products], hardware: HardwareSpec) -> GemmFit:
         )
         outliers = int(np.sum(errors[1] > OUTLIER * max(sigma, NOISE)))
         if outliers:
-            told.append(f"{part.precision}: {outliers:,} outliers, beyond {OUTLIER} sigma, that hardly count")
+            notes.append(f"{part.precision}: {outliers:,} outliers, beyond {OUTLIER} sigma, that hardly count")
         before += errors[0].tolist()
         after += errors[1].tolist()
         used = len(errors[1])
         left = len(part.m) - used
-        told.append(f"{part.precision}: {used:,} products used, {left:,} limited by memory or launch left out")
+        notes.append(f"{part.precision}: {used:,} products used, {left:,} limited by memory or launch left out")
     return GemmFit(
         Tables(**tables),
         Constants(**sigmas),
-        tuple(told),
+        tuple(notes),
         len(before),
         float(np.mean(before)),
         float(np.mean(after)),

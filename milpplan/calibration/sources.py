@@ -152,10 +152,10 @@ def _of_runs(
 ) -> Calibration:
     file = read_runs(path)
     selected, left_out = observations(file, spec)
-    told = [str(error) for error in file.rejected] + left_out
+    notes = [str(error) for error in file.rejected] + left_out
     if not selected:
         raise InvalidInputError(
-            f"{path} has no run to fit to: {'; '.join(told[:3]) or 'it is empty'}.",
+            f"{path} has no run to fit to: {'; '.join(notes[:3]) or 'it is empty'}.",
             "Expected runs that milpplan can simulate, with a measured step time.",
             "See docs/validation.md for the format.",
         )
@@ -166,7 +166,7 @@ def _of_runs(
     result = fit(selected, None, constants, progress=progress)
     date = datetime.date.today().isoformat()
     overlay = result.overlay(words["base"], words["name"], f"{len(selected)} runs of {path.name}", date)
-    return Calibration("runs", overlay, spec, tuple(told), result)
+    return Calibration("runs", overlay, spec, tuple(notes), result)
 
 
 def checked_words(hardware: str, out: Path | None, name: str) -> dict[str, Any]:

@@ -33,10 +33,10 @@ def report(calibration: Calibration) -> RenderableType:
         parts += [constants_table(calibration.fit), errors_text(calibration.fit)]
     else:
         parts += _tables(calibration)
-    told = [printable(text) for text in calibration.told]
-    parts += [Text(f"- {text}") for text in told[:MAX_TOLD]]
-    if len(told) > MAX_TOLD:
-        parts.append(Text(f"- and {len(told) - MAX_TOLD} more"))
+    notes = [printable(text) for text in calibration.told]
+    parts += [Text(f"- {text}") for text in notes[:MAX_TOLD]]
+    if len(notes) > MAX_TOLD:
+        parts.append(Text(f"- and {len(notes) - MAX_TOLD} more"))
     return Group(*parts)
 
 

@@ -132,26 +132,26 @@ def answer(
         asked: the user asked; False for a neighbour.
     """
     granted, inside = wished(problem, wish), _in_space(problem, wish)
-    told = WishAnswer(wish, wish_words(wish), "open", None, None, None, "", inside, asked)
+    wish_answer = WishAnswer(wish, wish_words(wish), "open", None, None, None, "", inside, asked)
     if inside and best.plan is not None and _has(best.plan, wish):
-        same = replace(told, outcome="chosen", best=best, reason="the best plan found has it")
+        same = replace(wish_answer, outcome="chosen", best=best, reason="the best plan found has it")
         return _priced(same, best.bounds, best.bounds, at_least_zero=True)
     legal = layout_space(granted)
     if not len(legal):
-        return replace(told, outcome="forbidden", reason=_forbidden(granted, legal.rejected, wish))
+        return replace(wish_answer, outcome="forbidden", reason=_forbidden(granted, legal.rejected, wish))
     start = next((known for known in (best.plan, *best.runners_up) if known and _has(known, wish)), None)
     optimum = yardstick.optimum(granted, limit_s, start)
     if optimum.infeasible:
-        return _impossible(replace(told, best=optimum), granted, optimum)
+        return _impossible(replace(wish_answer, best=optimum), granted, optimum)
     bounds = optimum.bounds
     if inside:
         bounds = Interval(min(max(bounds.low, best.bounds.low), bounds.high), bounds.high)
     outcome: Outcome = "open" if optimum.plan is None else "priced"
     reason = "" if inside else "outside the declared space"
-    return _priced(replace(told, outcome=outcome, best=optimum, reason=reason), bounds, best.bounds, inside)
+    return _priced(replace(wish_answer, outcome=outcome, best=optimum, reason=reason), bounds, best.bounds, inside)
 
 
-def _priced(told: WishAnswer, with_it: Interval, without: Interval, at_least_zero: bool) -> WishAnswer:
+def _priced(wish_answer: WishAnswer, with_it: Interval, without: Interval, at_least_zero: bool) -> WishAnswer:
     """Add the price to an answer; a plan with a wish that the space offers is provably no better than the best."""
     least = 0.0 if at_least_zero else -math.inf
     price = Interval(
@@ -159,8 +159,8 @@ def _priced(told: WishAnswer, with_it: Interval, without: Interval, at_least_zer
     )
     low = with_it.low - without.high if math.isfinite(without.high) else -math.inf
     amount = Interval(max(least, low), max(least, with_it.high - without.low))
-    best = None if told.best is None else replace(told.best, bounds=with_it)
-    return replace(told, best=best, price=price, amount=amount)
+    best = None if wish_answer.best is None else replace(wish_answer.best, bounds=with_it)
+    return replace(wish_answer, best=best, price=price, amount=amount)
 
 
 def _forbidden(granted: Problem, rejected: Mapping[str, int], wish: Wish) -> str:
@@ -190,7 +190,7 @@ def _together(granted: Problem, refusing: Sequence[str]) -> list[str]:
     return removed
 
 
-def _impossible(told: WishAnswer, granted: Problem, optimum: Optimum) -> WishAnswer:
+def _impossible(wish_answer: WishAnswer, granted: Problem, optimum: Optimum) -> WishAnswer:
     """Answer that every layout with the wish is provably too large, or too slow for the deadline."""
     usable = usable_memory_bytes(granted)
     least = optimum.least_peak_bytes
@@ -199,16 +199,16 @@ def _impossible(told: WishAnswer, granted: Problem, optimum: Optimum) -> WishAns
         least = bounds.memory_bytes if bounds is not None else 0.0
     if least > usable:
         reason = f"does not fit: the least peak is at least {gib_text(least)} of {gib_text(usable)} usable"
-        return replace(told, outcome="does_not_fit", reason=reason)
+        return replace(wish_answer, outcome="does_not_fit", reason=reason)
     if granted.job.deadline_s is not None:
         return replace(
-            told, outcome="too_late", reason="every layout is too large, or misses the deadline (proved)"
+            wish_answer, outcome="too_late", reason="every layout is too large, or misses the deadline (proved)"
         )
     reason = (
         f"does not fit: every layout was proved to need more than {gib_text(usable)}, one by one (the bound "
         f"of all at once is {gib_text(least)})"
     )
-    return replace(told, outcome="does_not_fit", reason=reason)
+    return replace(wish_answer, outcome="does_not_fit", reason=reason)
 
 
 def checked(problem: Problem, wishes: Sequence[Wish]) -> None:

@@ -52,7 +52,7 @@ def measure(
 
     A measurement that has begun is finished, so the limit may be exceeded by one measurement.
     """
-    told = progress or (lambda text: None)
+    tell = progress or (lambda text: None)
     books = _Books()
     end = clock() + time_limit_s
     stopped = ""
@@ -61,7 +61,7 @@ def measure(
             if clock() >= end:
                 stopped = "time limit"
                 break
-            told(f"{number} of {len(tasks)}: {words_of(task)}")
+            tell(f"{number} of {len(tasks)}: {words_of(task)}")
             stopped = _measured(machine, task, books, lambda: clock() >= end)
             if stopped:
                 break

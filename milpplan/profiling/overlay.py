@@ -71,8 +71,8 @@ def profiled(
     """
     spec = load_hardware(hardware)
     words = checked_words(hardware, out, name or default_name(hardware))
-    told: list[str] = list(measurements.environment.notes) + _differences(measurements, spec)
-    fitted = _tables(measurements, _provisional(measurements, spec, progress), told)
+    notes: list[str] = list(measurements.environment.notes) + _differences(measurements, spec)
+    fitted = _tables(measurements, _provisional(measurements, spec, progress), notes)
     empty = Provenance(data="", date="", method="", num_measurements=measurements.num_rows)
     before = Overlay(**words, provenance=empty, tables=fitted)
     result = _constants(measurements, spec, applied(spec, before), progress)
@@ -82,8 +82,8 @@ def profiled(
             "Expected products, memory-bound operators, attention, layers or collectives.",
             "See the reasons above, give more time with --time-limit, or another --device.",
         )
-    told += _copies(measurements) + _failed(measurements)
-    return Profile(_overlay(before, result, measurements), spec, measurements, result, tuple(told))
+    notes += _copies(measurements) + _failed(measurements)
+    return Profile(_overlay(before, result, measurements), spec, measurements, result, tuple(notes))
 
 
 def default_name(hardware: str) -> str:
@@ -107,21 +107,21 @@ def _provisional(
     )
 
 
-def _tables(measurements: Measurements, spec: HardwareSpec, told: list[str]) -> Tables:
+def _tables(measurements: Measurements, spec: HardwareSpec, notes: list[str]) -> Tables:
     """Fit replacements for the description's tables; data that cannot be used are reported."""
     replaced: dict[str, Any] = {}
     for products in _products(measurements):
         if products.precision == "fp8" and spec.accelerator.fp8 is None:
-            told.append("fp8 products are left out: the description has no such engine")
+            notes.append("fp8 products are left out: the description has no such engine")
             continue
         try:
             gemm = fit_gemm([products], spec)
         except InvalidInputError as error:
-            told.append(f"{error.seen} The table stays as it is.")
+            notes.append(f"{error.seen} The table stays as it is.")
             continue
         replaced |= {key: table for key, table in gemm.tables if table is not None}
-        told += gemm.told
-        told.append(
+        notes += gemm.told
+        notes.append(
             f"{products.precision} table: mean error {percent_text(gemm.error_before)} before, "
             f"{percent_text(gemm.error_after)} after"
         )
@@ -130,7 +130,7 @@ def _tables(measurements: Measurements, spec: HardwareSpec, told: list[str]) -> 
         curve = fit_curve(attentions_of(measurements.attentions, way, spec), spec)
         if curve is not None:
             replaced[direction] = curve.curve
-            told.append(
+            notes.append(
                 f"{direction}: {curve.num_rows} kernels, mean error {percent_text(curve.error_before)} before, "
                 f"{percent_text(curve.error_after)} after"
             )
@@ -138,10 +138,10 @@ def _tables(measurements: Measurements, spec: HardwareSpec, told: list[str]) -> 
         try:
             bus = fit_bus(_bus_logs(measurements), spec)
         except InvalidInputError as error:
-            told.append(f"{error.seen} Collectives stay as they are.")
+            notes.append(f"{error.seen} Collectives stay as they are.")
         else:
             replaced |= {key: table for key, table in bus.tables if table is not None}
-            told += bus.told
+            notes += bus.told
     return Tables(**replaced)
 
 

@@ -34,10 +34,10 @@ def report(profile: Profile) -> RenderableType:
         title = "Layers: what was measured, and the errors of the model under this overlay"
         parts += [Text(), Text(title, "bold"), _layers(checks)]
         parts.append(Text(_means(checks)))
-    told = [printable(text) for text in profile.told]
-    parts += [Text(), *(Text(f"- {text}") for text in told[:MAX_TOLD])]
-    if len(told) > MAX_TOLD:
-        parts.append(Text(f"- and {len(told) - MAX_TOLD} more"))
+    notes = [printable(text) for text in profile.told]
+    parts += [Text(), *(Text(f"- {text}") for text in notes[:MAX_TOLD])]
+    if len(notes) > MAX_TOLD:
+        parts.append(Text(f"- and {len(notes) - MAX_TOLD} more"))
     return Group(*parts)
 
 

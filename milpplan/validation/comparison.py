@@ -144,13 +144,13 @@ def compare(file: RunFile, progress: Callable[[int], None] | None = None, stacks
     return Validation(tuple(comparisons), tuple(unstated), tuple(str(error) for error in file.rejected))
 
 
-def compare_run(run: Run, told: tuple[str, ...] = (), stacks: bool = True) -> Comparison:
+def compare_run(run: Run, notes: tuple[str, ...] = (), stacks: bool = True) -> Comparison:
     """Simulate a run and compare it.
 
     Raises:
         UnstatedError: the run cannot be stated as a problem and a plan.
     """
-    statement = state(run, told, stacks=stacks)
+    statement = state(run, notes, stacks=stacks)
     report = simulate(statement.problem, statement.plan)
     if report.step_time_ns <= 0 or report.peak_memory_bytes < 0:
         raise UnstatedError("its numbers leave the range of 64-bit integers")

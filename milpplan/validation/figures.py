@@ -82,8 +82,8 @@ def _order_points(members: Sequence[Comparison]) -> list[Point]:
         for comparison in members
         if comparison.step is not None
     ]
-    measured, predicted = min(took for _, took, _ in times), min(told for _, _, told in times)
-    return [(run.group, run.id, took / measured, told / predicted) for run, took, told in times]
+    measured, predicted = min(took for _, took, _ in times), min(time_s for _, _, time_s in times)
+    return [(run.group, run.id, took / measured, time_s / predicted) for run, took, time_s in times]
 
 
 def _memory_points(comparison: Comparison) -> list[Point]:

@@ -74,8 +74,8 @@ def _kind(how: str, framework: Framework) -> MemoryKind:
     default."""
     if framework.resets_peak:
         return framework.memory
-    told = (kind for kind, words in _KIND_WORDS if any(word in how.lower() for word in words))
-    return next(told, framework.memory)
+    kinds = (kind for kind, words in _KIND_WORDS if any(word in how.lower() for word in words))
+    return next(kinds, framework.memory)
 
 
 def _by_stage(reported: Mapping[str, Any], statement: Statement) -> dict[int, float]:

@@ -73,17 +73,17 @@ def fit_predicted(
     hops: bool = True,
 ) -> Fit:
     """Fit constants to the measurements of any predictor."""
-    told = progress or (lambda text: None)
+    tell = progress or (lambda text: None)
     base = predictor.base
     parameters = tuple(parameter(name, base) for name in CONSTANTS if name in constants and name not in SWITCHES)
     settle = hopped if hops else (lambda model, point: point)
     model, point, switch = _switched(
-        Model(predictor, parameters, Theta()), base, SWITCHES[0] in constants, told, settle
+        Model(predictor, parameters, Theta()), base, SWITCHES[0] in constants, tell, settle
     )
-    model, point, dropped = _without_unidentified(model, point, told)
+    model, point, dropped = _without_unidentified(model, point, tell)
     linear = Linear.of(model, point)
     folds = _folds(groups if groups is not None else range(len(predictor.ids)), num_folds)
-    told(f"leaving out {len(folds)} parts in turn")
+    tell(f"leaving out {len(folds)} parts in turn")
     continuous = [_constant(constant.name, base, model, linear, dropped) for constant in parameters]
     return Fit(
         constants=(*continuous, *switch),
@@ -97,7 +97,7 @@ def fit_predicted(
     )
 
 
-def _without_unidentified(model: Model, point: Point, told: Progress) -> tuple[Model, Point, dict[str, Dropped]]:
+def _without_unidentified(model: Model, point: Point, tell: Progress) -> tuple[Model, Point, dict[str, Dropped]]:
     """Fit the constants that the data identify, with the others at their priors, until no further one must be
     reset."""
     dropped: dict[str, Dropped] = {}
@@ -111,7 +111,7 @@ def _without_unidentified(model: Model, point: Point, told: Progress) -> tuple[M
         if not gone:
             break
         dropped |= gone
-        told(f"not identified: {', '.join(gone)}")
+        tell(f"not identified: {', '.join(gone)}")
         keep = [i for i, constant in enumerate(model.parameters) if constant.name not in dropped]
         model = Model(model.predictor, tuple(model.parameters[i] for i in keep), model.theta)
         point = best_descent(model, [point.x[keep], model.priors]) if keep else descend(model, np.zeros(0))
@@ -139,10 +139,10 @@ def _check(runs: Sequence[Observation], constants: Sequence[str], groups: Sequen
 
 
 def _switched(
-    model: Model, base: HardwareSpec, wanted: bool, told: Progress, settle: Callable[[Model, Point], Point]
+    model: Model, base: HardwareSpec, wanted: bool, tell: Progress, settle: Callable[[Model, Point], Point]
 ) -> tuple[Model, Point, tuple[Constant, ...]]:
     """Fit under the better value of ``overlap_tensor_parallel``, and record what the data say about it."""
-    told("fitting")
+    tell("fitting")
     point = settle(model, best_descent(model))
     if not wanted:
         return model, point, ()
@@ -154,7 +154,7 @@ def _switched(
     if same:
         note = "no prediction depends on it"
         return model, point, (Constant(name, float(prior), None, False, float(prior), note),)
-    told(f"fitting with {name} = {'false' if prior else 'true'}")
+    tell(f"fitting with {name} = {'false' if prior else 'true'}")
     rival = descend(other, point.x)
     scale = min(point.scale, rival.scale)
     evidence = point.value(model, scale) - rival.value(other, scale)

@@ -129,8 +129,8 @@ def gap(
     if runnable is not None:
         talk.ask(runnable[0], own_job(runnable[1], plan), LAUNCHER)
     talk.ask(WHOLE, same, SPACE)
-    told = _told(talk, changes, tokens or TOKENS, price_per_gpu_hour)
-    return replace(told, wall_time_s=time.monotonic() - started)
+    report = _told(talk, changes, tokens or TOKENS, price_per_gpu_hour)
+    return replace(report, wall_time_s=time.monotonic() - started)
 
 
 def _told(talk: _Judge, changes: bool, tokens: float, price: float | None) -> GapReport:
@@ -254,11 +254,11 @@ class _Judge:
             self.unanswered.append("some single changes, or the end of their chain")
         best_s = min([best_s, *(change.step_time_s for change in chain if change.closed is not None)])
         way = (first.step_time_s, best_s)
-        told = [
+        singles = [
             change_of(lead, words, self.plan, first, after, way)
             for lead, (words, after) in sorted(changes.items(), key=lambda item: item[1][1].order)
         ]
-        return tuple(told[:SHOWN_CHANGES]), tuple(chain)
+        return tuple(singles[:SHOWN_CHANGES]), tuple(chain)
 
     def _balanced(self, problem: Problem, first: Priced) -> Priced | None:
         """Find the best stages and recomputation of the plan's own layout, as far as the time allows."""

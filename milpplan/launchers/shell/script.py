@@ -249,7 +249,7 @@ class _Reader:
         """Follow a loop of unknown length: its changes are unknown at its start and after it."""
         changed: set[str] = set()
         for _ in range(MAX_ROUNDS):
-            told = len(self.shell.commands)
+            num_commands = len(self.shell.commands)
             for key in changed:
                 self.shell.blur(key, [self.shell.state.get(key, ABSENT)], why, names)
             self.shell.loops.append(False)
@@ -265,7 +265,7 @@ class _Reader:
             if changes.keys() <= changed:
                 return
             changed |= changes.keys()
-            del self.shell.commands[told:]
+            del self.shell.commands[num_commands:]
         raise too_much(self.shell.source, "has a loop whose rounds are not told apart")
 
     def over_words(self, node: tree.For) -> Truth:

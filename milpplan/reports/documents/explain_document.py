@@ -135,31 +135,31 @@ class ExplanationDocument(Record):
     problem: Problem
 
 
-def explanation_document(told: Explanation) -> ExplanationDocument:
+def explanation_document(explanation: Explanation) -> ExplanationDocument:
     """Make the document of an explanation, which is also a plan file: it carries plan and problem."""
-    report = told.report
+    report = explanation.report
     return ExplanationDocument(
         milpplan_version=__version__,
-        unit=told.unit,
+        unit=explanation.unit,
         step_time_s=report.step_time_s,
-        value=told.value,
-        best=_optimum(told.best),
-        above_best=interval_document(told.above_best),
+        value=explanation.value,
+        best=_optimum(explanation.best),
+        above_best=interval_document(explanation.above_best),
         fits=report.fits,
-        is_outside=told.is_outside,
+        is_outside=explanation.is_outside,
         peak_memory_bytes=report.peak_memory_bytes,
         usable_memory_bytes=report.usable_memory_bytes,
         breakdown=report.breakdown_s,
         hidden=report.hidden_s,
-        limits=_limits(told),
-        changes=tuple(_change(change) for change in told.changes),
-        worth=tuple(_worth(worth) for worth in told.worth),
-        wishes=tuple(_wish(wish) for wish in told.wishes),
-        unanswered=told.unanswered,
-        interrupted=told.interrupted,
-        wall_time_s=told.wall_time_s,
-        plan=plan_document(told.plan, report),
-        problem=told.problem,
+        limits=_limits(explanation),
+        changes=tuple(_change(change) for change in explanation.changes),
+        worth=tuple(_worth(worth) for worth in explanation.worth),
+        wishes=tuple(_wish(wish) for wish in explanation.wishes),
+        unanswered=explanation.unanswered,
+        interrupted=explanation.interrupted,
+        wall_time_s=explanation.wall_time_s,
+        plan=plan_document(explanation.plan, report),
+        problem=explanation.problem,
     )
 
 
@@ -181,8 +181,8 @@ def _optimum(best: Optimum) -> OptimumDocument:
     )
 
 
-def _limits(told: Explanation) -> LimitsDocument:
-    known = told.limits
+def _limits(explanation: Explanation) -> LimitsDocument:
+    known = explanation.limits
     return LimitsDocument(
         headroom_bytes=known.headroom_bytes,
         bubble_share=known.bubble_share,

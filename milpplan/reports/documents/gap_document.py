@@ -187,11 +187,11 @@ def gap_document(judged: Sequence[Judged], failed: Sequence[Failed] = ()) -> Gap
 
 
 def _plan(entry: Judged) -> PlanGapDocument:
-    told, report = entry.gap, entry.gap.report
+    gap, report = entry.gap, entry.gap.report
     return PlanGapDocument(
         name=entry.name,
         launcher=entry.launcher,
-        cost_model=cost_model_text(told.problem),
+        cost_model=cost_model_text(gap.problem),
         step_time_s=report.step_time_s,
         fits=report.fits,
         memory_verdict=report.memory_verdict,
@@ -199,25 +199,25 @@ def _plan(entry: Judged) -> PlanGapDocument:
         usable_memory_bytes=report.usable_memory_bytes,
         breakdown=report.breakdown_s,
         hidden=report.hidden_s,
-        proved=told.proved,
-        spaces=tuple(_space(space) for space in told.spaces),
-        changes=tuple(_change(change) for change in told.changes),
-        chain=tuple(_change(change) for change in told.chain),
+        proved=gap.proved,
+        spaces=tuple(_space(space) for space in gap.spaces),
+        changes=tuple(_change(change) for change in gap.changes),
+        chain=tuple(_change(change) for change in gap.chain),
         near=tuple(
             NearDocument(
                 step_time_s=near.step_time_s, peak_memory_bytes=near.peak_memory_bytes, layout=near.plan.layout
             )
-            for near in told.near
+            for near in gap.near
         ),
-        spending=_spending(told.spending),
-        unanswered=told.unanswered,
-        interrupted=told.interrupted,
+        spending=_spending(gap.spending),
+        unanswered=gap.unanswered,
+        interrupted=gap.interrupted,
         unknown_flags=entry.unknown_flags,
         ignored_flags=entry.ignored_flags,
         notes=entry.notes,
-        wall_time_s=told.wall_time_s,
-        plan=plan_document(told.plan, report),
-        problem=told.problem,
+        wall_time_s=gap.wall_time_s,
+        plan=plan_document(gap.plan, report),
+        problem=gap.problem,
     )
 
 

@@ -69,38 +69,38 @@ def gap_page(document: GapDocument, judged: Sequence[Judged]) -> str:
 
 
 def _summary(entry: Judged) -> tuple[str, ...]:
-    told = entry.gap
-    memory = gib_text(told.report.peak_memory_bytes)
+    gap = entry.gap
+    memory = gib_text(gap.report.peak_memory_bytes)
     return (
         entry.name,
-        seconds_text(told.report.step_time_s),
-        memory if told.report.fits else f"{memory}: does not fit",
-        f"{told.spending.gpu_hours:,.0f}",
-        "; ".join(f"{space.name}: {verdict(told, space)}" for space in told.spaces),
+        seconds_text(gap.report.step_time_s),
+        memory if gap.report.fits else f"{memory}: does not fit",
+        f"{gap.spending.gpu_hours:,.0f}",
+        "; ".join(f"{space.name}: {verdict(gap, space)}" for space in gap.spaces),
     )
 
 
 def _plan(entry: Judged, said: PlanGapDocument) -> dict[str, Any]:
     """Collect everything that the page shows about a plan."""
-    told = entry.gap
-    fits = "" if told.report.fits else "; it does not fit in memory, so the step is only what it would be"
+    gap = entry.gap
+    fits = "" if gap.report.fits else "; it does not fit in memory, so the step is only what it would be"
     cluster, step = (
-        cluster_text(told.problem, told.plan.layout.num_gpus),
-        seconds_text(told.report.step_time_s),
+        cluster_text(gap.problem, gap.plan.layout.num_gpus),
+        seconds_text(gap.report.step_time_s),
     )
-    simulated = _simulated(told)
+    simulated = _simulated(gap)
     reports = [report for _, _, report in simulated]
     longest, width = max(report.step_time_s for report in reports), memory_width(reports)
     return {
         "name": entry.name,
-        "layout": layout_text(told.plan),
-        "headline": f"{told.problem.model.name} on {cluster}: {step} a step{fits}",
-        "verdicts": [f"Gap to {space.name}: {verdict(told, space)}." for space in told.spaces],
-        "cost": f"Cost: {spending_text(told)}.",
-        "ends_html": _ends(told),
-        "best": [space_row(told, space) for space in told.spaces],
-        "changes": [_change_row(change) for change in told.changes],
-        "chain": [_change_row(change) for change in told.chain],
+        "layout": layout_text(gap.plan),
+        "headline": f"{gap.problem.model.name} on {cluster}: {step} a step{fits}",
+        "verdicts": [f"Gap to {space.name}: {verdict(gap, space)}." for space in gap.spaces],
+        "cost": f"Cost: {spending_text(gap)}.",
+        "ends_html": _ends(gap),
+        "best": [space_row(gap, space) for space in gap.spaces],
+        "changes": [_change_row(change) for change in gap.changes],
+        "chain": [_change_row(change) for change in gap.chain],
         "times_html": counted_rows(
             (name, time_bar(report.breakdown_s, longest), seconds_text(report.step_time_s))
             for name, _, report in simulated
@@ -115,17 +115,17 @@ def _plan(entry: Judged, said: PlanGapDocument) -> dict[str, Any]:
             for part in time_names(reports)
         ],
         "memory": [_memory(*simulated_plan, width) for simulated_plan in simulated],
-        "spaces": [_space(told, space, own) for space, own in zip(told.spaces, said.spaces, strict=True)],
-        "near": _near_rows(told),
-        "near_text": _near_text(told, said.spaces[-1]),
+        "spaces": [_space(gap, space, own) for space, own in zip(gap.spaces, said.spaces, strict=True)],
+        "near": _near_rows(gap),
+        "near_text": _near_text(gap, said.spaces[-1]),
         "flags": ", ".join((*entry.unknown_flags, *entry.ignored_flags)),
     }
 
 
-def _simulated(told: GapReport) -> list[Simulated]:
+def _simulated(gap: GapReport) -> list[Simulated]:
     """List the plan and the best known plan of every space where it differs, with their simulations."""
-    plans = [("this plan", told.plan, told.report)]
-    for space in told.spaces:
+    plans = [("this plan", gap.plan, gap.report)]
+    for space in gap.spaces:
         result = space.result
         if result.plan is None or result.report is None or space.best != result.plan:
             continue
@@ -134,10 +134,10 @@ def _simulated(told: GapReport) -> list[Simulated]:
     return plans
 
 
-def _ends(told: GapReport) -> str:
+def _ends(gap: GapReport) -> str:
     """Write the distances of the plan's step from best and bound of every space."""
-    ends = [("this plan", told.report.step_time_s, 2)]
-    for space in told.spaces:
+    ends = [("this plan", gap.report.step_time_s, 2)]
+    for space in gap.spaces:
         for word, value, colour in (("best known", space.best_s, 4), ("bound", space.bound_s, 0)):
             if value is not None:
                 ends.append((f"{space.name}: {word}", value, colour))
@@ -176,7 +176,7 @@ def _change_row(change: Change) -> tuple[str, ...]:
     )
 
 
-def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str, Any]:
+def _space(gap: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str, Any]:
     """Collect the proof of a space: the search over time, the outcome of its layouts, and the certificate."""
     layouts, certificate = said.layouts, said.certificate
     refused = (
@@ -202,11 +202,11 @@ def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str
     )
     return {
         "name": space.name,
-        "text": f"Cost model {cost_model_text(told.problem)}; {said.space}; {said.status.replace('_', ' ')}.",
+        "text": f"Cost model {cost_model_text(gap.problem)}; {said.space}; {said.status.replace('_', ' ')}.",
         "progress_html": search_chart(
             [(line.wall_time_s, line.incumbent_s, line.bound_s) for line in said.log],
             " s",
-            told.report.step_time_s,
+            gap.report.step_time_s,
         ),
         "layouts": words,
         "fates_html": ""
@@ -216,10 +216,10 @@ def _space(told: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str
     }
 
 
-def _near_rows(told: GapReport) -> list[tuple[str, ...]]:
+def _near_rows(gap: GapReport) -> list[tuple[str, ...]]:
     """List plans of the search within ``NEAR_FRACTION`` of the fastest."""
-    fastest = min((near.step_time_s for near in told.near), default=0.0)
-    close = [near for near in told.near if near.step_time_s <= (1.0 + NEAR_FRACTION) * fastest]
+    fastest = min((near.step_time_s for near in gap.near), default=0.0)
+    close = [near for near in gap.near if near.step_time_s <= (1.0 + NEAR_FRACTION) * fastest]
     return [
         (
             seconds_text(near.step_time_s),
@@ -233,9 +233,9 @@ def _near_rows(told: GapReport) -> list[tuple[str, ...]]:
     ]
 
 
-def _near_text(told: GapReport, whole: SpaceGapDocument) -> str:
+def _near_text(gap: GapReport, whole: SpaceGapDocument) -> str:
     """Describe the plans that the list leaves out, as far as proved."""
-    if whole.layouts is None or not told.near:
+    if whole.layouts is None or not gap.near:
         return "The search kept no plans."
     beyond = sum(
         sum(bound_class.fates.values())

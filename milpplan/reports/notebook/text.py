@@ -21,12 +21,12 @@ WIDTH = 100
 FRAME = '<pre style="font-family:ui-monospace,monospace;line-height:1.35;overflow-x:auto">{code}</pre>'
 
 
-def told_html(told: RenderableType) -> str:
+def told_html(renderable: RenderableType) -> str:
     """Convert a renderable to HTML of fixed width, with inline colours."""
     console = Console(
         file=StringIO(), record=True, width=WIDTH, force_terminal=True, markup=False, highlight=False, emoji=False
     )
-    console.print(told)
+    console.print(renderable)
     return console.export_html(inline_styles=True, code_format=FRAME)
 
 
@@ -38,11 +38,11 @@ def gap_html(report: GapReport) -> str:
     return told_html(gap_report(Judged("plan", report)))
 
 
-def explanation_html(told: Explanation) -> str:
+def explanation_html(explanation: Explanation) -> str:
     """Show the limits of a plan, and the value of changes."""
     from milpplan.reports.text.explain_text import explanation_report
 
-    return told_html(explanation_report(told))
+    return told_html(explanation_report(explanation))
 
 
 def lengths_html(result: LengthsResult) -> str:

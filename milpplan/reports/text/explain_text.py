@@ -22,71 +22,71 @@ ALMOST_NOTHING = 0.001
 """Share of the step below which communication does not get a line."""
 
 
-def explanation_report(told: Explanation) -> RenderableType:
+def explanation_report(explanation: Explanation) -> RenderableType:
     """Show all answers about a plan, the most important first."""
     parts: list[RenderableType] = [
-        would_be_headline(told.problem, told.plan, told.report),
-        Text(_distance(told)),
+        would_be_headline(explanation.problem, explanation.plan, explanation.report),
+        Text(_distance(explanation)),
         Text(),
     ]
-    parts += plan_report(told.problem, told.plan, told.report)
-    parts += [Text(), *_limits(told)]
-    if told.changes:
-        parts += [Text(), _changes_table(told)]
-    if told.worth:
-        parts += [Text(), _worth_table(told)]
-    if told.wishes:
-        parts += [Text(), _wish_table(told)]
-    parts += list(_closing(told))
+    parts += plan_report(explanation.problem, explanation.plan, explanation.report)
+    parts += [Text(), *_limits(explanation)]
+    if explanation.changes:
+        parts += [Text(), _changes_table(explanation)]
+    if explanation.worth:
+        parts += [Text(), _worth_table(explanation)]
+    if explanation.wishes:
+        parts += [Text(), _wish_table(explanation)]
+    parts += list(_closing(explanation))
     return Group(*parts)
 
 
-def _distance(told: Explanation) -> str:
+def _distance(explanation: Explanation) -> str:
     """Describe the plan's distance from the proved best."""
-    model = scope_text(told.problem)
-    if told.is_outside:
-        share = range_text(Interval(-told.above_best.high, -told.above_best.low))
+    model = scope_text(explanation.problem)
+    if explanation.is_outside:
+        share = range_text(Interval(-explanation.above_best.high, -explanation.above_best.low))
         return f"not in the declared space, whose proved best takes {share} longer ({model})"
-    if told.best.plan is None:
-        return f"no plan of the space was found in the time; the best takes at least {_low(told)} ({model})"
-    if not told.report.fits:
-        return f"the proved best that fits takes {_amounts(told, told.best.bounds)} ({model})"
-    if told.best.plan == told.plan or told.value <= told.best.bounds.high:
-        most = range_text(Interval(-math.inf, max(0.0, told.above_best.high)))
+    if explanation.best.plan is None:
+        return f"no plan of the space was found in the time; the best takes at least {_low(explanation)} ({model})"
+    if not explanation.report.fits:
+        return f"the proved best that fits takes {_amounts(explanation, explanation.best.bounds)} ({model})"
+    if explanation.best.plan == explanation.plan or explanation.value <= explanation.best.bounds.high:
+        most = range_text(Interval(-math.inf, max(0.0, explanation.above_best.high)))
         return f"the best plan known; {most} can be saved ({model})"
-    high = told.best.bounds.high
+    bounds = explanation.best.bounds
     return (
-        f"not the best: the proved best takes {_amounts(told, Interval(told.best.bounds.low, high))}, "
-        f"which saves {range_text(told.above_best)} ({model})"
+        f"not the best: the proved best takes {_amounts(explanation, Interval(bounds.low, bounds.high))}, "
+        f"which saves {range_text(explanation.above_best)} ({model})"
     )
 
 
-def _low(told: Explanation) -> str:
-    return _amount(told, told.best.bounds.low)
+def _low(explanation: Explanation) -> str:
+    return _amount(explanation, explanation.best.bounds.low)
 
 
-def _amount(told: Explanation, value: float) -> str:
+def _amount(explanation: Explanation, value: float) -> str:
     if math.isinf(value):
         return "-"
-    return seconds_text(value) if told.unit == "s" else f"{rate_text(value)} GPU-hours"
+    return seconds_text(value) if explanation.unit == "s" else f"{rate_text(value)} GPU-hours"
 
 
-def _amounts(told: Explanation, interval: Interval) -> str:
-    low, high = _amount(told, interval.low), _amount(told, interval.high)
+def _amounts(explanation: Explanation, interval: Interval) -> str:
+    low, high = _amount(explanation, interval.low), _amount(explanation, interval.high)
     return joined(low, high)
 
 
-def _limits(told: Explanation) -> Iterator[RenderableType]:
+def _limits(explanation: Explanation) -> Iterator[RenderableType]:
     """Show memory, batch, network and rules, a line each."""
-    known = told.limits
+    known = explanation.limits
     yield Text("What binds", "bold")
-    yield hanging("memory", _memory(told))
+    yield hanging("memory", _memory(explanation))
     bubble = (
         f"{counted(known.num_micro_batches, 'micro-batch', 'micro-batches')} on "
-        f"{counted(told.plan.layout.pp, 'stage')}: the bubble is "
+        f"{counted(explanation.plan.layout.pp, 'stage')}: the bubble is "
         f"{percent_text(known.bubble_share)} of the step"
     )
-    yield hanging("batch", bubble if told.plan.layout.pp > 1 else "no pipeline, no bubble")
+    yield hanging("batch", bubble if explanation.plan.layout.pp > 1 else "no pipeline, no bubble")
     lines = [
         f"{item.part.replace('_', ' ')} {seconds_text(item.seconds)} ({percent_text(item.share)}), groups of "
         f"{counted(item.num_ranks, 'rank')} over {printable(item.tier)}"
@@ -109,14 +109,14 @@ def _words_last(title: str, *columns: str) -> Table:
     return table
 
 
-def _memory(told: Explanation) -> str:
+def _memory(explanation: Explanation) -> str:
     """Describe the free memory by stage, and whether memory binds, as far as it is proved."""
-    room = told.limits.headroom_bytes
+    room = explanation.limits.headroom_bytes
     least = min(range(len(room)), key=lambda stage: room[stage])
     shown = ", ".join(gib_text(size) for size in room[:SHOWN_STAGES])
     more = f", ... ({counted(len(room), 'stage')})" if len(room) > SHOWN_STAGES else ""
     text = f"stage {least} is the fullest; left on each stage: {shown}{more}"
-    unlimited = next((worth for worth in told.worth if worth.name == "unlimited_memory"), None)
+    unlimited = next((worth for worth in explanation.worth if worth.name == "unlimited_memory"), None)
     if unlimited is None:
         return text
     if unlimited.gain.low > 0:
@@ -124,10 +124,10 @@ def _memory(told: Explanation) -> str:
         need = f"; the best plan found without a limit needs {gib_text(peak)} a GPU" if peak else ""
         text += f". Memory binds: without a limit {range_text(unlimited.gain)} would be saved{need}"
         one_more = next(
-            (worth for worth in told.worth if worth.name == "more_memory" and worth.gain.low > 0), None
+            (worth for worth in explanation.worth if worth.name == "more_memory" and worth.gain.low > 0), None
         )
         if one_more is not None and one_more.best.peak_bytes:
-            needs = gib_text(one_more.best.peak_bytes - told.report.peak_memory_bytes)
+            needs = gib_text(one_more.best.peak_bytes - explanation.report.peak_memory_bytes)
             text += f". A better plan needs {needs} more than this one"
         return text
     if unlimited.gain.high <= ALMOST_NOTHING:
@@ -136,17 +136,20 @@ def _memory(told: Explanation) -> str:
     return f"{text}. Whether memory binds was not decided in the time"
 
 
-def _changes_table(told: Explanation) -> Table:
+def _changes_table(explanation: Explanation) -> Table:
     table = _words_last("Single changes, everything else fixed", "change", "proved best", "saves", "layout")
-    for change in told.changes:
+    for change in explanation.changes:
         table.add_row(
-            change.words, _amounts(told, change.best.bounds), range_text(change.saved), _differs(told, change)
+            change.words,
+            _amounts(explanation, change.best.bounds),
+            range_text(change.saved),
+            _differs(explanation, change),
         )
     return table
 
 
-def _differs(told: Explanation, change: SingleChange) -> str:
-    return _difference(told.plan.layout, change.layout)
+def _differs(explanation: Explanation, change: SingleChange) -> str:
+    return _difference(explanation.plan.layout, change.layout)
 
 
 def _difference(own: Layout, other: Layout | None) -> str:
@@ -157,50 +160,52 @@ def _difference(own: Layout, other: Layout | None) -> str:
     return layout_words(own, same_batch) or "the same layout"
 
 
-def _worth_table(told: Explanation) -> Table:
+def _worth_table(explanation: Explanation) -> Table:
     title = "What more would be worth (proved)"
     table = _words_last(title, "change", "this plan", "proved best", "saves", "best with")
-    for worth in told.worth:
-        same = "does not fit" if worth.same_plan is None else _amount(told, worth.same_plan)
-        table.add_row(worth.words, same, _best(told, worth), range_text(worth.gain), _with(told, worth))
+    for worth in explanation.worth:
+        same = "does not fit" if worth.same_plan is None else _amount(explanation, worth.same_plan)
+        table.add_row(
+            worth.words, same, _best(explanation, worth), range_text(worth.gain), _with(explanation, worth)
+        )
     return table
 
 
-def _best(told: Explanation, worth: Worth) -> str:
-    return "as now" if worth.implied_by else _amounts(told, worth.best.bounds)
+def _best(explanation: Explanation, worth: Worth) -> str:
+    return "as now" if worth.implied_by else _amounts(explanation, worth.best.bounds)
 
 
-def _with(told: Explanation, worth: Worth) -> str:
+def _with(explanation: Explanation, worth: Worth) -> str:
     if worth.implied_by:
         return "(implied)"
-    base = told.best.plan or told.plan
+    base = explanation.best.plan or explanation.plan
     other = None if worth.best.plan is None else worth.best.plan.layout
     words = _difference(base.layout, other)
     is_other = worth.best.plan is not None and worth.best.plan.virtual_stages != base.virtual_stages
     return f"{words}, other stages" if other == base.layout and is_other else words
 
 
-def _wish_table(told: Explanation) -> Table:
-    title = "Why not" if any(wish.asked for wish in told.wishes) else "Why not its neighbours"
+def _wish_table(explanation: Explanation) -> Table:
+    title = "Why not" if any(wish.asked for wish in explanation.wishes) else "Why not its neighbours"
     table = _words_last(title, "wish", "proved best", "price", "in time", "best with / forbidden by")
-    for wish in told.wishes:
-        best = "" if wish.best is None or wish.best.infeasible else _amounts(told, wish.best.bounds)
-        table.add_row(wish.words, best, *_price(told, wish), _because(told, wish))
+    for wish in explanation.wishes:
+        best = "" if wish.best is None or wish.best.infeasible else _amounts(explanation, wish.best.bounds)
+        table.add_row(wish.words, best, *_price(explanation, wish), _because(explanation, wish))
     return table
 
 
-def _price(told: Explanation, wish: WishAnswer) -> tuple[str, str]:
+def _price(explanation: Explanation, wish: WishAnswer) -> tuple[str, str]:
     """Write the price in per cent of the proved best, and in its unit."""
     if wish.outcome in ("forbidden", "does_not_fit", "too_late"):
         return "impossible", ""
     if wish.price is None or wish.amount is None:
         return "", ""
-    amount = _amounts(told, wish.amount) if math.isfinite(wish.price.high) else ""
+    amount = _amounts(explanation, wish.amount) if math.isfinite(wish.price.high) else ""
     return range_text(wish.price, signed=True), amount
 
 
-def _because(told: Explanation, wish: WishAnswer) -> str:
-    base = told.best.plan or told.plan
+def _because(explanation: Explanation, wish: WishAnswer) -> str:
+    base = explanation.best.plan or explanation.plan
     if wish.outcome == "priced" and wish.best is not None and wish.best.plan is not None:
         words = _difference(base.layout, wish.best.plan.layout)
         return f"{words}; {wish.reason}" if wish.reason else words
@@ -209,8 +214,10 @@ def _because(told: Explanation, wish: WishAnswer) -> str:
     return wish.reason
 
 
-def _closing(told: Explanation) -> Iterator[RenderableType]:
-    if told.unanswered:
-        why = "interrupted before" if told.interrupted else "no time left for"
-        yield hanging("open", f"{why}: {'; '.join(told.unanswered)}")
-    yield hanging("proof", f"every range holds the truth for the cost model; {seconds_text(told.wall_time_s)}")
+def _closing(explanation: Explanation) -> Iterator[RenderableType]:
+    if explanation.unanswered:
+        why = "interrupted before" if explanation.interrupted else "no time left for"
+        yield hanging("open", f"{why}: {'; '.join(explanation.unanswered)}")
+    yield hanging(
+        "proof", f"every range holds the truth for the cost model; {seconds_text(explanation.wall_time_s)}"
+    )

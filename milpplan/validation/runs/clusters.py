@@ -58,48 +58,48 @@ def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
     memory = cluster.gpu_mem_GB
     if name == "dgx-a100-80" and memory is not None and memory <= 40:
         name = "dgx-a100-40"
-    told: list[str] = []
+    notes: list[str] = []
     words = cluster.gpu.strip().lower()
     if words not in EXACT:
-        told.append(f"{cluster.gpu.strip()} read as {name}")
+        notes.append(f"{cluster.gpu.strip()} read as {name}")
     variant = VARIANTS.get(name)
     if variant is not None:
-        told.append(variant.told(name))
-    spec = _with_capacity(_preset(name), memory, told)
-    spec = _with_memory(spec, cluster.interconnect, told)
+        notes.append(variant.told(name))
+    spec = _with_capacity(_preset(name), memory, notes)
+    spec = _with_memory(spec, cluster.interconnect, notes)
     spec, network = _with_network(spec, cluster.interconnect, cluster.gpus_per_node)
-    return _with_nodes(spec, cluster.gpus_per_node, told), told + network
+    return _with_nodes(spec, cluster.gpus_per_node, notes), notes + network
 
 
-def _with_capacity(spec: HardwareSpec, memory: float | None, told: list[str]) -> HardwareSpec:
+def _with_capacity(spec: HardwareSpec, memory: float | None, notes: list[str]) -> HardwareSpec:
     """Set the memory that the source prints, where it is another product's."""
     if memory is None or abs(memory * 1e9 / spec.accelerator.memory_bytes - 1) <= 2 * _MEMORY_TOLERANCE:
         return spec
     if memory * 1e9 > MOST_TIMES_MEMORY * spec.accelerator.memory_bytes:
-        told.append(f"{memory:g} GB taken as the memory of a node, as much a GPU as {spec.name} has")
+        notes.append(f"{memory:g} GB taken as the memory of a node, as much a GPU as {spec.name} has")
         return spec
-    told.append(f"{spec.name} with {memory:g} GB of memory; speed as in the description")
+    notes.append(f"{spec.name} with {memory:g} GB of memory; speed as in the description")
     usable = int(memory * GIB * (1 - _MEMORY_TOLERANCE / 4))
     return spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"memory_bytes": usable})})
 
 
-def _with_nodes(spec: HardwareSpec, gpus: int | None, told: list[str]) -> HardwareSpec:
+def _with_nodes(spec: HardwareSpec, gpus: int | None, notes: list[str]) -> HardwareSpec:
     """Set smaller nodes, where the source has them and the fast domain is the node."""
     if gpus is None or gpus == spec.gpus_per_node:
         return spec
     if gpus > spec.gpus_per_node or spec.scale_up.num_gpus != spec.gpus_per_node:
-        told.append(f"{gpus} GPUs a node in the source, {spec.gpus_per_node} in {spec.name}")
+        notes.append(f"{gpus} GPUs a node in the source, {spec.gpus_per_node} in {spec.name}")
         return spec
-    told.append(f"{spec.name} with {gpus} GPUs a node")
+    notes.append(f"{spec.name} with {gpus} GPUs a node")
     inside = spec.scale_up.model_copy(update={"num_gpus": gpus})
     return spec.model_copy(update={"gpus_per_node": gpus, "scale_up": inside})
 
 
-def _with_memory(spec: HardwareSpec, words: str | None, told: list[str]) -> HardwareSpec:
+def _with_memory(spec: HardwareSpec, words: str | None, notes: list[str]) -> HardwareSpec:
     """Set another product's memory bandwidth, where the source names it."""
     for name, known, bytes_per_s in MEMORIES:
         if spec.name == name and known in (words or "").lower():
-            told.append(f"memory bandwidth of {known}, {bytes_per_s / TERA:g} TB/s")
+            notes.append(f"memory bandwidth of {known}, {bytes_per_s / TERA:g} TB/s")
             changed = {"memory_bandwidth_bytes_per_s": bytes_per_s}
             return spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update=changed)})
     return spec

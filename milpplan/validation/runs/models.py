@@ -66,14 +66,14 @@ def model_of(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list[s
         raise UnstatedError("state-space layers are not modelled")
     preset = _agreeing_preset(dims)
     if preset is not None:
-        told = (
+        notes = (
             [] if dims.vocab in (None, preset.vocab_size) else [f"vocabulary of {dims.vocab:,} as in the source"]
         )
         if dims.layers is None or dims.hidden is None:
-            told.append(f"dimensions of the shipped {preset.name} (not printed)")
+            notes.append(f"dimensions of the shipped {preset.name} (not printed)")
         if dims.moe is not None and preset.name == "deepseek-v3":
-            told.append("without multi-token prediction")
-        return preset.model_copy(update={"vocab_size": dims.vocab or preset.vocab_size}), told
+            notes.append("without multi-token prediction")
+        return preset.model_copy(update={"vocab_size": dims.vocab or preset.vocab_size}), notes
     return _from_dims(run, framework, tp)
 
 
@@ -115,17 +115,17 @@ def _bare(name: str) -> str:
 
 def _from_dims(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list[str]]:
     dims = run.model
-    told: list[str] = []
+    notes: list[str] = []
     if dims.layers is None or dims.hidden is None:
         raise UnstatedError("the source does not print the model's dimensions")
     if dims.layers > MAX_LAYERS:
         raise UnstatedError(f"{dims.layers:,} layers are more than any model has")
     style = style_of(dims.name, dims.gated_mlp)
-    heads = dims.heads or _heads(dims.hidden, tp, framework, told)
+    heads = dims.heads or _heads(dims.hidden, tp, framework, notes)
     length = dims.seq_len or 4096
-    vocab = dims.vocab or _vocab(dims.name, style, told)
+    vocab = dims.vocab or _vocab(dims.name, style, notes)
     gated = dims.gated_mlp if dims.gated_mlp is not None else style == "llama"
-    attention, width = _attention(dims, heads, style), _width(dims, gated, told)
+    attention, width = _attention(dims, heads, style), _width(dims, gated, notes)
     plain = DenseMlp(intermediate_size=width, gated=gated, bias=style in ("gpt", "bloom"))
     first = min((dims.moe.first_dense_layers or 0) if dims.moe else dims.layers, dims.layers)
     layers = []
@@ -136,10 +136,10 @@ def _from_dims(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list
     tied = dims.tied_embeddings
     if tied is None:
         tied = style in ("gpt", "bloom", "mpt")
-        told.append(f"embeddings {'' if tied else 'not '}tied")
+        notes.append(f"embeddings {'' if tied else 'not '}tied")
     dropout = style == "gpt" and framework.gpt_dropout
     if style == "gpt":
-        told.append(f"a GPT with biases, LayerNorm, learned positions, {'with' if dropout else 'no'} dropout")
+        notes.append(f"a GPT with biases, LayerNorm, learned positions, {'with' if dropout else 'no'} dropout")
     model = ModelSpec(
         name=dims.name[:200],
         hidden_size=dims.hidden,
@@ -152,7 +152,7 @@ def _from_dims(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list
         dropout=dropout,
         default_sequence_length=length,
     )
-    return model, told
+    return model, notes
 
 
 def _attention(dims: ModelDims, heads: int, style: Style) -> Attention:
@@ -195,33 +195,33 @@ def _experts(dims: ModelDims, width: int, gated: bool) -> Mlp:
     )
 
 
-def _heads(hidden: int, tp: int, framework: Framework, told: list[str]) -> int:
+def _heads(hidden: int, tp: int, framework: Framework, notes: list[str]) -> int:
     """Return the number of heads that the source prints for other models of this width; else the number that
     divides the hidden size and is divisible by tp, with heads nearest to 128 wide."""
     printed = dict(framework.heads).get(hidden)
     if printed is not None:
-        told.append(f"{printed} heads (as the source prints for other models of this width)")
+        notes.append(f"{printed} heads (as the source prints for other models of this width)")
         return printed
     legal = [n for n in range(1, min(hidden, 4096) + 1) if hidden % n == 0 and n % tp == 0]
     if not legal:
         raise UnstatedError(f"no number of heads fits a hidden size of {hidden} and tp={tp}")
     heads = min(legal, key=lambda n: abs(hidden / n - HEAD_DIM))
-    told.append(f"{heads} heads of {hidden // heads} (not printed)")
+    notes.append(f"{heads} heads of {hidden // heads} (not printed)")
     return heads
 
 
-def _vocab(name: str, style: Style, told: list[str]) -> int:
+def _vocab(name: str, style: Style, notes: list[str]) -> int:
     vocab = GROK_VOCAB if "grok" in name.lower() else LLAMA_VOCAB if style == "llama" else GPT_VOCAB
-    told.append(f"vocabulary of {vocab:,} (not printed)")
+    notes.append(f"vocabulary of {vocab:,} (not printed)")
     return vocab
 
 
-def _width(dims: ModelDims, gated: bool, told: list[str]) -> int:
+def _width(dims: ModelDims, gated: bool, notes: list[str]) -> int:
     if dims.ffn_hidden is not None:
         return dims.ffn_hidden
     if dims.moe is not None and dims.moe.moe_ffn_hidden is not None:
         return dims.moe.moe_ffn_hidden
     hidden = dims.hidden or 1
     width = -(-8 * hidden // (3 * FFN_MULTIPLE)) * FFN_MULTIPLE if gated else 4 * hidden
-    told.append(f"feed-forward width of {width:,} (not printed)")
+    notes.append(f"feed-forward width of {width:,} (not printed)")
     return width

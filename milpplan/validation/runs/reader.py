@@ -69,7 +69,7 @@ def read_runs(path: Path | None) -> RunFile:
     """
     files = [(path, str(path))] if path is not None else [(entry, entry.name) for entry in shipped_files()]
     runs: dict[str, Run] = {}
-    told: dict[str, tuple[str, ...]] = {}
+    notes: dict[str, tuple[str, ...]] = {}
     rejected: list[InvalidInputError] = []
     for file, name in files:
         for source, given in _records(_text(file, name), name):
@@ -86,10 +86,10 @@ def read_runs(path: Path | None) -> RunFile:
             runs[run.id] = run
             ignored = [f"field {field} of the record is not known and was ignored" for field in _unknown(data)]
             if read_as or ignored:
-                told[run.id] = (*read_as, *ignored)
+                notes[run.id] = (*read_as, *ignored)
     if not runs and not rejected:
         raise InvalidInputError(f"{files[0][1]} holds no record.", "Expected one at least.", _DO)
-    return RunFile(tuple(runs.values()), told, tuple(rejected))
+    return RunFile(tuple(runs.values()), notes, tuple(rejected))
 
 
 def shipped_files() -> tuple[Traversable, ...]:

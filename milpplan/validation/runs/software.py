@@ -20,11 +20,11 @@ MOST_DISPATCH: Final = 50.0
 
 
 def with_software(
-    run: Run, framework: Framework, hardware: HardwareSpec, stacks: bool, told: list[str]
+    run: Run, framework: Framework, hardware: HardwareSpec, stacks: bool, notes: list[str]
 ) -> HardwareSpec:
     """Set the framework's defaults, its kernels, and the constants fitted to it in a description.
 
-    Assumptions are added to ``told``. ``stacks``: use the fitted constants.
+    Assumptions are added to ``notes``. ``stacks``: use the fitted constants.
     """
     noted = (run.parallel.noted("attention_kernel"), run.parallel.noted("mode"), run.parallel.precision)
     kernel = ", ".join(str(word or "") for word in noted)
@@ -36,31 +36,33 @@ def with_software(
     group = run.parallel.noted("zero1_group")
     if isinstance(group, int) and 0 < group <= MAX_GROUP:
         fields |= {"sharding_group": group}
-        told.append(f"ZeRO within groups of {group} replicas")
+        notes.append(f"ZeRO within groups of {group} replicas")
     if _hides_dispatch(run):
         share = hardware.scale_up.processor_fraction
         fields |= {"dispatch_efficiency": min(1 / share, MOST_DISPATCH) if share else MOST_DISPATCH}
-        told.append(f"dispatch of experts behind another micro-batch, of whose compute it takes {share:.0%}")
+        notes.append(f"dispatch of experts behind another micro-batch, of whose compute it takes {share:.0%}")
     hardware = hardware.model_copy(update={"software": framework.software.model_copy(update=fields)})
     measured = run.hardware.measured_busbw_GBps or {}
     if framework.slow_calls_below_bytes_per_s and "allgather_intra" not in measured:
-        told.append("state of the nodes not known (no bandwidth measured before the run): taken as the faster one")
+        notes.append(
+            "state of the nodes not known (no bandwidth measured before the run): taken as the faster one"
+        )
     names = [
         name for stack in stacks_of(run) if (name := f"{stack_hardware(hardware.name)}+{stack}") in _stack_names()
     ]
     if not stacks or not names:
-        told.append(f"no constants fitted to {framework.name} on {hardware.name}")
+        notes.append(f"no constants fitted to {framework.name} on {hardware.name}")
         return hardware
-    return _with_stack(hardware, names[0], told)
+    return _with_stack(hardware, names[0], notes)
 
 
-def _with_stack(hardware: HardwareSpec, name: str, told: list[str]) -> HardwareSpec:
+def _with_stack(hardware: HardwareSpec, name: str, notes: list[str]) -> HardwareSpec:
     """Apply a stack's constants to the description, after those of the stack that it is based on."""
     overlay = _overlay(name)
     if overlay is None:
         return hardware
-    told.append(f"constants {name}, fitted to {overlay.provenance.data}")
-    return applied(_with_stack(hardware, overlay.base, told), overlay)
+    notes.append(f"constants {name}, fitted to {overlay.provenance.data}")
+    return applied(_with_stack(hardware, overlay.base, notes), overlay)
 
 
 @lru_cache(maxsize=1)

@@ -63,51 +63,51 @@ def respelled(data: object) -> tuple[object, list[str]]:
     if not isinstance(data, dict):
         return data, []
     record = {name: dict(part) if isinstance(part, dict) else part for name, part in data.items()}
-    told: list[str] = []
-    _defaults(record, told)
+    notes: list[str] = []
+    _defaults(record, notes)
     for (section, field), words in WORDS.items():
-        _word(record if not section else record.get(section), field, words, (section, field) in LOWER, told)
+        _word(record if not section else record.get(section), field, words, (section, field) in LOWER, notes)
     measured, parallel = record.get("measured"), record.get("parallel")
     if isinstance(measured, dict):
-        _rates(record, measured, told)
+        _rates(record, measured, notes)
     if isinstance(parallel, dict):
-        _tokens_of_batch(record, parallel, told)
-    return record, told
+        _tokens_of_batch(record, parallel, notes)
+    return record, notes
 
 
-def _defaults(record: Section, told: list[str]) -> None:
+def _defaults(record: Section, notes: list[str]) -> None:
     """Set a default grade and source, and the status of a run that was timed."""
     if "grade" not in record:
         record["grade"] = "C"
-        told.append("grade C (not given)")
+        notes.append("grade C (not given)")
     elif record["grade"] in ("a", "b", "c"):
         record["grade"] = record["grade"].upper()
     if "group" not in record and isinstance(record.get("id"), str):
         record["group"] = "unnamed"
-        told.append("source 'unnamed' (group not given)")
+        notes.append("source 'unnamed' (group not given)")
     measured = record.get("measured")
     if isinstance(measured, dict) and "status" not in measured and any(map(_number, measured.values())):
         measured["status"] = "ok"
-        told.append("status ok (not given, but something was measured)")
+        notes.append("status ok (not given, but something was measured)")
 
 
-def _word(section: object, field: str, words: dict[object, object], lower: bool, told: list[str]) -> None:
+def _word(section: object, field: str, words: dict[object, object], lower: bool, notes: list[str]) -> None:
     if not isinstance(section, dict) or not isinstance(section.get(field), str | bool):
         return
     given = section[field]
     small = given.strip().lower() if isinstance(given, str) else given
     section[field] = words.get(small, small if lower else given)
     if section[field] != given:
-        told.append(f"{field} {given!r} read as {section[field]}")
+        notes.append(f"{field} {given!r} read as {section[field]}")
 
 
-def _rates(record: Section, measured: Section, told: list[str]) -> None:
+def _rates(record: Section, measured: Section, notes: list[str]) -> None:
     """Convert times, rates and sizes in other units, where the format's own are missing."""
     for name in ("mfu", "hfu"):
         value = measured.get(name)
         if _number(value) and MOST_UTILISATION < value <= 100:
             measured[name] = value * PER_CENT
-            told.append(f"{name} of {value:g} read as per cent")
+            notes.append(f"{name} of {value:g} read as per cent")
     gpus, batch = (_of(record, *path) for path in (("hardware", "gpus_total"), ("parallel", "global_batch")))
     others: list[tuple[str, str, Callable[[float], float] | None]] = [
         ("step_time_ms", "step_time_s", lambda value: value * MS),
@@ -124,16 +124,16 @@ def _rates(record: Section, measured: Section, told: list[str]) -> None:
             continue
         measured[ours] = change(value)
         del measured[name]
-        told.append(f"{name} of {value:g} read as {ours} of {measured[ours]:.6g}")
+        notes.append(f"{name} of {value:g} read as {ours} of {measured[ours]:.6g}")
 
 
-def _tokens_of_batch(record: Section, parallel: Section, told: list[str]) -> None:
+def _tokens_of_batch(record: Section, parallel: Section, notes: list[str]) -> None:
     """Convert a batch in tokens to sequences, where the numbers divide."""
     tokens, length = parallel.get("global_batch_tokens"), _of(record, "model", "seq_len")
     if parallel.get("global_batch") is None and _number(tokens) and length is not None and tokens % length == 0:
         parallel["global_batch"] = int(tokens // length)
         del parallel["global_batch_tokens"]
-        told.append(f"batch of {tokens:,} tokens read as {parallel['global_batch']:,} sequences")
+        notes.append(f"batch of {tokens:,} tokens read as {parallel['global_batch']:,} sequences")
 
 
 def _of(record: Section, section: str, field: str) -> float | None:

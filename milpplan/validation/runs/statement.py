@@ -76,29 +76,29 @@ def state(
     Raises:
         UnstatedError: milpplan cannot express something that the run uses, or too little of the run is known.
     """
-    told = list(read_as)
+    notes = list(read_as)
     _refuse_features(run)
     framework = framework_of(run)
-    told += framework.notes
+    notes += framework.notes
     if framework in (UNKNOWN, UNKNOWN_SHARDED):
-        told.append(f"source {run.group!r} belongs to {framework.name}")
+        notes.append(f"source {run.group!r} belongs to {framework.name}")
     told_hardware: list[str] = []
     if hardware is None:
         hardware, told_hardware = hardware_of(run.hardware)
-    hardware = with_software(run, framework, hardware, stacks, told)
-    degrees = _degrees(run, told)
+    hardware = with_software(run, framework, hardware, stacks, notes)
+    degrees = _degrees(run, notes)
     model, told_model = model_of(run, framework, degrees["tp"])
     try:
-        job = _job(run, framework, degrees, told)
-        layout = _layout(run, framework, model, degrees, told)
-        plan = Plan(layout=layout, virtual_stages=_stages(run, framework, model, layout, told))
+        job = _job(run, framework, degrees, notes)
+        layout = _layout(run, framework, model, degrees, notes)
+        plan = Plan(layout=layout, virtual_stages=_stages(run, framework, model, layout, notes))
         problem = _problem(model, hardware, job)
         check_plan(problem, plan)
     except ValidationError as error:
         raise UnstatedError(plain_reason(error.errors(include_url=False)[0])) from error
     except IllegalPlanError as error:
         raise UnstatedError(f"{error.seen} {error.expected}".strip()) from error
-    return Statement(problem, plan, tuple(dict.fromkeys(told_model + told_hardware + told)))
+    return Statement(problem, plan, tuple(dict.fromkeys(told_model + told_hardware + notes)))
 
 
 def _problem(model: ModelSpec, hardware: HardwareSpec, job: Job) -> Problem:
@@ -128,16 +128,16 @@ def _refuse_features(run: Run) -> None:
             raise UnstatedError(reason)
 
 
-def _degrees(run: Run, told: list[str]) -> dict[str, int]:
+def _degrees(run: Run, notes: list[str]) -> dict[str, int]:
     """Determine tp, pp, cp, dp, whose product is the number of GPUs."""
     parallel, gpus = run.parallel, run.hardware.gpus_total
     known = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp}
     if parallel.fsdp and parallel.tp is None and parallel.pp is None:
-        told.append("tp=1, pp=1, cp=1: plain FSDP")
+        notes.append("tp=1, pp=1, cp=1: plain FSDP")
         known = {name: value or 1 for name, value in known.items()}
     if known["cp"] is None:
-        told.append("cp=1")
-    gpus = _completed(known, gpus, parallel.dp, told)
+        notes.append("cp=1")
+    gpus = _completed(known, gpus, parallel.dp, notes)
     missing = [name for name in ("tp", "pp") if known[name] is None]
     if missing or gpus is None:
         missing += ["the number of GPUs"] if gpus is None else []
@@ -147,41 +147,43 @@ def _degrees(run: Run, told: list[str]) -> dict[str, int]:
     if gpus % model_parallel or gpus > MAX_DEGREE:
         raise UnstatedError(f"{gpus:,} GPUs do not divide into tp x pp x cp = {model_parallel:,}")
     if parallel.dp is not None and parallel.dp * model_parallel != gpus:
-        told.append(f"dp={gpus // model_parallel} from the number of GPUs, not dp={parallel.dp} as printed")
+        notes.append(f"dp={gpus // model_parallel} from the number of GPUs, not dp={parallel.dp} as printed")
     return degrees | {"dp": gpus // model_parallel}
 
 
-def _completed(known: dict[str, int | None], gpus: int | None, dp: int | None, told: list[str]) -> int | None:
+def _completed(known: dict[str, int | None], gpus: int | None, dp: int | None, notes: list[str]) -> int | None:
     """Determine the number of GPUs, and put the degree that is not printed into ``known``, from the product of the
     others."""
     missing = [name for name, value in known.items() if value is None and name != "cp"]
     given = prod(value or 1 for value in known.values())
     if gpus is None and not missing and dp is not None:
-        told.append(f"{given * dp:,} GPUs = dp x tp x pp x cp (not printed)")
+        notes.append(f"{given * dp:,} GPUs = dp x tp x pp x cp (not printed)")
         return given * dp
     if gpus is not None and dp is not None and missing and gpus % (given * dp) == 0:
         left = gpus // (given * dp)
         if left == 1 or len(missing) == 1:
             known |= dict.fromkeys(missing, 1) | {missing[0]: left}
-            told.append(f"{', '.join(f'{name}={known[name]}' for name in missing)} from the number of GPUs and dp")
+            notes.append(
+                f"{', '.join(f'{name}={known[name]}' for name in missing)} from the number of GPUs and dp"
+            )
     return gpus
 
 
-def _job(run: Run, framework: Framework, degrees: dict[str, int], told: list[str]) -> Job:
+def _job(run: Run, framework: Framework, degrees: dict[str, int], notes: list[str]) -> Job:
     parallel = run.parallel
     length = run.model.seq_len
     if length is None:
         length = DEFAULT_SEQUENCE
-        told.append(f"sequences of {length:,} tokens (not printed)")
+        notes.append(f"sequences of {length:,} tokens (not printed)")
     attention = framework.attention
     kernel = parallel.noted("attention_kernel")
     if isinstance(kernel, str):
         attention = next((ours for word, ours in _KERNELS if word in kernel), framework.attention)
-        told.append(f"attention kernel {kernel!r} priced as {attention}")
+        notes.append(f"attention kernel {kernel!r} priced as {attention}")
     elif parallel.noted("flash_attention") is True:
         attention = "flash"
     else:
-        told.append(f"attention kernel {attention}")
+        notes.append(f"attention kernel {attention}")
     grad: Literal["fp32", "bf16"] = framework.grad_dtype
     if framework.bf16_grad_dtype is not None and "bf16" in (parallel.precision or ""):
         grad = framework.bf16_grad_dtype
@@ -189,76 +191,76 @@ def _job(run: Run, framework: Framework, degrees: dict[str, int], told: list[str
         grad = "bf16"
     return Job(
         num_gpus=prod(degrees.values()),
-        global_batch_size=_global_batch(run, degrees["dp"], told),
+        global_batch_size=_global_batch(run, degrees["dp"], notes),
         sequence_length=length,
-        precision=_precision(parallel.precision, told),
+        precision=_precision(parallel.precision, notes),
         attention_kernel=attention,
         grad_dtype=grad,
     )
 
 
-def _global_batch(run: Run, dp: int, told: list[str]) -> int:
+def _global_batch(run: Run, dp: int, notes: list[str]) -> int:
     parallel = run.parallel
     if parallel.global_batch is not None:
         return parallel.global_batch
     if parallel.grad_accum is None:
         raise UnstatedError("the source does not say the global batch")
-    told.append("global batch = dp x micro-batch x accumulation")
+    notes.append("global batch = dp x micro-batch x accumulation")
     return dp * (parallel.micro_batch or 1) * parallel.grad_accum
 
 
-def _precision(text: str | None, told: list[str]) -> Literal["bf16", "fp8"]:
+def _precision(text: str | None, notes: list[str]) -> Literal["bf16", "fp8"]:
     word = (text or "").strip().lower()
     if not word:
-        told.append("precision bf16 (not printed)")
+        notes.append("precision bf16 (not printed)")
         return "bf16"
     if word in _16_BIT:
         if word not in ("bf16", "amp_bf16"):
-            told.append(f"{text} priced as bf16")
+            notes.append(f"{text} priced as bf16")
         return "bf16"
     if "fp4" in word:
         raise UnstatedError(f"precision {text} is not modelled")
     if "fp8" in word or "float8" in word:
         if word != "fp8":
-            told.append(f"{text} priced as fp8")
+            notes.append(f"{text} priced as fp8")
         return "fp8"
     if any(part in word for part in ("bf16", "bfloat16", "fp16", "float16", "mixed")):
-        told.append(f"{text} priced as bf16")
+        notes.append(f"{text} priced as bf16")
         return "bf16"
     raise UnstatedError(f"precision {text} is not modelled")
 
 
-def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str, int], told: list[str]) -> Layout:
+def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str, int], notes: list[str]) -> Layout:
     parallel = run.parallel
     dp, tp = degrees["dp"], degrees["tp"]
     batch = _global_batch(run, dp, [])
-    micro = _micro_batch(run, framework, degrees, batch, told)
-    vpp = parallel.vpp or _interleaving(run, framework, model, degrees["pp"], told)
+    micro = _micro_batch(run, framework, degrees, batch, notes)
+    vpp = parallel.vpp or _interleaving(run, framework, model, degrees["pp"], notes)
     if degrees["pp"] == 1 and vpp > 1:
-        told.append(f"vpp={vpp} without a pipeline counts as 1")
+        notes.append(f"vpp={vpp} without a pipeline counts as 1")
         vpp = 1
     if batch % (dp * micro):
         raise UnstatedError(f"a batch of {batch} does not divide into dp={dp} x micro-batch {micro}")
     if degrees["pp"] * vpp * (batch // (dp * micro)) > MAX_WORK_ITEMS:
         raise UnstatedError(f"more than {MAX_WORK_ITEMS:,} work items a pipeline are too many to simulate")
     moe = model.has_experts
-    ep, etp = _expert_degrees(run, framework, degrees, told) if moe else (1, 1)
-    sequence_parallel = _sequence_parallel(run, framework, tp, moe, told)
+    ep, etp = _expert_degrees(run, framework, degrees, notes) if moe else (1, 1)
+    sequence_parallel = _sequence_parallel(run, framework, tp, moe, notes)
     zero = parallel.zero
     if parallel.fsdp and zero is None:
         zero = 3
     if zero is None:
         zero = framework.zero
-        told.append(f"ZeRO {zero} (not printed)")
+        notes.append(f"ZeRO {zero} (not printed)")
     if zero == 3 and degrees["pp"] > 1 and framework.pipelined_zero is not None:
         zero = framework.pipelined_zero
-        told.append(f"sharding in a pipeline priced as ZeRO {zero}: gathered and reduced once a step")
+        notes.append(f"sharding in a pipeline priced as ZeRO {zero}: gathered and reduced once a step")
     replicated = dp * degrees["cp"] > 1
     zero = zero if replicated else 0
     reduce = replicated and (framework.overlap_grad_reduce or zero >= 2)
     gather = reduce and zero >= 1 and (framework.overlap_param_gather or zero == 3)
     if replicated:
-        told.append(
+        notes.append(
             f"gradient reduction {'' if reduce else 'not '}overlapped, parameter gather {'' if gather else 'not '}"
         )
     return Layout(
@@ -270,21 +272,21 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
         global_batch_size=batch,
         sequence_parallel=sequence_parallel,
         zero_stage=zero,
-        schedule=_schedule(run, degrees["pp"], vpp, told),
+        schedule=_schedule(run, degrees["pp"], vpp, notes),
         overlap_grad_reduce=reduce,
         overlap_param_gather=gather,
     )
 
 
-def _schedule(run: Run, pp: int, vpp: int, told: list[str]) -> Schedule:
+def _schedule(run: Run, pp: int, vpp: int, notes: list[str]) -> Schedule:
     named = _SPLIT.get((run.parallel.schedule or "").lower())
     if named is not None and pp > 1:
-        told.append(f"schedule {run.parallel.schedule} priced as {named}")
+        notes.append(f"schedule {run.parallel.schedule} priced as {named}")
         return named
     return "interleaved" if vpp > 1 else "1f1b"
 
 
-def _interleaving(run: Run, framework: Framework, model: ModelSpec, pp: int, told: list[str]) -> int:
+def _interleaving(run: Run, framework: Framework, model: ModelSpec, pp: int, notes: list[str]) -> int:
     """Choose the virtual stages per rank where they are not printed.
 
     The default is one. For a schedule that is named interleaved it is the minimum number with equal stages, except
@@ -297,51 +299,51 @@ def _interleaving(run: Run, framework: Framework, model: ModelSpec, pp: int, tol
     if "interleaved" in (run.parallel.schedule or "").lower():
         for vpp in range(2, model.num_layers // pp + 1):
             if len(set(framework.split(model, pp * vpp)[1:-1])) == 1:
-                told.append(f"vpp={vpp} (not printed, interleaved)")
+                notes.append(f"vpp={vpp} (not printed, interleaved)")
                 return vpp
-    told.append("no interleaving (vpp not printed)")
+    notes.append("no interleaving (vpp not printed)")
     return 1
 
 
-def _micro_batch(run: Run, framework: Framework, degrees: dict[str, int], batch: int, told: list[str]) -> int:
+def _micro_batch(run: Run, framework: Framework, degrees: dict[str, int], batch: int, notes: list[str]) -> int:
     parallel, dp, pp = run.parallel, degrees["dp"], degrees["pp"]
     if parallel.micro_batch is not None:
         return parallel.micro_batch
     if parallel.grad_accum is not None and batch % (dp * parallel.grad_accum) == 0:
-        told.append("micro-batch from the global batch and the accumulation")
+        notes.append("micro-batch from the global batch and the accumulation")
         return batch // (dp * parallel.grad_accum)
     if framework.micro_batch_a_stage and pp > 1 and batch % (dp * pp) == 0:
-        told.append(f"{pp} micro-batches, one a pipeline rank (not printed, {framework.name}'s default)")
+        notes.append(f"{pp} micro-batches, one a pipeline rank (not printed, {framework.name}'s default)")
         return batch // (dp * pp)
-    told.append("micro-batch 1 (not printed)")
+    notes.append("micro-batch 1 (not printed)")
     return 1
 
 
-def _sequence_parallel(run: Run, framework: Framework, tp: int, moe: bool, told: list[str]) -> bool:
+def _sequence_parallel(run: Run, framework: Framework, tp: int, moe: bool, notes: list[str]) -> bool:
     given = run.parallel.sp
     if tp == 1:
         return False
     if given is None:
         given = framework.sequence_parallel or moe
-        told.append(f"{'with' if given else 'without'} sequence parallelism (not printed)")
+        notes.append(f"{'with' if given else 'without'} sequence parallelism (not printed)")
     return given
 
 
-def _expert_degrees(run: Run, framework: Framework, degrees: dict[str, int], told: list[str]) -> tuple[int, int]:
+def _expert_degrees(run: Run, framework: Framework, degrees: dict[str, int], notes: list[str]) -> tuple[int, int]:
     ep, etp = run.parallel.ep, run.parallel.etp
     if ep is None and run.parallel.fsdp:
         raise UnstatedError("the source does not say how the experts are spread")
     if ep is None:
         ep = 1
-        told.append("ep=1 (not printed)")
+        notes.append("ep=1 (not printed)")
     if etp is None:
         etp = degrees["tp"] if framework.experts_share_tp else 1
-        told.append(f"etp={etp} (not printed)")
+        notes.append(f"etp={etp} (not printed)")
     return ep, etp
 
 
 def _stages(
-    run: Run, framework: Framework, model: ModelSpec, layout: Layout, told: list[str]
+    run: Run, framework: Framework, model: ModelSpec, layout: Layout, notes: list[str]
 ) -> tuple[VirtualStage, ...]:
     stages = layout.num_virtual_stages
     partition = run.parallel.noted("pp_partition")
@@ -352,22 +354,22 @@ def _stages(
         split = next((how for flag, how in framework.flagged_splits if flag in run.flags), framework.split)
         counts = split(model, stages)
     if balanced:
-        told.append(f"stages: {balanced}")
+        notes.append(f"stages: {balanced}")
     if len(set(counts)) > 1:
-        told.append(f"layers a virtual stage: {_counts_text(counts)}")
+        notes.append(f"layers a virtual stage: {_counts_text(counts)}")
     mode = run.parallel.recompute
     if mode is None and "remat" in (run.parallel.recompute_detail or ""):
         # NVIDIA/dgxc-benchmarking@v24.11.1 maxtext/configure.sh saves projections, not the inside of the MLP.
         mode = "full"
-        told.append(f"recomputation {run.parallel.recompute_detail!r} priced as full")
+        notes.append(f"recomputation {run.parallel.recompute_detail!r} priced as full")
     if mode is None and run.model.name in framework.selective_models:
         mode = "selective"
-        told.append(f"recomputation selective, as in the recipe of {run.model.name} (not printed)")
+        notes.append(f"recomputation selective, as in the recipe of {run.model.name} (not printed)")
     if mode is None:
         mode = framework.recompute
-        told.append(f"recomputation {mode} (not printed)")
+        notes.append(f"recomputation {mode} (not printed)")
     elif run.parallel.recompute_detail and mode == "selective":
-        told.append(f"recomputation {run.parallel.recompute_detail[:80]!r} priced as selective")
+        notes.append(f"recomputation {run.parallel.recompute_detail[:80]!r} priced as selective")
     plan, first = [], 0
     for count in counts:
         recompute = Recompute(full=count if mode == "full" else 0, selective=count if mode == "selective" else 0)
