@@ -1,6 +1,6 @@
 """Exact elimination of nodes (dynamic programming along any order), while tables stay small.
 
-A node is minimised out of the sum of its costs and of all tables that it is in; what is left is a table over its
+A node is minimised out of the sum of its costs and of all tables that it is in; the result is a table over its
 neighbours. Chains and trees need vectors only, rings and series-parallel graphs matrices, a graph of treewidth w
 tables of w dimensions.
 
@@ -18,7 +18,7 @@ import numpy as np
 from milpplan.graph.instance import FORBIDDEN, HALF, Instance, clipped
 from milpplan.optimize.milp.program import IntArray
 
-# Entries of the largest table that is looked at, and of all together.
+# Maximum number of entries of one table, and of all tables together.
 MAX_TABLE: Final = 2**22
 MAX_WORK: Final = 2**29
 Scope = tuple[int, ...]
@@ -26,7 +26,8 @@ Scope = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One eliminated node: what its choice was minimised over, to be looked up once the others are chosen."""
+    """One eliminated node with the costs and tables that its choice follows from once its neighbours are
+    chosen."""
 
     node: int
     kept: IntArray
@@ -35,7 +36,7 @@ class Step:
     kept_of: dict[int, IntArray]
 
     def choose(self, choice: dict[int, int]) -> int:
-        """The best original strategy, the neighbours' given."""
+        """Return the best original strategy for the neighbours' choice."""
         total = self.costs
         for scope, table in self.tables:
             index: list[int | slice] = [slice(None)]
@@ -45,7 +46,7 @@ class Step:
 
 
 def undo(steps: list[Step], choice: dict[int, int]) -> dict[int, int]:
-    """The choice with all eliminated nodes."""
+    """Extend a choice by all eliminated nodes."""
     full = dict(choice)
     for step in reversed(steps):
         full[step.node] = step.choose(full)
@@ -53,12 +54,12 @@ def undo(steps: list[Step], choice: dict[int, int]) -> dict[int, int]:
 
 
 def complete_order(instance: Instance) -> list[int] | None:
-    """An order that eliminates everything with small tables, by least degree; None if there is none."""
+    """Return an order by minimum degree that eliminates every node with small tables; None if there is none."""
     return _order(instance, set(instance.costs), None)
 
 
 def cheap_order(instance: Instance) -> list[int]:
-    """Nodes without a load whose elimination leaves at most matrices between pairs."""
+    """List nodes without a load whose elimination leaves at most matrices between pairs."""
     free = {i for i in instance.costs if i not in instance.loads}
     return _order(instance, free, 2) or []
 
@@ -95,63 +96,69 @@ def _order(instance: Instance, nodes: set[int], max_degree: int | None) -> list[
 
 
 def eliminate(instance: Instance, order: list[int]) -> tuple[Instance, list[Step]] | None:
-    """The instance without the nodes of ``order`` (their optimum is in it), and the steps back; None if a node
-    is left without an allowed strategy. Tables over more than two nodes must be eliminated in turn."""
-    made = instance.copy()
-    tables: dict[Scope, IntArray] = dict(made.edges)  # type: ignore[arg-type]
-    scopes: dict[int, set[Scope]] = {i: set() for i in made.costs}
+    """Eliminate the nodes of ``order``.
+
+    Tables over more than two nodes must be eliminated in turn.
+
+    Returns:
+        The instance without these nodes, of the same optimum, and the steps back; None if a node has no allowed
+        strategy.
+    """
+    reduced = instance.copy()
+    tables: dict[Scope, IntArray] = dict(reduced.edges)  # type: ignore[arg-type]
+    scopes: dict[int, set[Scope]] = {i: set() for i in reduced.costs}
     for scope in tables:
         for i in scope:
             scopes[i].add(scope)
     steps = []
     for node in order:
-        found = [(scope, tables.pop(scope)) for scope in sorted(scopes.pop(node))]
-        first = [_first(scope, table, node) for scope, table in found]
-        others = sorted({i for scope, _ in first for i in scope})
-        kept_of = {i: made.kept[i] for i in others}
-        steps.append(Step(node, made.kept.pop(node), made.costs.pop(node), tuple(first), kept_of))
-        for scope, _ in found:
+        node_tables = [(scope, tables.pop(scope)) for scope in sorted(scopes.pop(node))]
+        oriented = [_first(scope, table, node) for scope, table in node_tables]
+        others = sorted({i for scope, _ in oriented for i in scope})
+        kept_of = {i: reduced.kept[i] for i in others}
+        steps.append(Step(node, reduced.kept.pop(node), reduced.costs.pop(node), tuple(oriented), kept_of))
+        for scope, _ in node_tables:
             for i in scope:
                 if i != node:
                     scopes[i].discard(scope)
-        least = _minimum(steps[-1], others, made)
-        floor = int(least.min())
-        if floor >= HALF:
+        minimum = _minimum(steps[-1], others, reduced)
+        smallest = int(minimum.min())
+        if smallest >= HALF:
             return None
-        made.offset += floor
-        least = np.where(least >= HALF, FORBIDDEN, least - floor)
+        reduced.offset += smallest
+        minimum = np.where(minimum >= HALF, FORBIDDEN, minimum - smallest)
         if len(others) == 1:
-            made.costs[others[0]] = clipped(made.costs[others[0]] + least)
+            reduced.costs[others[0]] = clipped(reduced.costs[others[0]] + minimum)
         elif others:
             scope = tuple(others)
-            tables[scope] = clipped(tables[scope] + least) if scope in tables else least
+            tables[scope] = clipped(tables[scope] + minimum) if scope in tables else minimum
             for i in others:
                 scopes[i].add(scope)
-    made.edges = {(s[0], s[1]): t for s, t in tables.items()}
-    return made, steps
+    reduced.edges = {(s[0], s[1]): t for s, t in tables.items()}
+    return reduced, steps
 
 
 def _first(scope: Scope, table: IntArray, node: int) -> tuple[Scope, IntArray]:
-    """The table with the node's axis first, and the scope of the others."""
+    """Move the node's axis to the front. Returns the scope of the other axes, and the table."""
     axis = scope.index(node)
     return scope[:axis] + scope[axis + 1 :], np.moveaxis(table, axis, 0)
 
 
 def _minimum(step: Step, others: list[int], instance: Instance) -> IntArray:
-    """``min`` over the node's strategies, for every choice of the others."""
+    """Minimise over the node's strategies, for every choice of the others."""
     shape = [instance.costs[i].size for i in others]
     total = step.costs.reshape(-1, *([1] * len(others)))
     for scope, table in step.tables:
         sizes = [n if i in scope else 1 for i, n in zip(others, shape, strict=True)]
         total = clipped(total + table.reshape(table.shape[0], *sizes))
-    least: IntArray = total.min(axis=0)
-    return np.broadcast_to(least, shape)
+    minimum: IntArray = total.min(axis=0)
+    return np.broadcast_to(minimum, shape)
 
 
 def solve_exactly(instance: Instance, order: list[int]) -> tuple[int, dict[int, int]] | None:
-    """Optimum without memory limits and one choice that has it; None if nothing is allowed."""
-    done = eliminate(instance, order)
-    if done is None:
+    """Return the optimum without memory limits and a choice that attains it; None if no choice is allowed."""
+    eliminated = eliminate(instance, order)
+    if eliminated is None:
         return None
-    rest, steps = done
+    rest, steps = eliminated
     return rest.offset, undo(steps, {})

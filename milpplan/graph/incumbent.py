@@ -1,4 +1,4 @@
-"""A good choice that meets the limits: repair what breaks one, then take single changes while they gain."""
+"""Local search for a choice that meets the limits: repair the limits first, then take single changes that gain."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from scipy import sparse
 from milpplan.graph.instance import HALF, Instance
 from milpplan.optimize.milp.program import FloatArray, IntArray
 
-# Changes looked at in one round where limits must be checked.
+# Changes tried in one round where limits must be checked.
 _TRIALS: Final = 2000
-# Rounds of changes, many at once; and rows up to which loads are held without compression.
+# Rounds of changes, rounds without a smaller excess, and the number of rows up to which loads are kept dense.
 _ROUNDS: Final = 100
 _IDLE_ROUNDS: Final = 4
 _FEW_ROWS: Final = 16
 
 
 class LocalSearch:
-    """Costs of all single changes of one choice, kept up to date."""
+    """Costs of all single changes of one choice, updated after every change."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -40,7 +40,7 @@ class LocalSearch:
         self._columns = self._table.tocsc()
 
     def _load_table(self, width: int) -> sparse.csr_matrix:
-        """Loads of all strategies, [rows, strategies]."""
+        """Build the table of the loads of all strategies, [rows, strategies]."""
         row, column, value = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for i, loads in self.instance.loads.items():
             here = np.arange(loads.shape[1]) + self._start[i]
@@ -51,7 +51,10 @@ class LocalSearch:
         return sparse.csr_matrix(parts, shape=(self.instance.limits.size, width), dtype=np.int64)
 
     def improve(self, positions: dict[int, int], deadline: float) -> dict[int, int] | None:
-        """A choice (positions) within the limits that no single change betters; None if repair fails."""
+        """Improve a choice (positions) until no single change within the limits does.
+
+        Returns None if repair fails.
+        """
         at = np.array([positions[i] for i in self.nodes], np.int64) + self._first
         change = np.concatenate([self.instance.costs[i] for i in self.nodes]).copy()
         for i, others in self._around.items():
@@ -60,12 +63,12 @@ class LocalSearch:
                 change[here] += matrix[positions[j]]
                 np.minimum(change[here], HALF, out=change[here])
         load = np.asarray(self._table[:, at].sum(axis=1), np.int64).ravel() if self._table.shape[0] else None
-        least, idle = np.inf, 0
+        smallest_excess, idle = np.inf, 0
         for _ in range(_ROUNDS):
             excess = self._excess(load)
-            # Repairs of one limit that break another can go round for ever.
-            idle = idle + 1 if excess >= least else 0
-            least = min(least, excess) if excess else np.inf
+            # Repairs of one limit that break another can cycle for ever.
+            idle = idle + 1 if excess >= smallest_excess else 0
+            smallest_excess = min(smallest_excess, excess) if excess else np.inf
             if time.perf_counter() >= deadline or idle >= _IDLE_ROUNDS:
                 break
             moves = self._repair(at, change, load) if excess else self._gain(at, change, load)
@@ -78,14 +81,14 @@ class LocalSearch:
         return dict(zip(self.nodes, (at - self._first).tolist(), strict=True))
 
     def _excess(self, load: IntArray | None) -> float:
-        """What the limits are exceeded by, each relative to its limit, summed."""
+        """Return the sum of the relative excesses over the limits."""
         if load is None:
             return 0.0
         limits = self.instance.limits
         return float((np.maximum(load - limits, 0) / np.maximum(limits, 1)).sum())
 
     def _repair(self, at: IntArray, change: IntArray, load: IntArray | None) -> list[int]:
-        """Changes that take most excess away for their cost, no more than half of it at once."""
+        """Pick changes with the best excess removed per cost, together at most half of the excess."""
         assert load is not None
         limits = self.instance.limits
         weight = np.where(load > limits, 1.0 / np.maximum(limits, 1), 0.0)
@@ -94,7 +97,7 @@ class LocalSearch:
         price = (change - change[at][self._owner]).astype(np.float64)
         useful = (relief > 0) & (change < HALF)
         excess = float((weight * (load - limits)).sum())
-        # What costs less than nothing is taken first, most relief first; else the least cost for its relief.
+        # Changes that lower the cost come first, cheapest first; then those of the smallest cost per relief.
         gain = np.where(useful, np.minimum(relief, excess), 1.0)
         ratio = np.where(useful, np.where(price <= 0, price - 1.0, price / gain), np.inf)
         chosen: list[int] = []
@@ -107,7 +110,7 @@ class LocalSearch:
         return chosen
 
     def _gain(self, at: IntArray, change: IntArray, load: IntArray | None) -> list[int]:
-        """The cheapest changes that stay within the limits."""
+        """Pick the changes that lower the cost most and stay within the limits."""
         difference = change - change[at][self._owner]
         ratio = np.where((difference < 0) & (change < HALF), difference.astype(np.float64), np.inf)
         moves = self._apart(ratio)
@@ -122,12 +125,12 @@ class LocalSearch:
         return chosen
 
     def _apart(self, ratio: FloatArray) -> list[int]:
-        """The best change of every node that has one, best first, without neighbours of those before."""
-        least = np.minimum.reduceat(ratio, self._first)
+        """Return the best change of every node that has any, best first, without neighbours of earlier ones."""
+        best_ratio = np.minimum.reduceat(ratio, self._first)
         chosen: list[int] = []
         blocked: set[int] = set()
-        for owner in np.argsort(least, kind="stable").tolist():
-            if least[owner] == np.inf:
+        for owner in np.argsort(best_ratio, kind="stable").tolist():
+            if best_ratio[owner] == np.inf:
                 break
             node = self.nodes[owner]
             if node in blocked:
@@ -139,7 +142,7 @@ class LocalSearch:
         return chosen
 
     def _step(self, at: IntArray, move: int) -> IntArray:
-        """What a change adds to every row."""
+        """Return the change of every row's load."""
         before = at[self._owner[move]]
         if self._dense is not None:
             step: IntArray = self._dense[move] - self._dense[before]
@@ -147,6 +150,7 @@ class LocalSearch:
         return np.asarray((self._columns[:, move] - self._columns[:, before]).toarray(), np.int64).ravel()
 
     def _move(self, move: int, at: IntArray, change: IntArray, load: IntArray | None) -> None:
+        """Apply a change and update the costs of the changes of its neighbours."""
         owner = int(self._owner[move])
         node, before = self.nodes[owner], int(at[owner] - self._first[owner])
         after = int(move - self._first[owner])
@@ -162,6 +166,7 @@ class LocalSearch:
                 change[here] += now - then
 
     def _afresh(self, node: int, at: IntArray) -> IntArray:
+        """Recompute the costs of a node's strategies against its neighbours' present choice."""
         total = self.instance.costs[node]
         for j, matrix in self._around[node]:
             k = self._place[j]

@@ -1,8 +1,8 @@
 """A strategy graph in integers: followers merged, parallel edges added, floats floored to a power of two.
 
 Costs are ``floor(cost * 2^p)`` and loads ``floor(memory * 2^q)`` against ``ceil(limit * 2^q)``: a relaxation, so
-what is proved here holds for the caller's numbers too, up to one unit a term in the cost. Loads that lose nothing
-have ``floor(limit * 2^q)``: then the rows are the caller's limits, no more and no less.
+bounds proved here hold for the caller's numbers too, up to one unit a term in the cost. Where flooring changes no
+load, the limit is ``floor(limit * 2^q)``: then the rows are exactly the caller's limits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.graph.statement import StrategyGraph, forbidden_pairs
+from milpplan.graph.strategy_graph import StrategyGraph, forbidden_pairs
 from milpplan.optimize.milp.program import BoolArray, FloatArray, IntArray
 
-# Sums of finite costs stay below 2^52; what is forbidden is far above and still adds without wrapping round.
+# Sums of finite costs stay below 2^52; forbidden costs are far above, and still add without overflow.
 COST_BITS: Final = 50
 FORBIDDEN: Final = 2**60
 HALF: Final = 2**57
@@ -36,8 +36,8 @@ class Instance:
 
     Shapes: kept [strategies], costs [strategies], rows [rows of the node], loads [rows of the node,
     strategies]; edges (i, j), i < j, [strategies of i, strategies of j]; limits [rows]. ``offset`` is added to
-    every cost. ``ranks``, like loads, order a node's strategies by the caller's loads where flooring could have
-    made different ones equal; empty where nothing was cut off.
+    every cost. ``ranks``, of the shape of loads, order a node's strategies by the caller's loads where flooring
+    could have made different loads equal; empty where flooring changed nothing.
     """
 
     kept: dict[int, IntArray]
@@ -51,7 +51,7 @@ class Instance:
     offset: int = 0
 
     def copy(self) -> Instance:
-        """One that can be changed alone; arrays are never changed in place."""
+        """Copy the instance so that it can be changed alone; arrays are never changed in place."""
         return replace(
             self,
             kept=dict(self.kept),
@@ -63,15 +63,15 @@ class Instance:
         )
 
     def neighbours(self) -> dict[int, set[int]]:
-        """Nodes that share an edge."""
-        found: dict[int, set[int]] = {i: set() for i in self.costs}
+        """Return the nodes that share an edge with each node."""
+        adjacent: dict[int, set[int]] = {i: set() for i in self.costs}
         for i, j in self.edges:
-            found[i].add(j)
-            found[j].add(i)
-        return found
+            adjacent[i].add(j)
+            adjacent[j].add(i)
+        return adjacent
 
     def keep(self, node: int, mask: BoolArray) -> None:
-        """Leave only some strategies of a node."""
+        """Keep only the strategies of a node that the mask marks."""
         self.kept[node] = self.kept[node][mask]
         self.costs[node] = self.costs[node][mask]
         if node in self.loads:
@@ -80,7 +80,7 @@ class Instance:
             self.ranks[node] = self.ranks[node][:, mask]
 
     def keep_in_edges(self, masks: dict[int, BoolArray]) -> None:
-        """Leave only what is left of the nodes in the matrices of their edges."""
+        """Keep only the rows and columns of edge matrices that the masks mark."""
         for (i, j), matrix in self.edges.items():
             if i in masks or j in masks:
                 rows = masks.get(i, np.ones(matrix.shape[0], np.bool_))
@@ -88,17 +88,17 @@ class Instance:
                 self.edges[i, j] = np.ascontiguousarray(matrix[rows][:, columns])
 
     def positions(self, choice: dict[int, int]) -> dict[int, int] | None:
-        """Where the chosen original strategies stand among the remaining; None if one is gone."""
-        found = {}
+        """Return the positions of original strategies among the remaining ones; None if one was removed."""
+        positions = {}
         for i, kept in self.kept.items():
-            at = int(np.searchsorted(kept, choice[i]))
-            if at >= kept.size or kept[at] != choice[i]:
+            position = int(np.searchsorted(kept, choice[i]))
+            if position >= kept.size or kept[position] != choice[i]:
                 return None
-            found[i] = at
-        return found
+            positions[i] = position
+        return positions
 
     def cost(self, choice: dict[int, int]) -> int:
-        """Cost of a choice of original strategies (peaks included); at least ``HALF`` if forbidden."""
+        """Return the cost of original strategies (peaks included); at least ``HALF`` if forbidden."""
         at = self.positions(choice)
         if at is None:
             return FORBIDDEN
@@ -111,9 +111,12 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stated:
-    """The instance, and how it stands to the caller's graph: ``leader`` [nodes] is the node an original one was
-    merged into; a cost unit is ``unit``; ``error_units`` is what flooring can have taken from a cost; a unit of
-    the loads on each device is ``load_units`` [devices]."""
+    """An instance with its relation to the caller's graph.
+
+    ``leader`` [nodes] is the node that an original node was merged into. A cost unit is ``unit`` in the caller's
+    numbers, a load unit on each device ``load_units`` [devices]. ``error_units`` is the maximum loss of a cost
+    through flooring.
+    """
 
     instance: Instance
     leader: tuple[int, ...]
@@ -124,27 +127,32 @@ class Stated:
     load_units: tuple[float, ...]
 
     def choice(self, merged: dict[int, int]) -> IntArray:
-        """The choice for the caller's nodes."""
+        """Return the choice for the caller's nodes."""
         return np.array([merged[j] for j in self.leader], np.int64)
 
 
 def state(graph: StrategyGraph, further: FloatArray | None = None) -> Stated:
-    """State the graph in integers, in a unit that has room for ``further`` costs, all added, too."""
+    """State the graph in integers.
+
+    Args:
+        graph: the caller's graph.
+        further: costs that may be added to a choice's cost; the unit leaves room for their sum.
+    """
     leader = _leaders(graph)
     arrays = [np.asarray(c) for c in graph.node_costs]
     matrices = [np.asarray(m) for m in graph.edge_costs.values()]
-    tops = [term for group in graph.peaks for one in group for term in map(np.asarray, one.terms.values())]
-    tops += [np.array([one.constant]) for group in graph.peaks for one in group]
+    tops = [term for group in graph.peaks for peak in group for term in map(np.asarray, peak.terms.values())]
+    tops += [np.array([peak.constant]) for group in graph.peaks for peak in group]
     exponent = _cost_exponent([*arrays, *matrices, *tops], further)
     inexact = 0
     # Repeated layers share their arrays, which the graph holds.
-    known: dict[int, tuple[IntArray, bool]] = {}
+    floored_arrays: dict[int, tuple[IntArray, bool]] = {}
 
     def scaled(values: FloatArray) -> IntArray:
         nonlocal inexact
-        if id(values) not in known:
-            known[id(values)] = _floored(values, exponent)
-        whole, exact = known[id(values)]
+        if id(values) not in floored_arrays:
+            floored_arrays[id(values)] = _floored(values, exponent)
+        whole, exact = floored_arrays[id(values)]
         inexact += not exact
         return whole
 
@@ -159,12 +167,12 @@ def state(graph: StrategyGraph, further: FloatArray | None = None) -> Stated:
     peaks = []
     for group in graph.peaks:
         alternatives = []
-        for one in group:
+        for peak in group:
             terms: dict[int, IntArray] = {}
-            for i, values in one.terms.items():
+            for i, values in peak.terms.items():
                 here = scaled(np.asarray(values))
                 terms[leader[i]] = terms[leader[i]] + here if leader[i] in terms else here
-            constant, exact_constant = _floored(np.array([one.constant]), exponent)
+            constant, exact_constant = _floored(np.array([peak.constant]), exponent)
             inexact += not exact_constant
             alternatives.append((int(constant[0]), terms))
         peaks.append(alternatives)
@@ -173,16 +181,17 @@ def state(graph: StrategyGraph, further: FloatArray | None = None) -> Stated:
     rows, loads, limits, exact, row_of = _memory_rows(graph, leader, load_exponents)
     ranks = {} if exact else _ranks(graph, leader, rows, row_of)
     instance = Instance(kept, costs, edges, rows, loads, limits, ranks, peaks)
-    load_units = tuple(math.ldexp(1.0, -one) for one in load_exponents)
+    load_units = tuple(math.ldexp(1.0, -load_exponent) for load_exponent in load_exponents)
     return Stated(instance, leader, math.ldexp(1.0, -exponent), inexact, exact, row_of, load_units)
 
 
 def clipped(values: IntArray) -> IntArray:
-    """Sums with something forbidden brought back to ``FORBIDDEN``."""
+    """Set sums that contain a forbidden cost back to ``FORBIDDEN``."""
     return np.where(values >= HALF, FORBIDDEN, values)
 
 
 def _add_edge(costs: dict[int, IntArray], edges: dict[Pair, IntArray], pair: Pair, matrix: IntArray) -> None:
+    """Add a matrix to an edge, or its diagonal to a node where both ends were merged."""
     i, j = pair
     if i == j:
         costs[i] = clipped(costs[i] + np.diagonal(matrix))
@@ -193,6 +202,7 @@ def _add_edge(costs: dict[int, IntArray], edges: dict[Pair, IntArray], pair: Pai
 
 
 def _leaders(graph: StrategyGraph) -> tuple[int, ...]:
+    """Return the smallest node of every set of nodes that follow each other, per node."""
     parent = list(range(graph.num_nodes))
 
     def root(i: int) -> int:
@@ -208,7 +218,7 @@ def _leaders(graph: StrategyGraph) -> tuple[int, ...]:
 
 
 def _cost_exponent(arrays: Sequence[FloatArray], further: FloatArray | None) -> int:
-    """The power of two that a cost is multiplied with, such that no sum of the largest reaches 2^COST_BITS."""
+    """Return the exponent of the cost unit, such that no sum of the largest costs reaches 2^COST_BITS."""
     total = 0.0 if further is None else float(np.abs(further[np.isfinite(further)]).sum())
     for array in arrays:
         finite = array[np.isfinite(array)]
@@ -217,26 +227,26 @@ def _cost_exponent(arrays: Sequence[FloatArray], further: FloatArray | None) -> 
 
 
 def _exponent(total: float, bits: int) -> int:
-    """The exponent that gives ``total`` so many bits; what has digits beyond those of doubles needs none there."""
+    """Return the exponent that gives ``total`` the given bits, at most that of the last digit of a double."""
     return min(bits - math.frexp(total)[1], LAST_DIGIT) if total else 0
 
 
 def floored(values: FloatArray, unit: float) -> tuple[IntArray, bool]:
-    """Further costs in whole units, a power of two, and whether nothing was cut off."""
+    """Floor further costs to whole units (a power of two). Returns them, and whether flooring was exact."""
     return _floored(values, 1 - math.frexp(unit)[1])
 
 
 def rounded_down(units: int, unit: float, exact: bool) -> float:
-    """A bound in the caller's unit, rounded down; ``exact``: nothing was cut off before."""
+    """Return a bound in the caller's unit, rounded down; ``exact``: flooring changed nothing before."""
     value = units * unit
     return value if exact and abs(units) < 2**53 else math.nextafter(value, -math.inf)
 
 
 def _floored(values: npt.NDArray[Any], exponent: int) -> tuple[IntArray, bool]:
-    """``floor(values * 2^exponent)`` with ``FORBIDDEN`` for inf, and whether nothing was cut off."""
+    """Return ``floor(values * 2^exponent)`` with ``FORBIDDEN`` for inf, and whether flooring was exact."""
     finite = np.isfinite(values)
     scaled = np.ldexp(np.where(finite, values, 0.0), exponent)
-    # What is too small for a double once scaled is not 0: it is just above it, or just below.
+    # A value that underflows when scaled is not 0: it is just above 0, or just below.
     lost = finite & (scaled == 0.0) & (values != 0.0)
     floor = np.where(lost & (values < 0.0), -1.0, np.floor(scaled))
     return np.where(finite, floor.astype(np.int64), FORBIDDEN), bool((floor == scaled).all() and not lost.any())
@@ -245,66 +255,68 @@ def _floored(values: npt.NDArray[Any], exponent: int) -> tuple[IntArray, bool]:
 def _memory_rows(
     graph: StrategyGraph, leader: tuple[int, ...], exponents: list[int]
 ) -> tuple[dict[int, IntArray], dict[int, IntArray], IntArray, bool, tuple[tuple[int, int], ...]]:
-    """Rows of the nodes, their loads, limits, whether all is exact, and (alive set, device) of every row."""
+    """Build the memory rows: rows and loads by node, limits, exactness, and (alive set, device) of every row."""
     limits = graph.limits()
     if not limits.size:
         return {}, {}, np.zeros(0, np.int64), True, ()
     vectors = [graph.memory_vector(i) for i in range(graph.num_nodes)]
     highest = np.array([v.max(axis=0) for v in vectors])
     floors = [[_floored(v[:, d], exponents[d]) for d in range(limits.size)] for v in vectors]
-    whole = [np.stack([values for values, _ in one]) for one in floors]
-    exact = [all(one[d][1] for one in floors) for d in range(limits.size)]
-    found: dict[int, dict[int, IntArray]] = {}
-    sides: list[int] = []
+    whole_loads = [np.stack([values for values, _ in per_device]) for per_device in floors]
+    exact = [all(per_device[d][1] for per_device in floors) for d in range(limits.size)]
+    node_loads: dict[int, dict[int, IntArray]] = {}
+    right_sides: list[int] = []
     row_of: list[tuple[int, int]] = []
     for index, nodes in enumerate(graph.alive_sets()):
         for d in range(limits.size):
             if highest[list(nodes), d].sum() * (1 + 1e-9) < limits[d]:
                 continue
-            row = len(sides)
-            # Loads that lost nothing are whole numbers, and so may their limit be.
-            side = math.floor(math.ldexp(limits[d], exponents[d]))
-            sides.append(side if exact[d] or math.ldexp(side, -exponents[d]) == limits[d] else side + 1)
+            row = len(right_sides)
+            # Exact loads are whole numbers, so their limit may be floored.
+            right_side = math.floor(math.ldexp(limits[d], exponents[d]))
+            right_sides.append(
+                right_side if exact[d] or math.ldexp(right_side, -exponents[d]) == limits[d] else right_side + 1
+            )
             row_of.append((index, d))
             for i in nodes:
-                here = found.setdefault(leader[i], {})
-                here[row] = here[row] + whole[i][d] if row in here else whole[i][d]
-    rows = {i: np.array(list(one), np.int64) for i, one in found.items()}
-    loads = {i: np.stack(list(one.values())) for i, one in found.items()}
-    return rows, loads, np.array(sides, np.int64), all(exact), tuple(row_of)
+                own_loads = node_loads.setdefault(leader[i], {})
+                own_loads[row] = own_loads[row] + whole_loads[i][d] if row in own_loads else whole_loads[i][d]
+    rows = {i: np.array(list(by_row), np.int64) for i, by_row in node_loads.items()}
+    loads = {i: np.stack(list(by_row.values())) for i, by_row in node_loads.items()}
+    return rows, loads, np.array(right_sides, np.int64), all(exact), tuple(row_of)
 
 
 def _ranks(
     graph: StrategyGraph, leader: tuple[int, ...], rows: dict[int, IntArray], row_of: tuple[tuple[int, int], ...]
 ) -> dict[int, IntArray]:
-    """The order of every node's strategies in every row by the caller's loads, followers' added exactly."""
+    """Rank every node's strategies in every row by the caller's loads, with followers' loads added exactly."""
     members: dict[int, list[int]] = {}
     for i, j in enumerate(leader):
         members.setdefault(j, []).append(i)
-    alive = [set(one) for one in graph.alive_sets()]
-    found = {}
-    for node, own in rows.items():
-        lines = []
-        for index, d in (row_of[row] for row in own.tolist()):
+    alive = [set(nodes) for nodes in graph.alive_sets()]
+    ranks = {}
+    for node, own_rows in rows.items():
+        row_loads = []
+        for index, d in (row_of[row] for row in own_rows.tolist()):
             inside = [graph.memory_vector(i)[:, d] for i in members[node] if i in alive[index]]
-            lines.append(inside[0] if len(inside) == 1 else _exact_sums(inside))
-        found[node] = np.stack([np.unique(line, return_inverse=True)[1] for line in lines]).astype(np.int64)
-    return found
+            row_loads.append(inside[0] if len(inside) == 1 else _exact_sums(inside))
+        ranks[node] = np.stack([np.unique(loads, return_inverse=True)[1] for loads in row_loads]).astype(np.int64)
+    return ranks
 
 
 def _exact_sums(vectors: Sequence[FloatArray]) -> npt.NDArray[Any]:
-    """Sums without rounding, as fractions."""
+    """Return sums without rounding, as fractions."""
     columns = np.stack(vectors).T.tolist()
     return np.array([sum(map(Fraction, column), Fraction(0)) for column in columns], dtype=object)
 
 
 def _load_exponents(graph: StrategyGraph) -> list[int]:
-    """The power of two that the memory of every device is multiplied with."""
+    """Return the exponent of the load unit of every device."""
     limits = graph.limits()
     if not limits.size:
         return []
     totals = np.array([graph.memory_vector(i).max(axis=0) for i in range(graph.num_nodes)]).sum(axis=0)
-    # A limit above all that can be taken has no row, and decides nothing.
+    # A limit above the largest possible use has no row, so it does not set the unit.
     return [
         _exponent(float(max(total, min(limit, 2 * total))), LOAD_BITS)
         for total, limit in zip(totals, limits, strict=True)

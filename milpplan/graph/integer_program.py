@@ -1,7 +1,8 @@
-"""State what structure leaves open as programs that every backend can be trusted with.
+"""Integer programs of a reduced strategy graph, in numbers that every backend can be trusted with.
 
 Variables: y[i, s] = 1 if node i takes strategy s (a count where equal nodes are folded); e[i, j, s, t] for pairs.
-A total T[k] belongs to every combination k of alternatives of the peaks; without peaks there is one. Minimise
+A total T[k] belongs to every combination k of alternatives of the peaks; without peaks there is one total.
+Minimise
 
     Z >= T[k] = constant[k] + sum c[k, i, s] y[i, s] + sum E[i, j][s, t] e[i, j, s, t]
 
@@ -11,12 +12,13 @@ A total T[k] belongs to every combination k of alternatives of the peaks; withou
 
 The equations of pairs are the local polytope: at least as tight as inequalities between a pair and its ends.
 
-Costs and loads have up to 50 bits, and no backend is trusted with that: floating-point solvers have absolute
-tolerances, CP-SAT has proved wrong optima. So numbers are stated in digits of at most ``DIGIT_BITS`` bits.
+Costs and loads have up to 50 bits, and no backend is trusted with such numbers: floating-point solvers have
+absolute tolerances, CP-SAT has proved wrong optima. So numbers are stated in digits of at most ``DIGIT_BITS``
+bits.
 
 Costs. With units u[0] > u[1] > ..., each dividing the one before, let w = d[0] u[0] + d[1] u[1] + ... be the
 digits of a cost. The first program minimises H[0] = sum d[0] y, which is T in units of u[0], rounded down: its
-optimum v[0] is a lower bound. Every choice that is no dearer than the best known one has v[0] <= H[0] and
+optimum v[0] is a lower bound. Every choice that is no dearer than the incumbent has v[0] <= H[0] and
 H[0] <= upper / u[0], a few units more since only rounding lies between. So the next program has the row
 H[0] - v[0] <= h[0] with h[0] in that range, and minimises H[1] = h[0] u[0] / u[1] + sum d[1] y; and so on, until u
 is the unit of all costs.
@@ -46,12 +48,12 @@ MIN_DIGIT_BITS: Final = 8
 ROW_BITS: Final = 23
 """CP-SAT is trusted with rows whose terms, all taken together, stay below 1e7."""
 TOLERANCE_BITS: Final = 18
-"""Floating-point solvers let an integer be off by 1e-6: what adds up to so many bits is then off by a quarter."""
+"""Floating-point solvers let an integer be off by 1e-6: sums of so many bits are then off by a quarter."""
 TOLERANCE: Final = 1e-6
 SLACK_UNITS: Final = 32
-"""Room above the best known choice: CBC has called programs infeasible whose only answer was at a bound."""
+"""Units above the incumbent: CBC has called programs infeasible whose only answer was at a bound."""
 MAX_TOTALS: Final = 32
-"""Combinations of alternatives that are stated at once; more are added when an answer needs them."""
+"""Combinations of alternatives in the first program; others are added when an answer needs them."""
 
 Alternative = tuple[int, dict[int, IntArray]]
 Terms = list[tuple[int, int]]
@@ -59,7 +61,7 @@ Terms = list[tuple[int, int]]
 
 @dataclass(slots=True)
 class Level:
-    """One digit of the objective: a unit, the bound that it is counted from, and what is proved above that."""
+    """One digit of the objective: its unit, the bound that it is counted from, and the value proved above it."""
 
     unit: int
     base: int
@@ -68,7 +70,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Total:
-    """One T[k]: weights of the strategies of every group of nodes, none negative, above ``constant``."""
+    """One T[k]: non-negative weights of the strategies of every group of nodes, and a constant."""
 
     weights: tuple[IntArray, ...]
     constant: int
@@ -76,7 +78,7 @@ class _Total:
 
 @dataclass(slots=True, eq=False)
 class GraphProgram:
-    """The programs of one instance: coarse at first, refined by what is proved and refused."""
+    """Programs of one instance: coarse at first, refined by proved bounds and refused answers."""
 
     instance: Instance
     loads_exact: bool = True
@@ -107,19 +109,22 @@ class GraphProgram:
 
     @property
     def num_parts(self) -> int:
-        """Say how many terms of a total are open before all is chosen: rounding takes less than a unit of each."""
+        """Number of open terms of a total; rounding loses less than one unit of each."""
         nodes = sum(costs.size > 1 for costs in self.instance.costs.values())
         return nodes + sum(matrix.size > 1 for matrix in self.instance.edges.values()) + 1
 
     @property
     def bound(self) -> int:
-        """Return what is proved of every cost, in the instance's units."""
+        """Lower bound of every cost, in the instance's units."""
         last = self.levels[-1]
         return last.base + last.value * last.unit
 
     def claim(self, solution: Solution) -> int | None:
-        """The bound that an answer proves for its program, less what digits as large as these let a floating-point
-        solver miss; None if none."""
+        """Return the bound that an answer proves for its program; None if it proves none.
+
+        For floating-point solvers it is reduced by the maximum error that their tolerances allow for digits of
+        this size.
+        """
         slack = 0 if solution.backend == "cpsat" else int(self.num_parts * self._largest * TOLERANCE)
         if solution.status == "optimal" and solution.objective is not None:
             return solution.objective - slack
@@ -128,22 +133,25 @@ class GraphProgram:
         return math.floor(solution.bound - 1e-6 * max(1.0, abs(solution.bound))) - slack
 
     def most(self, upper: int) -> int:
-        """The objective, in the present unit, that a choice of cost ``upper`` cannot exceed."""
+        """Return the objective, in the present unit, that a choice of cost ``upper`` cannot exceed."""
         last = self.levels[-1]
         return (upper - last.base) // last.unit
 
     def tolerance(self, units: int) -> int:
-        """Loss that tolerances of backends took from a bound, in the instance's units, once all digits are stated;
-        0 before: then it is the unit that is too coarse."""
+        """Return the loss of a bound through backends' tolerances, in the instance's units, once all digits are
+        stated.
+
+        Before the last digit it is 0, because a finer unit closes the difference.
+        """
         last = self.levels[-1]
         return units * last.unit if last.unit == self._common else 0
 
     def prove(self, value: int) -> None:
-        """Take over a bound on the present program."""
+        """Adopt a bound on the present program."""
         self.levels[-1].value = max(self.levels[-1].value, value)
 
     def refine(self) -> bool:
-        """Go on to the next digit of the costs; False where there is none, or it would not narrow the gap."""
+        """Add the next digit of the costs. Returns False if there is none, or it would not narrow the gap."""
         last = self.levels[-1]
         if last.unit == self._common or 2 * self.num_parts >= 1 << self._bits:
             return False
@@ -152,7 +160,7 @@ class GraphProgram:
         return True
 
     def refuse(self, positions: dict[int, int]) -> None:
-        """Make sure that a choice that breaks a limit does not come back."""
+        """Exclude a choice that breaks a limit: state the limit in all digits, or cut the choice off."""
         load = np.zeros(self.instance.limits.size, np.int64)
         for i, loads in self.instance.loads.items():
             load[self.instance.rows[i]] += loads[:, positions[i]]
@@ -160,36 +168,36 @@ class GraphProgram:
         if broken:
             self._precise |= broken
             return
-        # Only the caller's own numbers tell it from a choice that fits.
+        # Only the caller's own numbers distinguish this choice from one that fits.
         self.cuts.append(positions)
         self.groups = tuple((i,) for i in self.instance.costs)
 
     def add_total(self, positions: dict[int, int]) -> bool:
-        """State the alternatives that are largest at a choice; False if they were stated before."""
-        at = {i: int(self.instance.kept[i][s]) for i, s in positions.items()}
-        found = []
+        """Add the combination of alternatives that is largest at a choice; False if it is already stated."""
+        strategies = {i: int(self.instance.kept[i][s]) for i, s in positions.items()}
+        combination = []
         for group in self.instance.peaks:
-            costs = [base + sum(int(t[at[i]]) for i, t in terms.items()) for base, terms in group]
-            found.append(costs.index(max(costs)))
-        if tuple(found) in self._alternatives:
+            costs = [base + sum(int(t[strategies[i]]) for i, t in terms.items()) for base, terms in group]
+            combination.append(costs.index(max(costs)))
+        if tuple(combination) in self._alternatives:
             return False
-        self._alternatives.append(tuple(found))
+        self._alternatives.append(tuple(combination))
         return True
 
     def positions(self, solution: Solution) -> dict[int, int]:
-        """The choice (positions) of an answer; members of a group take its strategies in order."""
+        """Return the choice (positions) of an answer; nodes of a group take the group's strategies in order."""
         assert solution.values is not None
-        found: dict[int, int] = {}
-        at = 0
+        positions: dict[int, int] = {}
+        first = 0
         for group in self.groups:
             size = self.instance.costs[group[0]].size
-            counts = np.asarray(solution.values)[at : at + size].astype(np.int64)
-            found.update(zip(group, np.repeat(np.arange(size), counts).tolist(), strict=True))
-            at += size
-        return found
+            counts = np.asarray(solution.values)[first : first + size].astype(np.int64)
+            positions.update(zip(group, np.repeat(np.arange(size), counts).tolist(), strict=True))
+            first += size
+        return positions
 
     def state(self, upper: int | None) -> Program:
-        """The program of the last digit, of all choices that cost at most ``upper`` (None: none is known)."""
+        """Build the program of the last digit, of all choices that cost at most ``upper`` (None: no limit)."""
         instance, builder = self.instance, ProgramBuilder("strategy graph")
         columns: dict[int, range] = {}
         for group in self.groups:
@@ -211,6 +219,7 @@ class GraphProgram:
         pairs: dict[tuple[int, int], IntArray],
         upper: int | None,
     ) -> None:
+        """Set the objective: the last digit of the largest total."""
         last = self.levels[-1]
         totals = [t for t in self._totals() if _most_of(t, self._edges, self.groups) >= last.base]
         stated = [self._digits(builder, k, total, columns, pairs, upper) for k, total in enumerate(totals)]
@@ -234,28 +243,32 @@ class GraphProgram:
         pairs: dict[tuple[int, int], IntArray],
         upper: int | None,
     ) -> tuple[Terms, int]:
-        """State the rows of all digits of a total but the last, which is returned: terms and a constant."""
+        """State the rows of all digits of a total but the last, which is returned as terms and a constant."""
         above = total.constant - self.levels[0].base
-        whole: int | None = None
+        unit_above: int | None = None
         carried: Terms = []
         constant = 0
         for level, after in itertools.zip_longest(self.levels, self.levels[1:]):
             terms = list(carried)
             for group, weights in zip(self.groups, total.weights, strict=True):
-                terms += zip(columns[group[0]], _digit(weights, whole, level.unit).tolist(), strict=True)
-            for pair, made in pairs.items():
+                terms += zip(columns[group[0]], _digit(weights, unit_above, level.unit).tolist(), strict=True)
+            for pair, pair_columns in pairs.items():
                 costs = self._edges[pair][self.instance.edges[pair] < HALF]
-                terms += zip(made.tolist(), _digit(costs, whole, level.unit).tolist(), strict=True)
-            constant += (above if whole is None else above % whole) // level.unit
+                terms += zip(pair_columns.tolist(), _digit(costs, unit_above, level.unit).tolist(), strict=True)
+            constant += (above if unit_above is None else above % unit_above) // level.unit
             terms = [(c, v) for c, v in terms if v]
             if after is None:
                 return terms, constant
-            value, ratio, whole = (after.base - level.base) // level.unit, level.unit // after.unit, level.unit
-            # Counted from what is proved; a total that is not the largest may lie below that.
+            value, ratio, unit_above = (
+                (after.base - level.base) // level.unit,
+                level.unit // after.unit,
+                level.unit,
+            )
+            # Counted from the proved value; a total that is not the largest may lie below it.
             low = -self.num_parts if len(self._alternatives) > 1 else 0
             assert upper is not None
-            most = max((upper - level.base) // level.unit - value, low) + 1
-            h = builder.add_variable(f"h[{index},{level.unit}]", low, most)
+            high = max((upper - level.base) // level.unit - value, low) + 1
+            h = builder.add_variable(f"h[{index},{level.unit}]", low, high)
             entries, side = [*terms, (h, -1)], value - constant
             name = f"digit[{index},{level.unit}]"
             builder.add_row(name, [c for c, _ in entries], [v for _, v in entries], upper=side)
@@ -263,9 +276,10 @@ class GraphProgram:
         raise AssertionError("There is a last level.")
 
     def _totals(self) -> list[_Total]:
+        """Build the distinct totals of the stated combinations."""
         instance = self.instance
         shared = instance.offset + sum(int(m.min()) for m in instance.edges.values())
-        found = []
+        totals = []
         for chosen in self._alternatives:
             picked = [group[h] for group, h in zip(instance.peaks, chosen, strict=True)]
             constant, weights = shared + sum(base for base, _ in picked), []
@@ -275,59 +289,63 @@ class GraphProgram:
                 for _, terms in picked:
                     if node in terms:
                         costs += terms[node][instance.kept[node]]
-                least = int(costs.min())
-                constant += least * len(group)
-                weights.append(costs - least)
-            found.append(_Total(tuple(weights), constant))
-        # Alternatives are often equal once what is left of the strategies is looked at.
-        return list({(one.constant, *(w.tobytes() for w in one.weights)): one for one in found}.values())
+                smallest = int(costs.min())
+                constant += smallest * len(group)
+                weights.append(costs - smallest)
+            totals.append(_Total(tuple(weights), constant))
+        # Alternatives are often equal on the remaining strategies.
+        return list({(total.constant, *(w.tobytes() for w in total.weights)): total for total in totals}.values())
 
 
 def size_of(instance: Instance) -> int:
-    """Number of variables that the program would have."""
+    """Return the number of variables that the program would have."""
     return sum(c.size for c in instance.costs.values()) + sum(m.size for m in instance.edges.values())
 
 
 def _combinations(peaks: Sequence[Sequence[Alternative]]) -> Iterator[tuple[int, ...]]:
-    """All combinations of alternatives, such that the first ones have every alternative soon."""
+    """Yield all combinations of alternatives; every alternative occurs among the first."""
     sizes = [len(group) for group in peaks]
     seen: set[tuple[int, ...]] = set()
     for turn in range(max(sizes, default=1)):
-        one = tuple(min(turn, size - 1) for size in sizes)
-        seen.add(one)
-        yield one
-    for one in itertools.product(*map(range, sizes)):
-        if one not in seen:
-            yield one
+        combination = tuple(min(turn, size - 1) for size in sizes)
+        seen.add(combination)
+        yield combination
+    for combination in itertools.product(*map(range, sizes)):
+        if combination not in seen:
+            yield combination
 
 
 def _digit(values: IntArray, whole: int | None, unit: int) -> IntArray:
+    """Return the digit of ``values`` in ``unit``, below the unit ``whole``."""
     return (values if whole is None else values % whole) // unit
 
 
 def _digit_bits(entries: int, parts: int) -> int:
-    """Bits of a digit in rows of so many entries, of which so many are taken: few enough for every backend where
-    that leaves a digit more than rounding takes; else the digits have a tolerance, and CP-SAT refuses them."""
+    """Return the bits of a digit in rows of ``entries`` terms, of which a choice takes ``parts``.
+
+    Few enough for every backend where a digit then exceeds the rounding loss; else the digits need a tolerance,
+    and CP-SAT refuses them.
+    """
     rounding = parts.bit_length()
     bits = min(ROW_BITS - entries.bit_length(), TOLERANCE_BITS - rounding)
     return min(bits, DIGIT_BITS) if bits >= max(MIN_DIGIT_BITS, rounding + 3) else DIGIT_BITS
 
 
 def _unit(largest: int, common: int, bits: int) -> int:
-    """The common unit times the least power of two in which ``largest`` has at most ``bits`` bits."""
+    """Return the common unit times the smallest power of two for which ``largest`` has at most ``bits`` bits."""
     return common << max(0, (largest // common).bit_length() - bits)
 
 
 def _highest(
     totals: list[_Total], edges: dict[tuple[int, int], IntArray], groups: tuple[tuple[int, ...], ...], level: Level
 ) -> int:
-    """A value that no total exceeds, in the level's unit."""
+    """Return a value that no total exceeds, in the level's unit."""
     highest = max((_most_of(total, edges, groups) for total in totals), default=level.base)
     return (highest - level.base) // level.unit + 1
 
 
 def _most_of(total: _Total, edges: dict[tuple[int, int], IntArray], groups: tuple[tuple[int, ...], ...]) -> int:
-    """A value that a total does not exceed."""
+    """Return a value that the total does not exceed."""
     dearest = sum(int(_finite(m).max(initial=0)) for m in edges.values())
     return (
         total.constant
@@ -337,7 +355,7 @@ def _most_of(total: _Total, edges: dict[tuple[int, int], IntArray], groups: tupl
 
 
 def _common_unit(instance: Instance, edges: dict[tuple[int, int], IntArray]) -> int:
-    """The largest unit that all differences of costs are whole numbers of."""
+    """Return the largest unit that divides all differences of costs."""
     parts = [costs - int(costs.min()) for costs in instance.costs.values()]
     parts += [_finite(matrix) for matrix in edges.values()]
     for group in instance.peaks:
@@ -355,31 +373,35 @@ def _finite(matrix: IntArray) -> IntArray:
 
 
 def _equal_nodes(instance: Instance) -> tuple[tuple[int, ...], ...]:
-    """Nodes without edges that are equal in costs, loads and peaks, folded: repeated layers."""
+    """Group nodes without edges that are equal in costs, loads and peaks (repeated layers)."""
     tied = {i for pair in instance.edges for i in pair}
-    found: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for i, costs in instance.costs.items():
-        terms = tuple(one[1][i].tobytes() if i in one[1] else b"" for group in instance.peaks for one in group)
+        terms = tuple(
+            alternative[1][i].tobytes() if i in alternative[1] else b""
+            for group in instance.peaks
+            for alternative in group
+        )
         loads = (instance.rows[i].tobytes(), instance.loads[i].tobytes()) if i in instance.loads else ()
         key = (i,) if i in tied else (costs.tobytes(), instance.kept[i].tobytes(), loads, terms)
-        found.setdefault(key, []).append(i)
-    return tuple(tuple(group) for group in found.values())
+        groups.setdefault(key, []).append(i)
+    return tuple(tuple(nodes) for nodes in groups.values())
 
 
 def _pair(
     builder: ProgramBuilder, instance: Instance, pair: tuple[int, int], columns: dict[int, range]
 ) -> IntArray:
-    """Variables and rows of an edge, in the order of its allowed pairs."""
+    """Add the variables and rows of an edge. Returns the columns in the order of its allowed pairs."""
     i, j = pair
     rows, others = np.nonzero(instance.edges[pair] < HALF)
     names = [f"e[{i},{j},{s},{t}]" for s, t in zip(rows.tolist(), others.tolist(), strict=True)]
-    made = np.array(builder.add_variables(names, 0, 1), np.int64)
+    columns_of_pairs = np.array(builder.add_variables(names, 0, 1), np.int64)
     for node, side, label in ((i, rows, "first"), (j, others, "second")):
         for s, column in enumerate(columns[node]):
-            here = made[side == s]
+            here = columns_of_pairs[side == s]
             signs = [1] * here.size + [-1]
             builder.add_row(f"pairs_agree[{i},{j},{label},{s}]", [*here.tolist(), column], signs, 0, 0)
-    return made
+    return columns_of_pairs
 
 
 def _limits(
@@ -389,27 +411,29 @@ def _limits(
     columns: dict[int, range],
     precise: set[int],
 ) -> None:
+    """Add the rows of the memory limits that can be broken."""
     inside: dict[int, list[tuple[IntArray, int, range]]] = {}
-    room = dict(enumerate(instance.limits.tolist()))
+    capacity = dict(enumerate(instance.limits.tolist()))
     for group in groups:
         node = group[0]
         for row, load in zip(instance.rows.get(node, ()), instance.loads.get(node, ()), strict=True):
             base = int(load.min())
-            room[int(row)] -= base * len(group)
+            capacity[int(row)] -= base * len(group)
             inside.setdefault(int(row), []).append((load - base, len(group), columns[node]))
     for row, parts in sorted(inside.items()):
         loads = np.concatenate([load for load, _, _ in parts])
         dearest = sum(int(load.max()) * count for load, count, _ in parts)
-        if room[row] < dearest:
+        if capacity[row] < dearest:
             taken = [column for _, _, inner in parts for column in inner]
             count = sum(count for _, count, _ in parts)
-            _limit(builder, f"fits[{row}]", taken, loads, room[row], count, row in precise)
+            _limit(builder, f"fits[{row}]", taken, loads, capacity[row], count, row in precise)
 
 
 def _limit(
     builder: ProgramBuilder, name: str, columns: list[int], loads: IntArray, limit: int, count: int, precise: bool
 ) -> None:
-    """One limit on the loads of ``count`` nodes, above the least of each; in all its digits if ``precise``."""
+    """Add one limit on the loads of ``count`` nodes, counted above their smallest; in all digits if
+    ``precise``."""
     common = max(1, int(np.gcd.reduce(loads)))
     loads, limit = loads // common, max(limit // common, -1)
     bits = _digit_bits(loads.size + count, count)
@@ -437,8 +461,11 @@ def _cut(
     cut: dict[int, int],
     exact_loads: bool,
 ) -> None:
-    """At least one node must take what loads less somewhere than it did; where loads were floored, anything
-    else (what looks as heavy may be lighter in the caller's numbers)."""
+    """Add the row that excludes a choice.
+
+    At least one node takes a strategy with a smaller load in some row; where loads were floored, any other
+    strategy, because it may be lighter in the caller's numbers.
+    """
     chosen: list[int] = []
     for node, s in cut.items():
         loads = instance.loads.get(node)

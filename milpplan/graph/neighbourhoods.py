@@ -1,6 +1,6 @@
-"""A better choice than single changes find: a connected part of the graph solved exactly, all else as it is.
+"""Large neighbourhood search: a connected part of the graph is solved exactly while all other nodes stay.
 
-Parts overlap by half and cover the graph; they are gone through again while that gains.
+Parts overlap by half and cover the graph; passes over all parts are repeated while one gains.
 
 Source: large neighbourhood search; P. Shaw, CP 1998.
 """
@@ -25,7 +25,7 @@ from milpplan.optimize.milp.solution import Backend, Limits
 PART: Final = 20
 MAX_PART_VARIABLES: Final = 4000
 MAX_PASSES: Final = 2
-# Parts are solved to this share of their own cost: enough to gain, and no time goes into their proofs.
+# Relative gap of a part's program: enough to gain, without time spent on proofs.
 PART_GAP: Final = 1e-3
 
 
@@ -37,28 +37,39 @@ def improved_parts(
     deadline: float,
     offer: Callable[[dict[int, int]], bool],
 ) -> dict[int, int]:
-    """Positions that no part betters by more than ``PART_GAP``, or the best when time is over. Every better one is
-    offered; one that is refused is not kept. ``limits`` says more than the time and the gap of a part."""
-    at = dict(positions)
+    """Improve a choice part by part.
+
+    Args:
+        instance: the instance.
+        positions: the choice to start from.
+        backend: solver of the parts.
+        limits: limits of the backend; its time and gap are set here.
+        deadline: end of the search, on the clock of ``perf_counter``.
+        offer: receives every cheaper choice, and tells whether it is kept.
+
+    Returns:
+        Positions that no part improves by more than ``PART_GAP``, or the best at the deadline.
+    """
+    current = dict(positions)
     parts = _parts(instance)
     for _ in range(MAX_PASSES):
         gained = False
         for part in parts:
-            left = deadline - time.perf_counter()
-            if left <= 0:
-                return at
-            limits = replace(limits, time_limit_s=left if left < 1e8 else None, relative_gap=PART_GAP)
-            better = _solved(instance, at, part, backend, limits)
-            if better is not None and offer(at | better):
-                at |= better
+            left_s = deadline - time.perf_counter()
+            if left_s <= 0:
+                return current
+            limits = replace(limits, time_limit_s=left_s if left_s < 1e8 else None, relative_gap=PART_GAP)
+            better = _solved(instance, current, part, backend, limits)
+            if better is not None and offer(current | better):
+                current |= better
                 gained = True
         if not gained:
-            return at
-    return at
+            return current
+    return current
 
 
 def _parts(instance: Instance) -> list[list[int]]:
-    """Runs of nodes in an order that keeps neighbours together, each beginning in the middle of the one before."""
+    """Cut a breadth-first order, which keeps neighbours together, into runs that overlap by half."""
     order = _breadth_first(instance)
     half = max(1, PART // 2)
     return [order[at : at + PART] for at in range(0, max(1, len(order) - half), half)]
@@ -80,9 +91,9 @@ def _breadth_first(instance: Instance) -> list[int]:
 def _solved(
     instance: Instance, at: dict[int, int], part: list[int], backend: Backend, limits: Limits
 ) -> dict[int, int] | None:
-    """Cheaper positions of a part; None if there are none or the backend has no answer."""
+    """Solve a part. Returns cheaper positions, None if there are none or the backend gives no answer."""
     small = part_of(instance, at, part)
-    own = _cost(small, {i: at[i] for i in part})
+    current_cost = _cost(small, {i: at[i] for i in part})
     kept = small.copy()
     if not prune(kept) or size_of(kept) > MAX_PART_VARIABLES:
         return None
@@ -93,12 +104,12 @@ def _solved(
         return None
     if solution.values is None:
         return None
-    found = {i: int(kept.kept[i][s]) for i, s in program.positions(solution).items()}
-    return found if _cost(small, found) < own else None
+    better = {i: int(kept.kept[i][s]) for i, s in program.positions(solution).items()}
+    return better if _cost(small, better) < current_cost else None
 
 
 def part_of(instance: Instance, at: dict[int, int], part: list[int]) -> Instance:
-    """The problem of some nodes while all others stay at their positions. Its strategies are positions."""
+    """Restrict the instance to some nodes, all others fixed at their positions. Strategies are positions."""
     free = set(part)
     costs = {i: instance.costs[i] for i in part}
     edges = {}
@@ -116,8 +127,8 @@ def part_of(instance: Instance, at: dict[int, int], part: list[int]) -> Instance
             touched.update(instance.rows[i].tolist())
         else:
             limits[instance.rows[i]] -= loads[:, at[i]]
-    place = {row: k for k, row in enumerate(sorted(touched))}
-    rows = {i: _numbered(instance.rows[i], place) for i in part if i in instance.rows}
+    new_row = {row: k for k, row in enumerate(sorted(touched))}
+    rows = {i: _numbered(instance.rows[i], new_row) for i in part if i in instance.rows}
     return replace(
         instance,
         kept={i: np.arange(costs[i].size, dtype=np.int64) for i in part},
@@ -136,6 +147,6 @@ def _numbered(rows: IntArray, place: dict[int, int]) -> IntArray:
 
 
 def _cost(instance: Instance, at: dict[int, int]) -> int:
-    """Cost of positions of a part that has all its strategies; at least ``HALF`` if forbidden."""
+    """Return the cost of positions of a part that has all its strategies; at least ``HALF`` if forbidden."""
     total = sum(int(instance.costs[i][s]) for i, s in at.items())
     return min(total + sum(int(m[at[i], at[j]]) for (i, j), m in instance.edges.items()), 2 * HALF)

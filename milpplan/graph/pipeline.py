@@ -4,10 +4,10 @@ Minimise ``sum_s t_s + (num_micro_batches - 1) * max_s t_s``, where a stage's ti
 costs, of the edges inside it, and of ``crossing_costs`` of the edge into it, and each stage meets the memory limit
 alone.
 
-The table of cheapest stages comes from dynamic programming (with fronts of cost against memory where there is a
-limit); then for every bottleneck that a stage can have, cheapest partitions with no slower stage. All in integers.
-Source of the objective and of the scan over bottlenecks: Alpa (Zheng et al., OSDI 2022, equation 2). It is what
-such planners minimise, not the exact time of a 1F1B pipeline: ``milpplan.solve`` has that.
+Dynamic programming gives the table of cheapest stages (with Pareto fronts of cost against memory where there is a
+limit); then for every possible bottleneck, the cheapest partition with no slower stage. All in integers.
+Source of the objective and of the scan over bottlenecks: Alpa (Zheng et al., OSDI 2022, equation 2). Such
+planners minimise it; the exact time of a 1F1B pipeline is the objective of ``milpplan.solve``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
 from milpplan.graph.instance import FORBIDDEN, HALF, Instance, clipped, floored, rounded_down, state
-from milpplan.graph.statement import MAX_SUM, StrategyGraph, cost_array
+from milpplan.graph.strategy_graph import MAX_SUM, StrategyGraph, cost_array
 from milpplan.optimize.milp.program import FloatArray, IntArray
 
 MAX_FRONT: Final = 20_000
@@ -31,7 +31,8 @@ MAX_MICRO_BATCHES: Final = 10**6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineSplit:
-    """Stages as (first node, node after the last), the choice, and the bound; ``objective`` is the exact cost."""
+    """Stages as (first node, node after the last), the choice, its exact cost ``objective``, and the lower
+    bound."""
 
     stages: tuple[tuple[int, int], ...]
     choice: npt.NDArray[np.int64]
@@ -42,7 +43,7 @@ class PipelineSplit:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """A partial stage: cost, memory, the last node's strategy, and the label it grew from."""
+    """A partial stage: cost, memory, the last node's strategy, and the label that it extends."""
 
     cost: int
     load: int
@@ -56,13 +57,19 @@ def split_chain(
     num_micro_batches: int,
     crossing_costs: npt.ArrayLike | None = None,
 ) -> PipelineSplit:
-    """The cheapest split of a chain (edges between neighbours only) into exactly ``num_stages`` stages.
+    """Split a chain (edges between neighbours only) into exactly ``num_stages`` stages at minimum cost.
 
-    ``crossing_costs`` [nodes - 1] replace the cost of the edge where the chain is cut (0 by default;
-    infinite: it is not cut there).
+    Args:
+        graph: the chain, with at most one memory limit.
+        num_stages: number of stages.
+        num_micro_batches: the slowest stage counts once for each.
+        crossing_costs: [nodes - 1] replace the cost of the edge where the chain is cut (0 by default; infinite:
+            the chain is not cut there).
 
     Raises:
         InfeasibleError: no split meets the memory limit, the forbidden strategies and pairs.
+        InvalidInputError: the graph is no chain, or an argument is out of range.
+        SolverError: a Pareto front is too large.
     """
     crossing = _checked(graph, num_stages, num_micro_batches, crossing_costs)
     stated = state(graph, crossing)
@@ -76,7 +83,7 @@ def split_chain(
     if not all(part.fits(choice[slice(*stage)]) for part, stage in zip(parts, stages, strict=True)):
         raise SolverError("A stage of the split that was found breaks the memory limit.", do="Report this graph.")
     terms = [_stage_terms(part, stage, choice, crossing) for part, stage in zip(parts, stages, strict=True)]
-    times = [sum(map(Fraction, one), Fraction(0)) for one in terms]
+    times = [sum(map(Fraction, costs), Fraction(0)) for costs in terms]
     objective = float(sum(times) + (num_micro_batches - 1) * max(times))
     bound = rounded_down(lower, stated.unit, exact=not stated.error_units and crossing_exact)
     if bound > objective:
@@ -87,59 +94,60 @@ def split_chain(
 def _checked(
     graph: StrategyGraph, num_stages: int, num_micro_batches: int, crossing_costs: npt.ArrayLike | None
 ) -> FloatArray:
-    n = graph.num_nodes
-    odd = [p for p in [*graph.edge_costs, *graph.allowed] if abs(p[0] - p[1]) != 1]
-    if odd or graph.follow or graph.peaks or graph.num_devices > 1 or graph.alive is not None:
-        what = f"an edge {odd[0]}" if odd else "followers, peaks, alive sets or several devices"
+    """Check the arguments. Returns the crossing costs, [nodes - 1]."""
+    num_nodes = graph.num_nodes
+    unsuitable = [p for p in [*graph.edge_costs, *graph.allowed] if abs(p[0] - p[1]) != 1]
+    if unsuitable or graph.follow or graph.peaks or graph.num_devices > 1 or graph.alive is not None:
+        what = f"an edge {unsuitable[0]}" if unsuitable else "followers, peaks, alive sets or several devices"
         raise InvalidInputError(
             f"The graph has {what}.", "A chain expected: edges (i, i + 1), at most one memory limit.", "Use solve."
         )
-    for name, value, most, why in (
-        ("num_stages", num_stages, n, "a stage has a node"),
+    for name, value, largest, why in (
+        ("num_stages", num_stages, num_nodes, "a stage has a node"),
         ("num_micro_batches", num_micro_batches, MAX_MICRO_BATCHES, "the slowest stage counts once for each"),
     ):
-        if not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
-            raise InvalidInputError(f"{name} is {value!r}.", f"A whole number of 1 to {most} expected: {why}.")
-    if crossing_costs is None or n == 1:
-        return np.zeros(n - 1)
-    crossing = cost_array(crossing_costs, (n - 1,), "crossing_costs")
+        if not isinstance(value, (int, np.integer)) or not 1 <= value <= largest:
+            raise InvalidInputError(f"{name} is {value!r}.", f"A whole number of 1 to {largest} expected: {why}.")
+    if crossing_costs is None or num_nodes == 1:
+        return np.zeros(num_nodes - 1)
+    crossing = cost_array(crossing_costs, (num_nodes - 1,), "crossing_costs")
     if sum(np.abs(crossing[np.isfinite(crossing)]).tolist()) > MAX_SUM:
         raise InvalidInputError(f"crossing_costs add up to more than {MAX_SUM:.0e}.", do="Use a larger unit.")
     return crossing
 
 
 def _exact_loads(graph: StrategyGraph) -> tuple[list[npt.NDArray[Any]], int]:
-    """The memory of every node's strategies and the limit of a stage in whole numbers, without rounding loads."""
+    """State the memory of all strategies and the limit of a stage as whole numbers, without rounding loads."""
     limits = graph.limits().tolist()
     if not limits or limits[0] == math.inf:
         return [np.zeros(graph.num_strategies(i), np.int64) for i in range(graph.num_nodes)], 0
     vectors = [list(map(Fraction, graph.memory_vector(i)[:, 0].tolist())) for i in range(graph.num_nodes)]
     scale = max(value.denominator for vector in vectors for value in vector)
     total = scale * sum(map(max, vectors), Fraction(0))
-    # Whole numbers of any size where 64 bits are too few.
-    kind = np.int64 if total < HALF else object
-    loads = [np.array([int(value * scale) for value in vector], kind) for vector in vectors]
+    # Python integers where 64 bits are too few.
+    number_type = np.int64 if total < HALF else object
+    loads = [np.array([int(value * scale) for value in vector], number_type) for vector in vectors]
     return loads, math.floor(min(Fraction(limits[0]) * scale, total))
 
 
 def _stage_table(
     instance: Instance, crossing: IntArray, loads: list[npt.NDArray[Any]], limit: int
 ) -> dict[tuple[int, int], _Label]:
-    """Find the cheapest stage from every first node to before every other; what nothing fits into is not there."""
+    """Find the cheapest stage from every first node to every end; infeasible stages are left out."""
     table = {}
-    n = len(instance.costs)
-    for first in range(n):
+    num_nodes = len(instance.costs)
+    for first in range(num_nodes):
         into = int(crossing[first - 1]) if first else 0
         labels = [
             _Label(int(c) + into, load, s, None)
             for s, (c, load) in enumerate(zip(instance.costs[first], loads[first].tolist(), strict=True))
             if c < HALF and into < HALF and load <= limit
         ]
-        for after in range(first + 1, n + 1):
+        for after in range(first + 1, num_nodes + 1):
             if not labels:
                 break
-            table[first, after] = min(labels, key=lambda one: one.cost)
-            if after < n:
+            table[first, after] = min(labels, key=lambda label: label.cost)
+            if after < num_nodes:
                 labels = _extended(instance, labels, after, loads[after], limit)
     return table
 
@@ -147,17 +155,17 @@ def _stage_table(
 def _extended(
     instance: Instance, labels: list[_Label], node: int, loads: npt.NDArray[Any], limit: int
 ) -> list[_Label]:
-    """Extend partial stages by a node: per strategy the front of cost against memory."""
+    """Extend partial stages by a node: per strategy the Pareto front of cost against memory."""
     costs = instance.costs[node]
     matrix = instance.edges.get((node - 1, node))
-    cost = np.array([one.cost for one in labels], np.int64)
-    load = np.array([one.load for one in labels], loads.dtype)
-    last = np.array([one.strategy for one in labels], np.int64)
-    made: list[_Label] = []
+    cost = np.array([label.cost for label in labels], np.int64)
+    load = np.array([label.load for label in labels], loads.dtype)
+    last = np.array([label.strategy for label in labels], np.int64)
+    extended: list[_Label] = []
     for s in range(costs.size):
         total = cost + costs[s] + (0 if matrix is None else matrix[last, s])
         taken = load + loads[s]
-        # By cost, and by memory among equals.
+        # Sort by cost, then by memory.
         order = np.argsort(taken, kind="stable")
         order = order[np.argsort(total[order], kind="stable")]
         order = order[((total[order] < HALF) & (taken[order] <= limit)).astype(np.bool_)]
@@ -165,34 +173,39 @@ def _extended(
             continue
         least = np.minimum.accumulate(taken[order])
         front = order[np.concatenate(([True], (taken[order][1:] < least[:-1]).astype(np.bool_)))]
-        made += [_Label(int(total[k]), int(taken[k]), s, labels[k]) for k in front.tolist()]
-    if len(made) > MAX_FRONT:
+        extended += [_Label(int(total[k]), int(taken[k]), s, labels[k]) for k in front.tolist()]
+    if len(extended) > MAX_FRONT:
         raise SolverError(
             f"A stage has more than {MAX_FRONT} choices of cost against memory.",
             "Fewer expected: costs and memory that repeat, or a coarser unit of memory.",
             "Round memory up to whole MiB.",
         )
-    return made
+    return extended
 
 
 def _best_partition(
     table: dict[tuple[int, int], _Label], num_nodes: int, num_stages: int, num_micro_batches: int
 ) -> tuple[int, list[tuple[int, int]]]:
+    """Find the split of minimum cost over all bottlenecks.
+
+    Returns:
+        The cost and the stages.
+    """
     costs = np.full((num_nodes + 1, num_nodes + 1), FORBIDDEN, np.int64)
     for (a, b), label in table.items():
         costs[a, b] = label.cost
     best: tuple[int, list[tuple[int, int]]] | None = None
-    free = _partition(costs, HALF - 1, num_stages)
-    for top in np.unique(costs[costs < HALF]).tolist() if free is not None else []:
-        assert free is not None
-        if best is not None and free[0] + (num_micro_batches - 1) * top >= best[0]:
+    unbounded = _partition(costs, HALF - 1, num_stages)
+    for bottleneck in np.unique(costs[costs < HALF]).tolist() if unbounded is not None else []:
+        assert unbounded is not None
+        if best is not None and unbounded[0] + (num_micro_batches - 1) * bottleneck >= best[0]:
             break
-        found = _partition(costs, top, num_stages)
-        if found is None:
+        partition = _partition(costs, bottleneck, num_stages)
+        if partition is None:
             continue
-        value = found[0] + (num_micro_batches - 1) * max(int(costs[a, b]) for a, b in found[1])
+        value = partition[0] + (num_micro_batches - 1) * max(int(costs[a, b]) for a, b in partition[1])
         if best is None or value < best[0]:
-            best = (value, found[1])
+            best = (value, partition[1])
     if best is None:
         raise InfeasibleError(
             f"No split into {num_stages} stages meets the memory limit and the forbidden pairs.",
@@ -203,14 +216,14 @@ def _best_partition(
 
 
 def _partition(costs: IntArray, top: int, num_stages: int) -> tuple[int, list[tuple[int, int]]] | None:
-    """Least total of a partition without a stage above ``top``; None if there is none."""
+    """Return the cheapest partition without a stage above ``top``; None if there is none."""
     n = costs.shape[0] - 1
     allowed = np.where(costs <= top, costs, FORBIDDEN)
     reach = np.full(n + 1, FORBIDDEN, np.int64)
     reach[0] = 0
     origins = []
     for _ in range(num_stages):
-        # A negative cost must not make up for what is forbidden.
+        # A negative cost must not make a forbidden stage allowed.
         total = clipped(reach[:, None] + allowed)
         origins.append(total.argmin(axis=0))
         reach = total.min(axis=0)
@@ -224,6 +237,7 @@ def _partition(costs: IntArray, top: int, num_stages: int) -> tuple[int, list[tu
 
 
 def _choice(table: dict[tuple[int, int], _Label], stages: list[tuple[int, int]], n: int) -> npt.NDArray[np.int64]:
+    """Trace the labels of the stages back to a choice."""
     choice = np.zeros(n, np.int64)
     for a, b in stages:
         label: _Label | None = table[a, b]
@@ -234,7 +248,7 @@ def _choice(table: dict[tuple[int, int], _Label], stages: list[tuple[int, int]],
 
 
 def _part(graph: StrategyGraph, stage: tuple[int, int]) -> StrategyGraph:
-    """The stage's nodes as a graph of their own."""
+    """Make a graph of the stage's nodes."""
     a, b = stage
 
     def inside(pairs: dict[tuple[int, int], npt.ArrayLike]) -> dict[tuple[int, int], npt.ArrayLike]:
@@ -251,7 +265,7 @@ def _part(graph: StrategyGraph, stage: tuple[int, int]) -> StrategyGraph:
 
 
 def _check_cover(stages: list[tuple[int, int]], num_stages: int, num_nodes: int) -> None:
-    """Refuse stages that are not every node once, in order."""
+    """Raise ``SolverError`` unless the stages cover every node once, in order."""
     ends = [0, *(after for _, after in stages)]
     covered = ends[-1] == num_nodes and all(
         start == before < after for (start, after), before in zip(stages, ends, strict=False)
@@ -267,5 +281,5 @@ def _check_cover(stages: list[tuple[int, int]], num_stages: int, num_nodes: int)
 def _stage_terms(
     part: StrategyGraph, stage: tuple[int, int], choice: npt.NDArray[np.int64], crossing: FloatArray
 ) -> list[float]:
-    """All costs of a stage."""
+    """List all costs of a stage."""
     return [*([float(crossing[stage[0] - 1])] if stage[0] else []), *part.terms_of(choice[slice(*stage)])]

@@ -1,4 +1,4 @@
-"""What can be left out of an instance without losing the optimum.
+"""Reductions of an instance that keep its optimum.
 
 A strategy goes if it is forbidden, if an edge allows no partner, or if another of the same node is never worse:
 with costs c, edge matrices E, loads m, strategy b replaces a where (dead-end elimination)
@@ -20,7 +20,7 @@ from milpplan.optimize.milp.program import BoolArray, IntArray
 
 
 def prune(instance: Instance, dominance: bool = True) -> bool:
-    """Leave out what can never be better, until nothing changes; False where a node has nothing left."""
+    """Remove strategies that can never be better, until nothing changes. Returns False if a node loses all."""
     changed: set[int] | None = None
     while True:
         masks = _forbidden(instance, changed)
@@ -38,16 +38,19 @@ def prune(instance: Instance, dominance: bool = True) -> bool:
 
 
 def _forbidden(instance: Instance, among: Iterable[int] | None) -> dict[int, BoolArray]:
-    """Nodes with a strategy that is forbidden, too large for a limit whatever the others take, or without a
-    partner."""
+    """Mark strategies that are forbidden, without a partner, or too large for a limit whatever the others take.
+
+    Returns:
+        Masks of the strategies that stay, for nodes that lose some.
+    """
     nodes = set(instance.costs) if among is None else set(among)
     alive = {i: instance.costs[i] < HALF for i in nodes}
-    room = instance.limits.copy()
+    capacity = instance.limits.copy()
     for i, loads in instance.loads.items():
-        room[instance.rows[i]] -= loads.min(axis=1)
+        capacity[instance.rows[i]] -= loads.min(axis=1)
     for i in nodes & instance.loads.keys():
         above = instance.loads[i] - instance.loads[i].min(axis=1, keepdims=True)
-        alive[i] = alive[i] & (above <= room[instance.rows[i]][:, None]).all(axis=0)
+        alive[i] = alive[i] & (above <= capacity[instance.rows[i]][:, None]).all(axis=0)
     for (i, j), matrix in instance.edges.items():
         if i not in nodes and j not in nodes:
             continue
@@ -62,22 +65,23 @@ def _forbidden(instance: Instance, among: Iterable[int] | None) -> dict[int, Boo
 
 
 def _dominated(instance: Instance, among: Iterable[int] | None) -> dict[int, BoolArray]:
+    """Mark strategies that another strategy of the node replaces; masks as in ``_forbidden``."""
     nodes = sorted(instance.costs) if among is None else sorted(among)
     worst = {i: _differences(instance, i) for i in nodes if instance.costs[i].size > 1}
     for (i, j), matrix in instance.edges.items():
-        # What is forbidden stays so: sums of it would wrap round at a node with many neighbours.
+        # Clipped, because sums of forbidden costs would overflow at a node with many neighbours.
         if i in worst:
             worst[i] = clipped(worst[i] + _worst(matrix))
         if j in worst:
             worst[j] = clipped(worst[j] + _worst(matrix.T))
     # A dominator that is itself left out in the same round is dominated by one that stays: the order is total.
     masks = {i: _undominated(table <= 0) for i, table in worst.items()}
-    # Neighbours at once could each rely on the other's: the sum over partners holds for any partner, so it may.
+    # Neighbours may lose strategies in one round: each criterion holds for any partner, whichever stays.
     return {i: mask for i, mask in masks.items() if not mask.all()}
 
 
 def _differences(instance: Instance, node: int) -> IntArray:
-    """``c[b] - c[a]`` for pairs [b, a]; forbidden where b loads more in some row."""
+    """Return ``c[b] - c[a]`` for pairs [b, a]; forbidden where b loads more in some row."""
     costs = instance.costs[node]
     table = costs[:, None] - costs[None, :]
     if node in instance.loads:
@@ -88,16 +92,16 @@ def _differences(instance: Instance, node: int) -> IntArray:
 
 
 def _worst(matrix: IntArray) -> IntArray:
-    """``max over partners of E[b] - E[a]`` for pairs [b, a]; partners that a may not have do not count."""
+    """Return ``max over partners of E[b] - E[a]`` for pairs [b, a]; partners forbidden to a do not count."""
     difference = matrix[:, None, :] - matrix[None, :, :]
     difference = np.where(matrix[None, :, :] >= HALF, -FORBIDDEN, difference)
     worst: IntArray = difference.max(axis=2)
-    # Gains are those of finite costs, far from what could pay for something forbidden.
+    # Gains come from finite costs, so they never pay for a forbidden pair.
     return np.clip(worst, -(2**52), FORBIDDEN)
 
 
 def _undominated(beats: BoolArray) -> BoolArray:
-    """Who stays, where [b, a] says that b replaces a; of equals the first stays."""
+    """Mark the strategies that stay, where [b, a] says that b replaces a; among equals the first stays."""
     np.fill_diagonal(beats, False)
     size = beats.shape[0]
     earlier = np.arange(size)[:, None] < np.arange(size)[None, :]

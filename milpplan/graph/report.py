@@ -1,4 +1,4 @@
-"""What the answer says about memory, and why nothing fits."""
+"""The memory rows of an answer, and the explanation of an infeasible graph."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from milpplan.graph.elimination import complete_order, solve_exactly
 from milpplan.graph.instance import Instance, Stated
 from milpplan.graph.reduction import prune
 from milpplan.graph.result import MemoryRow
-from milpplan.graph.statement import StrategyGraph
+from milpplan.graph.strategy_graph import StrategyGraph
 from milpplan.optimize.milp.program import FloatArray
 
 
 def memory_rows(graph: StrategyGraph, choice: npt.NDArray[np.int64] | None) -> tuple[MemoryRow, ...]:
-    """Every limit: taken by the choice, and the least possible."""
+    """List every memory limit with the use of the choice and the smallest possible use."""
     used = None if choice is None else graph.memory_of(choice)
     limits = graph.limits()
     if not limits.size:
         return ()
-    least = graph.summed_memory(np.stack([_least(graph, i) for i in range(graph.num_nodes)]))
+    smallest = graph.summed_memory(np.stack([_smallest_memory(graph, i) for i in range(graph.num_nodes)]))
     return tuple(
-        MemoryRow(s, d, float(limits[d]), None if used is None else float(used[s, d]), float(least[s, d]))
-        for s, d in np.ndindex(least.shape)
+        MemoryRow(s, d, float(limits[d]), None if used is None else float(used[s, d]), float(smallest[s, d]))
+        for s, d in np.ndindex(smallest.shape)
     )
 
 
-def _least(graph: StrategyGraph, node: int) -> FloatArray:
-    """Least memory of the node's allowed strategies on every device."""
+def _smallest_memory(graph: StrategyGraph, node: int) -> FloatArray:
+    """Return the smallest memory of the node's allowed strategies, per device."""
     allowed = np.isfinite(np.asarray(graph.node_costs[node]))
     memory = graph.memory_vector(node)
-    least: FloatArray = memory[allowed].min(axis=0) if allowed.any() else np.full(memory.shape[1], np.inf)
-    return least
+    smallest: FloatArray = memory[allowed].min(axis=0) if allowed.any() else np.full(memory.shape[1], np.inf)
+    return smallest
 
 
 def infeasibility(graph: StrategyGraph, stated: Stated) -> str:
-    """Why no choice exists: forbidden pairs alone, one limit alone, or several together."""
+    """Explain why no choice exists: forbidden pairs alone, one limit alone, or several together."""
     bare = stated.instance.copy()
     bare.rows, bare.loads, bare.peaks = {}, {}, []
     if not prune(bare, dominance=False):
@@ -58,8 +58,12 @@ def infeasibility(graph: StrategyGraph, stated: Stated) -> str:
 
 
 def _least_of_rows(stated: Stated, bare: Instance) -> tuple[tuple[int, int] | None, bool]:
-    """The row that no choice meets by itself, by the largest excess: its number and its least load; and whether
-    the least loads of all rows can be taken, or are bounds only."""
+    """Find the row that no choice meets even alone, with the largest relative excess.
+
+    Returns:
+        The row's number and its smallest load (None: every row can be met alone), and whether all smallest loads
+        are exact or only lower bounds.
+    """
     worst: tuple[float, int, int] | None = None
     all_exact = True
     for row, limit in enumerate(stated.instance.limits.tolist()):
@@ -72,18 +76,23 @@ def _least_of_rows(stated: Stated, bare: Instance) -> tuple[tuple[int, int] | No
 
 
 def _least_load(stated: Stated, bare: Instance, row: int) -> tuple[int, bool]:
-    """Least load of one row over the allowed pairs, and whether that is exact: where elimination is; else node by
-    node."""
+    """Minimise the load of one row over the allowed pairs.
+
+    Returns:
+        The smallest load, and whether it is exact (elimination worked) or a lower bound (node by node).
+    """
     loads = {}
     for i, kept in bare.kept.items():
         rows = stated.instance.rows.get(i, np.zeros(0, np.int64))
-        at = np.flatnonzero(rows == row)
-        loads[i] = stated.instance.loads[i][at[0]][kept] if at.size else np.zeros(kept.size, np.int64)
-    only = bare.copy()
-    only.costs = loads
-    only.edges = {pair: np.where(m >= 2**57, m, 0) for pair, m in bare.edges.items()}
-    only.edges = {pair: m for pair, m in only.edges.items() if m.any()}
-    only.offset = 0
-    order = complete_order(only)
-    done = solve_exactly(only, order) if order is not None else None
-    return (sum(int(c.min()) for c in loads.values()), False) if done is None else (done[0], True)
+        positions = np.flatnonzero(rows == row)
+        loads[i] = (
+            stated.instance.loads[i][positions[0]][kept] if positions.size else np.zeros(kept.size, np.int64)
+        )
+    row_instance = bare.copy()
+    row_instance.costs = loads
+    row_instance.edges = {pair: np.where(m >= 2**57, m, 0) for pair, m in bare.edges.items()}
+    row_instance.edges = {pair: m for pair, m in row_instance.edges.items() if m.any()}
+    row_instance.offset = 0
+    order = complete_order(row_instance)
+    solved = solve_exactly(row_instance, order) if order is not None else None
+    return (sum(int(c.min()) for c in loads.values()), False) if solved is None else (solved[0], True)

@@ -15,8 +15,11 @@ Proof = Literal["exact", "tolerance", "none"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """One memory limit: what the choice takes of it, and the least that any choice could take (edges and the
-    other limits ignored). In the caller's unit of memory."""
+    """One memory limit, in the caller's unit of memory.
+
+    ``used`` is the use of the choice; ``least`` the smallest use of any choice, edges and the other limits
+    ignored.
+    """
 
     alive_set: int
     device: int
@@ -27,8 +30,11 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class GraphProgress:
-    """What is known while a graph is solved, in the caller's unit: seconds since the start, the cheapest choice so
-    far, the proved bound; None: nothing yet. Rounded, and good to look at; the answer has the exact numbers."""
+    """Progress of a solve, in the caller's unit.
+
+    Seconds since the start, cost of the incumbent and the proved bound; None where there is none yet. The numbers
+    are rounded, for display; the answer has the exact numbers.
+    """
 
     wall_time_s: float
     objective: float | None
@@ -40,12 +46,12 @@ class GraphSolution:
     """An answer with its proof.
 
     ``choice`` [nodes] holds one strategy per node, None if none was found; ``objective`` is its cost summed
-    exactly from the caller's numbers and rounded once. ``lower_bound`` is below the cost of every choice that
-    meets all limits. ``rounding_error`` is the most that stating the costs in integers can have taken from the
-    bound: an optimal answer's gap is at most this (or the gap that was asked for).
+    exactly from the caller's numbers and rounded once. ``lower_bound`` is not above the cost of any choice that
+    meets all limits. ``rounding_error`` is the maximum loss of the bound through integer costs: an optimal
+    answer's gap is at most this (or the requested gap).
 
-    ``proof`` says on what the bound stands: integer arithmetic throughout ("exact"), a floating-point solver's
-    word for what was left to it ("tolerance"), or nothing. ``explanation`` says why nothing fits.
+    ``proof`` says what the bound rests on: integer arithmetic throughout ("exact"), a floating-point solver's
+    claim about the reduced graph ("tolerance"), or nothing. ``explanation`` says why no choice fits.
     """
 
     status: Status

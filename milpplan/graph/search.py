@@ -1,4 +1,4 @@
-"""What a solve of a strategy graph knows so far, and who is told."""
+"""The state of a solve of a strategy graph: incumbent, bound, and reports to the caller."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final
 from milpplan.errors import SolverError
 from milpplan.graph.instance import HALF, Instance, Stated
 from milpplan.graph.result import GraphProgress, Proof
-from milpplan.graph.statement import StrategyGraph
+from milpplan.graph.strategy_graph import StrategyGraph
 from milpplan.optimize.milp.solution import Limits, end_if
 
 
 class BoundRefutedError(SolverError):
-    """A bound that was called proved is false: a legal choice disproves it."""
+    """A bound that a solver claimed to have proved is false: a legal choice costs less."""
 
 
 LOGGER: Final = logging.getLogger("milpplan.graph")
@@ -24,9 +24,12 @@ LOGGER: Final = logging.getLogger("milpplan.graph")
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """What is known so far about one instance: the best choice (original strategies) and a proved bound.
-    ``coarse`` is what the tolerances of backends can have taken from the bound; ``refuted`` are backends whose
-    word has been disproved, ``witness`` is the one that confirmed a bound last: it is asked first."""
+    """State of one solve: the incumbent (``choice``, original strategies, of cost ``upper``) and the bound
+    ``lower``.
+
+    ``coarse`` is the maximum loss of the bound through backends' tolerances. ``refuted`` are backends whose claims
+    were disproved. ``witness`` is the backend that confirmed a bound last, and is asked first.
+    """
 
     graph: StrategyGraph
     stated: Stated
@@ -51,7 +54,7 @@ class Search:
     started: float = field(default_factory=time.perf_counter)
 
     def offer(self, choice: dict[int, int]) -> bool:
-        """Take a choice that is better and meets the caller's limits; says whether it meets them."""
+        """Take a choice that is cheaper and meets the caller's limits. Returns True if it meets them."""
         cost = self.root.cost(choice)
         if cost >= HALF or not self.graph.fits(self.stated.choice(choice)):
             return False
@@ -69,7 +72,7 @@ class Search:
             self.note()
 
     def _require_agreement(self) -> None:
-        """Refuse a bound above the cost of a choice that is known to be legal."""
+        """Refuse a bound above the cost of the incumbent."""
         if self.lower is not None and self.lower > self.upper:
             unit = self.stated.unit
             raise BoundRefutedError(
@@ -80,7 +83,7 @@ class Search:
             )
 
     def note(self) -> None:
-        """Say what is known to the log and to the caller, who may raise ``KeyboardInterrupt`` to stop."""
+        """Report progress to the log and to the caller, whose callback may raise ``KeyboardInterrupt`` to stop."""
         unit = self.stated.unit
         progress = GraphProgress(
             wall_time_s=time.perf_counter() - self.started,
@@ -92,17 +95,17 @@ class Search:
             self.callback(progress)
 
     def finished(self) -> bool:
-        """Whether the gap is closed, as far as was asked."""
+        """Tell whether the requested gap is reached."""
         if self.choice is None or self.lower is None:
             return False
         return self.upper - self.lower <= max(self.relative_gap * abs(self.upper), self.coarse)
 
     def left_s(self) -> float:
-        """Seconds until the limit; ends the solve if it was cancelled."""
+        """Return the seconds until the deadline; end the solve if it was cancelled."""
         end_if(self.cancelled)
         return self.deadline - time.perf_counter()
 
     def limits(self) -> Limits:
-        """What a backend may take of the time that is left."""
+        """Return the limits for a backend: the time that is left, the seed, and the cancellation."""
         seconds = self.left_s()
         return Limits(time_limit_s=seconds if seconds < 1e8 else None, seed=self.seed, cancelled=self.cancelled)

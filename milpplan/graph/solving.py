@@ -1,16 +1,16 @@
-"""How a strategy graph is solved: reduce, eliminate, bound, search, and leave the rest to a backend.
+"""Solve a strategy graph: reduce, eliminate, bound, improve, and leave the rest to backends.
 
-1. Strategies that cannot be better go (``reduction``); nodes with at most two neighbours and no load go
-   (``elimination``), exactly. Where nothing is limited and tables stay small, that is all.
-2. Messages and prices (``sweeps``) give a lower bound, and choices that are repaired and improved
-   (``incumbent``). Strategies whose own bound is above the best choice go; back to 1 while that helps.
-3. The rest goes to two backends (``integer_program``): what both prove is a bound. A limit that an answer breaks
-   in the caller's own numbers becomes a row, and they are asked again; so they are in finer units, until the gap
-   is closed.
+1. Strategies that cannot be better go (``reduction``); nodes with at most two neighbours and no load are
+   eliminated exactly (``elimination``). Without limits, and while tables stay small, that solves the graph.
+2. Messages and multipliers (``message_passing``) give a lower bound, and choices that are repaired and improved
+   (``incumbent``). Strategies whose own bound is above the incumbent go; back to 1 while that helps.
+3. Two backends solve the rest (``integer_program``); a bound counts when both prove it. A limit that an answer
+   breaks in the caller's own numbers becomes a row, and the backends are called again; so they are in finer units,
+   until the gap is closed.
 
-The bound is kept in integers throughout. What is left always holds a choice that is no dearer than the best known
-one: only what is dearer is left out. So a bound above that one, or nothing that is left, is a contradiction, and
-a ``SolverError``.
+The bound is kept in integers throughout. A reduced graph always holds a choice that costs no more than the
+incumbent, because only dearer choices are left out. So a bound above the incumbent, or an empty graph, is a
+contradiction, and a ``SolverError``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from milpplan.graph.elimination import Step, cheap_order, complete_order, elimin
 from milpplan.graph.incumbent import LocalSearch
 from milpplan.graph.instance import FORBIDDEN, Instance, rounded_down, state
 from milpplan.graph.integer_program import GraphProgram, size_of
+from milpplan.graph.message_passing import MessagePassing
+from milpplan.graph.multipliers import Multipliers
 from milpplan.graph.neighbourhoods import improved_parts
-from milpplan.graph.pricing import Prices
 from milpplan.graph.reduction import prune
 from milpplan.graph.relaxed import MAX_RELAXED, relaxed_duals
 from milpplan.graph.report import infeasibility, memory_rows
 from milpplan.graph.result import GraphProgress, GraphSolution
 from milpplan.graph.search import BoundRefutedError, Search
-from milpplan.graph.statement import StrategyGraph
-from milpplan.graph.sweeps import Sweeps
+from milpplan.graph.strategy_graph import StrategyGraph
 from milpplan.optimize.milp.backends import AUTO
 from milpplan.optimize.milp.backends import backend as named_backend
 from milpplan.optimize.milp.program import Program
@@ -43,20 +43,21 @@ from milpplan.optimize.milp.solution import Solution
 MAX_ROUNDS: Final = 4
 MAX_SWEEPS: Final = 60
 MAX_VARIABLES: Final = 500_000
-# Programs that backends are asked: digits of costs, and answers that broke a limit.
+# Maximum number of programs given to backends, for digits of costs and for answers that broke a limit.
 MAX_PROGRAMS: Final = 250
-# Passes after the relaxation's duals, which are as good as any; exact solutions for prices of one limit.
+# Passes after the relaxation's duals, and exact solutions while the multiplier of one limit moves.
 NUM_LAST_SWEEPS: Final = 3
 MAX_PRICED: Final = 12
-# The gap from which on parts of the graph pay.
+# Relative gap above which parts of the graph are solved exactly.
 WIDE_GAP: Final = 2e-3
 AUTO_ORDER: Final = ("highs", "cbc", "cpsat")
 WITNESSES: Final = ("cpsat", "cbc", "highs")
-"""Who confirms a bound, in turn, but for the solver that gave it: first the one that counts in integers."""
+"""Backends that confirm another's bound, in order: first the one that computes in integers."""
 EFFORTS: Final[tuple[Mapping[str, float], ...]] = ({"cbc": 1e3, "cpsat": 1.0}, {"cbc": 1e6, "cpsat": 500.0})
-"""Effort of a witness, in its own unit of work (nodes of CBC, CP-SAT's deterministic seconds; HiGHS has none):
-all are asked with the first before any with the second, since which solver is fast differs from graph to graph."""
-# How a backend that is of no use here says so.
+"""Effort of a witness, in its own unit of work (nodes of CBC, CP-SAT's deterministic seconds; HiGHS has none): all
+witnesses get the first effort before any gets the second, since which solver is fast differs from graph to
+graph."""
+# Errors of a backend that cannot solve a program.
 FAILURES: Final = (SolverError, ImportError, OSError)
 
 
@@ -70,7 +71,7 @@ def solve_graph(
     callback: Callable[[GraphProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> GraphSolution:
-    """See ``StrategyGraph.solve``."""
+    """Solve a checked graph; arguments and answer as of ``StrategyGraph.solve``."""
     start = time.perf_counter()
     named_backend(backend)
     stated = state(graph)
@@ -87,214 +88,235 @@ def solve_graph(
 def _solve(search: Search, hint: list[int] | None) -> None:
     if hint is not None:
         search.offer({i: hint[i] for i in search.root.costs})
-    left = search.root.copy()
-    if not prune(left):
+    reduced = search.root.copy()
+    if not prune(reduced):
         search.infeasible = True
-    elif left.peaks:
-        search.prove(_least_of_all(left))
-        _ask_backend(search, left, [])
+    elif reduced.peaks:
+        search.prove(_separate_minima(reduced))
+        _ask_backend(search, reduced, [])
     else:
-        _narrow(search, left, hint)
+        _narrow(search, reduced, hint)
 
 
-def _least_of_all(left: Instance) -> int:
-    """A bound without solving: every node, edge and alternative of a peak by itself."""
-    total = left.offset + sum(int(c.min()) for c in left.costs.values())
-    total += sum(int(matrix.min()) for matrix in left.edges.values())
-    for group in left.peaks:
-        total += max(base + sum(int(t[left.kept[i]].min()) for i, t in terms.items()) for base, terms in group)
+def _separate_minima(reduced: Instance) -> int:
+    """Bound every choice by minimising each node, edge and alternative of a peak by itself."""
+    total = reduced.offset + sum(int(c.min()) for c in reduced.costs.values())
+    total += sum(int(matrix.min()) for matrix in reduced.edges.values())
+    for group in reduced.peaks:
+        total += max(base + sum(int(t[reduced.kept[i]].min()) for i, t in terms.items()) for base, terms in group)
     return total
 
 
-def _narrow(search: Search, left: Instance, hint: list[int] | None) -> None:
-    """Reduce and bound until the gap is closed, nothing more can be left out, or time is over."""
+def _narrow(search: Search, reduced: Instance, hint: list[int] | None) -> None:
+    """Reduce and bound until the gap is closed, no strategy can be left out, or time is over."""
     steps: list[Step] = []
     for round_number in range(MAX_ROUNDS):
-        order = cheap_order(left)
-        done = eliminate(left, order)
-        if done is None:
-            return _nothing_left(search)
-        left, more = done
-        steps += more
-        if not prune(left):
-            return _nothing_left(search)
-        if _closed_by_elimination(search, left, steps) or search.finished():
+        order = cheap_order(reduced)
+        eliminated = eliminate(reduced, order)
+        if eliminated is None:
+            return _found_empty(search)
+        reduced, new_steps = eliminated
+        steps += new_steps
+        if not prune(reduced):
+            return _found_empty(search)
+        if _closed_by_elimination(search, reduced, steps) or search.finished():
             return None
-        removed = _bounded(search, left, steps, hint if round_number == 0 else None)
+        removed = _bound_and_leave_out(search, reduced, steps, hint if round_number == 0 else None)
         if search.finished() or search.left_s() <= 0:
             return None
         if removed is None:
-            return _nothing_left(search)
+            return _found_empty(search)
         if removed == 0:
             break
-    _ask_backend(search, left, steps)
+    _ask_backend(search, reduced, steps)
     return None
 
 
-def _nothing_left(search: Search) -> None:
-    """Nothing is allowed: whatever was left out was dearer than a known choice, and there is none."""
+def _found_empty(search: Search) -> None:
+    """Record that the reduced graph allows no choice: the incumbent is optimal, or none is legal."""
     if search.choice is not None:
         search.prove(FORBIDDEN)
     search.infeasible = True
 
 
-def _closed_by_elimination(search: Search, left: Instance, steps: list[Step]) -> bool:
-    """Solve without limits, exactly; that settles it where there are none or its choice meets them."""
-    order = complete_order(left)
+def _closed_by_elimination(search: Search, reduced: Instance, steps: list[Step]) -> bool:
+    """Solve without limits. Returns True if that settles the graph: its choice meets the limits."""
+    order = complete_order(reduced)
     if order is None:
         return False
-    done = solve_exactly(left, order)
-    if done is None:
-        _nothing_left(search)
+    optimum = solve_exactly(reduced, order)
+    if optimum is None:
+        _found_empty(search)
         return True
-    bound, choice = done
+    bound, choice = optimum
     search.method.append("elimination")
     fits = search.offer(undo(steps, choice))
     search.prove(bound)
     return fits
 
 
-def _bounded(search: Search, left: Instance, steps: list[Step], hint: list[int] | None) -> int | None:
-    """Sweep; leave out what is proved no better. Returns how many strategies went, None if a node lost all."""
+def _bound_and_leave_out(
+    search: Search, reduced: Instance, steps: list[Step], hint: list[int] | None
+) -> int | None:
+    """Run passes, and leave out strategies whose bound is above the incumbent.
+
+    Returns:
+        The number of strategies left out; None if a node lost all.
+    """
     search.method.append("sweeps")
-    sweeps, prices = Sweeps(left), Prices(left.limits.size)
-    local = LocalSearch(left)
-    if hint is not None and (at := left.positions({i: hint[i] for i in left.costs})) is not None:
-        _try(search, left, steps, local, at)
-    _settle(search, left, steps, local, sweeps, prices)
+    messages, multipliers = MessagePassing(reduced), Multipliers(reduced.limits.size)
+    local = LocalSearch(reduced)
+    if hint is not None and (positions := reduced.positions({i: hint[i] for i in reduced.costs})) is not None:
+        _offer_improved(search, reduced, steps, local, positions)
+    _run_passes(search, reduced, steps, local, messages, multipliers)
     if not search.finished() and search.left_s() > 0:
-        _tighten(search, left, steps, local, sweeps, prices)
-    if not search.finished() and size_of(left) <= MAX_VARIABLES:
-        _improve_parts(search, left, steps)
+        _tighten(search, reduced, steps, local, messages, multipliers)
+    if not search.finished() and size_of(reduced) <= MAX_VARIABLES:
+        _improve_parts(search, reduced, steps)
     if search.finished() or search.left_s() <= 0:
         return 0
-    return _leave_out(search, left, sweeps)
+    return _leave_out(search, reduced, messages)
 
 
-def _improve_parts(search: Search, left: Instance, steps: list[Step]) -> None:
-    """Better choices from parts of the graph solved exactly."""
-    at = None if search.choice is None else left.positions({i: search.choice[i] for i in left.costs})
-    if at is None or not left.limits.size or search.lower is None or search.parts_tried:
+def _improve_parts(search: Search, reduced: Instance, steps: list[Step]) -> None:
+    """Improve the incumbent by solving parts of the graph exactly."""
+    positions = None if search.choice is None else reduced.positions({i: search.choice[i] for i in reduced.costs})
+    if positions is None or not reduced.limits.size or search.lower is None or search.parts_tried:
         return
     if search.upper - search.lower <= WIDE_GAP * abs(search.upper):
         return
 
     def offer(better: dict[int, int]) -> bool:
         before = search.upper
-        search.offer(undo(steps, {i: int(left.kept[i][s]) for i, s in better.items()}))
+        search.offer(undo(steps, {i: int(reduced.kept[i][s]) for i, s in better.items()}))
         return search.upper < before
 
     name = "highs" if search.backend == AUTO else search.backend
     before, search.parts_tried = search.upper, True
-    improved_parts(left, at, named_backend(name), search.limits(), search.deadline, offer)
+    improved_parts(reduced, positions, named_backend(name), search.limits(), search.deadline, offer)
     if search.upper < before:
         search.method.append("parts")
 
 
-def _settle(
-    search: Search, left: Instance, steps: list[Step], local: LocalSearch, sweeps: Sweeps, prices: Prices
+def _run_passes(
+    search: Search,
+    reduced: Instance,
+    steps: list[Step],
+    local: LocalSearch,
+    messages: MessagePassing,
+    multipliers: Multipliers,
 ) -> None:
-    """Passes and prices until neither gains."""
+    """Run passes and move the multipliers until neither gains."""
     best, stalled = None, 0
     for _ in range(MAX_SWEEPS):
-        bound, picked = sweeps.run()
+        bound, picked = messages.run()
         search.prove(bound)
         improved = best is None or bound > best + max(1, abs(best) >> 20)
         best = bound if best is None else max(best, bound)
         stalled = 0 if improved else stalled + 1
         before = search.upper
-        _try(search, left, steps, local, picked)
+        _offer_improved(search, reduced, steps, local, picked)
         if search.finished() or search.left_s() <= 0:
             return
-        if not prices.update(left, picked, sweeps.exact, search.upper, bound) and stalled:
+        if not multipliers.update(reduced, picked, messages.exact, search.upper, bound) and stalled:
             return
         if stalled >= (3 if search.upper == before else 6):
             return
-        sweeps.set_prices(prices.values)
+        messages.set_prices(multipliers.values)
 
 
 def _tighten(
-    search: Search, left: Instance, steps: list[Step], local: LocalSearch, sweeps: Sweeps, prices: Prices
+    search: Search,
+    reduced: Instance,
+    steps: list[Step],
+    local: LocalSearch,
+    messages: MessagePassing,
+    multipliers: Multipliers,
 ) -> None:
-    """Where passes stop short of the relaxation (several limits, rings): its own duals, or, if no ring needs a
-    large table, every price solved exactly."""
-    order = None if sweeps.exact or not left.limits.size else complete_order(left)
-    relaxed = left.limits.size > 1 or (order is None and not sweeps.exact)
-    if relaxed and size_of(left) <= MAX_RELAXED:
-        duals = relaxed_duals(left, search.deadline, search.cancelled)
+    """Improve the bound where passes stop short of the relaxation (several limits, rings).
+
+    Take the relaxation's duals, or, if no ring needs a large table, solve every multiplier's graph exactly.
+    """
+    order = None if messages.exact or not reduced.limits.size else complete_order(reduced)
+    relaxed = reduced.limits.size > 1 or (order is None and not messages.exact)
+    if relaxed and size_of(reduced) <= MAX_RELAXED:
+        duals = relaxed_duals(reduced, search.deadline, search.cancelled)
         if duals is not None:
             search.method.append("relaxation")
-            sweeps.set_prices(duals.prices)
-            sweeps.set_messages(duals.messages)
-            _try(search, left, steps, local, duals.picked)
+            messages.set_prices(duals.prices)
+            messages.set_messages(duals.messages)
+            _offer_improved(search, reduced, steps, local, duals.picked)
             for _ in range(NUM_LAST_SWEEPS):
-                bound, picked = sweeps.run()
+                bound, picked = messages.run()
                 search.prove(bound)
-                _try(search, left, steps, local, picked)
+                _offer_improved(search, reduced, steps, local, picked)
     if order is not None:
-        _solve_priced(search, left, steps, local, sweeps, prices, order)
+        _solve_priced(search, reduced, steps, local, messages, multipliers, order)
 
 
 def _solve_priced(
     search: Search,
-    left: Instance,
+    reduced: Instance,
     steps: list[Step],
     local: LocalSearch,
-    sweeps: Sweeps,
-    prices: Prices,
+    messages: MessagePassing,
+    multipliers: Multipliers,
     order: list[int],
 ) -> None:
-    """Eliminate all nodes at the present prices; with one limit, move its price until it stays."""
+    """Eliminate all nodes at the present multipliers; with one limit, move its multiplier until it stays."""
     search.method.append("priced elimination")
     for _ in range(MAX_PRICED):
         if search.finished() or search.left_s() <= 0:
             return
-        priced, paid = sweeps.priced()
-        done = solve_exactly(priced, order)
-        assert done is not None
-        bound, choice = done[0] - paid, left.positions(done[1])
+        priced, paid = messages.priced()
+        optimum = solve_exactly(priced, order)
+        assert optimum is not None
+        bound, choice = optimum[0] - paid, reduced.positions(optimum[1])
         search.prove(bound)
         assert choice is not None
-        _try(search, left, steps, local, choice)
-        if left.limits.size > 1 or not prices.update(left, choice, True, search.upper, bound):
+        _offer_improved(search, reduced, steps, local, choice)
+        if reduced.limits.size > 1 or not multipliers.update(reduced, choice, True, search.upper, bound):
             return
-        sweeps.set_prices(prices.values)
+        messages.set_prices(multipliers.values)
 
 
-def _try(search: Search, left: Instance, steps: list[Step], local: LocalSearch, at: dict[int, int]) -> None:
-    better = local.improve(at, search.deadline)
+def _offer_improved(
+    search: Search, reduced: Instance, steps: list[Step], local: LocalSearch, positions: dict[int, int]
+) -> None:
+    """Improve a choice by local search and offer it."""
+    better = local.improve(positions, search.deadline)
     if better is not None:
-        search.offer(undo(steps, {i: int(left.kept[i][s]) for i, s in better.items()}))
+        search.offer(undo(steps, {i: int(reduced.kept[i][s]) for i, s in better.items()}))
 
 
-def _leave_out(search: Search, left: Instance, sweeps: Sweeps) -> int | None:
-    """Drop strategies that make every choice dearer than the best one."""
+def _leave_out(search: Search, reduced: Instance, messages: MessagePassing) -> int | None:
+    """Drop strategies that only occur in choices dearer than the incumbent."""
     if search.choice is None:
         return 0
-    # Some strategy of every node is taken.
-    search.prove(max(int(bounds.min()) for bounds in sweeps.marginals.values()))
-    masks = {i: bounds <= search.upper for i, bounds in sweeps.marginals.items()}
+    # Every choice takes some strategy of each node.
+    search.prove(max(int(bounds.min()) for bounds in messages.marginals.values()))
+    masks = {i: bounds <= search.upper for i, bounds in messages.marginals.items()}
     masks = {i: mask for i, mask in masks.items() if not mask.all()}
     for node, mask in masks.items():
-        left.keep(node, mask)
-    left.keep_in_edges(masks)
-    if not prune(left):
+        reduced.keep(node, mask)
+    reduced.keep_in_edges(masks)
+    if not prune(reduced):
         return None
     return sum(int((~mask).sum()) for mask in masks.values())
 
 
-def _ask_backend(search: Search, left: Instance, steps: list[Step]) -> None:
-    """Solve the rest as integer programs: again for every answer that breaks a real limit, and in finer units."""
-    if size_of(left) > MAX_VARIABLES:
-        search.method.append(f"stopped: {size_of(left)} variables are left")
+def _ask_backend(search: Search, reduced: Instance, steps: list[Step]) -> None:
+    """Solve the rest as integer programs: again for every answer that breaks a limit, and in finer units."""
+    if size_of(reduced) > MAX_VARIABLES:
+        search.method.append(f"stopped: {size_of(reduced)} variables are left")
         return
     search.method.append("integer program")
-    program = GraphProgram(left, search.stated.loads_exact)
+    program = GraphProgram(reduced, search.stated.loads_exact)
 
     def offer(solution: Solution) -> dict[int, int] | None:
-        """The positions of an answer if it is legal; else the program is told what it broke."""
+        """Return the positions of an answer if it is legal; else tell the program what it broke."""
         at = program.positions(solution)
-        if search.offer(undo(steps, {i: int(left.kept[i][s]) for i, s in at.items()})):
+        if search.offer(undo(steps, {i: int(reduced.kept[i][s]) for i, s in at.items()})):
             return at
         program.refuse(at)
         return None
@@ -307,10 +329,14 @@ def _ask_backend(search: Search, left: Instance, steps: list[Step]) -> None:
 def _one_program(
     search: Search, program: GraphProgram, offer: Callable[[Solution], dict[int, int] | None]
 ) -> bool:
-    """Let the first backend that can solve a program, and others confirm it; says whether to go on."""
+    """Solve the program with the first backend that can, confirmed by others.
+
+    Returns:
+        True if another program should follow.
+    """
     names = AUTO_ORDER if search.backend == AUTO else (search.backend,)
     failure: Exception = BoundRefutedError(f"What {', '.join(sorted(search.refuted))} proved is not true.")
-    # What a backend simplifies first has misled it before: it gets a second try without that.
+    # Presolve has misled backends before: each gets a second try without it.
     for name, presolve in itertools.product(names, (True, False)):
         if name in search.refuted:
             continue
@@ -323,7 +349,7 @@ def _one_program(
                 search.refuted.add(name)
         except FAILURES as error:
             failure = error
-    # Finer units try the tolerances of solvers: where they fail there, what coarser ones have proved stays.
+    # Finer units strain the tolerances of solvers; where they fail, bounds from coarser units stay.
     if search.choice is None or (isinstance(failure, BoundRefutedError) and len(program.levels) == 1):
         raise failure
     search.method.append(f"backend failed: {failure}")
@@ -337,30 +363,34 @@ def _proved_by(
     name: str,
     presolve: bool,
 ) -> bool:
-    """Solve one program with one backend, and take over what others confirm; says whether to go on."""
+    """Solve one program with one backend, and adopt what other backends confirm.
+
+    Returns:
+        True if another program should follow.
+    """
     current = program.state(None if search.choice is None else search.upper)
     first = named_backend(name).solve(current, replace(search.limits(), presolve=presolve))
     search.used_backend = name
     if first.values is not None:
-        at = offer(first)
-        if at is None or program.add_total(at):
+        positions = offer(first)
+        if positions is None or program.add_total(positions):
             return True
     claim = program.claim(first)
     if first.limit_reached or (claim is None and first.status != "infeasible"):
         return False
     if search.choice is not None:
-        most = program.most(search.upper)
-        # As between two backends: a floating-point solver may be off by a unit.
-        if claim is None or claim > most + 1:
-            raise refuted(first, claim, f"a choice of {most} at most is legal")
-        claim = min(claim, most)
+        highest = program.most(search.upper)
+        # As for witnesses: a floating-point solver may be off by one unit.
+        if claim is None or claim > highest + 1:
+            raise refuted(first, claim, f"a choice of {highest} at most is legal")
+        claim = min(claim, highest)
     confirmed, witness = _confirmed(search, program, current, first, claim, offer)
     if witness is None:
         search.method.append(f"not confirmed: {name}")
         return False
     search.witness = witness
     if "cpsat" not in (name, witness):
-        # Said before the bound is: whoever is told of it may stop the solve.
+        # Set before the bound, since the callback of the bound may stop the solve.
         search.proof = "tolerance"
     if claim is None or confirmed is None:
         search.infeasible = True
@@ -384,13 +414,17 @@ def _confirmed(
     claim: int | None,
     offer: Callable[[Solution], dict[int, int] | None],
 ) -> tuple[int | None, str | None]:
-    """The part of a claim (None: that nothing is allowed) that a second backend proves too, and which; None if
-    there is none.
+    """Find how much of a claim a second backend proves.
+
+    ``claim`` is a bound, or None: no choice is allowed.
+
+    Returns:
+        The confirmed part of the claim, and the backend that confirmed it (None: no backend did).
 
     Raises:
-        BoundRefutedError: a second backend has an answer that the claim says cannot be.
+        BoundRefutedError: a second backend has an answer that contradicts the claim.
     """
-    most: int | None = None
+    highest: int | None = None
     witness = None
     names = sorted(WITNESSES, key=lambda name: name != search.witness)
     asked = [(name, efforts.get(name)) for efforts in EFFORTS for name in names]
@@ -410,17 +444,17 @@ def _confirmed(
             if second.status == "infeasible":
                 return None, name
         elif second.status == "infeasible" or (proved or 0) > (first.objective or 0) + 1:
-            # The first backend's answer, which has been checked, disproves it.
+            # The first backend's checked answer disproves the second's claim.
             search.refuted.add(name)
-        elif proved is not None and (most is None or proved > most):
-            most, witness = min(proved, claim), name
-            if most == claim:
+        elif proved is not None and (highest is None or proved > highest):
+            highest, witness = min(proved, claim), name
+            if highest == claim:
                 break
-    return most, witness
+    return highest, witness
 
 
 def refuted(solution: Solution, claim: int | None, but: str) -> BoundRefutedError:
-    """Say that what a backend claims to have proved (None: that nothing is allowed) is not true."""
+    """Build the error for a claim (None: that no choice is allowed) that a backend proved and that is false."""
     said = "that nothing is allowed" if claim is None else f"the bound {claim}"
     return BoundRefutedError(
         f"{solution.backend} says {solution.raw_status} and proves {said}, but {but}.",
@@ -430,6 +464,7 @@ def refuted(solution: Solution, claim: int | None, but: str) -> BoundRefutedErro
 
 
 def _answer(search: Search, seconds: float) -> GraphSolution:
+    """Turn the state of the search into the answer in the caller's numbers."""
     stated, graph = search.stated, search.graph
     choice = None if search.choice is None else stated.choice(search.choice)
     objective = None if choice is None else graph.objective_of(choice)

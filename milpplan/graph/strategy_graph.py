@@ -1,4 +1,4 @@
-"""What a caller gives: arrays of costs and memory, checked once, and the exact value of a choice.
+"""A strategy graph as the caller states it, checked once, and the exact cost and memory of a choice.
 
 Minimise, over one strategy x_i of every node i,
 
@@ -27,7 +27,7 @@ from milpplan.graph.result import GraphProgress, GraphSolution
 from milpplan.optimize.milp.program import BoolArray, FloatArray
 
 Pair = tuple[int, int]
-# Sums above this, ten thousand times over, no longer fit into a double.
+# Sums above this limit, times ten thousand, no longer fit into a double.
 MAX_SUM: Final = 1e300
 
 
@@ -41,7 +41,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StrategyGraph:
-    """Nodes with strategies; see the module for the mathematics.
+    """Nodes with strategies, costs and memory limits, in the mathematics of the module.
 
     Args:
         node_costs: per node an array [strategies]; ``inf`` forbids a strategy.
@@ -90,7 +90,7 @@ class StrategyGraph:
 
     @property
     def num_devices(self) -> int:
-        """Devices with a limit of their own; 0 without limits."""
+        """Number of devices with a limit of their own; 0 without limits."""
         return 0 if self.memory_limit is None else int(np.size(np.asarray(self.memory_limit)))
 
     def solve(
@@ -103,18 +103,18 @@ class StrategyGraph:
         callback: Callable[[GraphProgress], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> GraphSolution:
-        """The cheapest choice with a proved bound.
+        """Find the cheapest choice, with a proved bound.
 
         Args:
-            backend: solver of what structure leaves open: ``cpsat``, ``cbc``, ``highs`` or ``auto``.
+            backend: solver of the reduced graph: ``cpsat``, ``cbc``, ``highs`` or ``auto``.
             time_limit_s: stop about then with the best choice and bound so far.
-            hint: a choice to start from; it may break limits. It changes the way, not the answer.
+            hint: a choice to start from; it may break limits. It changes the search, not the answer.
             relative_gap: stop when the gap is at most this.
             seed: seed of the backend.
-            callback: told of every cheaper choice and better bound; ``KeyboardInterrupt`` raised in it (or by
-                Ctrl-C) stops the solve, which then answers with what it has.
-            cancelled: asked now and then, also while a backend runs; stops the solve in the same way when it says
-                yes. The ``is_set`` of a ``threading.Event`` lets another thread stop it.
+            callback: called with every cheaper choice and better bound; ``KeyboardInterrupt`` raised in it (or by
+                Ctrl-C) stops the solve, which then returns the incumbent and the bound.
+            cancelled: called from time to time, also while a backend runs; the solve stops when it returns True.
+                The ``is_set`` of a ``threading.Event`` lets another thread stop it.
         """
         from milpplan.graph.solving import solve_graph
 
@@ -127,12 +127,12 @@ class StrategyGraph:
         return solve_graph(self, backend, time_limit_s, self._hint(hint), relative_gap, seed, callback, cancelled)
 
     def objective_of(self, choice: npt.ArrayLike) -> float:
-        """Cost of a choice [nodes], summed without rounding and rounded once; ``inf`` if it is forbidden."""
+        """Return the cost of a choice [nodes], summed exactly and rounded once; ``inf`` if it is forbidden."""
         terms = self.terms_of(choice)
         return math.inf if math.inf in terms else math.fsum(terms)
 
     def terms_of(self, choice: npt.ArrayLike) -> list[float]:
-        """All that the cost of a choice is the sum of; ``inf`` among them if it is forbidden."""
+        """List the terms of the cost of a choice; ``[inf]`` if it is forbidden."""
         picked = self._checked_choice(choice)
         terms = [float(self._vector(i)[s]) for i, s in enumerate(picked)]
         terms += [float(np.asarray(m)[picked[i], picked[j]]) for (i, j), m in self.edge_costs.items()]
@@ -142,20 +142,22 @@ class StrategyGraph:
             return [math.inf]
         for group in self.peaks:
             # Compared without rounding: the largest alternative, not its rounded value, is added.
-            terms += max((_alternative(one, picked) for one in group), key=lambda one: sum(map(Fraction, one)))
+            terms += max(
+                (_alternative(peak, picked) for peak in group), key=lambda terms: sum(map(Fraction, terms))
+            )
         return terms
 
     def memory_of(self, choice: npt.ArrayLike) -> FloatArray:
-        """Memory of a choice, [sets alive, devices], each sum rounded once."""
+        """Return the memory of a choice, [alive sets, devices], each sum rounded once."""
         picked = self._checked_choice(choice)
         if not self.num_devices:
             return np.zeros((0, 0))
         return self.summed_memory(np.stack([self.memory_vector(i)[s] for i, s in enumerate(picked)]))
 
     def summed_memory(self, memory: FloatArray) -> FloatArray:
-        """Memory of the nodes [nodes, devices] summed over every set alive: [sets, devices]."""
+        """Sum the memory of the nodes [nodes, devices] over every alive set: [sets, devices]."""
         sets, devices = self.alive_sets(), range(self.num_devices)
-        used = [[math.fsum(memory[list(one), d].tolist()) for d in devices] for one in sets]
+        used = [[math.fsum(memory[list(nodes), d].tolist()) for d in devices] for nodes in sets]
         return np.array(used, np.float64).reshape(len(sets), len(devices))
 
     def fits(self, choice: npt.ArrayLike) -> bool:
@@ -164,23 +166,23 @@ class StrategyGraph:
         limits = self.limits().tolist()
         taken = [self.memory_vector(i)[s].tolist() for i, s in enumerate(picked)] if limits else []
         return all(
-            limit == math.inf or math.fsum([-limit, *(taken[i][d] for i in one)]) <= 0.0
-            for one in self.alive_sets()
+            limit == math.inf or math.fsum([-limit, *(taken[i][d] for i in nodes)]) <= 0.0
+            for nodes in self.alive_sets()
             for d, limit in enumerate(limits)
         )
 
     def alive_sets(self) -> tuple[tuple[int, ...], ...]:
-        """Sets of nodes in memory together."""
+        """Return the sets of nodes that are in memory together."""
         if self.memory_limit is None:
             return ()
         return tuple(map(tuple, self.alive)) if self.alive is not None else (tuple(range(self.num_nodes)),)
 
     def limits(self) -> FloatArray:
-        """Limit of every device."""
+        """Return the limit of every device."""
         return np.zeros(0) if self.memory_limit is None else np.asarray(self.memory_limit, np.float64)
 
     def memory_vector(self, node: int) -> FloatArray:
-        """Memory of a node's strategies, [strategies, devices]."""
+        """Return the memory of a node's strategies, [strategies, devices]."""
         assert self.node_memory is not None
         return np.asarray(self.node_memory[node])
 
@@ -215,22 +217,22 @@ class StrategyGraph:
         group = _listed(group, f"peaks[{index}]")
         if not group:
             raise InvalidInputError(f"peaks[{index}] is empty.", "At least one alternative expected.")
-        made = []
-        # Repeated layers share their arrays: each is checked once, and is held here, so that its id stays its own.
-        known: dict[tuple[int, int], tuple[object, FloatArray]] = {}
-        for one in group:
-            if not isinstance(one, Peak):
-                raise InvalidInputError(f"peaks[{index}] holds {one!r}.", "Alternatives of type Peak expected.")
+        checked_peaks = []
+        # Repeated layers share their arrays. Each is checked once, and kept here so that its id is not reused.
+        checked_terms: dict[tuple[int, int], tuple[object, FloatArray]] = {}
+        for peak in group:
+            if not isinstance(peak, Peak):
+                raise InvalidInputError(f"peaks[{index}] holds {peak!r}.", "Alternatives of type Peak expected.")
             terms = {}
-            for i, costs in _mapping(one.terms, f"peaks[{index}]").items():
+            for i, costs in _mapping(peak.terms, f"peaks[{index}]").items():
                 size = self.num_strategies(self._node(i, f"peaks[{index}]"))
-                if (id(costs), size) not in known:
+                if (id(costs), size) not in checked_terms:
                     checked = cost_array(costs, (size,), f"peaks[{index}] of node {i}")
-                    known[id(costs), size] = costs, _finite(checked, f"peaks[{index}]")
-                terms[int(i)] = known[id(costs), size][1]
-            constant = _finite(cost_array([one.constant], (1,), f"peaks[{index}]"), f"peaks[{index}]")
-            made.append(Peak(float(constant[0]), terms))
-        return tuple(made)
+                    checked_terms[id(costs), size] = costs, _finite(checked, f"peaks[{index}]")
+                terms[int(i)] = checked_terms[id(costs), size][1]
+            constant = _finite(cost_array([peak.constant], (1,), f"peaks[{index}]"), f"peaks[{index}]")
+            checked_peaks.append(Peak(float(constant[0]), terms))
+        return tuple(checked_peaks)
 
     def _check_followers(self) -> None:
         for i, j in self.follow.items():
@@ -243,14 +245,14 @@ class StrategyGraph:
                 )
 
     def _check_sums(self) -> None:
-        """Refuse numbers whose sums no double holds."""
+        """Refuse numbers whose sums do not fit into a double."""
         arrays = [*self.node_costs, *self.edge_costs.values()]
-        arrays += [term for group in self.peaks for one in group for term in one.terms.values()]
+        arrays += [term for group in self.peaks for peak in group for term in peak.terms.values()]
         largest = [float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) for a in map(np.asarray, arrays)]
-        largest += [abs(one.constant) for group in self.peaks for one in group]
-        memory = [np.asarray(one).max(axis=0) for one in self.node_memory or ()]
+        largest += [abs(peak.constant) for group in self.peaks for peak in group]
+        memory = [np.asarray(node_memory).max(axis=0) for node_memory in self.node_memory or ()]
         for what, sums in (("Costs", [largest]), ("Memory", np.stack(memory).T.tolist() if memory else [])):
-            if any(sum(one) > MAX_SUM for one in sums):
+            if any(sum(values) > MAX_SUM for values in sums):
                 raise InvalidInputError(
                     f"{what} add up to more than {MAX_SUM:.0e}.",
                     "Sums that a double holds expected.",
@@ -263,8 +265,8 @@ class StrategyGraph:
             given = "memory_limit" if self.node_memory is None else "node_memory"
             raise InvalidInputError(f"Only {given} is given.", "Both node_memory and memory_limit expected.")
         if self.alive is not None:
-            sets = [_listed(one, "alive") for one in _listed(self.alive, "alive")]
-            put(self, "alive", tuple(tuple(sorted({self._node(i, "alive") for i in one})) for one in sets))
+            sets = [_listed(nodes, "alive") for nodes in _listed(self.alive, "alive")]
+            put(self, "alive", tuple(tuple(sorted({self._node(i, "alive") for i in nodes})) for nodes in sets))
         if self.node_memory is None or self.memory_limit is None:
             return
         limits = np.atleast_1d(_doubles(self.memory_limit, "memory_limit"))
@@ -279,7 +281,11 @@ class StrategyGraph:
                 f"node_memory has {len(memory)} entries for {self.num_nodes} nodes.",
                 "One each expected.",
             )
-        put(self, "node_memory", tuple(self._memory(i, one, limits.size) for i, one in enumerate(memory)))
+        put(
+            self,
+            "node_memory",
+            tuple(self._memory(i, values, limits.size) for i, values in enumerate(memory)),
+        )
 
     def _memory(self, node: int, memory: npt.ArrayLike, devices: int) -> FloatArray:
         what, size = f"node_memory[{node}]", self.num_strategies(node)
@@ -314,12 +320,13 @@ class StrategyGraph:
         return None if hint is None else self._checked_choice(hint)
 
 
-def _alternative(one: Peak, picked: Sequence[int]) -> list[float]:
-    return [one.constant, *(float(np.asarray(c)[picked[i]]) for i, c in one.terms.items())]
+def _alternative(peak: Peak, picked: Sequence[int]) -> list[float]:
+    """List the terms of one alternative at a choice."""
+    return [peak.constant, *(float(np.asarray(c)[picked[i]]) for i, c in peak.terms.items())]
 
 
 def cost_array(values: npt.ArrayLike, shape: tuple[int, ...], what: str) -> FloatArray:
-    """A copy as doubles of the expected shape; no NaN, no minus infinity."""
+    """Copy costs as doubles of the expected shape, without NaN and minus infinity; read-only."""
     array = _doubles(values, what)
     expected = array.shape[:1] if shape == (-1,) else shape
     if array.shape != expected or array.size == 0:
@@ -339,7 +346,7 @@ def cost_array(values: npt.ArrayLike, shape: tuple[int, ...], what: str) -> Floa
 
 
 def _doubles(values: npt.ArrayLike, what: str) -> FloatArray:
-    """A copy as doubles."""
+    """Copy numbers as doubles."""
     try:
         array = np.array(values)
         if array.dtype.kind not in "biufO":
@@ -350,7 +357,7 @@ def _doubles(values: npt.ArrayLike, what: str) -> FloatArray:
 
 
 def _listed(values: Any, what: str) -> list[Any]:
-    """Return what a field lists."""
+    """Return the entries of a sequence field as a list."""
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
         raise InvalidInputError(f"{what} is {values!r}.", "A sequence expected.")
     try:
@@ -360,6 +367,7 @@ def _listed(values: Any, what: str) -> list[Any]:
 
 
 def _mapping(values: Any, what: str) -> Mapping[Any, Any]:
+    """Return a mapping field, or refuse another type."""
     if not isinstance(values, Mapping):
         raise InvalidInputError(f"{what} is {values!r}.", "A mapping expected.")
     return values
@@ -368,13 +376,14 @@ def _mapping(values: Any, what: str) -> Mapping[Any, Any]:
 def _require_number(
     value: object, what: str, most: float, kinds: tuple[type, ...] = (int, float, np.integer)
 ) -> None:
-    """Refuse what is no number from 0 to ``most``."""
+    """Refuse a value that is no number from 0 to ``most``."""
     if not isinstance(value, kinds) or not 0 <= value <= most:  # type: ignore[operator]
         whole = "A whole number" if float not in kinds else "A number"
         raise InvalidInputError(f"{what} is {value!r}.", f"{whole} from 0 to {most} expected.")
 
 
 def _finite(array: FloatArray, what: str) -> FloatArray:
+    """Return the array, or refuse infinite entries."""
     if not np.isfinite(array).all():
         raise InvalidInputError(
             f"{what} holds inf.", "Finite numbers expected.", "Forbid through an infinite cost."
@@ -383,5 +392,5 @@ def _finite(array: FloatArray, what: str) -> FloatArray:
 
 
 def forbidden_pairs(table: npt.ArrayLike) -> BoolArray:
-    """The pairs that a table of allowed ones leaves out."""
+    """Return the pairs that a table of allowed pairs leaves out."""
     return ~np.asarray(table, np.bool_)

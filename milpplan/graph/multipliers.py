@@ -1,4 +1,4 @@
-"""Prices of memory limits that raise the bound of ``sweeps``."""
+"""Lagrange multipliers of memory limits, which raise the bound of ``message_passing``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from milpplan.graph.instance import HALF, Instance
 from milpplan.optimize.milp.program import FloatArray, IntArray
 
 
-class Prices:
-    """One limit: the price at which the lines of a choice that breaks it and one that meets it cross (exact on
-    forests, in finitely many steps). Several: subgradient steps of Polyak's length.
+class Multipliers:
+    """Multipliers of an instance's memory limits, moved after every pass.
+
+    With one limit, the next multiplier is where the lines of two choices cross: one that breaks the limit and one
+    that meets it (exact on forests, in finitely many steps). With several limits, Polyak's subgradient steps.
 
     Source: G. Handler and I. Zang, Networks 10 (1980); B. Polyak, USSR Comput. Math. 9 (1969).
     """
@@ -23,8 +25,18 @@ class Prices:
         self._best: int | None = None
 
     def update(self, instance: Instance, picked: dict[int, int], exact: bool, upper: int, bound: int) -> bool:
-        """New prices after a pass that met the choice ``picked`` (``exact``: the cheapest for the present ones);
-        False where they stay."""
+        """Move the multipliers after a pass.
+
+        Args:
+            instance: the instance whose limits are priced.
+            picked: position of every node's strategy in the choice that the pass met.
+            exact: ``picked`` is the cheapest choice at the present multipliers.
+            upper: cost of the incumbent, ``HALF`` where there is none.
+            bound: lower bound at the present multipliers.
+
+        Returns:
+            False where the multipliers stay as they are.
+        """
         if self.values.size == 0:
             return False
         load = np.zeros(self.values.size, np.int64)
@@ -45,17 +57,18 @@ class Prices:
         if self._above is None:
             return False
         if self._below is None:
-            least = sum(int(loads[0].min()) for loads in instance.loads.values())
-            # Nothing that fits is known: a price at which the whole range of costs buys a hundredth of the excess.
+            smallest_load = sum(int(loads[0].min()) for loads in instance.loads.values())
+            # No choice that fits is known yet: raise the multiplier from the range of costs over the largest
+            # excess.
             spread = sum(int(c.max() - c.min()) for c in instance.costs.values()) + 1
-            step = spread / max(1, load - least)
+            step = spread / max(1, load - smallest_load)
             self.values = np.array([max(4.0 * self.values[0], step)])
             return bool(self.values[0] < 1e30)
         (high, heavy), (low, light) = self._above, self._below
-        price = max(0.0, (low - high) / max(1, heavy - light))
-        same = bool(np.isclose(price, self.values[0], rtol=1e-12, atol=0.0))
-        self.values = np.array([price])
-        return not same or not exact
+        multiplier = max(0.0, (low - high) / max(1, heavy - light))
+        unchanged = bool(np.isclose(multiplier, self.values[0], rtol=1e-12, atol=0.0))
+        self.values = np.array([multiplier])
+        return not unchanged or not exact
 
     def _step(self, load: IntArray, limits: IntArray, upper: int, bound: int) -> bool:
         excess = (load - limits).astype(np.float64)

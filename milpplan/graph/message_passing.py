@@ -5,13 +5,15 @@ of an edge,
 
     cost(x) = sum_i (c_i + p_i + sum_e a_e)(x_i) + sum_e (E_e - a_e - b_e)(x_i, x_j) - p(x),
 
-so the sum of all minima is a lower bound, whatever the messages. Loads are priced: p_i <= sum_r price_r load_r,
-and no choice that meets the limits pays more than price * limit. Everything is in integers, nothing is rounded up.
+so the sum of all minima is a lower bound, whatever the messages. Loads are priced: p_i <= sum_r price_r load_r
+with the limits' multipliers as prices, and no choice that meets the limits pays more than price * limit. All sums
+are integers, and nothing is rounded up.
 
-The same sums bound every strategy by itself (``marginals``): those at or above a known choice's cost can go.
+These sums also bound the cost of every choice with a given strategy (``marginals``): a strategy whose bound is at
+or above the incumbent's cost can be left out.
 
-Source: V. Kolmogorov, IEEE PAMI 28 (2006), sequential tree-reweighted message passing; for prices of one limit
-G. Handler and I. Zang, Networks 10 (1980).
+Source: V. Kolmogorov, IEEE PAMI 28 (2006), sequential tree-reweighted message passing; for the multiplier of one
+limit G. Handler and I. Zang, Networks 10 (1980).
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ import numpy as np
 from milpplan.graph.instance import Instance, Pair, clipped
 from milpplan.optimize.milp.program import FloatArray, IntArray
 
-# Sums of all that is paid stay below 2^54, products of prices and loads of a node below 2^61, in 64 bits.
+# In 64 bits, sums of all priced loads stay below 2^54, products of prices and loads of a node below 2^61.
 _PRICE_BITS: Final = 54
 _PRODUCT_BITS: Final = 61
 
 
 @dataclass(slots=True, eq=False)
 class _Arc:
-    """An edge as seen from one of its ends: [own strategies, other's], the messages of both ends."""
+    """An edge as seen from one end: its matrix is [own strategies, the neighbour's]; ``side`` numbers the end."""
 
     matrix: IntArray
     edge: int
@@ -41,14 +43,14 @@ class _Arc:
     other: int
 
 
-class Sweeps:
-    """Messages of one instance, kept between passes and prices."""
+class MessagePassing:
+    """Messages of one instance, kept while passes are run and multipliers change."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         around = instance.neighbours()
         self.order, self.exact = _leaves_first(around)
-        place = {node: at for at, node in enumerate(self.order)}
+        index = {node: number for number, node in enumerate(self.order)}
         self._arcs: dict[int, list[_Arc]] = {i: [] for i in instance.costs}
         self._messages: list[list[IntArray]] = []
         self._edge_least: list[int] = []
@@ -57,21 +59,21 @@ class Sweeps:
             self._arcs[j].append(_Arc(np.ascontiguousarray(matrix.T), edge, 1, i))
             self._messages.append([np.zeros(n, np.int64) for n in matrix.shape])
             self._edge_least.append(int(matrix.min()))
-        self._later = {i: [a for a in arcs if place[a.other] > place[i]] for i, arcs in self._arcs.items()}
-        self._earlier = {i: [a for a in arcs if place[a.other] < place[i]] for i, arcs in self._arcs.items()}
+        self._later = {i: [a for a in arcs if index[a.other] > index[i]] for i, arcs in self._arcs.items()}
+        self._earlier = {i: [a for a in arcs if index[a.other] < index[i]] for i, arcs in self._arcs.items()}
         self._priced = dict(instance.costs)
         self._paid = 0
         self._least = {i: int(c.min()) for i, c in instance.costs.items()}
         self.marginals = {i: np.full(c.size, -(2**62), np.int64) for i, c in instance.costs.items()}
 
     def set_prices(self, prices: FloatArray) -> None:
-        """Charge ``prices`` [rows], cost units per unit of load."""
+        """Charge the multipliers ``prices`` [rows], in cost units per unit of load."""
         paid = [float((prices[self.instance.rows[i]] @ load).max()) for i, load in self.instance.loads.items()]
         dearest = float(prices.max(initial=0.0))
         excess = math.frexp(max(math.fsum(paid), dearest))[1] - _PRICE_BITS
         if excess > 0:
             prices = np.ldexp(prices, -excess)
-        # Digits behind the point, as many as the products of one node have room for.
+        # As many binary digits behind the point as the products of one node allow.
         top = math.ldexp(max([dearest, *paid]), -max(excess, 0))
         bits = min(_PRODUCT_BITS - math.frexp(top)[1], 60) if top else 0
         whole = np.floor(np.ldexp(prices, bits)).astype(np.int64)
@@ -82,7 +84,7 @@ class Sweeps:
             self._least[i] = int(self._theta(i).min())
 
     def set_messages(self, messages: Mapping[Pair, tuple[IntArray, IntArray]]) -> None:
-        """Take other messages for all edges: each edge's to its first end and to its second."""
+        """Replace the messages of all edges: per edge, the message to its first end and to its second."""
         for edge, (pair, matrix) in enumerate(self.instance.edges.items()):
             first, second = messages[pair]
             self._messages[edge] = [first, second]
@@ -90,20 +92,28 @@ class Sweeps:
         self._least = {i: int(self._theta(i).min()) for i in self.instance.costs}
 
     def priced(self) -> tuple[Instance, int]:
-        """The instance with what its loads pay among the costs and without limits, and what that overstates."""
+        """Move the priced loads into the costs.
+
+        Returns:
+            The instance without limits, and the amount that the limits give back to every choice.
+        """
         return replace(self.instance, costs=dict(self._priced), rows={}, loads={}), self._paid
 
     def bound(self) -> int:
-        """The lower bound of the present messages and prices."""
+        """Return the lower bound at the present messages and multipliers."""
         return self.instance.offset + sum(self._least.values()) + sum(self._edge_least) - self._paid
 
     def run(self) -> tuple[int, dict[int, int]]:
-        """One pass forwards and one backwards; the best bound seen, and the choice (positions) met on the way
-        back. On a forest both are exact for the present prices."""
+        """Run one pass forwards and one backwards.
+
+        Returns:
+            The best bound seen, and the choice (positions) picked on the way back. On a forest both are exact for
+            the present multipliers.
+        """
         total = best = self.bound()
-        nobody: dict[int, int] = {}
+        unused: dict[int, int] = {}
         for node in self.order:
-            total = self._visit(node, self._later[node], len(self._earlier[node]), total, nobody)
+            total = self._visit(node, self._later[node], len(self._earlier[node]), total, unused)
             best = max(best, total)
         picked: dict[int, int] = {}
         for node in reversed(self.order):
@@ -120,7 +130,7 @@ class Sweeps:
     def _visit(
         self, node: int, outgoing: list[_Arc], num_incoming: int, total: int, picked: dict[int, int]
     ) -> int:
-        """Take all that the edges can give, note what it proves, choose, and pass the rest on."""
+        """Collect what the node's edges can give, record the marginals, pick a strategy, and pass the rest on."""
         messages = self._messages
         before = self._least[node]
         theta = ahead = self._priced[node]
@@ -130,25 +140,28 @@ class Sweeps:
             before += self._edge_least[arc.edge]
             self._edge_least[arc.edge] = 0
             theta = theta + message
-            # What is forbidden by many neighbours must not wrap round.
+            # A strategy forbidden by many neighbours must not overflow.
             ahead = clipped(ahead + (arc.matrix[:, picked[arc.other]] if arc.other in picked else message))
-        least = int(theta.min())
-        total += least - before
-        np.maximum(self.marginals[node], theta + (total - least), out=self.marginals[node])
+        minimum = int(theta.min())
+        total += minimum - before
+        np.maximum(self.marginals[node], theta + (total - minimum), out=self.marginals[node])
         if outgoing is self._earlier[node]:
             picked[node] = int(ahead.argmin())
         parts = max(1, len(outgoing) if self.exact else max(len(outgoing), num_incoming))
-        share = (theta - least) // parts
+        share = (theta - minimum) // parts
         for arc in outgoing:
-            # The least of what stays is as before, and what goes is at least 0: the bound does not move.
+            # The minimum at the node stays, and the share that goes is at least 0: the bound does not move.
             messages[arc.edge][arc.side] = messages[arc.edge][arc.side] - share
-        self._least[node] = least
+        self._least[node] = minimum
         return total
 
 
 def _leaves_first(around: dict[int, set[int]]) -> tuple[list[int], bool]:
-    """Nodes such that on a forest every node has one later neighbour at most; else in the caller's order.
-    Second, whether it is a forest."""
+    """Order the nodes so that on a forest every node has at most one later neighbour; else sort them.
+
+    Returns:
+        The order, and whether the graph is a forest.
+    """
     seen: list[int] = []
     parent: dict[int, int] = {}
     for start in sorted(around):
