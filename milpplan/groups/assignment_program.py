@@ -1,13 +1,15 @@
-"""The master program: how many sequences of each length a set of strategies holds, with a proved lower bound.
+"""The assignment program: the number of sequences of each length on every kind of a set of strategies.
+
+Its optimum is a lower bound of the step's time.
 
 **Sets.** Lengths k; strategies s of the given set; kinds j of pipelines of each strategy (one unless its replicas
-differ), with D_j replicas, units u_jk, tokens l_k, capacity C_j; slots v of each kind (``cuts``; pipelines of
-one stage have slots where all in the program are such).
-**Variables.** x_jk >= 0 integer, sequences of length k on kind j; W_jv >= 0, the load of kind j if its slot is v;
-nu_jv binary, its slot; N_j integer, micro-batches of all its replicas; g_jk binary, that x_jk > 0; Z_s >= 0 the
-time of the group or of what hides behind it; y_t binary, the tour (``tours.tour_prices``).
-**Objective.** Minimise sum_s Z_s + sum_t constant_t y_t, the time of the step. Times are whole units of
-``unit_ns``; every rounding lowers the bound.
+differ), with D_j replicas, units u_jk, tokens l_k, capacity C_j; slots v of each kind, its numbers of
+micro-batches (``pipeline_bounds``; pipelines of one stage have slots only where all pipelines in the program have
+one stage). **Variables.** x_jk >= 0 integer, sequences of length k on kind j; W_jv >= 0, the load of kind j if its
+slot is v; nu_jv binary, its slot; N_j integer, micro-batches of all its replicas; g_jk binary, that x_jk > 0; Z_s
+>= 0 the time of the group, or of the gradient switch hidden behind it; y_t binary, the tour
+(``tours.tour_prices``). **Objective.** Minimise sum_s Z_s + sum_t constant_t y_t, the time of the step. Times are
+whole units of ``unit_ns``; every rounding lowers the bound.
 
 Rows, in the order of the functions that add them:
 
@@ -20,16 +22,17 @@ Rows, in the order of the functions that add them:
    2 N_j >= sum over l_k > C_j / 3 of x_jk.
  - ``longest_passes_all_stages``: Z_s >= P ((f + b) (u_jk + c)) + 2 (P - 1) l where g_jk = 1; x_jk <= n_k g_jk.
  - ``waits_around_long``: A Z_s >= sum_k u_jk x_jk - b_j0 + sum_i (b_j,i-1 - b_ji) G_ji for the lengths i whose
-   ``waiting.Room`` is known; G_ji = 1 where it or a longer one is present: x_jk <= n_k G_ji <= n_k G_j,i-1.
- - ``takes_at_least``: Z_s >= sum_jk share_k x_jk + constant, where more is known of a strategy's group.
- - ``every_strategy_is_used``: sum of all x_jk of a strategy >= 1 (a plan without it belongs to another set).
- - ``one_tour``: sum_t y_t = 1; Z_s >= sum_t hidden_ts y_t.
+   ``idle_time.CapacityRow`` has a capacity; G_ji = 1 where it or a longer one is present: x_jk <= n_k G_ji <= n_k
+   G_j,i-1.
+ - ``takes_at_least``: Z_s >= sum_jk share_k x_jk + constant, for each lower bound of a strategy's group from
+ elsewhere. - ``every_strategy_is_used``: sum of all x_jk of a strategy >= 1 (a plan without it belongs to another
+ set). - ``one_tour``: sum_t y_t = 1; Z_s >= sum_t hidden_ts y_t.
 
 **Each row holds for every plan** that uses exactly these strategies, with Z_s the exact time of its group:
-slots by ``cuts`` (nu marks the slot of the replica with the largest load, which is at least W / D_j); the work row
-adds the last-stage bound of all replicas; a micro-batch holds at most C_j tokens, so at most one sequence above
-half of it and two above a third; a micro-batch that holds length k passes all P stages forward and back.
-So the optimum is at most the time of every such plan.
+slots by ``pipeline_bounds`` (nu marks the slot of the replica with the largest load, which is at least W / D_j);
+the work row adds the last-stage bound of all replicas; a micro-batch holds at most C_j tokens, so at most one
+sequence above half of it and two above a third; a micro-batch that holds length k passes all P stages forward and
+back. So the optimum is at most the time of every such plan.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ from milpplan.groups.tour_costs import TourCostRows, every_strategy_is_used
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 
 Floors = Mapping[int, Sequence[tuple[FloatArray, float]]]
-"""By strategy: what every sequence of each length adds [K], and a constant, of times that its group is not below,
-ns."""
+"""Lower bounds of group times by strategy: pairs of the share of every sequence of each length [K] and a constant,
+in ns."""
 
 # Slopes of cuts are whole multiples of 1 / this, rounded down.
 DEFAULT_FRACTIONS = 2**14
@@ -67,14 +70,14 @@ class _Columns:
     loads: range = field(default_factory=lambda: range(0))
     slots: range = field(default_factory=lambda: range(0))
 
-    def used(self) -> list[tuple[int, int]]:
-        """Pairs (length's index, column)."""
+    def fitting(self) -> list[tuple[int, int]]:
+        """List pairs (length's index, column)."""
         return [(k, column) for k, column in enumerate(self.sequences) if column >= 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AssignmentProgram:
-    """The program of one set of strategies, and where its decisions are."""
+    """Assignment program of one set of strategies, with the columns of its decisions."""
 
     program: Program
     kinds: tuple[Kind, ...]
@@ -82,14 +85,14 @@ class AssignmentProgram:
     unit_ns: int
 
     def loads(self, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> dict[int, Int64Array]:
-        """Sequences of every kind (its index in ``kinds``), [K]."""
+        """Return the sequences of every kind (its index in ``kinds``), [K]."""
         return {
             j: np.where(columns >= 0, np.asarray(values)[columns], 0).astype(np.int64)
             for j, columns in enumerate(self.sequence_columns)
         }
 
 
-def master_program(
+def assignment_program(
     problem: GroupedProblem,
     used: tuple[int, ...],
     cuts: Mapping[Kind, PipelineCuts],
@@ -99,49 +102,61 @@ def master_program(
     waits: Mapping[Kind, CapacityRow] | None = None,
     floors: Floors | None = None,
 ) -> AssignmentProgram:
-    """The program for exactly the strategies ``used``; without ``profiles`` their cuts stay out, and unsought.
+    """Build the program for exactly the strategies ``used``.
 
-    ``waits`` hold for plans with the groups' times in the interval that they were made for; ``floors`` as far as
-    who gives them knows.
+    Args:
+        problem: the step.
+        used: indices of the strategies.
+        cuts: bounds of every kind by number of micro-batches.
+        unit_ns: unit of times.
+        fractions: slopes of cuts are multiples of 1 / ``fractions``.
+        profiles: False leaves out the cuts of profiles, which are then not computed.
+        waits: capacity rows of idle time, valid for plans whose group times are in the rows' interval.
+        floors: lower bounds of the strategies' groups from elsewhere.
     """
     builder = ProgramBuilder(f"groups {'+'.join(problem.strategies[s].name for s in used)}")
     kinds = tuple(kind for s in used for kind in problem.kinds_of(s))
-    rows = [row for of in (floors or {}).values() for row in of]
-    highest_ns = max((_highest(shares, problem.counts) + constant for shares, constant in rows), default=0.0)
-    prices = TourCostRows.add(builder, problem, used, kinds, unit_ns, highest_ns)
-    columns = [_add_columns(builder, kind, prices.times[kind.strategy]) for kind in kinds]
+    rows = [row for strategy_rows in (floors or {}).values() for row in strategy_rows]
+    highest_floor_ns = max((_highest(shares, problem.counts) + constant for shares, constant in rows), default=0.0)
+    tour_costs = TourCostRows.add(builder, problem, used, kinds, unit_ns, highest_floor_ns)
+    columns = [_add_columns(builder, kind, tour_costs.times[kind.strategy]) for kind in kinds]
     every_sequence_runs(builder, problem, columns)
-    # Beside pipelines their slots prove next to nothing, and cost time.
-    flat = all(kind.pipeline.num_stages == 1 for kind in kinds)
-    for one in columns:
-        if one.kind.pipeline.num_stages > 1 or flat:
-            alone = len(problem.kinds_of(one.kind.strategy)) == 1
-            slots = cuts[one.kind].slots if profiles else cuts[one.kind].rough
-            rooms = [cuts[one.kind].most_units(slot) for slot in slots]
-            load_has_one_slot(builder, one, slots, rooms, unit_ns, alone)
-            slowest_replica_obeys_cuts(builder, one, slots, unit_ns, fractions)
-        work_fills_replicas(builder, one, unit_ns)
-        tokens_need_micro_batches(builder, one)
-        longest_passes_all_stages(builder, one, unit_ns)
-        if waits is not None and one.kind in waits:
-            waits_around_long(builder, one, waits[one.kind], unit_ns, fractions)
+    # Beside pipelines of several stages, slots of single-stage ones hardly raise the bound, and cost time.
+    single_stage_only = all(kind.pipeline.num_stages == 1 for kind in kinds)
+    for kind_columns in columns:
+        if kind_columns.kind.pipeline.num_stages > 1 or single_stage_only:
+            is_only_kind = len(problem.kinds_of(kind_columns.kind.strategy)) == 1
+            slots = cuts[kind_columns.kind].slots if profiles else cuts[kind_columns.kind].rough
+            capacities = [cuts[kind_columns.kind].most_units(slot) for slot in slots]
+            load_has_one_slot(builder, kind_columns, slots, capacities, unit_ns, is_only_kind)
+            slowest_replica_obeys_cuts(builder, kind_columns, slots, unit_ns, fractions)
+        work_fills_replicas(builder, kind_columns, unit_ns)
+        tokens_need_micro_batches(builder, kind_columns)
+        longest_passes_all_stages(builder, kind_columns, unit_ns)
+        if waits is not None and kind_columns.kind in waits:
+            waits_around_long(builder, kind_columns, waits[kind_columns.kind], unit_ns, fractions)
     for strategy in used:
-        mine = [one for one in columns if one.kind.strategy == strategy]
+        strategy_columns = [kind_columns for kind_columns in columns if kind_columns.kind.strategy == strategy]
         name = problem.strategies[strategy].name
-        every_strategy_is_used(builder, name, [column for one in mine for _, column in one.used()])
+        every_strategy_is_used(
+            builder, name, [column for kind_columns in strategy_columns for _, column in kind_columns.fitting()]
+        )
         for number, (shares, constant) in enumerate((floors or {}).get(strategy, ())):
-            takes_at_least(builder, f"{name},{number}", mine, shares / unit_ns, constant / unit_ns, fractions)
-    prices.minimize(builder)
-    table = np.array([one.sequences for one in columns], np.int64)
+            takes_at_least(
+                builder, f"{name},{number}", strategy_columns, shares / unit_ns, constant / unit_ns, fractions
+            )
+    tour_costs.minimize(builder)
+    table = np.array([kind_columns.sequences for kind_columns in columns], np.int64)
     return AssignmentProgram(builder.build(), kinds, table, unit_ns)
 
 
 def _highest(shares: FloatArray, counts: Int64Array) -> float:
-    """The most that a row says of any sequences that fit."""
+    """Return the maximum value of a floor over all sequences that fit."""
     return float(np.where(np.isfinite(shares), np.maximum(0.0, shares), 0.0) @ counts)
 
 
 def _add_columns(builder: ProgramBuilder, kind: Kind, time: int) -> _Columns:
+    """Add the columns of a kind."""
     name = kind.pipeline.name
     sequences = [
         builder.add_variable(f"x[{name},{length}]", 0, count) if fits else -1
@@ -157,54 +172,64 @@ def _add_columns(builder: ProgramBuilder, kind: Kind, time: int) -> _Columns:
 
 
 def every_sequence_runs(builder: ProgramBuilder, problem: GroupedProblem, columns: list[_Columns]) -> None:
-    """sum_j x_jk = n_k for every length; a row without variables has no solution, as it should."""
+    """sum_j x_jk = n_k for every length; a row without variables makes the program infeasible, as it should."""
     for k, (length, count) in enumerate(zip(problem.lengths.tolist(), problem.counts.tolist(), strict=True)):
-        holding = [one.sequences[k] for one in columns if one.sequences[k] >= 0]
-        builder.add_row(f"every_sequence_runs[{length}]", holding, [1] * len(holding), count, count)
+        length_columns = [kind_columns.sequences[k] for kind_columns in columns if kind_columns.sequences[k] >= 0]
+        builder.add_row(f"every_sequence_runs[{length}]", length_columns, [1] * len(length_columns), count, count)
 
 
-def _work(one: _Columns, unit_ns: int) -> tuple[list[int], list[int]]:
-    """Columns and times, in units rounded down, of the kind's sequences on a stage."""
-    parts = one.kind.pipeline.parts
-    used = one.used()
-    return [column for _, column in used], [int(one.kind.units[k]) * parts // unit_ns for k, _ in used]
+def _work(kind_columns: _Columns, unit_ns: int) -> tuple[list[int], list[int]]:
+    """Return the columns of the kind's sequences and their times on a stage, in units rounded down."""
+    parts = kind_columns.kind.pipeline.parts
+    fitting = kind_columns.fitting()
+    return [column for _, column in fitting], [
+        int(kind_columns.kind.units[k]) * parts // unit_ns for k, _ in fitting
+    ]
 
 
 def load_has_one_slot(
     builder: ProgramBuilder,
-    one: _Columns,
+    kind_columns: _Columns,
     slots: tuple[CountCuts, ...],
-    rooms: list[float],
+    capacities: list[float],
     unit_ns: int,
-    alone: bool,
+    is_only_kind: bool,
 ) -> None:
-    """W_jv adds up to the load and is zero but in the slot chosen."""
-    columns, works = _work(one, unit_ns)
-    name = one.kind.pipeline.name
-    most = sum(work * int(one.kind.counts[k]) for work, (k, _) in zip(works, one.used(), strict=True))
+    """The W_jv add up to the load, and are zero but in the chosen slot."""
+    columns, works = _work(kind_columns, unit_ns)
+    name = kind_columns.kind.pipeline.name
+    highest_load = sum(
+        work * int(kind_columns.kind.counts[k]) for work, (k, _) in zip(works, kind_columns.fitting(), strict=True)
+    )
     labels = [slot.num_micro_batches for slot in slots]
     first = builder.num_variables
     for label in labels:
-        builder.add_variable(f"W[{name},{label}]", 0, most, False)
-    one.loads = range(first, builder.num_variables)
-    one.slots = builder.add_variables([f"slot[{name},{label}]" for label in labels], 0, 1)
+        builder.add_variable(f"W[{name},{label}]", 0, highest_load, False)
+    kind_columns.loads = range(first, builder.num_variables)
+    kind_columns.slots = builder.add_variables([f"slot[{name},{label}]" for label in labels], 0, 1)
     builder.add_row(
-        f"load_adds_up[{name}]", [*one.loads, *columns], [1] * len(slots) + [-work for work in works], 0, 0
+        f"load_adds_up[{name}]",
+        [*kind_columns.loads, *columns],
+        [1] * len(slots) + [-work for work in works],
+        0,
+        0,
     )
-    # A kind beside others may stay empty; then it has no micro-batches either.
-    builder.add_row(f"one_slot[{name}]", one.slots, [1] * len(slots), 1 if alone else 0, 1)
-    for load, column, slot, units in zip(one.loads, one.slots, slots, rooms, strict=True):
-        # The largest replica's load is at least the mean and fits into its micro-batches.
-        room = one.kind.num_replicas * units * one.kind.pipeline.parts / unit_ns
-        limit = int(min(most, math.ceil(room))) if room < math.inf else most
+    # A kind beside others may stay empty, without a slot.
+    builder.add_row(f"one_slot[{name}]", kind_columns.slots, [1] * len(slots), 1 if is_only_kind else 0, 1)
+    for load, column, slot, capacity_units in zip(
+        kind_columns.loads, kind_columns.slots, slots, capacities, strict=True
+    ):
+        # The largest load of a replica is at least the mean, and fits into its micro-batches.
+        capacity = kind_columns.kind.num_replicas * capacity_units * kind_columns.kind.pipeline.parts / unit_ns
+        limit = int(min(highest_load, math.ceil(capacity))) if capacity < math.inf else highest_load
         builder.add_row(f"load_in_slot[{name},{slot.num_micro_batches}]", [load, column], [-1, limit], 0)
 
 
 def slowest_replica_obeys_cuts(
-    builder: ProgramBuilder, one: _Columns, slots: tuple[CountCuts, ...], unit_ns: int, fractions: int
+    builder: ProgramBuilder, kind_columns: _Columns, slots: tuple[CountCuts, ...], unit_ns: int, fractions: int
 ) -> None:
     """F D Z >= sum_v [floor(F slope / parts) W_v + floor(F D constant / unit) slot_v], for each layer of cuts."""
-    kind, parts = one.kind, one.kind.pipeline.parts
+    kind, parts = kind_columns.kind, kind_columns.kind.pipeline.parts
     replicas = kind.num_replicas
     scale = 2**SCALE_BITS
     layers = max(len(slot.cuts) for slot in slots)
@@ -214,38 +239,38 @@ def slowest_replica_obeys_cuts(
         constants = [fractions * replicas * cut.constant // (scale * unit_ns) for cut in chosen]
         builder.add_row(
             f"slowest_replica_obeys_cuts[{kind.pipeline.name},{layer}]",
-            [one.time, *one.loads, *one.slots],
+            [kind_columns.time, *kind_columns.loads, *kind_columns.slots],
             [fractions * replicas, *(-slope for slope in slopes), *(-constant for constant in constants)],
             0,
         )
 
 
-def work_fills_replicas(builder: ProgramBuilder, one: _Columns, unit_ns: int) -> None:
+def work_fills_replicas(builder: ProgramBuilder, kind_columns: _Columns, unit_ns: int) -> None:
     """D Z >= work + (f + b) c N: the last stages of all replicas together."""
-    columns, works = _work(one, unit_ns)
-    pipeline = one.kind.pipeline
+    columns, works = _work(kind_columns, unit_ns)
+    pipeline = kind_columns.kind.pipeline
     empty = pipeline.parts * pipeline.micro_batch_units // unit_ns
     builder.add_row(
         f"work_fills_replicas[{pipeline.name}]",
-        [one.time, one.micro_batches, *columns],
-        [one.kind.num_replicas, -empty, *(-work for work in works)],
+        [kind_columns.time, kind_columns.micro_batches, *columns],
+        [kind_columns.kind.num_replicas, -empty, *(-work for work in works)],
         0,
     )
 
 
-def tokens_need_micro_batches(builder: ProgramBuilder, one: _Columns) -> None:
-    """Capacity, at most one above half, at most two above a third."""
-    kind = one.kind
-    # A micro-batch holds no more than all: larger numbers are nothing but trouble for solvers.
+def tokens_need_micro_batches(builder: ProgramBuilder, kind_columns: _Columns) -> None:
+    """Micro-batches hold at most their capacity, one sequence above half of it, two above a third."""
+    kind = kind_columns.kind
+    # No micro-batch holds more than all tokens; larger numbers only cause numerical trouble in solvers.
     capacity = min(kind.pipeline.micro_batch_tokens, int(kind.counts @ kind.lengths))
-    name, used = kind.pipeline.name, one.used()
-    columns = [column for _, column in used]
-    tokens = [int(kind.lengths[k]) for k, _ in used]
-    # In units of the lengths' common divisor: capacity rounded down to it loses nothing.
+    name, fitting = kind.pipeline.name, kind_columns.fitting()
+    columns = [column for _, column in fitting]
+    tokens = [int(kind.lengths[k]) for k, _ in fitting]
+    # In units of the lengths' common divisor; rounding the capacity down to it loses nothing.
     step = int(np.gcd.reduce(kind.lengths))
     builder.add_row(
         f"tokens_need_micro_batches[{name}]",
-        [one.micro_batches, *columns],
+        [kind_columns.micro_batches, *columns],
         [capacity // step, *(-length // step for length in tokens)],
         0,
     )
@@ -254,26 +279,30 @@ def tokens_need_micro_batches(builder: ProgramBuilder, one: _Columns) -> None:
         column for column, length in zip(columns, tokens, strict=True) if 3 * length > capacity >= 2 * length
     ]
     if halves:
-        builder.add_row(f"one_above_half[{name}]", [one.micro_batches, *halves], [1] + [-1] * len(halves), 0)
+        builder.add_row(
+            f"one_above_half[{name}]", [kind_columns.micro_batches, *halves], [1] + [-1] * len(halves), 0
+        )
     if thirds:
         builder.add_row(
             f"above_a_third[{name}]",
-            [one.micro_batches, *halves, *thirds],
+            [kind_columns.micro_batches, *halves, *thirds],
             [2, *([-1] * len(halves)), *([-1] * len(thirds))],
             0,
         )
 
 
-def longest_passes_all_stages(builder: ProgramBuilder, one: _Columns, unit_ns: int) -> None:
+def longest_passes_all_stages(builder: ProgramBuilder, kind_columns: _Columns, unit_ns: int) -> None:
     """Z >= P (f + b) (u + c) + 2 (P - 1) l where a length is present."""
-    kind, pipeline = one.kind, one.kind.pipeline
+    kind, pipeline = kind_columns.kind, kind_columns.kind.pipeline
     lag = 2 * (pipeline.num_stages - 1) * pipeline.transfer_ns
-    for k, column in one.used():
-        alone = pipeline.num_stages * pipeline.parts * (int(kind.units[k]) + pipeline.micro_batch_units) + lag
+    for k, column in kind_columns.fitting():
+        time_alone = pipeline.num_stages * pipeline.parts * (int(kind.units[k]) + pipeline.micro_batch_units) + lag
         name = f"{pipeline.name},{int(kind.lengths[k])}"
         present = builder.add_variable(f"present[{name}]", 0, 1)
         builder.add_row(f"present[{name}]", [column, present], [-1, int(kind.counts[k])], 0)
-        builder.add_row(f"longest_passes_all_stages[{name}]", [one.time, present], [1, -(alone // unit_ns)], 0)
+        builder.add_row(
+            f"longest_passes_all_stages[{name}]", [kind_columns.time, present], [1, -(time_alone // unit_ns)], 0
+        )
 
 
 def takes_at_least(
@@ -285,42 +314,44 @@ def takes_at_least(
     fractions: int,
 ) -> None:
     """F Z >= sum over k of floor(F share_k) x_k + floor(F constant), the kinds of a strategy together."""
-    used = [(k, column) for one in columns for k, column in one.used()]
-    slopes = [-math.floor(fractions * float(shares[k])) for k, _ in used]
+    fitting = [(k, column) for kind_columns in columns for k, column in kind_columns.fitting()]
+    slopes = [-math.floor(fractions * float(shares[k])) for k, _ in fitting]
     builder.add_row(
         f"takes_at_least[{name}]",
-        [columns[0].time, *(column for _, column in used)],
+        [columns[0].time, *(column for _, column in fitting)],
         [fractions, *slopes],
         math.floor(fractions * constant),
     )
 
 
 def waits_around_long(
-    builder: ProgramBuilder, one: _Columns, room: CapacityRow, unit_ns: int, fractions: int
+    builder: ProgramBuilder, kind_columns: _Columns, capacity_row: CapacityRow, unit_ns: int, fractions: int
 ) -> None:
     """F Z >= floor(F / A) work - F b_0 / A + sum_i F (b_{i-1} - b_i) / A G_i; G_i = 1 where one of its lengths is
     present, and falling."""
-    columns, works = _work(one, unit_ns)
-    name, share = one.kind.pipeline.name, fractions / room.slope
-    longer: list[int] = []
+    columns, works = _work(kind_columns, unit_ns)
+    name, fraction_per_slope = kind_columns.kind.pipeline.name, fractions / capacity_row.slope
+    presences: list[int] = []
     losses: list[int] = []
-    ends = [length for length, _ in room.rooms[1:]] + [one.kind.lengths.size]
-    last = room.plain
-    # Without any length learned there is one end too many.
-    for (length, left), end in zip(room.rooms, ends, strict=False):
-        present = builder.add_variable(f"long[{name},{int(one.kind.lengths[length])}]", 0, 1)
-        for k, column in one.used():
+    ends = [length for length, _ in capacity_row.capacities[1:]] + [kind_columns.kind.lengths.size]
+    capacity = capacity_row.capacity_of_any
+    # Without any learned length there is one end too many, so the zip is not strict.
+    for (length, next_capacity), end in zip(capacity_row.capacities, ends, strict=False):
+        present = builder.add_variable(f"long[{name},{int(kind_columns.kind.lengths[length])}]", 0, 1)
+        for k, column in kind_columns.fitting():
             if length <= k < end:
-                label = f"long[{name},{int(one.kind.lengths[k])}]"
-                builder.add_row(label, [column, present], [-1, int(one.kind.counts[k])], 0)
-        if longer:
-            builder.add_row(f"longer[{name},{int(one.kind.lengths[length])}]", [longer[-1], present], [1, -1], 0)
-        longer.append(present)
-        losses.append(math.floor(share * (last - left) / unit_ns))
-        last = left
+                label = f"long[{name},{int(kind_columns.kind.lengths[k])}]"
+                builder.add_row(label, [column, present], [-1, int(kind_columns.kind.counts[k])], 0)
+        if presences:
+            builder.add_row(
+                f"longer[{name},{int(kind_columns.kind.lengths[length])}]", [presences[-1], present], [1, -1], 0
+            )
+        presences.append(present)
+        losses.append(math.floor(fraction_per_slope * (capacity - next_capacity) / unit_ns))
+        capacity = next_capacity
     builder.add_row(
         f"waits_around_long[{name}]",
-        [one.time, *columns, *longer],
-        [fractions, *(-math.floor(share) * work for work in works), *(-loss for loss in losses)],
-        math.floor(-share * room.plain / unit_ns) - 1,
+        [kind_columns.time, *columns, *presences],
+        [fractions, *(-math.floor(fraction_per_slope) * work for work in works), *(-loss for loss in losses)],
+        math.floor(-fraction_per_slope * capacity_row.capacity_of_any / unit_ns) - 1,
     )

@@ -23,18 +23,18 @@ class Group:
 
     @property
     def time_ns(self) -> int:
-        """The slowest replica of any kind."""
+        """Time of the slowest replica of any kind, ns."""
         return max(packing.time_ns for packing in self.packings)
 
     @property
     def counts(self) -> Int64Array:
         """Sequences of every length, [K]."""
-        return np.asarray(sum(replica.sum(axis=0) for one in self.packings for replica in one.replicas))
+        return np.asarray(sum(replica.sum(axis=0) for packing in self.packings for replica in packing.replicas))
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a step does from ``start_ns`` to ``end_ns``; a gradient switch runs beside the group after it."""
+    """One action of a step, from ``start_ns`` to ``end_ns``; a gradient switch runs beside the group after it."""
 
     kind: Literal["parameters", "gradients", "group", "reduce", "finish"]
     strategy: int
@@ -63,28 +63,28 @@ class GroupedPlan:
 
 
 def arranged(problem: GroupedProblem, groups: list[Group]) -> GroupedPlan:
-    """The groups in their best order from the best home, checked."""
-    kept = {group.strategy: group for group in groups if group.counts.any()}
-    times = {strategy: group.time_ns for strategy, group in kept.items()}
-    tour = best_tour(problem, tuple(sorted(kept)), times)
-    plan = GroupedPlan(problem, tour.home, tuple(kept[strategy] for strategy in tour.order), tour.time_ns)
+    """Arrange the groups in their best order from the best home, and check the plan."""
+    group_of = {group.strategy: group for group in groups if group.counts.any()}
+    times = {strategy: group.time_ns for strategy, group in group_of.items()}
+    tour = best_tour(problem, tuple(sorted(group_of)), times)
+    plan = GroupedPlan(problem, tour.home, tuple(group_of[strategy] for strategy in tour.order), tour.time_ns)
     check(plan)
     return plan
 
 
 def check(plan: GroupedPlan) -> None:
-    """Raise ``IllegalPlanError`` if the plan drops or doubles a sequence, breaks memory or states a wrong time."""
+    """Raise ``IllegalPlanError`` if the plan drops or repeats a sequence, breaks memory or states a wrong time."""
     problem = plan.problem
     if len(set(plan.order)) != len(plan.order) or len(plan.order) > problem.max_strategies:
         raise IllegalPlanError(
             f"The plan's order is {plan.order}.", f"At most {problem.max_strategies} distinct strategies expected."
         )
-    held = sum((group.counts for group in plan.groups), np.zeros(problem.lengths.size, np.int64))
-    if (held != problem.counts).any():
-        wrong = int(np.flatnonzero(held != problem.counts)[0])
+    planned_counts = sum((group.counts for group in plan.groups), np.zeros(problem.lengths.size, np.int64))
+    if (planned_counts != problem.counts).any():
+        index = int(np.flatnonzero(planned_counts != problem.counts)[0])
         raise IllegalPlanError(
-            f"The plan runs {int(held[wrong])} sequences of {int(problem.lengths[wrong])} tokens.",
-            f"{int(problem.counts[wrong])} expected.",
+            f"The plan runs {int(planned_counts[index])} sequences of {int(problem.lengths[index])} tokens.",
+            f"{int(problem.counts[index])} expected.",
         )
     for group in plan.groups:
         for packing in group.packings:
@@ -95,6 +95,7 @@ def check(plan: GroupedPlan) -> None:
 
 
 def _check_packing(problem: GroupedProblem, packing: Packing) -> None:
+    """Raise ``IllegalPlanError`` if a micro-batch or replica breaks its limits."""
     pipeline = packing.kind.pipeline
     for replica in packing.replicas:
         tokens = replica @ problem.lengths
@@ -112,27 +113,27 @@ def _check_packing(problem: GroupedProblem, packing: Packing) -> None:
 
 
 def simulate(plan: GroupedPlan) -> list[Event]:
-    """Everything that a step does, in order of its end; the last event ends the step."""
+    """List all actions of a step, in order of their ends; the last event ends the step."""
     problem, switches = plan.problem, plan.problem.switches
     events: list[Event] = []
-    now, before = 0, plan.home
+    now, previous = 0, plan.home
     for position, group in enumerate(plan.groups):
-        one = group.strategy
-        if before != one:
-            end = now + int(switches.parameters_ns[before, one])
-            events.append(Event("parameters", one, now, end))
+        strategy = group.strategy
+        if previous != strategy:
+            end = now + int(switches.parameters_ns[previous, strategy])
+            events.append(Event("parameters", strategy, now, end))
             now = end
-        done = now + group.time_ns
-        events.append(Event("group", one, now, done))
-        if before != one and position:
-            moved = now + int(switches.gradients_ns[before, one])
-            events.append(Event("gradients", one, now, moved))
-            done = max(done, moved)
-        now = done + problem.strategies[one].reduce_ns
-        events.append(Event("reduce", one, done, now))
-        before = one
-    if before != plan.home:
-        end = now + int(switches.gradients_ns[before, plan.home])
+        group_end = now + group.time_ns
+        events.append(Event("group", strategy, now, group_end))
+        if previous != strategy and position:
+            moved = now + int(switches.gradients_ns[previous, strategy])
+            events.append(Event("gradients", strategy, now, moved))
+            group_end = max(group_end, moved)
+        now = group_end + problem.strategies[strategy].reduce_ns
+        events.append(Event("reduce", strategy, group_end, now))
+        previous = strategy
+    if previous != plan.home:
+        end = now + int(switches.gradients_ns[previous, plan.home])
         events.append(Event("gradients", plan.home, now, end))
         now = end
     events.append(Event("finish", plan.home, now, now + problem.finish_of(plan.home)))

@@ -1,4 +1,4 @@
-"""What is given: lengths with their counts, candidate strategies, and the times of switching between them."""
+"""The problem of a grouped step: lengths with their counts, candidate strategies, and switch times."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy.typing as npt
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline, Strategy, SwitchTimes
 
-# Distinct lengths that programs are built for.
+# Maximum number of distinct lengths in a program.
 MAX_DISTINCT = 2048
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedProblem:
-    """One step: ``counts`` [K] sequences of the distinct ``lengths`` [K] (ascending), every one to be run once.
+    """One step: ``counts`` [K] sequences of the distinct ``lengths`` [K] (ascending), each to be run once.
 
-    ``max_strategies`` bounds the strategies that hold sequences. The optimizer's states live with one of
-    ``homes`` (indices of strategies; by default all that hold some sequence), whose ``finish_ns`` (optimizer and
-    gathers) ends the step; a home need not hold sequences.
+    ``max_strategies`` bounds the strategies that hold sequences. The optimizer's states live with one of ``homes``
+    (indices of strategies; by default all that hold some sequence), whose ``finish_ns`` (optimizer and gathers)
+    ends the step; a home need not hold sequences.
     """
 
     lengths: Int64Array
@@ -61,39 +61,39 @@ class GroupedProblem:
             )
         if len(self.finish_ns) not in (0, number):
             raise InvalidInputError(f"{len(self.finish_ns)} values of finish_ns for {number} strategies.")
-        self._require_room()
+        self._require_capacity()
 
-    def _require_room(self) -> None:
+    def _require_capacity(self) -> None:
         longest = int(self.lengths[-1])
         if not any(strategy.holds(self.lengths[-1:])[0] for strategy in self.strategies):
-            most, name = max(
+            most_tokens, name = max(
                 (pipeline.micro_batch_tokens, strategy.name)
                 for strategy in self.strategies
                 for pipeline, _ in strategy.pipelines
             )
             raise InfeasibleError(
                 f"A sequence of {longest} tokens fits under no strategy.",
-                f"The most that one holds is {most} tokens ({name}).",
+                f"The most that one holds is {most_tokens} tokens ({name}).",
                 "Cut sequences at that length, or add a strategy with more tensor or context parallelism.",
             )
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of the step."""
+        """Number of sequences of the step."""
         return int(self.counts.sum())
 
     @property
     def home_choices(self) -> tuple[int, ...]:
-        """Strategies that may hold the optimizer's states: those given, or all that hold some sequence.
+        """Strategies that may hold the optimizer's states: ``homes``, or all that hold some sequence.
 
-        One without room for the shortest sequence may have none for the model either.
+        A strategy without capacity for the shortest sequence may have none for the model either.
         """
         if self.homes:
             return self.homes
         return tuple(s for s, strategy in enumerate(self.strategies) if strategy.holds(self.lengths).any())
 
     def finish_of(self, home: int) -> int:
-        """Time of the optimizer and the gathers of a home, ns."""
+        """Return the time of the optimizer and the gathers of a home, ns."""
         return self.finish_ns[home] if self.finish_ns else 0
 
     @cached_property
@@ -106,16 +106,17 @@ class GroupedProblem:
         )
 
     def kinds_of(self, strategy: int) -> tuple[Kind, ...]:
-        """Kinds of one strategy."""
+        """Return the kinds of one strategy."""
         return tuple(kind for kind in self.kinds if kind.strategy == strategy)
 
 
 class Kind:
-    """One kind of pipeline of one strategy, with its tables over the lengths of the problem.
+    """One kind of equal pipelines of one strategy, with its tables over the lengths of the problem.
 
-    ``units`` [K], ``fits`` [K]; ``cap_units``: no micro-batch holds more. A load of n_k sequences is
-    sum n_k u_k <= max_k(u_k / l_k) * sum n_k l_k, and tokens are bounded. Several micro-batches hold no more than
-    the sequences with the most units a token, as many as fit into their tokens (``most_units``).
+    ``units`` [K] is the work of one sequence, ``fits`` [K] marks lengths within the capacity, and ``cap_units``
+    bounds the work of a micro-batch: n_k sequences have sum n_k u_k <= max_k(u_k / l_k) * sum n_k l_k, and tokens
+    are bounded. Several micro-batches hold at most the sequences with the most units per token, as many as fit
+    into their tokens (``most_units``).
     """
 
     def __init__(
@@ -133,22 +134,25 @@ class Kind:
         self.cap_units = min(self.total_units, int(np.ceil(density * pipeline.micro_batch_tokens)) + 1)
 
     def most_units(self, num_micro_batches: int) -> int:
-        """The most that so many micro-batches hold, of all sequences of the step; a part of one counts, too."""
+        """Return the maximum work of ``num_micro_batches`` micro-batches; a part of a sequence counts, too."""
         tokens, units = self._densest
-        room = min(num_micro_batches * self.pipeline.micro_batch_tokens, int(tokens[-1]))
-        held = int(np.ceil(np.interp(room, tokens, units))) + 1
-        return min(self.total_units, num_micro_batches * self.cap_units, held)
+        capacity_tokens = min(num_micro_batches * self.pipeline.micro_batch_tokens, int(tokens[-1]))
+        densest_units = int(np.ceil(np.interp(capacity_tokens, tokens, units))) + 1
+        return min(self.total_units, num_micro_batches * self.cap_units, densest_units)
 
     @cached_property
     def _densest(self) -> tuple[FloatArray, FloatArray]:
-        """Tokens and units of the sequences that fit, those with the most units a token first, added up from 0."""
+        """Cumulated tokens and units of the fitting sequences, most units per token first, from 0."""
         fitting = np.flatnonzero(self.fits)
         order = fitting[np.argsort(-self.units[fitting] / self.lengths[fitting], kind="stable")]
-        sums = (np.cumsum(one[order] * self.counts[order], dtype=np.float64) for one in (self.lengths, self.units))
-        tokens, units = (np.concatenate([[0.0], one]) for one in sums)
+        sums = (
+            np.cumsum(values[order] * self.counts[order], dtype=np.float64)
+            for values in (self.lengths, self.units)
+        )
+        tokens, units = (np.concatenate([[0.0], values]) for values in sums)
         return tokens, units
 
     @property
     def longest_units(self) -> int:
-        """Units of the longest sequence that fits, 0 if none does."""
+        """Units of the longest sequence that fits, 0 if none fits."""
         return int(self.units[self.fits].max(initial=0))

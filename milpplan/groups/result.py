@@ -1,4 +1,4 @@
-"""What is known after a search of grouped steps."""
+"""The result of a search for a grouped step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.screen_subsets import SetRecord
 
 NO_PLAN_NS = 2**62
-"""The bound of a set that holds no plan at all."""
+"""The bound of a set without any plan."""
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedResult:
-    """The best plan found, the proved bound, and what is known about every set of strategies."""
+    """The best plan, the proved bound, and the bounds of all sets of strategies."""
 
     plan: GroupedPlan
     bound_ns: int
@@ -24,7 +24,7 @@ class GroupedResult:
     cpu_time_s: float
 
     def num_open(self, relative_gap: float = 0.0) -> int:
-        """Sets that may still hold a plan shorter by more than ``relative_gap``."""
+        """Count the sets that may still hold a plan shorter by more than ``relative_gap``."""
         return sum(record.bound_ns < self.plan.time_ns * (1.0 - relative_gap) for record in self.sets)
 
     @property
@@ -34,12 +34,12 @@ class GroupedResult:
 
 
 def check_held(problem: GroupedProblem, sets: Sequence[SetRecord]) -> None:
-    """Refuse a step that every set of strategies is proved not to hold.
+    """Refuse a step that no set of strategies holds.
 
     Raises:
-        InfeasibleError: there is none that may.
+        InfeasibleError: every set is proved to hold no plan.
     """
-    # Bounds are whole numbers of units, so these may be a little lower.
+    # Bounds are rounded to whole units, so they may be a little below NO_PLAN_NS.
     if min(record.bound_ns for record in sets) >= NO_PLAN_NS // 2:
         raise InfeasibleError(
             f"No set of {len(problem.strategies)} strategies holds the {problem.num_sequences} sequences.",

@@ -1,22 +1,24 @@
-"""The best grouped step and a proved lower bound: over all sets of strategies, best bound first.
+"""Branch over sets of strategies for the fastest grouped step, best bound first, with a proved lower bound.
 
-Every plan uses exactly one set Q of strategies (those that hold sequences). For each set five bounds, each dearer
-than the last and none below it; the first that reaches the best plan known (less the gap asked for) closes it:
+Every plan uses exactly one set Q of strategies (those that hold sequences). Each set has up to five bounds, each
+more expensive and none lower than the one before; the first bound that reaches the cutoff (the incumbent's time
+less the requested gap) closes the set:
 
  1. *sum*: least_overhead(Q) + sum_k n_k min over s in Q of inflation_s (f + b) u_sk / D_s, for all sets at once;
-    or, if that is more, least_overhead(Q) and the longest sequence alone where it is done first (``alone_ns``).
-    Proof. A group's time is at least inflation_s (f + b) W_s / D_s (``cuts.KindCuts.inflation``), and each
-    sequence adds at least its cheapest share. ``sets.sequence_shares`` says how for replicas of several kinds, and
-    for pipelines of one stage, whose first micro-batch is counted apart.
- 2. *relaxation*: the linear relaxation of ``master``, first without profiles, then with them; its dual bound
-    recomputed in exact arithmetic.
- 3. *master*: the integer program. A set whose program has no solution below the best plan is closed too.
- 4. *waits*: where one set of a single strategy is what leaves a gap, its master with the waits of its pipelines
-    around long sequences (``waiting``), learned for the longest ones that its answers give a kind of replicas.
+    or, if that is higher, least_overhead(Q) and the longest sequence alone where it is done first (``alone_ns``).
+    Proof. A group's time is at least inflation_s (f + b) W_s / D_s (``pipeline_bounds.PipelineCuts.inflation``),
+    and each sequence adds at least its cheapest share. ``screen_subsets.sequence_shares`` covers replicas of
+    several kinds, and pipelines of one stage, whose first micro-batch is counted separately.
+ 2. *relaxation*: the linear relaxation of ``assignment_program``, first without profiles, then with them; its dual
+    bound is recomputed in exact arithmetic.
+ 3. *master*: the integer program. A set whose program has no solution below the incumbent is closed too.
+ 4. *waits*: where one set of a single strategy leaves a gap, its assignment program with the idle time of its
+    pipelines around long sequences (``idle_time``), for the longest sequences that its answers give a kind of
+    replicas.
  5. *exact*: for steps of few sequences, the whole problem of the set as one program (``exact``).
 
-The bound of the problem is the least over all sets. The masters' answers are packed, arranged and simulated: the
-best of these plans is the answer, and only its exact time counts.
+The bound of the problem is the minimum over all sets. The answers of assignment programs are packed, arranged and
+simulated; the best of these plans is the answer, and only its exact time counts.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ import time
 import numpy as np
 
 from milpplan.errors import SolverError
-from milpplan.groups.assignment_program import DEFAULT_FRACTIONS, Floors, master_program
+from milpplan.groups.assignment_program import DEFAULT_FRACTIONS, Floors, assignment_program
 from milpplan.groups.bounds.idle_time import IdleTimeBound
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.exact import exact_program, exact_size
-from milpplan.groups.packing.levelled import joined, leveled, packed
-from milpplan.groups.packing.pair_exchange import exchanged
-from milpplan.groups.packing.relocate import filled
-from milpplan.groups.packing.tabu_search import balanced, balances, first_packings
+from milpplan.groups.packing.levelled import exchange_in_group, pack_kinds, plan_from_packings
+from milpplan.groups.packing.pair_exchange import exchange_pairs
+from milpplan.groups.packing.relocate import relocate
+from milpplan.groups.packing.tabu_search import balance, first_packings, has_single_micro_batches
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.result import NO_PLAN_NS, GroupedResult, check_held
@@ -46,25 +48,25 @@ from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, Rows
 from milpplan.optimize.milp.solution import Backend, Limits, Solution
 
-# One master may take this share of the time that is left.
+# One assignment program may take this share of the remaining time.
 _SHARE = 0.34
-# Programs state times in this many units of the best time known, where the backend bears it.
+# Programs state times in this many units of the incumbent's time, fewer for backends with narrow numbers.
 _UNITS = {"cpsat": 2**12, "cbc": 2**12}
 _FRACTIONS = {"cpsat": 2**8, "cbc": 2**8}
 _DEFAULT_UNITS = 2**20
-# Floating-point solvers' whole bounds may come back this far from whole.
+# Bounds of floating-point solvers may be this far from whole numbers.
 _BOUND_TOLERANCE = 1e-4
-# Steps with exact programs of at most so many variables are solved exactly.
+# Maximum number of variables of an exact program.
 _MAX_EXACT = 512
-# A bound or plan is nearer by at least this share where another master with waits is worth it.
+# Minimum relative progress of bound and plan for another assignment program with idle time.
 _PROGRESS = 2e-4
-# Masters that follow what packings took, and how often they do for a set, after what is learned.
+# Programs corrected by the times of packings, in one round, and maximum number of such rounds for a set.
 _SHARED = 3
 _SHARES = 2
-# Sets that are balanced before programs are solved, in so many rounds each; the best ones for longer.
+# Number of sets balanced before programs are solved, and of the best of them balanced for longer.
 _STARTS = 8
 _STARTS_MORE = 3
-# Of more sequences than this, the small ones level replicas.
+# With more sequences than this, short sequences balance replicas, and the balancing is left out.
 _START_SEQUENCES = 96
 _START_ROUNDS = 1_000
 
@@ -77,13 +79,22 @@ def solve_groups(
     *,
     waits: bool = True,
 ) -> GroupedResult:
-    """Solve to ``relative_gap``, until nothing more is to be had, or until ``time_limit_s`` of wall clock (soft):
-    every set of strategies is looked at once, so a gap may stay open before the time is over. Without ``waits``
-    leave out that proof, for sets of several strategies, which it does not help. Programs that a backend refuses
-    (CP-SAT is trusted with moderate rows only) go to HiGHS, or CBC.
+    """Solve a grouped step to ``relative_gap``, or until no set can be improved.
 
-    Raises ``InvalidInputError`` where there are more sets of strategies than can be listed, ``InfeasibleError``
-    where no set holds the sequences within memory, and ``SolverError`` where no plan was found in time.
+    Every set of strategies is examined once, so a gap may stay open before the time is over. Programs that a
+    backend refuses (CP-SAT is trusted with moderate rows only) go to HiGHS, or CBC.
+
+    Args:
+        problem: the step.
+        backend_name: solver of the programs.
+        relative_gap: relative gap at which the search ends.
+        time_limit_s: limit of wall-clock time (soft).
+        waits: False leaves out the bound *waits*, which only helps sets of a single strategy.
+
+    Raises:
+        InvalidInputError: there are more sets of strategies than can be listed.
+        InfeasibleError: no set holds the sequences within memory.
+        SolverError: no plan was found in time.
     """
     search = _Search(problem, backend(backend_name), relative_gap, time_limit_s)
     search.run(waits)
@@ -108,22 +119,36 @@ def solve_set(
     time_limit_s: float = 60.0,
     floors: Floors | None = None,
 ) -> tuple[GroupedPlan | None, int]:
-    """The best plan found, if there was any, which may leave out some of these strategies, and a bound of all that
-    use just these, ns: proved until none of them is shorter than that or than ``below_ns`` by more than
-    ``relative_gap``, with what is known of the strategies' groups, ``floors``.
+    """Solve the step for one set of strategies.
 
-    Raises ``InvalidInputError`` where there are more sets of strategies than can be listed.
+    Args:
+        problem: the step.
+        used: indices of the set's strategies, ascending.
+        below_ns: time of an incumbent from elsewhere.
+        backend_name: solver of the programs.
+        relative_gap: relative gap to the shorter of plan and ``below_ns`` at which the search ends.
+        time_limit_s: limit of wall-clock time (soft).
+        floors: lower bounds of the strategies' groups from elsewhere.
+
+    Returns:
+        The best plan found (None: no plan; it may leave out some of the strategies), and a lower bound in ns of
+        all plans that use exactly these strategies.
+
+    Raises:
+        InvalidInputError: there are more sets of strategies than can be listed.
     """
     search = _Search(problem, backend(backend_name), relative_gap, time_limit_s, below_ns, floors)
-    record = next(one for one in search.sets if one.used == used)
+    record = next(candidate for candidate in search.sets if candidate.used == used)
     if record.bound_ns < search.target_ns():
         search.examine(record)
     return search.best, record.bound_ns
 
 
 class _Search:
-    """State of one run: the sets with their bounds and the best plan. ``below_ns``: a step that is known from
-    elsewhere; ``floors``: what is known of strategies' groups."""
+    """State of one run: the sets with their bounds, and the incumbent.
+
+    ``below_ns`` is the time of an incumbent from elsewhere, ``floors`` are bounds of the strategies' groups.
+    """
 
     def __init__(
         self,
@@ -146,21 +171,21 @@ class _Search:
         self.sets = ranked_sets(problem, self.cuts)
 
     def target_ns(self) -> float:
-        """A set with a bound of at least this is closed."""
+        """Return the cutoff: a set with a bound of at least this is closed."""
         return self.known_ns * (1.0 - self.relative_gap)
 
     @property
     def known_ns(self) -> float:
-        """The shortest step known."""
+        """Time of the shortest known step, ns."""
         return self.below_ns if self.best is None else min(self.below_ns, self.best.time_ns)
 
     def bound_ns(self) -> int:
-        """Least bound of all sets, at most the best plan."""
+        """Return the smallest bound of all sets, at most the incumbent's time."""
         assert self.best is not None
         return min(self.best.time_ns, *(record.bound_ns for record in self.sets))
 
     def run(self, waits: bool) -> None:
-        """Sets in the order of their bounds, once each."""
+        """Examine the sets once each, in the order of their bounds; then improve bound and plan."""
         self._start()
         for record in self.sets:
             if record.bound_ns >= self.target_ns():
@@ -170,95 +195,102 @@ class _Search:
                 break
             self.examine(record)
         if waits:
-            self._wait()
-        self._polish()
+            self._prove_idle_time()
+        self._improve_plan()
 
     def _start(self) -> None:
-        """Plans of the most promising sets that only need balancing, before any program is solved."""
+        """Plan the most promising sets that only need balancing, before any program is solved."""
         started: list[Group] = []
         for record in self.sets[:_STARTS] if self.problem.num_sequences <= _START_SEQUENCES else ():
             if started and time.perf_counter() >= self.deadline:
                 break
             kinds = self.problem.kinds_of(record.used[0])
-            first = first_packings(kinds) if len(record.used) == 1 and balances(kinds) else None
+            first = first_packings(kinds) if len(record.used) == 1 and has_single_micro_batches(kinds) else None
             if first is not None:
-                rough = balanced(first, _START_ROUNDS, self._enough_ns(record.used))
-                started.append(Group(record.used[0], tuple(exchanged(rough))))
+                balanced_packings = balance(first, _START_ROUNDS, self._group_cutoff_ns(record.used))
+                started.append(Group(record.used[0], tuple(exchange_pairs(balanced_packings))))
         started.sort(key=lambda group: group.time_ns)
         for group in started[:_STARTS_MORE]:
-            late = self.best is not None and time.perf_counter() >= self.deadline
-            more = balanced(group.packings, 0 if late else 4 * _START_ROUNDS, self._enough_ns((group.strategy,)))
-            self._keep(arranged(self.problem, [Group(group.strategy, tuple(exchanged(more)))]))
+            is_late = self.best is not None and time.perf_counter() >= self.deadline
+            balanced_packings = balance(
+                group.packings, 0 if is_late else 4 * _START_ROUNDS, self._group_cutoff_ns((group.strategy,))
+            )
+            self._keep(arranged(self.problem, [Group(group.strategy, tuple(exchange_pairs(balanced_packings)))]))
 
-    def _enough_ns(self, used: tuple[int, ...]) -> float:
-        """Time of a group with which a step of this set alone is within the gap of every bound."""
+    def _group_cutoff_ns(self, used: tuple[int, ...]) -> float:
+        """Return the group time at which a step of this set alone is within the gap of every bound."""
         return self.sets[0].bound_ns / (1.0 - self.relative_gap) - least_overhead_ns(self.problem, used)
 
     def examine(self, record: SetRecord) -> None:
-        """Relaxation, master, and where that leaves a gap and the step is small, the exact program."""
+        """Bound and solve a set: relaxation, assignment program, and for small steps with a gap, the exact
+        program."""
         unit_ns = self._unit_ns(self._guess_ns(record))
         fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
         for profiles in (False, True):
-            master = master_program(
+            program = assignment_program(
                 self.problem, record.used, self.cuts, unit_ns, fractions, profiles, floors=self.floors
             )
-            relaxation = Relaxation(master.program)
-            # Without an answer there are no duals to prove anything with: the integer program decides.
-            self._raise(record, relaxation.proved_bound(relaxation.solve()), unit_ns, "relaxation")
+            relaxation = Relaxation(program.program)
+            # Without an answer there are no duals for a bound, so the integer program decides.
+            self._raise_bound(record, relaxation.proved_bound(relaxation.solve()), unit_ns, "relaxation")
             if record.bound_ns >= self.target_ns():
                 return
-        values = self._solved(record, master.program, unit_ns, "master")
+        values = self._solve_program(record, program.program, unit_ns, "master")
         if values is not None:
-            self._try(master.loads(values), master.kinds)
+            self._pack_answer(program.loads(values), program.kinds)
         small = exact_size(self.problem, record.used) <= _MAX_EXACT
         if record.bound_ns < self.target_ns() and small:
             self._solve_exactly(record)
 
-    def _wait(self) -> None:
-        """Waits around long sequences, while the set with the least bound is one of them that learns any."""
+    def _prove_idle_time(self) -> None:
+        """Add idle time around long sequences, while the set with the smallest bound gains from it."""
         learned: dict[Kind, IdleTimeBound] = {}
-        shared = dict.fromkeys((one.used for one in self.sets), 0)
+        shared = dict.fromkeys((record.used for record in self.sets), 0)
         while self.best is not None and time.perf_counter() < self.deadline:
-            record = min(self.sets, key=lambda one: one.bound_ns)
+            record = min(self.sets, key=lambda candidate: candidate.bound_ns)
             pipelines = [kind for kind in self.problem.kinds_of(record.used[0]) if kind.pipeline.num_stages > 1]
             if record.bound_ns >= self.target_ns() or len(record.used) > 1 or not pipelines:
                 return
-            first = [kind for kind in pipelines if kind not in learned]
-            learned |= {kind: IdleTimeBound(kind, self.cuts[kind]) for kind in first}
+            new_kinds = [kind for kind in pipelines if kind not in learned]
+            learned |= {kind: IdleTimeBound(kind, self.cuts[kind]) for kind in new_kinds}
             waits = {kind: learned[kind] for kind in pipelines}
-            if first:
+            if new_kinds:
                 self._learn_from_best(record, waits)
             before = record.bound_ns, self.best.time_ns
             try:
-                new, loads = self._learn(record, waits)
-                if not new and loads is not None and shared[record.used] < _SHARES:
+                has_learned, loads = self._learn(record, waits)
+                if not has_learned and loads is not None and shared[record.used] < _SHARES:
                     shared[record.used] += 1
-                    self._share(record, loads, waits)
+                    self._correct_by_packings(record, loads, waits)
             except SolverError:
                 # A backend that refuses rows of this size leaves what is proved already.
                 return
-            nearer = record.bound_ns - before[0] + before[1] - self.best.time_ns > _PROGRESS * before[1]
-            if not new and not nearer:
+            progress = record.bound_ns - before[0] + before[1] - self.best.time_ns > _PROGRESS * before[1]
+            if not has_learned and not progress:
                 return
 
     def _learn_from_best(self, record: SetRecord, waits: dict[Kind, IdleTimeBound]) -> None:
-        """Learn of the longest sequences that the best plan gives to kinds of the set."""
+        """Learn idle time around the longest sequences that the incumbent gives to kinds of the set."""
         assert self.best is not None
         packings = [packing for group in self.best.groups for packing in group.packings]
         for packing in packings:
-            longest = [int(np.flatnonzero(one.any(axis=0))[-1]) for one in packing.replicas if one.any()]
+            longest = [
+                int(np.flatnonzero(replica.any(axis=0))[-1]) for replica in packing.replicas if replica.any()
+            ]
             if packing.kind in waits and longest:
                 waits[packing.kind].learn(max(longest), *self._interval(record, 1))
 
     def _guess_ns(self, record: SetRecord) -> int:
-        """About what a step takes."""
+        """Estimate the time of a step."""
         return record.bound_ns if math.isinf(self.known_ns) else int(self.known_ns)
 
     def _unit_ns(self, guess_ns: int) -> int:
+        """Return the unit of time in programs, ns."""
         return max(1, guess_ns // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
 
     def _interval(self, record: SetRecord, unit_ns: int) -> tuple[float, float]:
-        """Times of the group of all plans that are shorter than the best and none below the bound, ns."""
+        """Return an interval of the group time of all plans shorter than the incumbent, none below the bound,
+        ns."""
         assert self.best is not None
         constants = [price.constant_ns for price in tour_prices(self.problem, record.used)]
         return record.bound_ns - max(constants), self.best.time_ns - min(constants) + 2 * unit_ns
@@ -266,83 +298,91 @@ class _Search:
     def _learn(
         self, record: SetRecord, waits: dict[Kind, IdleTimeBound]
     ) -> tuple[bool, dict[Kind, Int64Array] | None]:
-        """Solve a set's master with what is known, and learn of the longest sequences in its answer: whether that
-        is anything new, and the answer."""
+        """Solve a set's assignment program with the learned idle time, and learn for the longest sequences of its
+        answer.
+
+        Returns:
+            True if a length was learned, and the sequences by kind (None: no answer).
+        """
         assert self.best is not None
         unit_ns = self._unit_ns(self.best.time_ns)
         fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
         low, high = self._interval(record, unit_ns)
-        rooms = {kind: one.room(low, high) for kind, one in waits.items()}
-        master = master_program(self.problem, record.used, self.cuts, unit_ns, fractions, waits=rooms)
-        values = self._solved(record, master.program, unit_ns, "waits")
+        capacity_rows = {kind: idle_time.capacity_row(low, high) for kind, idle_time in waits.items()}
+        program = assignment_program(self.problem, record.used, self.cuts, unit_ns, fractions, waits=capacity_rows)
+        values = self._solve_program(record, program.program, unit_ns, "waits")
         if values is None:
             return False, None
-        loads = dict(zip(master.kinds, master.loads(values).values(), strict=True))
+        loads = dict(zip(program.kinds, program.loads(values).values(), strict=True))
         longest = {kind: np.flatnonzero(loads[kind]) for kind in waits if record.bound_ns < self.target_ns()}
-        news = [waits[kind].learn(int(held[-1]), low, high) for kind, held in longest.items() if held.size]
-        return any(news), loads
+        learned = [
+            waits[kind].learn(int(lengths[-1]), low, high) for kind, lengths in longest.items() if lengths.size
+        ]
+        return any(learned), loads
 
-    def _share(self, record: SetRecord, loads: dict[Kind, Int64Array], waits: dict[Kind, IdleTimeBound]) -> None:
-        """Pack a master's answer, and those of masters that know by how much each kind came out later than its
-        bound."""
+    def _correct_by_packings(
+        self, record: SetRecord, loads: dict[Kind, Int64Array], waits: dict[Kind, IdleTimeBound]
+    ) -> None:
+        """Pack an answer, and those of programs corrected by how much later packings were than their kinds'
+        bounds."""
         assert self.best is not None
         unit_ns = self._unit_ns(self.best.time_ns)
         interval = self._interval(record, unit_ns)
         for _ in range(_SHARED):
-            packings = packed(loads, self.cuts, around=True)
+            packings = pack_kinds(loads, self.cuts, around=True)
             if packings is None:
                 return
-            self._keep(joined(self.problem, packings))
-            rooms = {
-                kind: one.room(*interval).after(packings[kind].time_ns, loads[kind], kind)
-                for kind, one in waits.items()
+            self._keep(plan_from_packings(self.problem, packings))
+            capacity_rows = {
+                kind: idle_time.capacity_row(*interval).after(packings[kind].time_ns, loads[kind], kind)
+                for kind, idle_time in waits.items()
             }
-            master = master_program(self.problem, record.used, self.cuts, unit_ns, waits=rooms)
+            program = assignment_program(self.problem, record.used, self.cuts, unit_ns, waits=capacity_rows)
             limits = Limits(time_limit_s=1.0, relative_gap=self.relative_gap / 64)
-            values = self._answer(master.program, limits).values
+            values = self._solve_or_other(program.program, limits).values
             if values is None or time.perf_counter() >= self.deadline:
                 return
-            decided = master.loads(np.rint(values.astype(np.float64)).astype(np.int64))
-            loads = dict(zip(master.kinds, decided.values(), strict=True))
+            answer_loads = program.loads(np.rint(values.astype(np.float64)).astype(np.int64))
+            loads = dict(zip(program.kinds, answer_loads.values(), strict=True))
 
-    def _raise(self, record: SetRecord, units: int | None, unit_ns: int, by: Proof) -> None:
-        """Take over a bound proved in units if it is higher."""
+    def _raise_bound(self, record: SetRecord, units: int | None, unit_ns: int, by: Proof) -> None:
+        """Adopt a bound proved in units if it is higher."""
         if units is not None and units * unit_ns > record.bound_ns:
             record.bound_ns, record.by = units * unit_ns, by
 
-    def _solved(self, record: SetRecord, program: Program, unit_ns: int, by: Proof) -> Int64Array | None:
-        """Solve below the best plan; the bound goes to the record, the decisions come back."""
-        left = max(1.0, self.deadline - time.perf_counter())
+    def _solve_program(self, record: SetRecord, program: Program, unit_ns: int, by: Proof) -> Int64Array | None:
+        """Solve a program below the incumbent. Raises the bound of the record, and returns the values."""
+        remaining_s = max(1.0, self.deadline - time.perf_counter())
         share = 64 if by == "waits" else 8
-        limits = Limits(time_limit_s=max(1.0, _SHARE * left), relative_gap=self.relative_gap / share)
-        # Nothing is gained from plans between the target and the best, and their absence is hard to prove.
-        most_ns = math.ceil(self.target_ns()) if by == "exact" and self.best is not None else None
-        # CP-SAT has groups' times in whole units, above what masters say of them by up to one each.
+        limits = Limits(time_limit_s=max(1.0, _SHARE * remaining_s), relative_gap=self.relative_gap / share)
+        # Plans between the cutoff and the incumbent gain nothing, and their absence is hard to prove.
+        limit_ns = math.ceil(self.target_ns()) if by == "exact" and self.best is not None else None
+        # CP-SAT rounds groups' times up to whole units, by up to one unit each.
         spare = len(record.used) if unit_ns > 1 and by != "exact" else 0
-        below = self._below_best(program, unit_ns, most_ns, spare)
-        solution = witnessed(below, limits, self._answer(below, limits))
+        below = self._below_best(program, unit_ns, limit_ns, spare)
+        solution = witnessed(below, limits, self._solve_or_other(below, limits))
         if solution.status == "infeasible":
-            # Nothing below the best plan; without one, the set cannot hold the sequences at all.
-            nothing_below = most_ns or (NO_PLAN_NS if math.isinf(self.known_ns) else math.floor(self.known_ns))
-            self._raise(record, nothing_below, 1, by)
+            # No plan is below the incumbent; without an incumbent, the set cannot hold the sequences.
+            nothing_below = limit_ns or (NO_PLAN_NS if math.isinf(self.known_ns) else math.floor(self.known_ns))
+            self._raise_bound(record, nothing_below, 1, by)
             return None
         if solution.bound is not None:
-            # What a solver proves with tolerances holds to far less than a unit, where a unit is more than one ns.
+            # A floating-point solver's bound is wrong by far less than a unit, if a unit is more than one ns.
             slack = spare if solution.backend == "cpsat" else int(unit_ns > 1)
-            self._raise(record, math.ceil(solution.bound - _BOUND_TOLERANCE) - slack, unit_ns, by)
+            self._raise_bound(record, math.ceil(solution.bound - _BOUND_TOLERANCE) - slack, unit_ns, by)
         if solution.values is None:
             return None
         return np.rint(solution.values.astype(np.float64)).astype(np.int64)
 
-    def _answer(self, program: Program, limits: Limits) -> Solution:
-        """The backend's, or where it refuses the program or its answer does not stand, the best other one's."""
+    def _solve_or_other(self, program: Program, limits: Limits) -> Solution:
+        """Solve with the backend, or with the automatic choice where the backend fails or its answer is wrong."""
         try:
             return self.solver.solve(program, limits)
         except SolverError:
             return backend(AUTO).solve(program, limits)
 
-    def _below_best(self, program: Program, unit_ns: int, most_ns: int | None, spare: int) -> Program:
-        """The program with its objective bounded by the best plan, or by ``most_ns``, and so many units more."""
+    def _below_best(self, program: Program, unit_ns: int, limit_ns: int | None, spare: int) -> Program:
+        """Bound the objective by the incumbent, or by ``limit_ns``, and ``spare`` units more."""
         if math.isinf(self.known_ns):
             return program
         columns = np.flatnonzero(program.objective)
@@ -350,41 +390,45 @@ class _Search:
             ("below_the_best_plan",),
             program.objective[columns],
             MINUS_INFINITY,
-            -(-(most_ns or math.ceil(self.known_ns)) // unit_ns) + spare - program.offset,
+            -(-(limit_ns or math.ceil(self.known_ns)) // unit_ns) + spare - program.offset,
             columns,
         )
         return program.with_rows(row)
 
     def _solve_exactly(self, record: SetRecord) -> None:
+        """Solve the exact program of a set."""
         unit_ns = self._unit_ns(self._guess_ns(record))
         exact = exact_program(self.problem, record.used, unit_ns)
-        values = self._solved(record, exact.program, unit_ns, "exact")
+        values = self._solve_program(record, exact.program, unit_ns, "exact")
         if values is not None:
             self._keep(arranged(self.problem, exact.groups(values)))
 
-    def _try(self, loads: dict[int, Int64Array], kinds: tuple[Kind, ...]) -> None:
-        """Pack what a master decided, let idle replicas take work once, and keep the plan if it is the best."""
-        plan = self._packed({kind: loads[j] for j, kind in enumerate(kinds)})
+    def _pack_answer(self, loads: dict[int, Int64Array], kinds: tuple[Kind, ...]) -> None:
+        """Pack the answer of an assignment program, relocate into idle time once, and keep better plans."""
+        plan = self._plan_of({kind: loads[j] for j, kind in enumerate(kinds)})
         if plan is not None:
             self._keep(plan)
-            self._keep(filled(plan, self.cuts, self._packed))
+            self._keep(relocate(plan, self.cuts, self._plan_of))
 
     def _keep(self, plan: GroupedPlan | None) -> bool:
-        """Whether the plan is the best so far."""
+        """Keep the plan if it is faster than the incumbent. Returns True if it was kept."""
         if plan is None or (self.best is not None and plan.time_ns >= self.best.time_ns):
             return False
         self.best = plan
         return True
 
-    def _polish(self) -> None:
-        """Let idle replicas of the best plan take work until nothing gets shorter; level single micro-batches."""
+    def _improve_plan(self) -> None:
+        """Relocate sequences into idle time of the incumbent until it stays; exchange pairs in groups."""
         if self.best is not None:
-            groups = [leveled(group) for group in self.best.groups]
+            groups = [exchange_in_group(group) for group in self.best.groups]
             self._keep(arranged(self.problem, groups))
         while self.best is not None and time.perf_counter() < self.deadline:
-            if self.bound_ns() >= self.target_ns() or not self._keep(filled(self.best, self.cuts, self._packed)):
+            if self.bound_ns() >= self.target_ns() or not self._keep(
+                relocate(self.best, self.cuts, self._plan_of)
+            ):
                 return
 
-    def _packed(self, counts: dict[Kind, Int64Array]) -> GroupedPlan | None:
-        packings = packed(counts, self.cuts)
-        return None if packings is None else joined(self.problem, packings)
+    def _plan_of(self, counts: dict[Kind, Int64Array]) -> GroupedPlan | None:
+        """Pack the sequences of every kind and arrange the plan; None if a kind has no packing."""
+        packings = pack_kinds(counts, self.cuts)
+        return None if packings is None else plan_from_packings(self.problem, packings)

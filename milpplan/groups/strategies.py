@@ -1,4 +1,4 @@
-"""What a strategy costs: pipelines of equal stages, the time of one sequence on a stage, and memory in tokens.
+"""Costs of a strategy: pipelines of equal stages, the time of one sequence on a stage, and memory in tokens.
 
 All times are whole nanoseconds. The time of a length on one stage is ``parts * units``: ``units`` [K] is an
 integer table over the K distinct lengths of the workload, of which ``forward_parts`` are forward and
@@ -25,7 +25,7 @@ BACKWARD_PARTS = 2
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One pipeline of ``num_stages`` equal stages, as many copies of it as a strategy holds.
+    """A pipeline of ``num_stages`` equal stages, of which a strategy holds one or several copies.
 
     ``linear_ns`` b, ``quadratic_ns`` a and ``micro_batch_ns`` c are the time of one sequence of s tokens on one
     stage, forward and backward together, ``a s^2 + b s``, and of a micro-batch beyond its sequences.
@@ -73,7 +73,7 @@ class Pipeline:
         return round(self.micro_batch_ns / self.parts)
 
     def units(self, lengths: Int64Array) -> Int64Array:
-        """Units of one sequence of each length on a stage, rounded to whole ones; shape of ``lengths``.
+        """Return the units of one sequence of each length on a stage, rounded; shape of ``lengths``.
 
         a s^2 + b s in parts. Source: the regressions of Hydraulis (PKU-DAIR/Hetu, examples/hydraulis), whose
         form every cost model of transformers has: attention is quadratic in the length, all else linear.
@@ -83,7 +83,7 @@ class Pipeline:
         return np.rint(time_ns / self.parts).astype(np.int64)
 
     def holds(self, lengths: Int64Array) -> npt.NDArray[np.bool_]:
-        """Which lengths fit into a micro-batch alone."""
+        """Mark the lengths that fit into a micro-batch alone."""
         limit = self.micro_batch_tokens
         if self.in_flight_tokens is not None:
             limit = min(limit, self.in_flight_tokens)
@@ -98,20 +98,20 @@ class TabledPipeline(Pipeline):
     table: tuple[int, ...] = ()
 
     def units(self, lengths: Int64Array) -> Int64Array:
-        """Units of lengths; their shape.
+        """Look up the units of lengths; shape of ``lengths``.
 
         Raises:
             InvalidInputError: a length that is not in the table.
         """
-        known = np.array(self.table_lengths, np.int64)
-        places = np.minimum(np.searchsorted(known, lengths), known.size - 1)
-        if (known[places] != lengths).any():
+        tabled = np.array(self.table_lengths, np.int64)
+        indices = np.minimum(np.searchsorted(tabled, lengths), tabled.size - 1)
+        if (tabled[indices] != lengths).any():
             raise InvalidInputError(
-                f"Pipeline {self.name} has no time for {int(lengths[known[places] != lengths][0])} tokens.",
-                f"Lengths of its table expected: {known.size} from {known[0]} to {known[-1]}.",
+                f"Pipeline {self.name} has no time for {int(lengths[tabled[indices] != lengths][0])} tokens.",
+                f"Lengths of its table expected: {tabled.size} from {tabled[0]} to {tabled[-1]}.",
                 "Align lengths as the table's are.",
             )
-        return np.asarray(np.array(self.table, np.int64)[places])
+        return np.asarray(np.array(self.table, np.int64)[indices])
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Strategy:
 
     @staticmethod
     def of(pipeline: Pipeline, num_replicas: int, reduce_ns: int = 0, name: str = "") -> Strategy:
-        """``num_replicas`` equal pipelines."""
+        """Make a strategy of ``num_replicas`` equal pipelines."""
         return Strategy(name or f"{num_replicas} x {pipeline.name}", ((pipeline, num_replicas),), reduce_ns)
 
     @cached_property
@@ -144,14 +144,16 @@ class Strategy:
         return tuple(pipeline for pipeline, count in self.pipelines for _ in range(count))
 
     def holds(self, lengths: Int64Array) -> npt.NDArray[np.bool_]:
-        """Which lengths fit into some replica."""
+        """Mark the lengths that fit into some replica."""
         return np.asarray(np.any([pipeline.holds(lengths) for pipeline, _ in self.pipelines], axis=0), np.bool_)
 
 
 @dataclass(frozen=True, eq=False)
 class SwitchTimes:
-    """Times between strategies, indexed [from, to], in ns: parameters (before the next group starts) and
-    gradients (while it runs)."""
+    """Switch times between strategies, indexed [from, to], in ns.
+
+    Parameters move before the next group starts, gradients while it runs.
+    """
 
     parameters_ns: Int64Array
     gradients_ns: Int64Array
@@ -168,6 +170,6 @@ class SwitchTimes:
 
     @staticmethod
     def free(num_strategies: int) -> SwitchTimes:
-        """Switches that cost nothing."""
+        """Make switches that cost nothing."""
         zero = np.zeros((num_strategies, num_strategies), np.int64)
         return SwitchTimes(zero, zero)

@@ -1,4 +1,4 @@
-"""What the programs of a set of strategies share: the groups' times, the choice of the tour, the objective."""
+"""Rows shared by the programs of a set of strategies: group times, the choice of the tour, and the objective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milpplan.optimize.milp.program import ProgramBuilder
 
 @dataclass(frozen=True, slots=True)
 class TourCostRows:
-    """Columns of the groups' times by strategy, and of the tours, with the tours' prices in units."""
+    """Columns of the group times by strategy and of the tours, with the tours' constants in units."""
 
     times: dict[int, int]
     tours: range
@@ -28,14 +28,20 @@ class TourCostRows:
         unit_ns: int,
         highest_ns: float = 0.0,
     ) -> TourCostRows:
-        """Add Z_s, y_t and the rows ``one_tour``. ``highest_ns``: what is known of groups from elsewhere may be
-        above all that the strategies' tables allow, which are below the true times."""
+        """Add Z_s, y_t and the rows ``one_tour``.
+
+        ``highest_ns`` is the largest floor of a group, which may be above all times that the strategies' tables
+        allow, since these are rounded below the true times.
+        """
         prices = tour_prices(problem, used)
-        longest = max((hidden for price in prices for hidden in price.hidden_ns), default=0)
-        most = -(-max(longest, math.ceil(highest_ns), *(serial_ns(kind) for kind in kinds)) // unit_ns) + 1
+        longest_hidden = max((hidden for price in prices for hidden in price.hidden_ns), default=0)
+        upper_bound = (
+            -(-max(longest_hidden, math.ceil(highest_ns), *(serial_ns(kind) for kind in kinds)) // unit_ns) + 1
+        )
         names = [problem.strategies[s].name for s in used]
         times = {
-            s: builder.add_variable(f"Z[{name}]", 0, most, False) for s, name in zip(used, names, strict=True)
+            s: builder.add_variable(f"Z[{name}]", 0, upper_bound, False)
+            for s, name in zip(used, names, strict=True)
         }
         tours = builder.add_variables([f"tour[{t}]" for t in range(len(prices))], 0, 1)
         one_tour(builder, tours, times, prices, unit_ns)
@@ -63,7 +69,10 @@ def every_strategy_is_used(builder: ProgramBuilder, name: str, sequences: Sequen
 
 
 def serial_ns(kind: Kind) -> int:
-    """Time of all that fits on one replica, one micro-batch a sequence, without overlap: no packing takes more."""
+    """Return the time of all fitting sequences on one replica, one micro-batch each, without overlap.
+
+    No packing takes longer.
+    """
     pipeline = kind.pipeline
     number = int(kind.counts[kind.fits].sum())
     work = pipeline.parts * (kind.total_units + number * pipeline.micro_batch_units)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from milpplan.groups.problem import GroupedProblem
 
-# Sets of more strategies than this are priced by their cheapest tour, without its hidden gradients.
+# Larger sets of strategies have one cost from below: their cheapest tour, without its hidden gradients.
 _MAX_LISTED = 4
 
 _States = dict[tuple[frozenset[int], int], tuple[int, tuple[int, ...]]]
@@ -37,7 +37,8 @@ class Tour:
 
 
 def tour_time_ns(problem: GroupedProblem, home: int, order: tuple[int, ...], group_ns: dict[int, int]) -> int:
-    """Time of a step: the formula of the module, ``group_ns`` being the Z of every strategy in ``order``."""
+    """Return the time of a step by the formula of the module; ``group_ns`` are the Z of the strategies in
+    ``order``."""
     total = problem.finish_of(home)
     previous = home
     for position, strategy in enumerate(order):
@@ -49,7 +50,7 @@ def tour_time_ns(problem: GroupedProblem, home: int, order: tuple[int, ...], gro
 def _visit_ns(
     problem: GroupedProblem, before: int, strategy: int, group_ns: dict[int, int] | None, first: bool
 ) -> int:
-    """Switch, group and reduction; with no ``group_ns``, the part that no group can hide."""
+    """Return the time of switch, group and reduction; without ``group_ns``, the part that no group can hide."""
     parameters = 0 if before == strategy else int(problem.switches.parameters_ns[before, strategy])
     gradients = 0 if first else _gradients_ns(problem, before, strategy)
     group = 0 if group_ns is None else max(group_ns[strategy], gradients)
@@ -57,11 +58,13 @@ def _visit_ns(
 
 
 def _gradients_ns(problem: GroupedProblem, before: int, after: int) -> int:
+    """Return the time of the gradients' switch, ns."""
     return 0 if before == after else int(problem.switches.gradients_ns[before, after])
 
 
 def best_tour(problem: GroupedProblem, used: tuple[int, ...], group_ns: dict[int, int]) -> Tour:
-    """The least time over all homes and orders of ``used``, by dynamic programming over (visited, last)."""
+    """Return the fastest tour over all homes and orders of ``used``, by dynamic programming over (visited,
+    last)."""
     return min(
         (_best_from(problem, home, used, group_ns) for home in problem.home_choices),
         key=lambda tour: (tour.time_ns, tour.home, tour.order),
@@ -69,53 +72,59 @@ def best_tour(problem: GroupedProblem, used: tuple[int, ...], group_ns: dict[int
 
 
 def least_overhead_ns(problem: GroupedProblem, used: tuple[int, ...]) -> int:
-    """What any step with exactly these strategies costs beyond the sum of its groups' times, at least.
+    """Return a lower bound of a step's time beyond the sum of its groups' times, for exactly these strategies.
 
-    The best tour with hidden gradients left out: max(Z, G) >= Z, everything else is counted.
+    It is the best tour with hidden gradients left out: max(Z, G) >= Z, everything else is counted.
     """
     return min(_best_from(problem, home, used, None).time_ns for home in problem.home_choices)
 
 
 def _best_from(problem: GroupedProblem, home: int, used: tuple[int, ...], group_ns: dict[int, int] | None) -> Tour:
+    """Return the fastest tour from one home."""
     states: _States = {
-        (frozenset((one,)), one): (_visit_ns(problem, home, one, group_ns, first=True), (one,)) for one in used
+        (frozenset((strategy,)), strategy): (_visit_ns(problem, home, strategy, group_ns, first=True), (strategy,))
+        for strategy in used
     }
     for _ in range(len(used) - 1):
-        states = _longer(problem, states, used, group_ns)
+        states = _extended(problem, states, used, group_ns)
     time_ns, order = min(
         (time_ns + _gradients_ns(problem, last, home), order) for (_, last), (time_ns, order) in states.items()
     )
     return Tour(home, order, time_ns + problem.finish_of(home))
 
 
-def _longer(
+def _extended(
     problem: GroupedProblem, states: _States, used: tuple[int, ...], group_ns: dict[int, int] | None
 ) -> _States:
-    """The best ways to have visited one strategy more."""
+    """Extend the best partial tours by one strategy."""
     longer: _States = {}
     for (visited, last), (time_ns, order) in states.items():
-        for one in used:
-            if one in visited:
+        for strategy in used:
+            if strategy in visited:
                 continue
-            way = (time_ns + _visit_ns(problem, last, one, group_ns, first=False), (*order, one))
-            key = (visited | {one}, one)
-            longer[key] = min(way, longer.get(key, way))
+            partial_tour = (
+                time_ns + _visit_ns(problem, last, strategy, group_ns, first=False),
+                (*order, strategy),
+            )
+            key = (visited | {strategy}, strategy)
+            longer[key] = min(partial_tour, longer.get(key, partial_tour))
     return longer
 
 
 @dataclass(frozen=True, slots=True)
 class TourPrice:
-    """What an order adds: ``constant_ns``, and the time that every group takes at least, its hidden gradients."""
+    """Cost of a tour: ``constant_ns``, and the minimum time of every group that hides gradients behind it."""
 
     constant_ns: int
     hidden_ns: tuple[int, ...]
 
 
 def tour_prices(problem: GroupedProblem, used: tuple[int, ...]) -> tuple[TourPrice, ...]:
-    """Prices of all tours of ``used`` that no other tour's price is at least as good as; hidden as in ``used``.
+    """Return the costs of all tours of ``used`` that no other tour dominates; ``hidden_ns`` in the order of
+    ``used``.
 
-    A step of the tour takes ``constant_ns + sum_s max(Z_s, hidden_s)``, so the least over these is exact. Larger
-    sets get one price from below: the cheapest tour without what it hides.
+    A step of the tour takes ``constant_ns + sum_s max(Z_s, hidden_s)``, so the minimum over these costs is exact.
+    Larger sets get one cost from below: the cheapest tour without its hidden gradients.
     """
     if len(used) > _MAX_LISTED:
         return (TourPrice(least_overhead_ns(problem, used), (0,) * len(used)),)
@@ -124,7 +133,7 @@ def tour_prices(problem: GroupedProblem, used: tuple[int, ...]) -> tuple[TourPri
     for home, order in itertools.product(problem.home_choices, itertools.permutations(used)):
         hidden = {b: _gradients_ns(problem, a, b) for a, b in itertools.pairwise(order)}
         total = tour_time_ns(problem, home, order, nothing) - sum(hidden.values())
-        prices.add(TourPrice(total, tuple(hidden.get(one, 0) for one in used)))
+        prices.add(TourPrice(total, tuple(hidden.get(strategy, 0) for strategy in used)))
     kept: list[TourPrice] = []
     for price in sorted(prices, key=lambda price: (price.constant_ns, price.hidden_ns)):
         if not any(all(a <= b for a, b in zip(other.hidden_ns, price.hidden_ns, strict=True)) for other in kept):

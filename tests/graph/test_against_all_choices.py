@@ -149,8 +149,8 @@ def test_a_bound_above_a_known_choice_is_an_error(monkeypatch: pytest.MonkeyPatc
     graph = StrategyGraph(
         [[1.0, 3.0]] * 3, {(0, 1): np.ones((2, 2)), (1, 2): np.ones((2, 2))}, [[2.0, 1.0]] * 3, 4.0
     )
-    plain = solving.Sweeps.run
-    monkeypatch.setattr(solving.Sweeps, "run", lambda self: (2**54, plain(self)[1]))
+    plain = solving.MessagePassing.run
+    monkeypatch.setattr(solving.MessagePassing, "run", lambda self: (2**54, plain(self)[1]))
     with pytest.raises(BoundRefutedError, match="above the cost"):
         graph.solve(hint=[1, 1, 0])
 

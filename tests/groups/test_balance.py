@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from milpplan.groups.packing.tabu_search import balanced, balances, first_packings
+from milpplan.groups.packing.tabu_search import balance, first_packings, has_single_micro_batches
 from milpplan.groups.plan import Group, arranged
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
@@ -47,7 +47,7 @@ def test_balance_finds_the_best_of_all_ways(seed: int) -> None:
     problem = mixed(seed, 7, 80)
     first = first_packings(problem.kinds_of(0))
     assert first is not None
-    found = balanced(first)
+    found = balance(first)
     plan = arranged(problem, [Group(0, tuple(found))])
     assert plan.time_ns == least_ns(problem)
 
@@ -58,10 +58,10 @@ def test_balance_never_lengthens(seed: int) -> None:
     problem = mixed(seed, 60, 600)
     first = first_packings(problem.kinds_of(0))
     assert first is not None
-    found = balanced(first, 300)
+    found = balance(first, 300)
     assert max(one.time_ns for one in found) <= max(one.time_ns for one in first)
     arranged(problem, [Group(0, tuple(found))])
-    again = balanced(first, 300)
+    again = balance(first, 300)
     for one, other in zip(found, again, strict=True):
         assert [held.tolist() for held in one.replicas] == [held.tolist() for held in other.replicas]
 
@@ -69,8 +69,8 @@ def test_balance_never_lengthens(seed: int) -> None:
 def test_only_single_micro_batches_are_balanced() -> None:
     """Replicas that accumulate, or have stages, are not for it; too many tokens have no first packing."""
     problem = mixed(0, 8, 90)
-    assert balances(problem.kinds_of(0))
+    assert has_single_micro_batches(problem.kinds_of(0))
     assert first_packings(mixed(0, 30, 60).kinds_of(0)) is None
     other = Strategy.of(Pipeline("a", 1, 1.0, 1.0, 1.0, 90), 2)
     free = GroupedProblem(problem.lengths, problem.counts, (other,), SwitchTimes.free(1), 1)
-    assert not balances(free.kinds_of(0))
+    assert not has_single_micro_batches(free.kinds_of(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.groups.assignment_program import master_program
+from milpplan.groups.assignment_program import assignment_program
 from milpplan.groups.bounds.idle_time import IdleTimeBound
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.screen_subsets import ranked_sets
@@ -99,7 +99,7 @@ def test_bounds_of_sets_are_bounds(block: int) -> None:
         for record in ranked_sets(problem, cuts):
             least = least_time_ns(problem, record.used)
             assert record.bound_ns <= least, (seed, record.used)
-            solution = solver.solve(master_program(problem, record.used, cuts, 1, 2**6).program, Limits())
+            solution = solver.solve(assignment_program(problem, record.used, cuts, 1, 2**6).program, Limits())
             if solution.status == "infeasible":
                 assert least == float("inf"), (seed, record.used)
             else:
@@ -129,8 +129,8 @@ def check_waits(seeds: range) -> None:
                 waits = IdleTimeBound(kind, cuts[kind])
                 for length in np.flatnonzero(kind.fits)[-2:] if kind.pipeline.num_stages > 1 else ():
                     waits.learn(int(length), *ends)
-                    rooms[kind] = waits.room(*ends)
-            master = master_program(problem, record.used, cuts, 1, 2**6, waits=rooms)
+                    rooms[kind] = waits.capacity_row(*ends)
+            master = assignment_program(problem, record.used, cuts, 1, 2**6, waits=rooms)
             assert any(name.startswith("waits_around_long") for name in master.program.rows.names) == bool(rooms)
             bound = solver.solve(master.program, Limits()).bound
             assert bound is not None

@@ -7,7 +7,7 @@ import pytest
 
 from examples.adapters import flexsp
 from milpplan.groups.packing.pack import Packing
-from milpplan.groups.packing.pair_exchange import exchanged
+from milpplan.groups.packing.pair_exchange import exchange_pairs
 from milpplan.groups.packing.tabu_search import first_packings
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.search import solve_groups
@@ -26,7 +26,7 @@ def test_a_pair_for_a_pair_by_hand() -> None:
     kind = _kind(2, [1, 2, 3, 4, 5, 6, 7], [1, 1, 1, 2, 1, 1, 1], 16)
     start = Packing(kind, (np.array([[1, 1, 0, 0, 0, 1, 1]]), np.array([[0, 0, 1, 2, 1, 0, 0]])))
     assert start.time_ns == 3 * 90 + 30 * 16 + 3
-    (better,) = exchanged([start])
+    (better,) = exchange_pairs([start])
     assert better.time_ns == 3 * 78 + 30 * 16 + 3
 
 
@@ -39,7 +39,7 @@ def test_nothing_is_lost_and_nothing_gets_longer(seed: int) -> None:
     fast, slow = _kind(2, lengths, counts, 400, 1.0), _kind(3, lengths, counts, 160, 3.0)
     first = first_packings([fast, slow])
     assert first is not None
-    better = exchanged(first)
+    better = exchange_pairs(first)
     assert max(one.time_ns for one in better) <= max(one.time_ns for one in first)
     held = sum(replica.sum(axis=0) for one in better for replica in one.replicas)
     assert np.asarray(held).tolist() == counts

@@ -36,7 +36,7 @@ def known(stages: int, replicas: int, transfer_ns: int, low: float, high: float)
     for length in (5, 4, 3):
         assert waits.learn(length, low, high)
         assert not waits.learn(length, low, high)
-    return kind, waits.room(low, high)
+    return kind, waits.capacity_row(low, high)
 
 
 def times_of(kind: Kind, replicas: list[Int64Array]) -> list[int]:
@@ -66,7 +66,7 @@ def test_no_packing_does_more_within_its_time(stages: int, replicas: int, transf
             seen += 1
             work = float(held @ kind.units) * kind.pipeline.parts
             longest = int(np.flatnonzero(held)[-1])
-            left = min([room.plain, *(one for length, one in room.rooms if length <= longest)])
+            left = min([room.capacity_of_any, *(one for length, one in room.capacities if length <= longest)])
             assert work <= room.slope * time_ns + left
             nearest = min(nearest, time_ns - (work - left) / room.slope)
     assert seen > 50
@@ -78,7 +78,7 @@ def test_longer_sequences_leave_less_room(stages: int, replicas: int) -> None:
     """Rooms fall with the length, and the longest one's is well below what replicas without it have."""
     whole = float(kind_of(stages, replicas).total_units * 3 / replicas)
     _, room = known(stages, replicas, 0, 1.2 * whole, 1.5 * whole)
-    rooms = [room.plain, *(one for _, one in room.rooms)]
+    rooms = [room.capacity_of_any, *(one for _, one in room.capacities)]
     assert rooms == sorted(rooms, reverse=True)
     assert rooms[-1] < rooms[0] - 0.02 * whole
 
@@ -90,8 +90,8 @@ def test_bound_is_reached_where_one_sequence_is_all() -> None:
     alone = 4 * 3 * (int(kind.units[0]) + pipeline.micro_batch_units)
     waits = IdleTimeBound(kind, PipelineCuts(kind))
     waits.learn(0, 0.9 * alone, 1.1 * alone)
-    room = waits.room(0.9 * alone, 1.1 * alone)
-    bound = (float(kind.units[0] * 3) - room.rooms[0][1]) / room.slope
+    room = waits.capacity_row(0.9 * alone, 1.1 * alone)
+    bound = (float(kind.units[0] * 3) - room.capacities[0][1]) / room.slope
     assert 0.95 * alone < bound <= alone
 
 

@@ -1,8 +1,7 @@
-"""Linear programs of floats with their prices, through GLOP: 1.2 to 4 times as fast as HiGHS through SciPy on the
-programs of this project.
+"""Linear programs of floats with their dual values, through GLOP.
 
-Nothing that is proved rests on an answer: bounds are computed anew from its prices. The numbers that it needs are
-handed over as arrays, so small programs take half a millisecond.
+No proof rests on an answer: bounds are recomputed from its dual values. Matrices are handed over as arrays, so
+small programs take half a millisecond; GLOP is faster here than HiGHS through SciPy.
 """
 
 from __future__ import annotations
@@ -15,14 +14,17 @@ import numpy as np
 from milpplan.groups.strategies import FloatArray
 from milpplan.groups.strategies import Int64Array as IntArray
 
-# The simplex method on the dual: the fastest on programs of paths.
+# The simplex method on the dual is the fastest on programs of paths.
 _PARAMETERS = "solve_dual_problem:ALWAYS_DO"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearSolution:
-    """The ``value`` of a program and ``values`` [n] that reach it; what it falls by when a row that is ``at_most``
-    or ``equal`` has one more, and what a variable at its end costs beyond its rows (``reduced`` [n])."""
+    """Optimum ``value`` of a program and ``values`` [n] of its variables.
+
+    ``at_most`` and ``equal`` are the rows' dual values: the derivatives of the value by the right-hand sides.
+    ``reduced`` [n] are the variables' reduced costs.
+    """
 
     value: float
     values: FloatArray
@@ -33,8 +35,10 @@ class LinearSolution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """What is not zero in a matrix: ``values`` at ``rows`` and ``columns``, [e] each. Small programs take longer
-    to put together than to solve, so there is no other form of a matrix on the way."""
+    """Non-zero entries of a matrix: ``values`` at ``rows`` and ``columns``, [e] each.
+
+    Building small programs takes longer than solving them, so no other matrix type is built on the way.
+    """
 
     rows: IntArray
     columns: IntArray
@@ -42,17 +46,17 @@ class Entries:
 
     @staticmethod
     def of(*parts: tuple[IntArray, IntArray, FloatArray]) -> Entries:
-        """Several together."""
-        rows, columns, values = (np.concatenate(one) for one in zip(*parts, strict=True))
+        """Join several sets of entries."""
+        rows, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         return Entries(rows, columns, values)
 
     def below(self, number: int) -> Entries:
-        """The same after so many rows of others."""
+        """Return the entries below ``number`` rows of other entries."""
         return Entries(self.rows + number, self.columns, self.values)
 
 
 def ready() -> None:
-    """Import what programs need, which takes a tenth of a second: now, and not with the first one that counts."""
+    """Import the solver, which takes a tenth of a second, before the first program that counts."""
     one = np.ones(1)
     least(one, (-one[:, None], -one))
 
@@ -64,10 +68,14 @@ def least(
     low: FloatArray | float = 0.0,
     high: FloatArray | float = np.inf,
 ) -> LinearSolution | None:
-    """The least ``cost @ x`` with ``A x <= b`` for ``at_most`` = (A, b), ``A x = b`` for ``equal`` and
-    ``low <= x <= high``; matrices dense, sparse, or ``Entries``, both of one kind. None where there is none.
+    """Minimise ``cost @ x`` with ``A x <= b`` for ``at_most`` = (A, b), ``A x = b`` for ``equal`` and ``low <= x
+    <= high``.
 
-    Prices ``at_most`` and ``equal`` are the derivatives of the value by b: those of ``at_most`` are not positive.
+    Matrices are dense, sparse, or ``Entries``, both of one type. Dual values ``at_most`` and ``equal`` are the
+    derivatives of the optimum by b; those of ``at_most`` are not positive.
+
+    Returns:
+        The solution; None if there is no optimum.
     """
     from ortools.linear_solver.python import model_builder_helper as helper
 
@@ -77,7 +85,7 @@ def least(
         matrices.append(equal[0])
         lows.append(equal[1])
         highs.append(equal[1])
-    # Its stubs have arrays of another kind.
+    # The stubs of OR-Tools declare other array types.
     model: Any = helper.ModelBuilderHelper()
     solver = helper.ModelSolverHelper("GLOP")
     model.fill_model_from_sparse_data(
@@ -103,12 +111,12 @@ def least(
 
 
 def _stacked(matrices: list[Any], number: int, shape: tuple[int, int]) -> Any:
-    """One matrix of this shape of a first one, of so many rows, and perhaps a second one below it."""
+    """Stack one or two matrices, the first of ``number`` rows, to a sparse matrix of ``shape``."""
     import scipy.sparse as sparse
 
     if isinstance(matrices[0], Entries):
         first, *others = matrices
-        parts = [first, *(one.below(number) for one in others)]
-        joined = Entries.of(*((one.rows, one.columns, one.values) for one in parts))
+        parts = [first, *(matrix.below(number) for matrix in others)]
+        joined = Entries.of(*((matrix.rows, matrix.columns, matrix.values) for matrix in parts))
         return sparse.csr_matrix((joined.values, (joined.rows, joined.columns)), shape=shape)
-    return sparse.vstack([sparse.csr_matrix(one) for one in matrices], format="csr", dtype=np.float64)
+    return sparse.vstack([sparse.csr_matrix(matrix) for matrix in matrices], format="csr", dtype=np.float64)

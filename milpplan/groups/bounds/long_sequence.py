@@ -1,22 +1,24 @@
-"""What a replica of a pipeline takes at least if one of its micro-batches holds the longest sequence.
+"""Lower bound of a replica's time if one of its micro-batches holds the longest sequence.
 
-However the sequences are packed, some micro-batch has at least the load of the longest one on every stage. The
-others cannot all be like it, so stages wait around it, and more so the shorter they are. ``windows.Window`` bounds
-that for any numbers of micro-batches ahead of it and behind it. All pairs of numbers are covered by boxes: from a
-to a' ahead, from c to c' behind. A box has the bound of its window, or what ``unequal.LoadBound`` says of its
-numbers in all; those that give least get windows, then are halved. Of many micro-batches on one side only the next
-ones are in the window: the others count for their work on the last stage, where paths begin or end. Nothing limits
-how much of the load these hold, so a mixture's slope is at most their weight.
+However the sequences are packed, some micro-batch has at least the load of the longest sequence on every stage.
+The other micro-batches cannot all be as long, so stages wait around it, and more so the shorter they are.
+``micro_batch_ranges.Window`` bounds that for ranges of micro-batches ahead of it and behind it. Boxes cover all
+pairs of numbers: from a to a' ahead, from c to c' behind. A box has the bound of its window, or the
+``last_stage.LoadBound`` of its total number; boxes with the smallest bound get programs for their windows, then
+are halved. Of many micro-batches on one side only the nearest ones are in the window: the others count for their
+work on the last stage, where paths begin or end. Their load is not limited, so a mixture's slope is at most their
+weight.
 
-Programs know two kinds of sequences: around a long one, which leaves the other stages least to do forward, are
-many short ones, which leave them more.
+Programs distinguish two kinds of sequences: around a long one, with the smallest forward share on the other
+stages, are many short ones with a larger share.
 
-The time of a replica is no less than the least over the boxes, each linear in the load: a concave function again
+The time of a replica is at least the minimum over the boxes, each linear in the load: a concave function again
 (``LongSequenceBound``).
 
-**A group.** With f this function of the replica with the long sequence and h that of the others, D replicas do no
-more within Z than C(Z) = f^-1(Z) + (D - 1) h^-1(Z), however they share. So a group with the mean load Y takes at
-least the Z of C(Z) = D Y (``group_ns``). Inverses of concave rising functions are convex, so C is, and this Z is
+**A group.** With f this function of the replica with the long sequence and h that of the others, D replicas do at
+most C(Z) = f^-1(Z) + (D - 1) h^-1(Z) within Z, however they share the work. So a group with the mean load Y takes
+at least the Z of C(Z) = D Y (``group_ns``). Inverses of concave rising functions are convex, so C is, and this Z
+is
 concave in Y: between two loads it is above its chord.
 """
 
@@ -34,33 +36,35 @@ from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import StageLoads
 from milpplan.groups.strategies import FloatArray
 
-# Numbers ahead and behind where boxes begin; the last ones are open.
+# Numbers ahead and behind at which boxes begin; the last boxes are open.
 _EDGES = (0, 1, 2, 4, 8, 16)
-# Most micro-batches of a program.
+# Maximum number of micro-batches of a program.
 _MOST = 70
-# Halvings of the interval of a group's time.
+# Bisection steps for a group's time.
 _HALVINGS = 60
-# Kinds of sequences in programs, the shortest and the longest: a third adds less than 0.001 %.
+# Kinds of sequences in programs, the shortest and the longest; a third hardly raises the bound.
 _KINDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class WindowBound:
-    """A window and what is known of it: one of ``bounds`` holds; solved or not."""
+    """A window with its bounds, of which at least one holds; ``solved``: they come from a program."""
 
     window: Window
     bounds: tuple[PathBound, ...]
     solved: bool = False
 
     def at(self, load: float) -> float:
-        """The bound, ns."""
-        return min(one.at(load) for one in self.bounds)
+        """Return the bound, ns."""
+        return min(bound.at(load) for bound in self.bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class LongSequenceBound:
-    """What a replica with the longest sequence takes at least for a load on its last stage, of which the sequence
-    is ``alone``; ``boxes`` say where each of the bounds holds."""
+    """Lower bound of a replica with the longest sequence, for a load on its last stage.
+
+    ``alone`` is the load of that sequence; ``boxes`` are the windows where each of the bounds holds.
+    """
 
     alone: float
     bounds: tuple[PathBound, ...]
@@ -68,26 +72,32 @@ class LongSequenceBound:
 
     @staticmethod
     def of(alone: float, boxes: Sequence[WindowBound]) -> LongSequenceBound:
-        """Of boxes that cover all numbers."""
-        return LongSequenceBound(alone, tuple(bound for one in boxes for bound in one.bounds), tuple(boxes))
+        """Combine boxes that cover all numbers of micro-batches."""
+        return LongSequenceBound(alone, tuple(bound for box in boxes for bound in box.bounds), tuple(boxes))
 
     def at(self, load: float) -> float:
-        """The bound, ns."""
-        return min(one.at(load) for one in self.bounds)
+        """Return the bound, ns."""
+        return min(bound.at(load) for bound in self.bounds)
 
 
 def group_ns(long: LongSequenceBound, plain: LoadBound, num_replicas: int, loads: FloatArray) -> FloatArray:
-    """What a group takes at least for every mean load [n] of its replicas, one of them that of ``long``, ns."""
+    """Return the lower bound of a group's time for every mean load [n] of its replicas, ns.
+
+    One replica holds the sequence of ``long``, the others have the bound ``plain``.
+    """
     totals = num_replicas * loads
     low, high = np.zeros(len(loads)), np.array([long.at(total) for total in totals.tolist()])
     if num_replicas == 1:
         return high
-    mine, others = loads_within(long.bounds), loads_within([one.bound for one in plain.ranges])
+    mine, others = (
+        loads_within(long.bounds),
+        loads_within([micro_batch_range.bound for micro_batch_range in plain.ranges]),
+    )
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        done = mine(middle) + (num_replicas - 1) * others(middle)
-        enough = done >= totals
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        capacity = mine(middle) + (num_replicas - 1) * others(middle)
+        reaches_total = capacity >= totals
+        low, high = np.where(reaches_total, low, middle), np.where(reaches_total, middle, high)
     return low
 
 
@@ -100,20 +110,29 @@ def long_bound(
     enough_ns: float,
     effort: int,
 ) -> LongSequenceBound:
-    """The bound of a micro-batch of ``least`` in a replica, highest near ``load``, up to ``enough_ns`` there;
-    at most ``effort`` programs."""
+    """Bound the time of a replica with a micro-batch of at least the load ``least``.
+
+    Args:
+        stages: the pipeline's minimum times.
+        num_stages: number of its stages.
+        plain: bound without the long sequence, by number of micro-batches.
+        least: load of the long sequence on the last stage.
+        load: the load at which the bound is to be high.
+        enough_ns: cutoff of the bound at ``load``.
+        effort: maximum number of programs.
+    """
 
     def box(window: Window) -> WindowBound:
-        held = [one for one in plain.ranges if (one.last or np.inf) >= window.fewest]
+        ranges = [window_range for window_range in plain.ranges if (window_range.last or np.inf) >= window.fewest]
         if not any(window.open):
-            held = [one for one in held if one.first <= window.number]
-        return WindowBound(window, tuple(one.bound for one in held))
+            ranges = [window_range for window_range in ranges if window_range.first <= window.number]
+        return WindowBound(window, tuple(window_range.bound for window_range in ranges))
 
     programmed = stages.with_kinds(_KINDS)
-    boxes = [box(one) for one in _windows()]
+    boxes = [box(window) for window in _windows()]
     solved = 0
     while solved < effort:
-        worst = min(boxes, key=lambda one: one.at(load))
+        worst = min(boxes, key=lambda candidate: candidate.at(load))
         window = worst.window
         if worst.at(load) >= enough_ns:
             break
@@ -123,30 +142,33 @@ def long_bound(
             if not halves:
                 boxes.append(worst)
                 break
-            # What is known of a window holds for its parts.
+            # A window's bounds hold for its parts.
             boxes += [
-                max(box(one), WindowBound(one, worst.bounds), key=lambda part: part.at(load)) for one in halves
+                max(box(half), WindowBound(half, worst.bounds), key=lambda part: part.at(load)) for half in halves
             ]
             continue
-        found = best_mixture(programmed, num_stages, window, load, least).bound(stages, load, least)
+        program_bound = best_mixture(programmed, num_stages, window, load, least).bound(stages, load, least)
         solved += 1
-        kept = (found,) if found.at(load) > worst.at(load) else worst.bounds
-        boxes.append(WindowBound(window, kept, True))
+        bounds = (program_bound,) if program_bound.at(load) > worst.at(load) else worst.bounds
+        boxes.append(WindowBound(window, bounds, True))
     return LongSequenceBound.of(least, boxes)
 
 
 def _windows() -> list[Window]:
-    """Windows that cover all numbers."""
+    """List windows that cover all numbers."""
     spans = [(first, last - 1, False) for first, last in pairwise(_EDGES)] + [(_EDGES[-1], _EDGES[-1], True)]
-    return [Window(one[:2], other[:2], (one[2], other[2])) for one, other in product(spans, spans)]
+    return [Window(ahead[:2], behind[:2], (ahead[2], behind[2])) for ahead, behind in product(spans, spans)]
 
 
 def halved(window: Window) -> tuple[Window, ...]:
-    """The window cut across an open side or else its wider one; nothing where it is one pair of numbers, or where
-    programs would be too large."""
+    """Cut the window across an open side, or else across its wider side.
+
+    Returns:
+        The parts; empty for a single pair of numbers, or where programs would be too large.
+    """
     sides = (window.ahead, window.behind)
     widths = [last if opened else last - first for (first, last), opened in zip(sides, window.open, strict=True)]
-    for side in sorted((0, 1), key=lambda one: -widths[one]):
+    for side in sorted((0, 1), key=lambda number: -widths[number]):
         first, last = sides[side]
         if window.open[side]:
             halves = ((last, 2 * last - 1), False), ((2 * last, 2 * last), True)
@@ -154,13 +176,13 @@ def halved(window: Window) -> tuple[Window, ...]:
             middle = (first + last) // 2
             halves = ((first, middle), False), ((middle + 1, last), False)
         cut = tuple(_with_side(window, side, *half) for half in halves)
-        if widths[side] and max(one.number for one in cut) <= _MOST:
+        if widths[side] and max(part.number for part in cut) <= _MOST:
             return cut
     return ()
 
 
 def _with_side(window: Window, side: int, numbers: tuple[int, int], opened: bool) -> Window:
-    """The window with other numbers ahead (0) or behind (1)."""
+    """Replace the numbers ahead (0) or behind (1)."""
     if side:
         return Window(window.ahead, numbers, (window.open[0], opened))
     return Window(numbers, window.behind, (opened, window.open[1]))

@@ -1,4 +1,4 @@
-"""Which numbers of micro-batches a program for pipelines covers."""
+"""Ranges of numbers of micro-batches that a program for pipelines covers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Numbers of micro-batches ahead of one of them, and behind it: the least and the most of each.
+    """Minimum and maximum number of micro-batches ahead of one micro-batch, and behind it.
 
-    On a side that is ``open`` the outermost one stands for any number, one at least, of whose work just that on
-    the last stage counts."""
+    On an ``open`` side the outermost micro-batch stands for any number, at least one, of which only the work on
+    the last stage counts.
+    """
 
     ahead: tuple[int, int]
     behind: tuple[int, int]
@@ -18,25 +19,25 @@ class Window:
 
     @staticmethod
     def of(first: int, last: int) -> Window:
-        """From ``first`` to ``last`` micro-batches: behind the first one."""
+        """Return the window of ``first`` to ``last`` micro-batches, around the first."""
         return Window((0, 0), (first - 1, last - 1))
 
     @property
     def number(self) -> int:
-        """Most micro-batches, those of an open side as one."""
+        """Maximum number of micro-batches, those of an open side as one."""
         return self.ahead[1] + self.behind[1] + 1
 
     @property
     def merged(self) -> list[int]:
-        """Places that stand for any number of micro-batches."""
-        return [place for place, one in zip((0, self.number - 1), self.open, strict=True) if one]
+        """Indices of micro-batches that stand for any number of micro-batches."""
+        return [index for index, is_open in zip((0, self.number - 1), self.open, strict=True) if is_open]
 
     @property
     def fewest(self) -> int:
-        """Fewest micro-batches."""
+        """Minimum number of micro-batches."""
         return self.ahead[0] + self.behind[0] + 1
 
     @property
     def there(self) -> tuple[int, int]:
-        """The first one that is there for sure, and the one after the last."""
+        """Indices of the first micro-batch that is present for sure, and of the first after the last such."""
         return self.ahead[1] - self.ahead[0], self.ahead[1] + self.behind[0] + 1

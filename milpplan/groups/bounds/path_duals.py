@@ -1,9 +1,10 @@
-"""The best loads of the micro-batches of one pipeline, and what they prove about every packing.
+"""The best loads of the micro-batches of one pipeline, and the lower bound of every packing that their duals
+prove.
 
 For v micro-batches with loads t_m = c + y_m (c the empty micro-batch, sum of y_m = W, 0 <= y_m <= cap) the time
-of a 1F1B pipeline is a longest path (``pipeline``), so the least over all real y is a linear program:
+of a 1F1B pipeline is a longest path (``pipeline_time``), so the minimum over all real y is a linear program:
 
-    least z   with   z >= e(last),  e(i) >= e(j) + lag(j, i) + parts(i) * t_m(i)   for all arcs j -> i.
+    minimise z   with   z >= e(last),  e(i) >= e(j) + lag(j, i) + parts(i) * t_m(i)   for all arcs j -> i.
 
 Its dual is a flow q of one unit along the arcs, a mixture of paths. With w_m the parts of micro-batch m on that
 mixture, every packing with v micro-batches satisfies, for any alpha,
@@ -12,9 +13,9 @@ mixture, every packing with v micro-batches satisfies, for any alpha,
 
 Proof. The time is at least the length of every path, so at least the mean of the paths' lengths with weights q,
 which is lags + sum_m w_m (c + y_m). And sum_m w_m y_m = alpha W + sum_m (w_m - alpha) y_m
->= alpha W - sum_m max(0, alpha - w_m) cap, because 0 <= y_m <= cap. Any flow of one unit will do, so the solver's
-dual is rounded to a flow in whole 2^-40ths and nothing rests on its accuracy. The cut is linear in W and is kept
-as integers over 2^40.
+>= alpha W - sum_m max(0, alpha - w_m) cap, because 0 <= y_m <= cap. Any flow of one unit gives a bound, so the
+solver's dual is rounded to a flow in whole 2^-40ths and the bound does not rest on its accuracy. The cut is linear
+in W and is kept as integers over 2^40.
 
 A pipeline that packs whole sequences satisfies the cut with W the sum of its sequences' units.
 """
@@ -42,7 +43,7 @@ class Cut:
     constant: int
 
     def at(self, units: float) -> float:
-        """The bound in ns at a load of ``units``."""
+        """Return the bound in ns at a load of ``units``."""
         return float(self.slope * units + self.constant) / 2.0**SCALE_BITS
 
 
@@ -56,7 +57,7 @@ class PathMixture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BestLoads:
-    """Best real loads [v] in units, without the empty micro-batch's, their time, and the cut that proves it.
+    """Best real loads [v] in units, without the empty micro-batch, their time, and the cut that proves it.
 
     ``paths`` is the mixture of paths behind the cut: a pipeline's time is at least
     ``lags + sum_m weights_m (c + y_m)`` for all its loads y, both over ``2**SCALE_BITS``.
@@ -70,7 +71,8 @@ class BestLoads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Graph:
-    """Nodes 0 .. 2 P v - 1 in the order of the sweep; arcs with their lags; -1 stands for the beginning."""
+    """Nodes 0 .. 2 P v - 1 in the order of the sweep, and arcs with their lags; tail -1 stands for the
+    beginning."""
 
     parts: Int64Array
     micro_batch: Int64Array
@@ -82,26 +84,26 @@ class _Graph:
 
 @lru_cache(maxsize=512)
 def _graph(num_stages: int, num_micro_batches: int, forward: int, backward: int, transfer_ns: int) -> _Graph:
-    """The graph of ``pipeline_times_ns`` as arcs, and the matrix of the linear program."""
+    """Build the graph of ``pipeline_times_ns`` as arcs, and the matrix of the linear program."""
     import scipy.sparse as sparse
 
     nodes: dict[tuple[int, int, int], int] = {}
     arcs: list[tuple[int, int, int]] = []
     last = [-1] * num_stages
 
-    def work(is_backward: int, stage: int, micro_batch: int, needed: int | None) -> None:
+    def work(is_backward: int, stage: int, micro_batch: int, needed_node: int | None) -> None:
         node = len(nodes)
         nodes[is_backward, stage, micro_batch] = node
         arcs.append((last[stage], node, 0))
-        if needed is not None:
-            arcs.append((needed, node, transfer_ns))
+        if needed_node is not None:
+            arcs.append((needed_node, node, transfer_ns))
         last[stage] = node
 
     for turn in range(num_micro_batches + num_stages):
         for stage in range(num_stages):
-            done = turn - num_stages + stage
-            if 0 <= done < num_micro_batches:
-                work(1, stage, done, nodes.get((1, stage + 1, done)))
+            backward_of = turn - num_stages + stage
+            if 0 <= backward_of < num_micro_batches:
+                work(1, stage, backward_of, nodes.get((1, stage + 1, backward_of)))
             if turn < num_micro_batches:
                 work(0, stage, turn, nodes.get((0, stage - 1, turn)))
     keys = list(nodes)
@@ -132,10 +134,18 @@ def best_profile(
     cap_units: int,
     floors: tuple[tuple[int, int], ...] = (),
 ) -> BestLoads | None:
-    """Best real loads of ``num_micro_batches`` micro-batches that hold ``units`` together.
+    """Find the best real loads of ``num_micro_batches`` micro-batches that hold ``units`` together.
 
-    ``cap_units`` bounds each one's load; ``floors`` are pairs (micro-batch, least load), for long sequences that
-    are placed already: they shape the loads and leave the cut valid. None where nothing fits.
+    Args:
+        pipeline: the pipeline.
+        num_micro_batches: number of micro-batches of the replica.
+        units: the sum of their loads.
+        cap_units: upper bound of each load.
+        floors: pairs (micro-batch, minimum load), for long sequences placed already: they shape the loads and
+            leave the cut valid.
+
+    Returns:
+        The loads and their cut; None if the loads do not fit.
     """
     empty = pipeline.micro_batch_units
     graph = _graph(
@@ -155,10 +165,10 @@ def best_profile(
     for micro_batch, floor in floors:
         lower[num_nodes + micro_batch] = floor
         upper[num_nodes + micro_batch] = max(floor, cap_units)
-    sides = -graph.lags - (graph.parts[graph.heads] * empty).astype(float)
+    right_sides = -graph.lags - (graph.parts[graph.heads] * empty).astype(float)
     scale = max(1.0, float(units + empty * num_micro_batches))
     answer = linear.least(
-        cost, (graph.matrix, sides / scale), (total, np.array([units / scale])), lower / scale, upper / scale
+        cost, (graph.matrix, right_sides / scale), (total, np.array([units / scale])), lower / scale, upper / scale
     )
     if answer is None:
         return None
@@ -168,7 +178,7 @@ def best_profile(
 
 
 def _paths(graph: _Graph, duals: FloatArray, num_micro_batches: int) -> PathMixture:
-    """The flow next to ``duals`` [arcs], whole from the last node backwards."""
+    """Round the flow of ``duals`` [arcs] to whole 2^-40ths, from the last node backwards."""
     unit = 2**SCALE_BITS
     into: list[list[int]] = [[] for _ in range(graph.parts.size)]
     for arc, head in enumerate(graph.heads.tolist()):
@@ -195,13 +205,13 @@ def _paths(graph: _Graph, duals: FloatArray, num_micro_batches: int) -> PathMixt
 
 
 def _cut(pipeline: Pipeline, paths: PathMixture, units: int, cap_units: int) -> Cut:
-    """The cut of a mixture of paths that is highest at a load of ``units``."""
+    """Return the cut of a mixture of paths that is highest at a load of ``units``."""
     weights = paths.weights
     # The best alpha is the weight at which the cheapest micro-batches hold all units.
-    slope, left = max(weights), units
+    slope, remaining = max(weights), units
     for weight in sorted(weights):
-        left -= cap_units
-        if left <= 0:
+        remaining -= cap_units
+        if remaining <= 0:
             slope = weight
             break
     spare = sum(max(0, slope - weight) for weight in weights) * cap_units

@@ -1,8 +1,8 @@
-"""Mixtures of paths through a 1F1B pipeline: the graph of its work, flows along its arcs, and what one proves.
+"""Mixtures of paths through a 1F1B pipeline: the graph of its work, flows along its arcs, and their lower bounds.
 
-The time of a pipeline is at least the length of every path, so it is at least that of any mixture of them: of a
-unit of flow (``unequal``). What micro-batches weigh on it by part of the work (on the last stage, forward and
-backward on the others, on links, and what the first stage has more) is all that a bound needs to know of it.
+The time of a pipeline is at least the length of every path, so it is at least that of any mixture of paths: of a
+unit of flow (``last_stage``). A bound only needs the mixture's weight on every micro-batch by part of the work: on
+the last stage, forward and backward on the others, on links, and the first stage's extra work.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from milpplan.groups.strategies import Int64Array as IntArray
 
 @dataclass(frozen=True, slots=True)
 class StageLoads:
-    """A pipeline's least times under one line: ``last`` [n] ns of a sequence on the last stage, ``last_ns`` of a
-    micro-batch beyond; the other stages take ``shares`` (forward, backward) of the former and ``others_ns`` of the
-    latter; ``transfer_ns`` between stages. Any j micro-batches hold no more than the first j of ``most`` (falling)
-    together; more than these, any load. Where there are ``mixes`` [c, 2], every sequence has at least the shares
-    of some mixture of these pairs; ``shares`` are the least of all. ``tolls``: shares of the load that transfers
-    take beyond ``transfer_ns``, and the first stage more than the others, forward and backward."""
+    """A pipeline's minimum times as linear functions.
+
+    ``last`` [n] is the time in ns of a sequence on the last stage, ``last_ns`` that of a micro-batch beyond its
+    sequences; the other stages take ``shares`` (forward, backward) of the former and ``others_ns`` of the latter;
+    ``transfer_ns`` is the time between stages. Any j micro-batches hold together at most the sum of the first j
+    entries of ``most`` (falling); more than its length, any load. With ``mixes`` [c, 2], every sequence has at
+    least the shares of some mixture of these pairs; ``shares`` are their minimum. ``tolls`` are shares of the
+    load: extra time of transfers beyond ``transfer_ns``, and of the first stage over the others, forward and
+    backward.
+    """
 
     last: FloatArray
     last_ns: float
@@ -38,23 +42,25 @@ class StageLoads:
 
     @property
     def kinds(self) -> FloatArray:
-        """What one or another kind of sequences takes for a unit of load, on the last stage, forward and backward
-        on the others, and as tolls, [c, 6]."""
-        found = np.insert(self.mixes if len(self.mixes) else np.array([self.shares]), 0, 1.0, axis=1)
-        return np.concatenate([found, np.tile(self.tolls, (len(found), 1))], axis=1)
+        """Time of every kind of sequences per unit of load, [c, 6].
+
+        Columns: on the last stage, forward and backward on the others, and the three tolls.
+        """
+        shares = np.insert(self.mixes if len(self.mixes) else np.array([self.shares]), 0, 1.0, axis=1)
+        return np.concatenate([shares, np.tile(self.tolls, (len(shares), 1))], axis=1)
 
     @property
     def constants(self) -> FloatArray:
-        """The same of a micro-batch beyond its load, [6] ns."""
+        """Time of a micro-batch beyond its load, columns as of ``kinds``, [6] ns."""
         return np.array([self.last_ns, *self.others_ns, self.transfer_ns, 0.0, 0.0])
 
     def with_kinds(self, number: int) -> StageLoads:
-        """With at most so many kinds, from end to end, or just ``shares``: programs grow with them."""
+        """Keep at most ``number`` kinds, from end to end, or just ``shares``: programs grow with them."""
         chosen = np.linspace(0, len(self.mixes) - 1, min(number, len(self.mixes))).round().astype(int)
         return replace(self, mixes=self.mixes[chosen if number > 1 else []])
 
     def full(self, load: float) -> float:
-        """Micro-batches that a load fills, at least; 0 where there is no telling."""
+        """Return the minimum number of micro-batches that a load fills; 0 if it is not bounded."""
         sums = np.cumsum(self.most)
         if not len(sums) or load > sums[-1]:
             return 0.0
@@ -64,9 +70,12 @@ class StageLoads:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in the order of time, the last one ends the step, with their micro-batch and kind (0: the last
-    stage's, 1: forward, 2: backward elsewhere), ``first`` those of the first of several stages; arcs from -1, the
-    beginning, ``links`` those between stages."""
+    """Work of a pipeline as nodes in the order of time; the last node ends the step.
+
+    Each node has its micro-batch and kind (0: on the last stage, 1: forward, 2: backward elsewhere); ``first``
+    marks nodes of the first of several stages. Arcs start at -1, the beginning, or a node; ``links`` marks arcs
+    between stages.
+    """
 
     kinds: IntArray
     micro_batch: IntArray
@@ -78,79 +87,87 @@ class Graph:
     @staticmethod
     @lru_cache(maxsize=512)
     def of(num_stages: int, window: Window) -> Graph:
-        """1F1B as in ``lengths.replicas``, the last stage's forward and backward of a micro-batch in one.
+        """Build the graph of 1F1B, with the last stage's forward and backward of a micro-batch in one node.
 
-        The forwards of those that may not be there at the end need nothing of the stage before, the backwards of
-        those that may not be there at the beginning nothing of the stage behind.
+        Forwards of micro-batches that may be missing at the end do not depend on the stage before; backwards of
+        micro-batches that may be missing at the beginning do not depend on the stage behind.
         """
         number, (begin, end) = window.number, window.there
-        place: dict[tuple[int, int, int], int] = {}
+        node_of: dict[tuple[int, int, int], int] = {}
         arcs: list[tuple[int, int, int]] = []
         nodes: list[tuple[int, int, int]] = []
-        before = [-1] * num_stages
+        last_node = [-1] * num_stages
 
-        def work(kind: int, stage: int, micro_batch: int, needed: int | None) -> None:
+        def work(kind: int, stage: int, micro_batch: int, needed_node: int | None) -> None:
             node = len(nodes)
-            place[kind, stage, micro_batch] = node
+            node_of[kind, stage, micro_batch] = node
             nodes.append((0 if stage == last else 1 + kind, micro_batch, int(stage == 0 < last)))
-            arcs.append((before[stage], node, 0))
-            if needed is not None:
-                arcs.append((needed, node, 1))
-            before[stage] = node
+            arcs.append((last_node[stage], node, 0))
+            if needed_node is not None:
+                arcs.append((needed_node, node, 1))
+            last_node[stage] = node
 
         last, inner = num_stages - 1, range(int(window.open[0]), number - int(window.open[1]))
         if window.open[0]:
             work(0, last, 0, None)
         for turn in range(inner.start, number + num_stages):
             for stage in range(num_stages):
-                done = turn - num_stages + stage
-                if done in inner and stage < last:
+                backward_of = turn - num_stages + stage
+                if backward_of in inner and stage < last:
                     above = 0 if stage + 1 == last else 1
-                    work(1, stage, done, place[above, stage + 1, done] if done >= begin else None)
+                    work(
+                        1,
+                        stage,
+                        backward_of,
+                        node_of[above, stage + 1, backward_of] if backward_of >= begin else None,
+                    )
                 if turn in inner:
-                    work(0, stage, turn, place.get((0, stage - 1, turn)) if turn < end else None)
+                    work(0, stage, turn, node_of.get((0, stage - 1, turn)) if turn < end else None)
         if window.open[1]:
             work(0, last, number - 1, None)
         columns = [*zip(*nodes, strict=True), *zip(*arcs, strict=True)]
-        kinds, micro_batch, first, tails, heads, links = (np.array(one, dtype=np.int64) for one in columns)
+        kinds, micro_batch, first, tails, heads, links = (np.array(column, dtype=np.int64) for column in columns)
         return Graph(kinds, micro_batch, first, tails, heads, links.astype(np.float64))
 
     @property
     def parts(self) -> FloatArray:
-        """What the node at the head of every arc passes of ``Mixture.weights``, with the arc's link, [arcs, 6]."""
-        found, arcs, kinds = np.zeros((len(self.heads), 6)), np.arange(len(self.heads)), self.kinds[self.heads]
-        found[arcs, kinds] = 1.0
-        found[:, 3] = self.links
+        """Parts of ``Mixture.weights`` that the node at the head of every arc passes, with the arc's link, [arcs,
+        6]."""
+        parts, arcs, kinds = np.zeros((len(self.heads), 6)), np.arange(len(self.heads)), self.kinds[self.heads]
+        parts[arcs, kinds] = 1.0
+        parts[:, 3] = self.links
         first = np.flatnonzero(self.first[self.heads])
-        found[first, 3 + kinds[first]] = 1.0
-        return found
+        parts[first, 3 + kinds[first]] = 1.0
+        return parts
 
     def mixture(self, duals: FloatArray, window: Window) -> Mixture:
-        """The flow that divides like ``duals`` [arcs], one unit from the last node backwards."""
+        """Build the flow that divides like ``duals`` [arcs], one unit from the last node backwards."""
         into: list[list[int]] = [[] for _ in self.kinds]
         for arc, head in enumerate(self.heads.tolist()):
             into[head].append(arc)
-        through, over = np.zeros(len(self.kinds)), np.zeros(len(self.heads))
-        through[-1] = 1.0
-        for node in range(len(through) - 1, -1, -1):
-            if through[node] == 0.0:
+        flow_through, flow_on_arc = np.zeros(len(self.kinds)), np.zeros(len(self.heads))
+        flow_through[-1] = 1.0
+        for node in range(len(flow_through) - 1, -1, -1):
+            if flow_through[node] == 0.0:
                 continue
             shares = duals[into[node]]
             shares = shares / shares.sum() if shares.sum() > 0 else np.eye(1, len(shares))[0]
             for arc, share in zip(into[node], shares.tolist(), strict=True):
-                over[arc] = through[node] * share
+                flow_on_arc[arc] = flow_through[node] * share
                 if self.tails[arc] >= 0:
-                    through[self.tails[arc]] += over[arc]
+                    flow_through[self.tails[arc]] += flow_on_arc[arc]
         passed = np.zeros((6, window.number))
-        np.add.at(passed.T, self.micro_batch[self.heads], over[:, None] * self.parts)
+        np.add.at(passed.T, self.micro_batch[self.heads], flow_on_arc[:, None] * self.parts)
         return Mixture(passed[:3], passed[3:], window)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
-    """A unit of flow along paths: how much of it passes every micro-batch on the last stage, forward and backward
-    on the others, [3, v]; and of that, how much over its links between stages, and forward and backward on the
-    first one, ``tolls`` [3, v]."""
+    """A unit of flow along paths.
+
+    ``flows`` [3, v] is the flow through every micro-batch on the last stage, forward and backward on the others;
+    ``tolls`` [3, v] the part of it over links between stages, and forward and backward on the first stage.
+    """
 
     flows: FloatArray
     tolls: FloatArray
@@ -158,36 +175,41 @@ class Mixture:
 
     @property
     def weights(self) -> FloatArray:
-        """``flows`` and ``tolls``, [6, v]; links of micro-batches that are there."""
+        """``flows`` and ``tolls``, [6, v]; links only of micro-batches that are present for sure."""
         begin, end = self.window.there
-        found = np.append(self.flows, self.tolls, axis=0)
-        found[3, :begin] = found[3, end:] = 0.0
-        return found
+        weights = np.append(self.flows, self.tolls, axis=0)
+        weights[3, :begin] = weights[3, end:] = 0.0
+        return weights
 
     def towards(self, other: Mixture, part: float) -> Mixture:
-        """So much of the way to another of the same window."""
+        """Return the mixture at the share ``part`` of the way to another mixture of the same window."""
         flows, tolls = (
-            (1.0 - part) * one + part * another
-            for one, another in ((self.flows, other.flows), (self.tolls, other.tolls))
+            (1.0 - part) * own + part * others
+            for own, others in ((self.flows, other.flows), (self.tolls, other.tolls))
         )
         return Mixture(flows, tolls, self.window)
 
     def bound(self, stages: StageLoads, load: float, least: float = 0.0) -> PathBound:
-        """What it proves of a pipeline, highest for a ``load``; constants and links only of micro-batches that are
-        there. The one that the window is around has a load of at least ``least``."""
-        # Whatever sequences a micro-batch holds, the least of their kinds.
+        """Return the lower bound of a pipeline that is highest for a ``load``.
+
+        Constants and links count only for micro-batches that are present for sure. The micro-batch that the window
+        is around has a load of at least ``least``.
+        """
+        # Whatever sequences a micro-batch holds, the minimum over the kinds.
         weights = (stages.kinds @ self.weights).min(axis=0)
         constant = float((stages.constants @ self.weights)[slice(*self.window.there)].sum())
-        # Nothing limits what any number holds, so the slope is at most theirs.
+        # Merged micro-batches hold any load, so the slope is at most their weight.
         merged = self.window.merged
         highest = weights[merged].min(initial=np.inf)
         slopes = np.minimum(np.sort(np.delete(weights, merged)), highest)
         slopes = np.append(slopes, highest) if merged else slopes
-        most = stages.most[: len(slopes) - 1]
-        slopes = slopes[: len(most) + 1]
+        increments = stages.most[: len(slopes) - 1]
+        slopes = slopes[: len(increments) + 1]
         # The first j weights are below slope j.
-        beyond = np.append(0.0, np.cumsum(most)) * slopes - np.append(0.0, np.cumsum(most * slopes[: len(most)]))
-        more = np.maximum(0.0, weights[self.window.ahead[1]] - slopes) * least
-        values = constant - beyond + more
+        beyond = np.append(0.0, np.cumsum(increments)) * slopes - np.append(
+            0.0, np.cumsum(increments * slopes[: len(increments)])
+        )
+        long_terms = np.maximum(0.0, weights[self.window.ahead[1]] - slopes) * least
+        values = constant - beyond + long_terms
         best = int((values + slopes * load).argmax())
         return PathBound(float(values[best]), float(slopes[best]))

@@ -1,4 +1,4 @@
-"""Lower bounds of one kind of pipeline's time, by number of micro-batches, that hold for every load.
+"""Lower bounds of the time of one kind of pipeline, by number of micro-batches, that hold for every load.
 
 For a replica with v micro-batches of loads t_m = c + y_m that hold W = sum y_m units, ``time >= cut(W)`` for each
 cut of the slot v (f and b the parts of a unit's forward and backward, l the transfer):
@@ -12,17 +12,17 @@ cut of the slot v (f and b the parts of a unit's forward and backward, l the tra
    of all m > M and the forwards of all m >= M + P, so the path lacks the forwards of at most P - 1 micro-batches,
    none longer than M: it takes at least (f + b) sum t + (P - 1) f c + (P - 1) (b - f) t_M + 2 (P - 1) l, and t_M
    is at least the mean c + W / v. (With b < f the *last stage* cut takes its place.)
- - *profile*: ``profile.Cut``, the best real loads, at the load of all sequences that fit, at a half and at a
-   quarter of it, for the numbers of micro-batches that the others leave open there.
+ - *profile*: ``path_duals.Cut``, the best real loads, at the load of all sequences that fit, at a half and at a
+   quarter of it, for the numbers of micro-batches that the other cuts leave open there.
 
-The last slot also stands for all larger numbers (but for few sequences, where there are none): its only cut,
-*last stage*, grows with v.
+The last slot also stands for all larger numbers (unless there are fewer sequences): its only cut, *last stage*,
+grows with v.
 
-A slot of v micro-batches holds at most the densest sequences that fit into v times the tokens of one (such a last
-slot: any load). For pipelines of one stage that is all: they take what they hold and v c.
+A slot of v micro-batches holds at most the densest sequences that fit into v times the tokens of one (the last
+slot, if open: any load). For pipelines of one stage there are no other cuts: they take their load and v c.
 
 **From one replica to D.** The largest load of D equal replicas is at least W / D, and every cut grows with the
-load, so the time of the slowest is at least the least over v of the greatest cut of v at W / D.
+load, so the time of the slowest is at least the minimum over v of the greatest cut of v at W / D.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from functools import cached_property
 from milpplan.groups.bounds.path_duals import SCALE_BITS, Cut, best_profile
 from milpplan.groups.problem import Kind
 
-# Numbers of micro-batches whose last-stage cut alone is this far above the best drain cut are not listed.
+# Numbers of micro-batches are not listed if their last-stage cut exceeds the best drain cut by this factor.
 _BEYOND = 1.04
 _MAX_SLOTS = 400
-# Loads, as shares of all that fits, at which profiles are found.
+# Loads, as shares of the total that fits, at which profiles are computed.
 _SHARES = (1.0, 0.5, 0.25)
 
 
 def last_stage_cut(kind: Kind, num_micro_batches: int) -> Cut:
-    """The *last stage* cut of the module."""
+    """Return the *last stage* cut of the module."""
     pipeline = kind.pipeline
     empty = pipeline.parts * pipeline.micro_batch_units
     ramp = (pipeline.num_stages - 1) * (empty + 2 * pipeline.transfer_ns)
@@ -50,12 +50,12 @@ def last_stage_cut(kind: Kind, num_micro_batches: int) -> Cut:
 
 
 def drain_cut(kind: Kind, num_micro_batches: int) -> Cut:
-    """The *drain* cut of the module; its slope is rounded down."""
+    """Return the *drain* cut of the module; its slope is rounded down."""
     pipeline, others = kind.pipeline, kind.pipeline.num_stages - 1
-    more = max(0, pipeline.backward_parts - pipeline.forward_parts)
-    slope = (pipeline.parts << SCALE_BITS) + (others * more << SCALE_BITS) // num_micro_batches
+    backward_excess = max(0, pipeline.backward_parts - pipeline.forward_parts)
+    slope = (pipeline.parts << SCALE_BITS) + (others * backward_excess << SCALE_BITS) // num_micro_batches
     empty = pipeline.micro_batch_units
-    drain = pipeline.forward_parts * empty + more * empty + 2 * pipeline.transfer_ns
+    drain = pipeline.forward_parts * empty + backward_excess * empty + 2 * pipeline.transfer_ns
     return Cut(
         num_micro_batches, slope, (pipeline.parts * empty * num_micro_batches + others * drain) << SCALE_BITS
     )
@@ -63,99 +63,100 @@ def drain_cut(kind: Kind, num_micro_batches: int) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class CountCuts:
-    """All cuts of one number of micro-batches; an ``open_ended`` one also stands for larger numbers."""
+    """All cuts of one number of micro-batches; an ``open_ended`` slot also stands for larger numbers."""
 
     num_micro_batches: int
     cuts: tuple[Cut, ...]
     open_ended: bool = False
 
     def at(self, units: float) -> float:
-        """Least time of a replica with this load, ns."""
+        """Return the lower bound of the time of a replica with this load, ns."""
         return max(cut.at(units) for cut in self.cuts)
 
 
 class PipelineCuts:
-    """Slots of one kind, found once: ``rough`` without profiles, ``slots`` with them."""
+    """Cuts of one kind by number of micro-batches, cached: ``rough`` without profiles, ``slots`` with them."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
 
     @cached_property
     def rough(self) -> tuple[CountCuts, ...]:
-        """A slot for every number of micro-batches that could be best, and one for all beyond."""
+        """A slot for every number of micro-batches that could be best, and one for all larger numbers."""
         kind = self.kind
         sequences = int(kind.counts[kind.fits].sum())
         limit = min(kind.pipeline.max_micro_batches or _MAX_SLOTS, max(1, sequences), _MAX_SLOTS)
         load = kind.total_units / kind.num_replicas
-        found: list[CountCuts] = []
+        slots: list[CountCuts] = []
         best = float("inf")
         for number in range(1, limit + 1):
             last = last_stage_cut(kind, number)
             if last.at(load) > best * _BEYOND or number == _MAX_SLOTS:
-                return (*found, CountCuts(number, (last,), True))
-            found.append(CountCuts(number, (last, drain_cut(kind, number))))
+                return (*slots, CountCuts(number, (last,), True))
+            slots.append(CountCuts(number, (last, drain_cut(kind, number))))
             if kind.most_units(number) >= load:
-                best = min(best, found[-1].at(load))
-        return tuple(found)
+                best = min(best, slots[-1].at(load))
+        return tuple(slots)
 
     @cached_property
     def slots(self) -> tuple[CountCuts, ...]:
-        """``rough`` with profiles where they can matter."""
+        """``rough`` with profiles where they can raise the bound."""
         if self.kind.pipeline.num_stages == 1:
             return self.rough
         whole = self.kind.total_units / self.kind.num_replicas
         return self._with_profiles((share * whole for share in _SHARES), self.rough)
 
     def near(self, load: float) -> tuple[CountCuts, ...]:
-        """``slots`` with profiles at one more ``load`` of a replica."""
+        """Return ``slots`` with profiles at one more ``load`` of a replica."""
         return self._with_profiles((load,), self.slots)
 
     def _with_profiles(self, loads: Iterable[float], slots: tuple[CountCuts, ...]) -> tuple[CountCuts, ...]:
+        """Add the cuts of profiles at several loads to slots."""
         extra: dict[int, list[Cut]] = {}
         for load in loads:
             self._add_profiles(load, extra)
         return tuple(replace(slot, cuts=(*slot.cuts, *extra.get(slot.num_micro_batches, ()))) for slot in slots)
 
     def _add_profiles(self, load: float, extra: dict[int, list[Cut]]) -> None:
-        """Profiles at ``load``, the most promising number first, until the others' rough cuts are above."""
+        """Add profiles at ``load``, best rough cut first, until the other numbers' rough cuts are above."""
         kind = self.kind
         best = float("inf")
-        # A profile knows one number of micro-batches only.
+        # A profile holds for one number of micro-batches only.
         closed = [slot for slot in self.rough if not slot.open_ended]
         for slot in sorted(closed, key=lambda slot: slot.at(load)):
             number = slot.num_micro_batches
-            known = extra.setdefault(number, [])
-            here = max([slot.at(load), *(cut.at(load) for cut in known)])
+            profile_cuts = extra.setdefault(number, [])
+            bound = max([slot.at(load), *(cut.at(load) for cut in profile_cuts)])
             if slot.at(load) >= best:
                 return
-            if here >= best:
+            if bound >= best:
                 continue
             full = min(int(load), int(0.97 * number * kind.cap_units))
             profile = best_profile(kind.pipeline, number, full, kind.cap_units)
             if profile is None:
                 continue
-            known.append(profile.cut)
+            profile_cuts.append(profile.cut)
             if number * kind.cap_units >= load:
-                best = min(best, max(here, profile.cut.at(load)))
+                best = min(best, max(bound, profile.cut.at(load)))
 
     def most_units(self, slot: CountCuts) -> float:
-        """The most that a replica holds in the slot, in so many micro-batches."""
+        """Return the maximum load of a replica in the slot."""
         return float("inf") if slot.open_ended else self.kind.most_units(slot.num_micro_batches)
 
     def at(self, units: float) -> float:
-        """Least time of the slowest replica when all hold ``units`` together, ns."""
+        """Return the lower bound of the slowest replica when all hold ``units`` together, ns."""
         load = units / self.kind.num_replicas
         return min(slot.at(load) for slot in self.slots if self.most_units(slot) >= load)
 
     @cached_property
     def inflation(self) -> float:
-        """Greatest r such that the rough cuts give ``time >= r * parts * W / D`` for every load W that fits.
+        """The largest r such that the rough cuts give ``time >= r * parts * W / D`` for every load W that fits.
 
-        A rough cut's ratio to W falls with W, so in each slot it is least for the most that the slot holds.
+        A rough cut's ratio to W falls with W, so in each slot it is smallest at the slot's maximum load.
         """
-        most = self.kind.total_units / self.kind.num_replicas
-        if not most:
+        highest_load = self.kind.total_units / self.kind.num_replicas
+        if not highest_load:
             return 1.0
-        loads = [min(most, self.most_units(slot)) for slot in self.rough]
+        loads = [min(highest_load, self.most_units(slot)) for slot in self.rough]
         ratios = [slot.at(load) / load for slot, load in zip(self.rough, loads, strict=True)]
         return min(ratios) / self.kind.pipeline.parts

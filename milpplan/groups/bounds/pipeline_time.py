@@ -4,10 +4,10 @@ Stage p of P runs min(P - p - 1, v) forwards first, then a forward and a backwar
 B[p, m] the ends of micro-batch m's work on stage p, f_m and b_m its durations and l the transfer,
 
     F[p, m] = f_m + max(F[p-1, m] + l, previous)     previous = F[p, m-1] while m < P - p, else B[p, m-P+p]
-    B[p, m] = b_m + max(B[p+1, m] + l, previous)     previous = F[p, m+P-p-1] while there is one, else B[p, m-1]
+    B[p, m] = b_m + max(B[p+1, m] + l, previous)     previous = F[p, m+P-p-1] if that exists, else B[p, m-1]
 
 and the time is B[0, v-1]. Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training" (2021),
-PipeDream-flush; the same order as ``milpplan.simulation.pipeline.work_order`` (tested against it).
+PipeDream-flush; the order of ``milpplan.simulation.pipeline.work_order`` (tested against it).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 
 from milpplan.groups.strategies import Int64Array, Pipeline
 
-# Before the beginning of time: whoever waits for it does not wait.
+# A time before the start, so that work that depends on it does not wait.
 _NEVER = -(2**62)
 
 
 def pipeline_times_ns(pipeline: Pipeline, units: Int64Array) -> Int64Array:
-    """Times of pipelines with the micro-batch loads ``units`` [..., v], the micro-batch's own units included.
+    """Compute the times of pipelines with the micro-batch loads ``units`` [..., v], empty micro-batch included.
 
-    All pipelines of the leading dimensions are swept together; no micro-batches take no time.
+    All pipelines of the leading dimensions are swept together; without micro-batches the time is 0.
     """
     loads = np.asarray(units, np.int64)
     num_stages, num_micro_batches = pipeline.num_stages, loads.shape[-1]
@@ -36,17 +36,17 @@ def pipeline_times_ns(pipeline: Pipeline, units: Int64Array) -> Int64Array:
     shape = loads.shape[:-1]
     ends = [np.zeros(shape, np.int64) for _ in range(num_stages)]
     backward_ends: list[Int64Array] = [np.full(shape, _NEVER)] * (num_stages + 1)
-    lag = pipeline.transfer_ns
+    transfer_ns = pipeline.transfer_ns
     for turn in range(num_micro_batches + num_stages):
         arrival = np.full(shape, _NEVER)
         for stage in range(num_stages):
-            done = turn - num_stages + stage
-            if 0 <= done < num_micro_batches:
+            backward_of = turn - num_stages + stage
+            if 0 <= backward_of < num_micro_batches:
                 # The backward of ``done`` on the next stage ended in the turn before.
-                start = np.maximum(ends[stage], backward_ends[stage + 1] + lag)
-                ends[stage] = start + backward[..., done]
+                start = np.maximum(ends[stage], backward_ends[stage + 1] + transfer_ns)
+                ends[stage] = start + backward[..., backward_of]
                 backward_ends[stage] = ends[stage]
             if turn < num_micro_batches:
-                ends[stage] = np.maximum(ends[stage], arrival + lag) + forward[..., turn]
+                ends[stage] = np.maximum(ends[stage], arrival + transfer_ns) + forward[..., turn]
                 arrival = ends[stage]
     return ends[0]

@@ -1,22 +1,21 @@
-"""How much work the replicas of one kind do within a time, at most: bounds for batches that come later.
+"""Upper bounds of the work that the replicas of one kind do within a time, for batches that come later.
 
-``PipelineTable`` is found once, with the plan: mixtures of paths (``profile.Paths``) for the numbers of
-micro-batches that are good near the plan's load. ``BatchKind`` is the same kind with one batch's lengths: no
-program is solved.
+``PipelineTable`` is built once, with the plan: mixtures of paths (``path_duals.PathMixture``) for the numbers of
+micro-batches that are good near the plan's load. ``BatchKind`` adds one batch's lengths, and solves no program.
 
 **Work.** A sequence of length l counts w = u + theta c phi(l) units: its own, and a share of its micro-batch's c.
 phi is a dual feasible function, so that sequences of one micro-batch have sum phi <= 1: for an e <= 1/2, with
 x = l / C, phi is 1 for x > 1 - e, 0 for x < e, x between (Fekete and Schepers 2001). theta is 0 or 1, whichever
 suits the batch; the bound holds for both.
 
-**Curve.** For a replica with v micro-batches that holds w in work and y in units, y >= w - theta c v, and each cut
-``time >= slope y + constant`` of the slot v with a slope of at least zero gives
+**Envelope.** For a replica with v micro-batches that holds w in work and y in units, y >= w - theta c v, and each
+cut ``time >= slope y + constant`` of the slot v with a slope of at least zero gives
 ``time >= slope (w - theta c v) + constant``; and w <= v (cap + theta c). The largest replica of D holds at least
 the mean, so all D hold ``g(Z) = D max_v min over cuts`` at most within the time Z. For one stage the time is
 parts (y + c v) >= parts max(w, w + (1 - theta) c), whatever v.
 
 For a mixture of paths with weights w_m and any alpha >= 0, ``time >= lags + c sum w_m + alpha y
-- sum max(0, alpha - w_m) cap`` (proof in ``profile``), for the cap of the batch at hand.
+- sum max(0, alpha - w_m) cap`` (proof in ``path_duals``), for the cap of the batch at hand.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline
 
-# Loads, as multiples of the plan's, near which mixtures of paths are sought, and most numbers tried at each.
+# Loads, as multiples of the plan's, at which mixtures of paths are computed, and maximum numbers tried at each.
 _NEAR = (1.0, 0.6, 1.5)
 _MAX_TRIES = 40
-# Micro-batches of a replica that have slots of their own; larger numbers share the last.
+# Numbers of micro-batches with slots of their own; larger numbers share the last slot.
 _MAX_SLOTS = 256
-# Numbers whose last stage alone takes this much more than the best one's rough bound have no slots of their own.
+# Numbers have no slots if their last stage alone exceeds the best rough bound by this factor.
 _BEYOND = 1.04
-# Cuts of one mixture: the alphas that are best at so many loads.
+# Maximum number of cuts of one mixture, for its best alphas at several loads.
 _MAX_ALPHAS = 4
 # Values of e in phi.
 _EDGES = (0.0, 0.125, 0.25, 0.375, 0.5)
@@ -48,14 +47,14 @@ _EDGES = (0.0, 0.125, 0.25, 0.375, 0.5)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotTable:
-    """Cuts of one number of micro-batches, open in the cap: ``time >= slope y + base - spare cap``, [cuts]."""
+    """Cuts of one number of micro-batches, for any cap: ``time >= slope y + base - spare cap``, [cuts]."""
 
     slope: FloatArray
     base: FloatArray
     spare: FloatArray
 
     def at(self, units: float, cap_units: float) -> float:
-        """The highest cut at a load, ns."""
+        """Return the highest cut at a load, ns."""
         return float((self.slope * units + self.base - self.spare * cap_units).max())
 
 
@@ -63,8 +62,8 @@ class SlotTable:
 class PipelineTable:
     """One kind of pipeline of a strategy as a dispatcher keeps it.
 
-    ``slots`` by number of micro-batches; ``shapes`` are best loads as shares [v], by a replica's load in units;
-    ``peaks`` those around a long sequence.
+    ``slots`` are the cuts by number of micro-batches; ``shapes`` are best loads as shares [v], by a replica's load
+    in units and number of micro-batches; ``peaks`` are best loads around a long sequence.
     """
 
     strategy: int
@@ -77,7 +76,7 @@ class PipelineTable:
 
     @staticmethod
     def of(kind: Kind, first_replica: int, planned_units: int) -> PipelineTable:
-        """The table near a load of ``planned_units`` on all replicas together (0: half of all that fits)."""
+        """Build the table near a load of ``planned_units`` on all replicas (0: half of the total that fits)."""
         slots: dict[int, SlotTable] = {}
         shapes: dict[int, dict[int, FloatArray]] = {}
         around: tuple[FloatArray, ...] = ()
@@ -87,21 +86,24 @@ class PipelineTable:
                 near = max(1, int(load * share))
                 shapes[near] = _learn(kind, near, slots)
             if any(shapes.values()):
-                largest = min(float(one.max()) for found in shapes.values() for one in found.values())
+                largest = min(
+                    float(shares.max()) for by_number in shapes.values() for shares in by_number.values()
+                )
                 around = peaks(kind.pipeline, int(kind.units.max()), largest)
         return PipelineTable(kind.strategy, first_replica, kind.num_replicas, kind.pipeline, slots, shapes, around)
 
     def shape(self, number: int, load: float) -> FloatArray:
-        """Best loads of ``number`` micro-batches as shares of the whole: the nearest known, stretched.
+        """Return best loads of ``number`` micro-batches as shares of the whole: the nearest known shape,
+        stretched.
 
-        More than are known are equal ones amid the rise and the fall.
+        Larger numbers than known get equal loads between the rise and the fall.
         """
-        nearest = sorted(self.shapes, key=lambda one: abs(math.log(one / max(1.0, load))))
-        known = next((self.shapes[one] for one in nearest if self.shapes[one]), None)
-        if known is None:
+        nearest = sorted(self.shapes, key=lambda known_load: abs(math.log(known_load / max(1.0, load))))
+        by_number = next((self.shapes[known_load] for known_load in nearest if self.shapes[known_load]), None)
+        if by_number is None:
             return np.full(number, 1.0 / number)
-        size = min(known, key=lambda one: (abs(one - number), one))
-        shares = known[size]
+        size = min(by_number, key=lambda known: (abs(known - number), known))
+        shares = by_number[size]
         if size < number:
             top = int(shares.argmax())
             shares = np.concatenate([shares[:top], np.full(number - size, shares[top]), shares[top:]])
@@ -112,9 +114,12 @@ class PipelineTable:
 
 
 def _learn(kind: Kind, load: int, slots: dict[int, SlotTable]) -> dict[int, FloatArray]:
-    """Profiles at ``load``, the most promising number first, until the others' rough cuts are above.
+    """Compute profiles at ``load``, best rough cut first, until the other numbers' rough cuts are above.
 
-    Their cuts go to ``slots``; their shapes come back.
+    Their cuts are added to ``slots``.
+
+    Returns:
+        Their shapes by number of micro-batches.
     """
     best = float("inf")
     shapes: dict[int, FloatArray] = {}
@@ -122,55 +127,56 @@ def _learn(kind: Kind, load: int, slots: dict[int, SlotTable]) -> dict[int, Floa
         number = slot.num_micro_batches
         if slot.at(load) >= best or len(shapes) == _MAX_TRIES:
             break
-        known = slots.get(number)
-        here = slot.at(load) if known is None else max(slot.at(load), known.at(load, kind.cap_units))
-        if slot.open_ended or (here >= best and shapes):
+        slot_table = slots.get(number)
+        bound = slot.at(load) if slot_table is None else max(slot.at(load), slot_table.at(load, kind.cap_units))
+        if slot.open_ended or (bound >= best and shapes):
             continue
         full = min(load, int(0.97 * number * kind.cap_units))
         profile = best_profile(kind.pipeline, number, full, kind.cap_units) if full else None
         if profile is None:
             continue
         shapes[number] = profile.units / profile.units.sum()
-        if known is None:
+        if slot_table is None:
             slots[number] = _slot_table(kind, profile.paths, full)
         if number * kind.cap_units >= load:
-            best = min(best, max(here, profile.cut.at(load)))
+            best = min(best, max(bound, profile.cut.at(load)))
     return shapes
 
 
 def _slot_table(kind: Kind, paths: PathMixture, load: int) -> SlotTable:
+    """Build the cuts of a mixture at several loads around ``load``."""
     weights = np.sort(np.array(paths.weights, np.float64) / 2.0**SCALE_BITS)
     base = paths.lags / 2.0**SCALE_BITS + kind.pipeline.micro_batch_units * weights.sum()
-    # The weight at which the cheapest micro-batches hold the load, for several loads and caps.
-    places = np.unique([min(weights.size, int(load * f / kind.cap_units) + 1) for f in (0.5, 1.0, 2.0, 8.0)])
-    alphas = np.unique(weights[places - 1])[-_MAX_ALPHAS:]
+    # Alpha is the weight at which the cheapest micro-batches hold the load, for several loads and caps.
+    indices = np.unique([min(weights.size, int(load * f / kind.cap_units) + 1) for f in (0.5, 1.0, 2.0, 8.0)])
+    alphas = np.unique(weights[indices - 1])[-_MAX_ALPHAS:]
     spare = np.maximum(0.0, alphas[:, None] - weights).sum(axis=1)
     return SlotTable(alphas, np.full(alphas.size, base), spare)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkEnvelope:
-    """Cuts ``time >= slope w + constant`` [slots, cuts] of a replica's work w, and the most work [slots]."""
+    """Cuts ``time >= slope w + constant`` [slots, cuts] of a replica's work w, and the maximum work [slots]."""
 
     slope: FloatArray
     constant: FloatArray
     most: FloatArray
 
     def most_within(self, time_ns: float) -> float:
-        """The most work of a replica within a time; 0 if none."""
-        left = time_ns - self.constant
-        # A cut without a slope allows all work, or none.
-        alone = np.where(left >= 0.0, np.inf, -np.inf)
-        least = np.divide(left, self.slope, out=alone, where=self.slope > 0.0).min(axis=1)
-        return max(0.0, float(np.minimum(least, self.most).max()))
+        """Return the maximum work of a replica within a time; 0 if none."""
+        slack = time_ns - self.constant
+        # A cut without a slope allows any work, or none.
+        flat_limits = np.where(slack >= 0.0, np.inf, -np.inf)
+        slot_limits = np.divide(slack, self.slope, out=flat_limits, where=self.slope > 0.0).min(axis=1)
+        return max(0.0, float(np.minimum(slot_limits, self.most).max()))
 
     def time_at(self, work: float) -> float:
-        """Least time of a replica with this work; infinite where no slot holds it."""
+        """Return the minimum time of a replica with this work; infinite if no slot holds it."""
         times = (self.slope * work + self.constant).max(axis=1)
         return float(np.where(self.most >= work, times, np.inf).min())
 
     def points(self) -> tuple[FloatArray, FloatArray]:
-        """Times and works of all corners of the slots' curves, and more points below them."""
+        """Return times and works of all corners of the slots' envelopes, and further points below them."""
         num_slots, num_cuts = self.slope.shape
         first, second = np.triu_indices(num_cuts, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -193,44 +199,46 @@ class BatchKind:
         self.fits: npt.NDArray[np.bool_] = pipeline.holds(lengths)
         self.units: Int64Array = pipeline.units(lengths)
         lag = 2 * (pipeline.num_stages - 1) * pipeline.transfer_ns
-        # Nothing with this sequence is done before it has passed all stages forward and back.
+        # A replica with this sequence is not done before the sequence has passed all stages forward and back.
         self.alone_ns = (
             (self.units + pipeline.micro_batch_units) * (pipeline.num_stages * pipeline.parts) + lag
         ).astype(np.float64)
-        held, number = self.units[self.fits], counts[self.fits]
-        self.total_units = int(held @ number)
-        density = float((held / lengths[self.fits]).max(initial=0.0))
+        fitting_units, fitting_counts = self.units[self.fits], counts[self.fits]
+        self.total_units = int(fitting_units @ fitting_counts)
+        density = float((fitting_units / lengths[self.fits]).max(initial=0.0))
         self.cap_units = float(min(self.total_units, np.ceil(density * pipeline.micro_batch_tokens) + 1))
         phi = _phi(lengths / pipeline.micro_batch_tokens, counts * self.fits)
-        shared: FloatArray = self.units + pipeline.micro_batch_units * phi
-        plain = self._curve(int(number.sum()), False)
-        other = self._curve(int(number.sum()), True)
-        # Either holds; the one that is higher for the whole batch is likely to be for its parts.
-        at_all = [
-            curve.time_at(float((work * counts)[self.fits].sum()) / table.num_replicas)
-            for curve, work in ((plain, self.units), (other, shared))
+        shared_work: FloatArray = self.units + pipeline.micro_batch_units * phi
+        plain_envelope = self._envelope(int(fitting_counts.sum()), False)
+        shared_envelope = self._envelope(int(fitting_counts.sum()), True)
+        # Both envelopes are valid; the higher one for the whole batch is likely to be higher for its parts.
+        times_of_batch = [
+            envelope.time_at(float((work * counts)[self.fits].sum()) / table.num_replicas)
+            for envelope, work in ((plain_envelope, self.units), (shared_envelope, shared_work))
         ]
-        self.curve, self.work = (
-            (other, shared) if at_all[1] > at_all[0] else (plain, self.units.astype(np.float64))
+        self.envelope, self.work = (
+            (shared_envelope, shared_work)
+            if times_of_batch[1] > times_of_batch[0]
+            else (plain_envelope, self.units.astype(np.float64))
         )
-        self.points = self.curve.points()
+        self.points = self.envelope.points()
 
     @property
     def num_replicas(self) -> int:
-        """Replicas of the kind."""
+        """Number of replicas of the kind."""
         return self.table.num_replicas
 
     def time_with(self, number: int, units: float) -> float:
-        """Least time of a replica that holds so many units in ``number`` micro-batches, ns."""
-        slope, constant = self._rough(np.array([float(number)]))
-        least = float((slope * units + constant).max())
-        known = self.table.slots.get(number)
-        if known is not None:
-            least = max(least, known.at(units, self.cap_units))
-        return least
+        """Return the minimum time of a replica that holds ``units`` in ``number`` micro-batches, ns."""
+        slope, constant = self._rough_cuts(np.array([float(number)]))
+        bound = float((slope * units + constant).max())
+        slot_table = self.table.slots.get(number)
+        if slot_table is not None:
+            bound = max(bound, slot_table.at(units, self.cap_units))
+        return bound
 
-    def _curve(self, num_sequences: int, shared: bool) -> WorkEnvelope:
-        """The curve of the module, with theta = 1 if the micro-batches' share counts as work."""
+    def _envelope(self, num_sequences: int, shared: bool) -> WorkEnvelope:
+        """Build the envelope of the module, with theta = 1 if the micro-batches' share counts as work."""
         pipeline = self.table.pipeline
         parts, empty = pipeline.parts, pipeline.micro_batch_units
         if pipeline.num_stages == 1:
@@ -240,35 +248,35 @@ class BatchKind:
                 limit_units = pipeline.max_micro_batches * (self.cap_units + empty * shared)
             return WorkEnvelope(np.full((1, 1), float(parts)), np.full((1, 1), ramp), np.full(1, limit_units))
         limit = max(1, min(num_sequences, pipeline.max_micro_batches or _MAX_SLOTS, _MAX_SLOTS))
-        numbers, slope, constant = self._listed(limit)
-        # The last slot stands for all larger numbers too, unless there are none.
+        numbers, slope, constant = self._promising_numbers(limit)
+        # The last slot also stands for all larger numbers, unless there are none.
         open_ended = numbers.size < limit or limit == _MAX_SLOTS
         limit = numbers.size
-        known = {number: one for number, one in self.table.slots.items() if number <= limit}
-        width = max((one.slope.size for one in known.values()), default=0)
+        slot_tables = {number: table for number, table in self.table.slots.items() if number <= limit}
+        width = max((table.slope.size for table in slot_tables.values()), default=0)
         # Slots without a mixture repeat their first cut.
         slopes = np.concatenate([slope, np.repeat(slope[:, :1], width, axis=1)], axis=1)
         constants = np.concatenate([constant, np.repeat(constant[:, :1], width, axis=1)], axis=1)
-        for number, one in known.items():
-            size = one.slope.size
-            slopes[number - 1, 2 : 2 + size] = one.slope
-            constants[number - 1, 2 : 2 + size] = one.base - one.spare * self.cap_units
-        most = numbers * self.cap_units
+        for number, table in slot_tables.items():
+            size = table.slope.size
+            slopes[number - 1, 2 : 2 + size] = table.slope
+            constants[number - 1, 2 : 2 + size] = table.base - table.spare * self.cap_units
+        max_work = numbers * self.cap_units
         if open_ended:
             # Only the last stage's cut grows with the number.
-            slopes[-1], constants[-1], most[-1] = slopes[-1, 0], constants[-1, 0], np.inf
+            slopes[-1], constants[-1], max_work[-1] = slopes[-1, 0], constants[-1, 0], np.inf
         if shared:
             constants -= slopes * (empty * numbers)[:, None]
-            most += empty * numbers
+            max_work += empty * numbers
             if open_ended:
                 # For larger numbers parts (w - c v) + parts c v does not depend on v.
-                most[-1] = np.inf
-        return WorkEnvelope(slopes, constants, most)
+                max_work[-1] = np.inf
+        return WorkEnvelope(slopes, constants, max_work)
 
-    def _listed(self, limit: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Numbers of micro-batches up to ``limit`` that can be good, with their rough cuts."""
+    def _promising_numbers(self, limit: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """List numbers of micro-batches up to ``limit`` that can be best, with their rough cuts."""
         numbers = np.arange(1, limit + 1, dtype=np.float64)
-        slope, constant = self._rough(numbers)
+        slope, constant = self._rough_cuts(numbers)
         load = self.total_units / self.num_replicas
         times = slope * load + constant
         best = np.minimum.accumulate(np.where(numbers * self.cap_units >= load, times.max(axis=1), np.inf))
@@ -276,20 +284,20 @@ class BatchKind:
         end = int(beyond[0]) + 1 if beyond.size else limit
         return numbers[:end], slope[:end], constant[:end]
 
-    def _rough(self, numbers: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Slopes and constants [v, 2] of the *last stage* and *drain* cuts of ``cuts``."""
+    def _rough_cuts(self, numbers: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return slopes and constants [v, 2] of the *last stage* and *drain* cuts of ``pipeline_bounds``."""
         pipeline = self.table.pipeline
         parts, empty, others = pipeline.parts, pipeline.micro_batch_units, pipeline.num_stages - 1
-        more = max(0, pipeline.backward_parts - pipeline.forward_parts)
+        backward_excess = max(0, pipeline.backward_parts - pipeline.forward_parts)
         ramp = others * (parts * empty + 2 * pipeline.transfer_ns)
-        drain = others * ((pipeline.forward_parts + more) * empty + 2 * pipeline.transfer_ns)
-        slope = np.stack([np.full(numbers.size, float(parts)), parts + others * more / numbers], axis=1)
+        drain = others * ((pipeline.forward_parts + backward_excess) * empty + 2 * pipeline.transfer_ns)
+        slope = np.stack([np.full(numbers.size, float(parts)), parts + others * backward_excess / numbers], axis=1)
         constant = np.stack([parts * empty * numbers + ramp, parts * empty * numbers + drain], axis=1)
         return slope, constant
 
 
 def _phi(shares: FloatArray, counts: Int64Array) -> FloatArray:
-    """The dual feasible function with the largest sum over the batch, [K]; longer ones than 1 do not count."""
+    """Return the dual feasible function with the largest sum over the batch, [K]; shares above 1 count as 1."""
     best = shares
     for edge in _EDGES[1:]:
         rounded = np.where(shares > 1.0 - edge, 1.0, np.where(shares < edge, 0.0, shares))

@@ -1,6 +1,6 @@
-"""Sharing sequences among replicas of one stage, where only the sum of a replica's work counts.
+"""Sharing of sequences among replicas of one stage, where only the sum of a replica's work counts.
 
-Longest first to the replica done first, then exchanges that shorten the slowest. Heuristics: what they give is
+Longest sequence first to the replica done first, then exchanges that shorten the slowest. Heuristics: plans are
 timed exactly by ``batch_packing``.
 """
 
@@ -14,112 +14,127 @@ import numpy as np
 from milpplan.groups.bounds.work_envelope import BatchKind
 from milpplan.groups.strategies import FloatArray, Int64Array
 
-# Exchanges made at most.
+# Maximum number of exchanges.
 _EXCHANGES = 40
 
 
 def capacity(kind: BatchKind) -> int:
-    """Most tokens of a micro-batch of one stage."""
+    """Return the token capacity of a micro-batch of one stage."""
     pipeline = kind.table.pipeline
     return min(pipeline.micro_batch_tokens, pipeline.in_flight_tokens or pipeline.micro_batch_tokens)
 
 
 def by_least_time(kind: BatchKind, units: Int64Array, tokens: Int64Array) -> tuple[list[int], list[int]] | None:
-    """Each to the replica done first that has room, into its fullest micro-batch with room or a new one."""
+    """Put each sequence on the replica with capacity that is done first, into its fullest fitting micro-batch or a
+    new one.
+
+    Returns:
+        Replicas and micro-batches of the sequences; None if one does not fit.
+    """
     pipeline = kind.table.pipeline
-    most = pipeline.max_micro_batches or units.size
-    most_tokens, empty = capacity(kind), pipeline.micro_batch_units
+    max_micro_batches = pipeline.max_micro_batches or units.size
+    capacity_tokens, empty = capacity(kind), pipeline.micro_batch_units
     queue = [(0, replica) for replica in range(kind.num_replicas)]
-    # Rooms of each replica's micro-batches, ascending: (tokens left, micro-batch).
-    rooms: list[list[tuple[int, int]]] = [[] for _ in queue]
-    replicas, places = [], []
+    # Free tokens of each replica's micro-batches, ascending: (free tokens, micro-batch).
+    free_tokens: list[list[tuple[int, int]]] = [[] for _ in queue]
+    replicas, micro_batches = [], []
     for unit, length in zip(units.tolist(), tokens.tolist(), strict=True):
-        passed = []
+        full_replicas = []
         while queue:
             load, replica = heapq.heappop(queue)
-            mine = rooms[replica]
-            if (mine and mine[-1][0] >= length) or len(mine) < most:
+            own_free = free_tokens[replica]
+            if (own_free and own_free[-1][0] >= length) or len(own_free) < max_micro_batches:
                 break
-            passed.append((load, replica))
+            full_replicas.append((load, replica))
         else:
             return None
-        fitting = bisect_left(mine, (length, 0))
-        if fitting < len(mine):
-            room, micro_batch = mine.pop(fitting)
+        fitting = bisect_left(own_free, (length, 0))
+        if fitting < len(own_free):
+            free, micro_batch = own_free.pop(fitting)
         else:
-            room, micro_batch = most_tokens, len(mine)
+            free, micro_batch = capacity_tokens, len(own_free)
             load += empty
-        insort(mine, (room - length, micro_batch))
+        insort(own_free, (free - length, micro_batch))
         replicas.append(replica)
-        places.append(micro_batch)
-        for one in (*passed, (load + unit, replica)):
-            heapq.heappush(queue, one)
-    return replicas, places
+        micro_batches.append(micro_batch)
+        for entry in (*full_replicas, (load + unit, replica)):
+            heapq.heappush(queue, entry)
+    return replicas, micro_batches
 
 
 def exchange(
-    kind: BatchKind, units: Int64Array, tokens: Int64Array, replicas: list[int], places: list[int]
+    kind: BatchKind, units: Int64Array, tokens: Int64Array, replicas: list[int], micro_batches: list[int]
 ) -> None:
-    """Swap or move sequences between the slowest replica and another while that shortens it, in place.
+    """Swap or move sequences between the slowest replica and another while that shortens the slowest, in place.
 
-    Only where the micro-batches have room, into one that is there already.
+    Sequences only go into existing micro-batches with capacity.
     """
     pipeline = kind.table.pipeline
-    where, micro = np.array(replicas), np.array(places)
-    held = np.zeros((kind.num_replicas, int(micro.max()) + 1), np.int64)
-    np.add.at(held, (where, micro), tokens)
-    numbers = (held > 0).sum(axis=1)
-    times = np.bincount(where, units, kind.num_replicas) + numbers * pipeline.micro_batch_units
+    replica_of, micro_batch_of = np.array(replicas), np.array(micro_batches)
+    token_sums = np.zeros((kind.num_replicas, int(micro_batch_of.max()) + 1), np.int64)
+    np.add.at(token_sums, (replica_of, micro_batch_of), tokens)
+    numbers = (token_sums > 0).sum(axis=1)
+    times = np.bincount(replica_of, units, kind.num_replicas) + numbers * pipeline.micro_batch_units
     for _ in range(_EXCHANGES):
         slow = int(times.argmax())
-        found = [
-            one
+        swaps = [
+            swap
             for other in np.argsort(times, kind="stable").tolist()
-            if other != slow and (one := _best_swap(kind, units, tokens, where, micro, held, times, slow, other))
+            if other != slow
+            and (
+                swap := _best_swap(kind, units, tokens, replica_of, micro_batch_of, token_sums, times, slow, other)
+            )
         ]
-        if not found:
+        if not swaps:
             break
-        _, other, mine, theirs, target = min(found)
+        _, other, mine, theirs, target = min(swaps)
         change = int(units[mine]) - (int(units[theirs]) if theirs >= 0 else 0)
         moved = int(tokens[mine]) - (int(tokens[theirs]) if theirs >= 0 else 0)
         times[slow] -= change
         times[other] += change
-        held[slow, micro[mine]] -= moved
-        held[other, target] += moved
+        token_sums[slow, micro_batch_of[mine]] -= moved
+        token_sums[other, target] += moved
         if theirs >= 0:
-            where[theirs], micro[theirs] = slow, micro[mine]
-        where[mine], micro[mine] = other, target
-    replicas[:], places[:] = where.tolist(), micro.tolist()
+            replica_of[theirs], micro_batch_of[theirs] = slow, micro_batch_of[mine]
+        replica_of[mine], micro_batch_of[mine] = other, target
+    replicas[:], micro_batches[:] = replica_of.tolist(), micro_batch_of.tolist()
 
 
 def _best_swap(
     kind: BatchKind,
     units: Int64Array,
     tokens: Int64Array,
-    where: Int64Array,
-    micro: Int64Array,
-    held: Int64Array,
+    replica_of: Int64Array,
+    micro_batch_of: Int64Array,
+    token_sums: Int64Array,
     times: FloatArray,
     slow: int,
     other: int,
 ) -> tuple[float, int, int, int, int] | None:
-    """(larger time then, other replica, sequence given, sequence taken or -1, micro-batch), if that is shorter."""
-    mine, theirs = np.flatnonzero(where == slow), np.flatnonzero(where == other)
+    """Find the best swap or move between two replicas.
+
+    Returns:
+        (larger time after it, other replica, sequence given, sequence taken or -1, micro-batch); None if no swap
+        is faster.
+    """
+    mine, theirs = np.flatnonzero(replica_of == slow), np.flatnonzero(replica_of == other)
     # Swaps with each of theirs, then moves into each of the other's micro-batches.
-    open_places = np.flatnonzero(held[other])
-    taken = np.concatenate([theirs, np.full(open_places.size, -1)])
-    targets = np.concatenate([micro[theirs], open_places])
-    back_units = np.concatenate([units[theirs], np.zeros(open_places.size, np.int64)])
-    back_tokens = np.concatenate([tokens[theirs], np.zeros(open_places.size, np.int64)])
-    change = units[mine][:, None] - back_units[None, :]
-    moved = tokens[mine][:, None] - back_tokens[None, :]
-    room = capacity(kind)
-    fits = (held[other, targets][None, :] + moved <= room) & (held[slow, micro[mine]][:, None] - moved <= room)
+    open_micro_batches = np.flatnonzero(token_sums[other])
+    taken = np.concatenate([theirs, np.full(open_micro_batches.size, -1)])
+    targets = np.concatenate([micro_batch_of[theirs], open_micro_batches])
+    returned_units = np.concatenate([units[theirs], np.zeros(open_micro_batches.size, np.int64)])
+    returned_tokens = np.concatenate([tokens[theirs], np.zeros(open_micro_batches.size, np.int64)])
+    change = units[mine][:, None] - returned_units[None, :]
+    moved = tokens[mine][:, None] - returned_tokens[None, :]
+    capacity_tokens = capacity(kind)
+    fits = (token_sums[other, targets][None, :] + moved <= capacity_tokens) & (
+        token_sums[slow, micro_batch_of[mine]][:, None] - moved <= capacity_tokens
+    )
     after = np.where(fits, np.maximum(times[slow] - change, times[other] + change), np.inf)
     if not after.size:
         return None
     row, column = np.unravel_index(int(after.argmin()), after.shape)
-    least = float(after[row, column])
-    if least >= times[slow]:
+    best_time = float(after[row, column])
+    if best_time >= times[slow]:
         return None
-    return least, other, int(mine[row]), int(taken[column]), int(targets[column])
+    return best_time, other, int(mine[row]), int(taken[column]), int(targets[column])

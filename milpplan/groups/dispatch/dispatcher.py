@@ -1,10 +1,10 @@
 """Dispatch at training time: one batch under strategies already chosen, in milliseconds, with a proved gap.
 
-``Dispatcher(plan)`` learns once what the plan's strategies can do (``curves``); ``dispatch(lengths)`` then decides
-which sequences of a batch run under which of them, on which replica, in which micro-batch and in which order. The
-optimizer stays where the plan has it; a strategy may hold nothing in some step. A dispatcher holds nothing but the
-plan and what follows from it, and no call changes it: threads may share it, processes may get it pickled, and the
-same batch gets the same answer.
+``Dispatcher(plan)`` tabulates the plan's strategies once (``work_envelope``); ``dispatch(lengths)`` then decides
+for every sequence of a batch its strategy, replica and micro-batch, and the order of the strategies. The optimizer
+stays where the plan has it; a strategy may be idle in some step. A dispatcher holds nothing but the plan and its
+tables, and no call changes it: threads may share it, processes may get it pickled, and equal batches get equal
+answers.
 
 The bound is that of ``batch_bound``, over all sets of the plan's strategies and all their orders; the answer is
 packed by ``batch_packing`` and simulated exactly.
@@ -24,16 +24,16 @@ import numpy as np
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups.bounds import glop
 from milpplan.groups.bounds.work_envelope import BatchKind, PipelineTable
-from milpplan.groups.dispatch.batch_bound import Batch, Node, Prices, narrowed, priced, relaxed, root, split
+from milpplan.groups.dispatch.batch_bound import Batch, DualValues, Node, narrow, relax, root, split, with_duals
 from milpplan.groups.dispatch.batch_packing import (
     Placed,
-    Together,
+    PlacedIndices,
     place,
     place_around,
     place_into,
     place_together,
 )
-from milpplan.groups.dispatch.batch_solving import Found, solved
+from milpplan.groups.dispatch.batch_solving import BatchPlan, solve_batch
 from milpplan.groups.packing.pack import Packing
 from milpplan.groups.plan import Group, GroupedPlan, check
 from milpplan.groups.problem import GroupedProblem
@@ -41,21 +41,21 @@ from milpplan.groups.strategies import Int64Array
 from milpplan.groups.tours import TourPrice, best_tour, tour_prices
 from milpplan.groups.workload.workload import workload_of
 
-# Relaxations solved, and sets packed, for one answer; so many times more for batches of few sequences.
+# Maximum relaxations solved, and sets packed, for one answer; _MORE times as many for at most _FEW sequences.
 _MAX_RELAXED, _MAX_RELAXED_MANY = 7, 3
 _MAX_PACKED = 3
 _FEW = 128
-# Of more sequences than this, another set is packed only where it could save this share.
+# With more than _MANY sequences, another set is packed only if it could save this share.
 _MANY = 1024
-_WORTH = 0.03
+_MIN_SAVING = 0.03
 _MORE = 3
-# Sets of strategies that one dispatcher weighs.
+# Maximum number of strategies of a dispatcher.
 _MAX_STRATEGIES = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dispatch:
-    """One batch: where each of its sequences [n] runs, in which order the strategies run, and how good that is.
+    """Plan of one batch: the position of each sequence [n], the order of the strategies, time and bound.
 
     ``strategy``, ``replica`` and ``micro_batch`` are indices: of the problem's strategies, of the strategy's
     ``replicas``, and of the replica's micro-batches in the order they run.
@@ -77,28 +77,28 @@ class Dispatch:
         return (self.time_ns - self.bound_ns) / self.time_ns
 
     def micro_batches(self, strategy: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Indices of the sequences of each micro-batch of each replica of a strategy."""
+        """Return the indices of the sequences of each micro-batch of each replica of a strategy."""
         replicas: list[list[list[int]]] = [[] for _ in self.problem.strategies[strategy].replicas]
         mine = np.flatnonzero(self.strategy == strategy)
         for index in mine[np.lexsort((mine, self.micro_batch[mine]))].tolist():
-            held, number = replicas[int(self.replica[index])], int(self.micro_batch[index])
-            while len(held) <= number:
-                held.append([])
-            held[number].append(index)
-        return tuple(tuple(tuple(one) for one in held) for held in replicas)
+            replica_batches, number = replicas[int(self.replica[index])], int(self.micro_batch[index])
+            while len(replica_batches) <= number:
+                replica_batches.append([])
+            replica_batches[number].append(index)
+        return tuple(tuple(tuple(batch) for batch in replica_batches) for replica_batches in replicas)
 
     def plan(self) -> GroupedPlan:
-        """The same as a plan of a grouped step, simulated and checked anew."""
+        """Convert the dispatch to a plan of a grouped step, simulated and checked anew."""
         workload = workload_of(self.lengths)
         problem = replace(self.problem, lengths=workload.lengths, counts=workload.counts, homes=(self.home,))
         groups = []
         for strategy in self.order:
             replicas = self.micro_batches(strategy)
-            packings, first = [], 0
+            packings, offset = [], 0
             for kind in problem.kinds_of(strategy):
-                mine = replicas[first : first + kind.num_replicas]
-                packings.append(Packing(kind, tuple(self._counted(workload.lengths, one) for one in mine)))
-                first += kind.num_replicas
+                mine = replicas[offset : offset + kind.num_replicas]
+                packings.append(Packing(kind, tuple(self._counted(workload.lengths, replica) for replica in mine)))
+                offset += kind.num_replicas
             groups.append(Group(strategy, tuple(packings)))
         plan = GroupedPlan(problem, self.home, tuple(groups), self.time_ns)
         check(plan)
@@ -128,7 +128,7 @@ class Dispatcher:
         self.home, self.strategies = plan.home, strategies
         glop.ready()
         planned = {
-            packing.kind: sum(int((one @ packing.kind.units).sum()) for one in packing.replicas)
+            packing.kind: sum(int((replica @ packing.kind.units).sum()) for replica in packing.replicas)
             for group in plan.groups
             for packing in group.packings
         }
@@ -148,31 +148,41 @@ class Dispatcher:
         }
 
     def dispatch(self, lengths: Sequence[int] | Int64Array) -> Dispatch:
-        """The plan of one batch: ``lengths`` [n] in tokens, one a sequence, in any order.
+        """Plan one batch.
 
-        Raises ``InvalidInputError`` for lengths that are none, ``InfeasibleError`` for a sequence that fits under
-        none of the strategies, and ``SolverError`` where no packing within memory was found, which takes seconds.
+        Args:
+            lengths: [n] in tokens, one a sequence, in any order.
+
+        Raises:
+            InvalidInputError: lengths that are no numbers of tokens.
+            InfeasibleError: a sequence fits under none of the strategies.
+            SolverError: no packing within memory was found, after some seconds.
         """
-        search, tokens = self._searched(lengths), np.asarray(lengths).astype(np.int64)
+        search, tokens = self._search_batch(lengths), np.asarray(lengths).astype(np.int64)
         if search.best is None and self.home not in self._own:
-            # Held one by one, but not together: an idle home is in the space, and in the bound.
-            search = self._searched(lengths, everywhere=True)
-        # Where memory is nearly full what is quick may place nothing.
-        found = search.best or solved(self.problem, self.strategies, self.home, tokens)
-        bound = math.floor(min(found.time_ns, search.bound_ns()))
-        columns = (found.strategy, found.replica, found.micro_batch)
-        return Dispatch(self.problem, tokens, *columns, self.home, found.order, found.time_ns, bound)
+            # The sequences fit one by one, but not together: allow the idle home, too.
+            search = self._search_batch(lengths, everywhere=True)
+        # With nearly full memory the fast packing may fail.
+        plan = search.best or solve_batch(self.problem, self.strategies, self.home, tokens)
+        bound = math.floor(min(plan.time_ns, search.bound_ns()))
+        columns = (plan.strategy, plan.replica, plan.micro_batch)
+        return Dispatch(self.problem, tokens, *columns, self.home, plan.order, plan.time_ns, bound)
 
     def bound_ns(self, lengths: Sequence[int] | Int64Array, time_ns: int) -> int:
-        """What no plan of a batch takes less than, an idle home included, as far as that is below the time of one
-        that is known."""
-        return math.floor(min(time_ns, self._searched(lengths, time_ns, everywhere=True).bound_ns()))
+        """Return a lower bound of all plans of a batch, an idle home included, at most ``time_ns``.
 
-    def _searched(
+        ``time_ns`` is the time of a known plan; bounds above it are not computed.
+        """
+        return math.floor(min(time_ns, self._search_batch(lengths, time_ns, everywhere=True).bound_ns()))
+
+    def _search_batch(
         self, lengths: Sequence[int] | Int64Array, known_ns: int | None = None, *, everywhere: bool = False
     ) -> _BatchSearch:
-        """The search of a batch; where the time of a plan is known, for its bound only. ``everywhere``: under an
-        idle home, too, though the others hold every sequence."""
+        """Search a batch.
+
+        ``known_ns`` is the time of a known plan: the search then only bounds. ``everywhere`` allows an idle home
+        also if the other strategies hold every sequence.
+        """
         workload = workload_of(lengths)
         index = np.searchsorted(workload.lengths, np.asarray(lengths).astype(np.int64))
         kinds = {
@@ -180,70 +190,84 @@ class Dispatcher:
             for s, tables in self._tables.items()
         }
         batch = Batch(workload.lengths, workload.counts, kinds)
-        self._require_room(batch)
+        self._require_capacity(batch)
         search = _BatchSearch(self.problem, batch, index, known_ns)
-        held = np.any([kind.fits for s in self._own for kind in kinds[s]], axis=0).all()
-        wide = everywhere or not held
-        tours = {used: tour for used, tour in self._tours.items() if wide or set(used) <= set(self._own)}
+        own_fits = np.any([kind.fits for s in self._own for kind in kinds[s]], axis=0).all()
+        any_strategy = everywhere or not own_fits
+        tours = {used: tour for used, tour in self._tours.items() if any_strategy or set(used) <= set(self._own)}
         search.run(tours, self._own)
         return search
 
     def packings(self, strategy: int, lengths: Int64Array, spares: Sequence[int]) -> list[Placed]:
-        """Packings of sequences of ``lengths`` [n] on a strategy of one kind of pipelines, beside that of a
-        batch: in numbers of micro-batches a replica that are so many above the least that their tokens need, and
-        if these are several, around the longest sequence in another way; those that were found."""
+        """Pack sequences of ``lengths`` [n] on a strategy of one kind of pipelines.
+
+        Args:
+            strategy: index of the strategy.
+            lengths: in tokens, [n].
+            spares: numbers of micro-batches a replica above the minimum that the tokens need. With several
+                numbers, another packing around the longest sequence is tried.
+
+        Returns:
+            The packings that were found.
+        """
         (table,) = self._tables[strategy]
         distinct, at, counts = np.unique(lengths, return_inverse=True, return_counts=True)
         kind = BatchKind(table, distinct, counts)
-        least = -(-int(lengths.sum()) // (kind.num_replicas * table.pipeline.micro_batch_tokens))
-        numbers = {min(least + spare, lengths.size) for spare in spares}
+        fewest = -(-int(lengths.sum()) // (kind.num_replicas * table.pipeline.micro_batch_tokens))
+        numbers = {min(fewest + spare, lengths.size) for spare in spares}
         placed = (place_into(kind, at, distinct, number) for number in sorted(numbers))
-        other = place_around(kind, at, distinct, slice(1, 2)) if len(spares) > 1 else []
-        return [*other, *(one for one in placed if one is not None)]
+        around = place_around(kind, at, distinct, slice(1, 2)) if len(spares) > 1 else []
+        return [*around, *(packing for packing in placed if packing is not None)]
 
-    def _require_room(self, batch: Batch) -> None:
+    def _require_capacity(self, batch: Batch) -> None:
+        """Raise ``InfeasibleError`` if a sequence fits under none of the strategies."""
         fits = np.any([kind.fits for kinds in batch.kinds.values() for kind in kinds], axis=0)
         if not fits.all():
             longest = int(batch.lengths[~fits][-1])
             names = ", ".join(self.problem.strategies[s].name for s in self.strategies)
-            most = max(kind.table.pipeline.micro_batch_tokens for kinds in batch.kinds.values() for kind in kinds)
+            most_tokens = max(
+                kind.table.pipeline.micro_batch_tokens for kinds in batch.kinds.values() for kind in kinds
+            )
             raise InfeasibleError(
                 f"A sequence of {longest} tokens fits under none of the plan's strategies ({names}).",
-                f"The most that one holds is {most} tokens.",
+                f"The most that one holds is {most_tokens} tokens.",
                 "Cut sequences at that length, or plan anew with the longest lengths that occur.",
             )
 
 
 class _BatchSearch:
-    """One batch: nodes by their bounds, the worst first, each relaxed once and then split."""
+    """Best-first branch and bound for one batch: each node is relaxed once and then split."""
 
     def __init__(
         self, problem: GroupedProblem, batch: Batch, index: Int64Array, known_ns: int | None = None
     ) -> None:
-        """``known_ns``: the time of a plan, where nothing needs to be packed."""
+        """Start a search; ``known_ns`` is the time of a known plan, with which nothing is packed."""
         self.problem = problem
         self.batch = batch
-        # The distinct length of each sequence, and the sequences by length, long ones last.
+        # The distinct length of each sequence, and the sequences in ascending order of length.
         self.index = index
         self.sorted = np.argsort(index, kind="stable")
-        self.best: Found | None = None
+        self.best: BatchPlan | None = None
         self.packs, self.known_ns = known_ns is None, math.inf if known_ns is None else known_ns
         self._effort = _MORE if index.size <= _FEW else 1
-        # Of many sequences the first relaxations prove as much as all, and each takes milliseconds.
+        # With many sequences the first relaxations prove nearly as much as all, and each takes milliseconds.
         self._most_relaxed = _MAX_RELAXED_MANY if index.size > _MANY else _MAX_RELAXED * self._effort
         self._packed: Counter[tuple[int, ...]] = Counter()
         self._queue: list[tuple[float, int, Node]] = []
         self._number = self._num_relaxed = 0
         self._closed_ns = math.inf
-        self._prices: Prices = {}
+        self._prices: DualValues = {}
 
     def bound_ns(self) -> float:
-        """Least bound of all plans that may be shorter than the best; infinite if none may be."""
+        """Return the smallest bound of plans that may be shorter than the incumbent; infinite if there are
+        none."""
         return min([self._closed_ns, *(bound for bound, _, _ in self._queue)])
 
     def run(self, tours: dict[tuple[int, ...], tuple[TourPrice, ...]], first: tuple[int, ...]) -> None:
-        """Relax and split until the effort is spent or nothing shorter can be left. The strategies that are looked
-        at ``first`` leave little to others whose bounds are only loose."""
+        """Relax and split until the effort is spent or the bound is reached.
+
+        The set ``first`` is relaxed first: its incumbent closes most other sets.
+        """
         for used, prices in tours.items():
             node = root(self.batch, used, prices)
             if node is not None and used == first:
@@ -251,33 +275,34 @@ class _BatchSearch:
             elif node is not None:
                 self._push(node)
         if self._effort > 1 and self.packs:
-            # The relaxation shares single sequences out; few of them may do best under one strategy.
+            # The relaxation divides sequences; few sequences may run best under one strategy.
             for _, _, node in [entry for entry in self._queue if len(entry[2].used) == 1]:
-                alone = relaxed(self.batch, node)
-                if alone.relaxed is not None:
-                    self._place(alone)
-        # Where memory forbids all that was tried, the next sets are.
+                single = relax(self.batch, node)
+                if single.relaxed is not None:
+                    self._place(single)
+        # Without an incumbent, for lack of memory, further sets are tried.
         while self._queue and (self._num_relaxed < self._most_relaxed or math.isinf(self.known_ns)):
             if self.known_ns < math.inf and self._queue[0][0] >= self._closed_ns:
-                # What is closed with this bound holds all bounds down.
+                # A closed node has this bound, so the bound cannot rise further.
                 break
             self._examine(heapq.heappop(self._queue)[2])
 
     def _push(self, node: Node) -> None:
+        """Add a node to the queue."""
         self._number += 1
         heapq.heappush(self._queue, (node.bound_ns, self._number, node))
 
     def _examine(self, node: Node) -> None:
-        """Narrow, relax, pack what the relaxation holds, and put the node or its halves back."""
+        """Narrow, relax and pack the node, or split it; put the node or its halves back."""
         if self.known_ns < math.inf:
-            left = narrowed(node, self.known_ns)
-            if left is None:
-                # Nothing in it is shorter than the best plan.
+            remaining = narrow(node, self.known_ns)
+            if remaining is None:
+                # No plan of the node is shorter than the incumbent.
                 return
-            node = left
+            node = remaining
         if node.relaxed is None:
-            # Another set's prices may do, and cost nothing.
-            better = priced(self.batch, node, self._prices)
+            # Another set's dual values may give a bound at no cost.
+            better = with_duals(self.batch, node, self._prices)
             if better.bound_ns > node.bound_ns:
                 self._push(better)
                 return
@@ -290,46 +315,49 @@ class _BatchSearch:
             self._push(half)
 
     def _relax(self, node: Node) -> None:
-        """Relax a node and pack what the relaxation holds."""
-        node = relaxed(self.batch, node)
+        """Relax a node, pack the answer, and put the node back."""
+        node = relax(self.batch, node)
         self._num_relaxed += 1
         if node.relaxed is None:
             self._closed_ns = min(self._closed_ns, node.bound_ns)
             return
-        self._prices |= node.relaxed.prices
+        self._prices |= node.relaxed.duals
         self._pack(node)
         self._push(node)
 
     def _pack(self, node: Node) -> None:
-        """Place the sequences as the relaxation has them, arrange the groups, and keep the plan if it is best."""
-        tried = self._packed[node.used]
-        enough = len(self._packed) > _MAX_PACKED * self._effort or tried == self._effort
+        """Pack the answer of a node's relaxation, within the effort."""
+        times_packed = self._packed[node.used]
+        skip = len(self._packed) > _MAX_PACKED * self._effort or times_packed == self._effort
         if self.index.size > _MANY:
-            # Packing is most of the work for many sequences: not for so little.
-            enough |= node.bound_ns > self.known_ns * (1.0 - _WORTH)
-        if node.relaxed is None or not self.packs or (self.known_ns < math.inf and enough):
+            # Packing is most of the work with many sequences, so small savings are not tried.
+            skip |= node.bound_ns > self.known_ns * (1.0 - _MIN_SAVING)
+        if node.relaxed is None or not self.packs or (self.known_ns < math.inf and skip):
             return
         self._packed[node.used] += 1
         times = self._place(node)
         if times is None:
             return
-        # Few long sequences leave replicas idle while the slowest works: once more, with that time given.
-        lows = tuple(max(low, float(times.get(s, 0))) for s, low in zip(node.used, node.lows_ns, strict=True))
+        # Few long sequences leave replicas idle while the slowest works: relax again with at least that time.
+        group_times = tuple(
+            max(low, float(times.get(s, 0))) for s, low in zip(node.used, node.lows_ns, strict=True)
+        )
         idle = tuple(
-            low if self._lumpy(s) else old for s, low, old in zip(node.used, lows, node.lows_ns, strict=True)
+            low if self._is_single_stage(s) else old
+            for s, low, old in zip(node.used, group_times, node.lows_ns, strict=True)
         )
         if idle != node.lows_ns:
-            again = relaxed(self.batch, replace(node, lows_ns=idle, highs_ns=tuple(map(max, idle, node.highs_ns))))
+            again = relax(self.batch, replace(node, lows_ns=idle, highs_ns=tuple(map(max, idle, node.highs_ns))))
             if again.relaxed is not None:
                 self._place(again)
 
-    def _lumpy(self, strategy: int) -> bool:
-        """Whether the replicas of a strategy have one stage: what they wait for can be filled."""
+    def _is_single_stage(self, strategy: int) -> bool:
+        """Tell whether the replicas of a strategy have one stage, so that idle time can be filled."""
         return all(kind.table.pipeline.num_stages == 1 for kind in self.batch.kinds[strategy])
 
     def _place(self, node: Node) -> dict[int, int] | None:
-        """Place what a relaxation holds, and keep it if it is the best; times of the strategies."""
-        counts = whole(self.batch, node)
+        """Place the answer of a relaxation, and keep the plan if it is the best. Returns the strategies' times."""
+        counts = round_sequences(self.batch, node)
         strategy, replica, micro_batch = (np.zeros_like(self.index) for _ in range(3))
         times: dict[int, int] = {}
         members = self._members(counts)
@@ -337,67 +365,67 @@ class _BatchSearch:
             placed = self._placed(s, members)
             if placed is None:
                 return None
-            for kind, (mine, at) in zip(self.batch.kinds[s], placed, strict=True):
-                strategy[mine] = s
-                replica[mine] = at.replica + kind.table.first_replica
-                micro_batch[mine] = at.micro_batch
-                if mine.size:
-                    times[s] = max(times.get(s, 0), at.time_ns)
+            for kind, (own, kind_placed) in zip(self.batch.kinds[s], placed, strict=True):
+                strategy[own] = s
+                replica[own] = kind_placed.replica + kind.table.first_replica
+                micro_batch[own] = kind_placed.micro_batch
+                if own.size:
+                    times[s] = max(times.get(s, 0), kind_placed.time_ns)
         tour = best_tour(self.problem, tuple(sorted(times)), times)
         if tour.time_ns < self.known_ns:
             self.known_ns = tour.time_ns
-            self.best = Found(strategy, replica, micro_batch, tour.order, tour.time_ns)
+            self.best = BatchPlan(strategy, replica, micro_batch, tour.order, tour.time_ns)
         return times
 
-    def _placed(self, s: int, members: dict[tuple[int, int], Int64Array]) -> list[Together] | None:
-        """Sequences of every kind of a strategy and their places, kind by kind or, where that fails, together."""
+    def _placed(self, s: int, members: dict[tuple[int, int], Int64Array]) -> list[PlacedIndices] | None:
+        """Place the sequences of every kind of a strategy, kind by kind or, if that fails, together."""
         kinds = self.batch.kinds[s]
-        found: list[Together] = []
+        placements: list[PlacedIndices] = []
         for j, kind in enumerate(kinds):
-            mine = members[s, j]
-            placed = place(kind, self.index[mine], self.batch.lengths)
+            own = members[s, j]
+            placed = place(kind, self.index[own], self.batch.lengths)
             if placed is not None:
-                found.append((mine, placed))
-        if len(found) == len(kinds):
-            return found
-        if not self._lumpy(s):
+                placements.append((own, placed))
+        if len(placements) == len(kinds):
+            return placements
+        if not self._is_single_stage(s):
             return None
-        everything = np.concatenate([members[s, j] for j in range(len(kinds))])
-        together = place_together(kinds, self.index[everything], self.batch.lengths)
-        return None if together is None else [(everything[mine], placed) for mine, placed in together]
+        all_members = np.concatenate([members[s, j] for j in range(len(kinds))])
+        together = place_together(kinds, self.index[all_members], self.batch.lengths)
+        return None if together is None else [(all_members[own], placed) for own, placed in together]
 
     def _members(self, counts: dict[tuple[int, int], Int64Array]) -> dict[tuple[int, int], Int64Array]:
-        """Sequences of every kind: of each length, the first so many to the first kind, and so on."""
+        """Assign sequences to kinds: of each length, the first sequences to the first kind, and so on."""
         first = np.searchsorted(self.index[self.sorted], np.arange(self.batch.lengths.size))
         rank = np.empty_like(self.sorted)
         rank[self.sorted] = np.arange(self.sorted.size) - first[self.index[self.sorted]]
         members = {}
         taken = np.zeros(self.batch.lengths.size, np.int64)
-        for key, held in counts.items():
-            mine = (rank >= taken[self.index]) & (rank < (taken + held)[self.index])
-            members[key] = np.flatnonzero(mine)
-            taken += held
+        for key, kind_counts in counts.items():
+            belongs = (rank >= taken[self.index]) & (rank < (taken + kind_counts)[self.index])
+            members[key] = np.flatnonzero(belongs)
+            taken += kind_counts
         return members
 
 
-def whole(batch: Batch, node: Node) -> dict[tuple[int, int], Int64Array]:
-    """Whole sequences [K] by strategy and kind, next to what the node's relaxation holds.
+def round_sequences(batch: Batch, node: Node) -> dict[tuple[int, int], Int64Array]:
+    """Round the relaxation's sequences of a node to whole sequences [K] by strategy and kind.
 
-    Lengths are gone through from the longest: each sequence goes to the kind whose share so far is furthest ahead
-    of what it has got, among those that the relaxation gives a part of the length.
+    From the longest length on, each sequence goes to the kind whose share so far is furthest ahead of its whole
+    sequences, among the kinds to which the relaxation gives a part of the length.
     """
     assert node.relaxed is not None
-    keys = list(node.relaxed.held)
-    wanted = np.array([node.relaxed.held[key] for key in keys])
+    keys = list(node.relaxed.sequences)
+    wanted = np.array([node.relaxed.sequences[key] for key in keys])
     counts = np.floor(wanted + 1e-6).astype(np.int64)
     owed = np.zeros(len(keys))
-    rest = batch.counts - counts.sum(axis=0)
-    for k in np.flatnonzero(rest)[::-1].tolist():
+    missing = batch.counts - counts.sum(axis=0)
+    for k in np.flatnonzero(missing)[::-1].tolist():
         parts = wanted[:, k] - counts[:, k]
         owed += parts
-        for _ in range(int(rest[k])):
+        for _ in range(int(missing[k])):
             eligible = np.where(wanted[:, k] > 1e-9, owed, -np.inf)
-            at = int(eligible.argmax())
-            counts[at, k] += 1
-            owed[at] -= 1
+            key_index = int(eligible.argmax())
+            counts[key_index, k] += 1
+            owed[key_index] -= 1
     return {key: counts[i] for i, key in enumerate(keys)}

@@ -1,8 +1,9 @@
-"""Packing around a sequence that is longer than the best real loads: the number of micro-batches, and its place.
+"""Heuristic packing around a sequence that is longer than the best real loads.
 
 A pipeline waits around such a sequence, so fewer and larger micro-batches than elsewhere are best, and the replica
-that holds it takes less of the work. Both follow from the best real loads with it in one micro-batch
-(``profile.best_profile`` with a floor), found step by step from those without. Heuristics only.
+that holds it takes less of the work. Both follow from the best real loads with the sequence in one micro-batch
+(``path_duals.best_profile`` with a floor). The number of micro-batches and the sequence's position are found
+stepwise from the best loads without it.
 """
 
 from __future__ import annotations
@@ -16,79 +17,90 @@ import numpy as np
 from milpplan.groups.bounds.path_duals import BestLoads, best_profile
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.packing.local_search import improve
-from milpplan.groups.packing.pack import Packing, filled_towards
+from milpplan.groups.packing.pack import Packing, fill_towards
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Int64Array
 
-# Steps in the number of micro-batches and in the place of the sequence, wide ones first.
+# Steps in the number of micro-batches and in the position of the sequence, wide steps first.
 _STEPS = (3, 1)
-# Numbers and places tried.
+# Maximum number of pairs (number of micro-batches, position) that are packed.
 _STARTS = 6
-# Loads are rounded down to multiples of this part of all that fits.
+# Loads are rounded down to multiples of the total load divided by this number.
 _GRID = 128
-# Times that replicas' loads are levelled.
+# Rounds that level the replicas' loads.
 _LEVELLED = 3
 
 
 def pack_around(kind: Kind, cuts: PipelineCuts, counts: Int64Array, rounds: int = 60) -> Packing | None:
-    """A packing of ``counts`` [K] around its longest sequence; None where nothing waits for it, or where the
-    others do not fit in these micro-batches."""
+    """Pack ``counts`` [K] around their longest sequence.
+
+    Returns:
+        The packing; None where nothing waits for the longest sequence, or where the others do not fit in these
+        micro-batches.
+    """
     if kind.pipeline.num_stages == 1 or not counts.any():
         return None
     load = int(counts @ kind.units) // kind.num_replicas
     longest = int(np.flatnonzero(counts)[-1])
-    least = int(kind.units[longest])
+    longest_units = int(kind.units[longest])
     number = min(cuts.slots, key=lambda slot: slot.at(load)).num_micro_batches
     plain = best_profile(kind.pipeline, number, load, kind.cap_units)
-    if plain is None or plain.units.max() >= least or load < least:
+    if plain is None or plain.units.max() >= longest_units or load < longest_units:
         return None
-    less, others = 0, kind.num_replicas - 1
-    rest: list[BestLoads] = []
+    shift, num_others = 0, kind.num_replicas - 1
+    other_loads: list[BestLoads] = []
     start = number, int(plain.units.argmax())
-    for _ in range(_LEVELLED if others else 1):
-        around = _best_places(kind, max(least, load - less), least, start)
-        if not around:
+    for _ in range(_LEVELLED if num_others else 1):
+        shapes = _best_positions(kind, max(longest_units, load - shift), longest_units, start)
+        if not shapes:
             return None
-        start = around[0][0].units.size, around[0][1]
-        if others:
-            one = best_profile(kind.pipeline, number, load + less // others, kind.cap_units)
-            if one is None:
+        start = shapes[0][0].units.size, shapes[0][1]
+        if num_others:
+            rest_loads = best_profile(kind.pipeline, number, load + shift // num_others, kind.cap_units)
+            if rest_loads is None:
                 return None
-            rest = [one] * others
-            late = (around[0][0].time_ns - one.time_ns) / kind.pipeline.parts
-            less += int(late * others / kind.num_replicas)
+            other_loads = [rest_loads] * num_others
+            delay = (shapes[0][0].time_ns - rest_loads.time_ns) / kind.pipeline.parts
+            shift += int(delay * num_others / kind.num_replicas)
     items = np.repeat(np.arange(counts.size), counts)[-2::-1]
     items = items[np.argsort(-kind.units[items], kind="stable")]
     packings = []
-    for shape, place in around[:_STARTS]:
-        targets = [one.units for one in (shape, *rest)]
-        packing = filled_towards(kind, targets, items, [(0, place, longest)])
+    for shape, position in shapes[:_STARTS]:
+        targets = [loads.units for loads in (shape, *other_loads)]
+        packing = fill_towards(kind, targets, items, [(0, position, longest)])
         packings += improve([packing], rounds) if packing is not None else []
-    return min(packings, key=lambda one: one.time_ns, default=None)
+    return min(packings, key=lambda packing: packing.time_ns, default=None)
 
 
-def _best_places(kind: Kind, load: int, least: int, start: tuple[int, int]) -> list[tuple[BestLoads, int]]:
-    """Best real loads with ``least`` in one of the micro-batches, and its place, stepwise from ``start`` (number,
-    place) to the best ones, which come first."""
-    # Programs of loads that are nearly the same are solved once.
-    grid = max(1, kind.total_units // _GRID)
-    near = max(least, load // grid * grid)
-    scale = load / near
+def _best_positions(
+    kind: Kind, load: int, longest_units: int, start: tuple[int, int]
+) -> list[tuple[BestLoads, int]]:
+    """Find the best real loads with ``longest_units`` in one micro-batch, stepwise from ``start``.
+
+    Returns:
+        Pairs (loads, position of that micro-batch), best first. ``start`` is (number of micro-batches, position).
+    """
+    # Nearly equal loads share one program, which is cached.
+    grid_units = max(1, kind.total_units // _GRID)
+    grid_load = max(longest_units, load // grid_units * grid_units)
+    scale = load / grid_load
     seen: dict[tuple[int, int], BestLoads] = {}
 
-    def time_ns(number: int, place: int) -> float:
-        if (number, place) not in seen and 0 <= place < number:
-            found = best_profile(kind.pipeline, number, near, kind.cap_units, ((place, least),))
-            if found is not None:
-                seen[number, place] = replace(found, units=found.units * scale, time_ns=found.time_ns * scale)
-        return seen[number, place].time_ns if (number, place) in seen else math.inf
+    def time_ns(number: int, position: int) -> float:
+        if (number, position) not in seen and 0 <= position < number:
+            profile = best_profile(kind.pipeline, number, grid_load, kind.cap_units, ((position, longest_units),))
+            if profile is not None:
+                seen[number, position] = replace(
+                    profile, units=profile.units * scale, time_ns=profile.time_ns * scale
+                )
+        return seen[number, position].time_ns if (number, position) in seen else math.inf
 
-    at = start
+    current = start
     for step in _STEPS:
         while True:
-            moves = [(at[0] + i * step, at[1] + j * step) for i, j in product((-1, 0, 1), repeat=2)]
+            moves = [(current[0] + i * step, current[1] + j * step) for i, j in product((-1, 0, 1), repeat=2)]
             best = min(moves, key=lambda move: time_ns(*move))
-            if time_ns(*best) >= time_ns(*at):
+            if time_ns(*best) >= time_ns(*current):
                 break
-            at = best
-    return sorted(((one, place) for (_, place), one in seen.items()), key=lambda pair: pair[0].time_ns)
+            current = best
+    return sorted(((loads, position) for (_, position), loads in seen.items()), key=lambda pair: pair[0].time_ns)

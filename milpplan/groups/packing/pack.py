@@ -1,8 +1,8 @@
-"""Packing the sequences of one kind of pipeline: which replica, which micro-batch, in which order.
+"""Packing of the sequences of one kind of pipeline: replica, micro-batch and order.
 
-Heuristics only; what they give is simulated exactly (``plan``), and bounds come from elsewhere. Two ways, then a
-local search: with several stages, micro-batches are filled towards the best real loads (``profile``); with one
-stage only the sum counts, so sequences go to the replica that would be done first.
+Heuristics: plans are simulated exactly (``plan``), and bounds come from elsewhere. A construction, then a local
+search: with several stages, micro-batches are filled towards the best real loads (``path_duals``); with one stage
+only the sum counts, so each sequence goes to the replica that finishes it first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
 
-# Numbers of micro-batches tried, the most promising ones.
+# Number of micro-batch counts tried, best bound first.
 _TRIES = 4
 
 
@@ -30,11 +30,11 @@ class Packing:
     replicas: tuple[Int64Array, ...]
 
     def loads(self, replica: int) -> Int64Array:
-        """Units of the micro-batches of a replica, their own included, [micro-batches]."""
+        """Return the units of the micro-batches of a replica, empty micro-batch included, [micro-batches]."""
         return np.asarray(self.replicas[replica] @ self.kind.units + self.kind.pipeline.micro_batch_units)
 
     def times_ns(self) -> Int64Array:
-        """Exact time of every replica, [replicas]."""
+        """Return the exact time of every replica, [replicas]."""
         times = [
             int(pipeline_times_ns(self.kind.pipeline, self.loads(replica)))
             for replica in range(len(self.replicas))
@@ -43,15 +43,25 @@ class Packing:
 
     @property
     def time_ns(self) -> int:
-        """The slowest replica."""
+        """Time of the slowest replica, ns."""
         return int(self.times_ns().max(initial=0))
 
 
 def pack(
     kind: Kind, cuts: PipelineCuts, counts: Int64Array, rounds: int = 60, deadline: float = float("inf")
 ) -> Packing | None:
-    """A good packing of ``counts`` [K] sequences, None if none was found that fits in memory; after the
-    ``deadline`` (of ``perf_counter``) the first one that was found."""
+    """Pack ``counts`` [K] sequences by construction and local search.
+
+    Args:
+        kind: the kind of pipelines.
+        cuts: its bounds by number of micro-batches, which rank the numbers.
+        counts: sequences of each length, [K].
+        rounds: maximum rounds of the local search.
+        deadline: after it (on the clock of ``perf_counter``) the first packing is returned.
+
+    Returns:
+        A packing; None if no packing within memory was found.
+    """
     from milpplan.groups.packing.local_search import improve
 
     if not counts.any():
@@ -65,27 +75,30 @@ def pack(
             starts.append(_by_profile(kind, counts, number, deadline))
             if starts[-1] is not None and time.perf_counter() > deadline:
                 break
-    found = [start for start in starts if start is not None]
-    found.sort(key=lambda packing: packing.time_ns)
-    return improve(found[:1], rounds, deadline)[0] if found else None
+    packings = [start for start in starts if start is not None]
+    packings.sort(key=lambda packing: packing.time_ns)
+    return improve(packings[:1], rounds, deadline)[0] if packings else None
 
 
 def _promising(kind: Kind, cuts: PipelineCuts, counts: Int64Array) -> list[int]:
-    """Numbers of micro-batches, least bound first."""
+    """List numbers of micro-batches, smallest bound first."""
     load = float(counts @ kind.units) / kind.num_replicas
     tokens = int(counts @ kind.lengths)
-    least = -(-tokens // (kind.pipeline.micro_batch_tokens * kind.num_replicas))
-    most = min(int(counts.sum()), kind.pipeline.max_micro_batches or 2**31)
-    if least > most:
+    fewest = -(-tokens // (kind.pipeline.micro_batch_tokens * kind.num_replicas))
+    largest = min(int(counts.sum()), kind.pipeline.max_micro_batches or 2**31)
+    if fewest > largest:
         return []
     ranked = sorted(cuts.slots, key=lambda slot: slot.at(load))
-    numbers = [slot.num_micro_batches for slot in ranked if least <= slot.num_micro_batches <= most]
-    return numbers[:_TRIES] or [max(1, min(least + 1, most))]
+    numbers = [slot.num_micro_batches for slot in ranked if fewest <= slot.num_micro_batches <= largest]
+    return numbers[:_TRIES] or [max(1, min(fewest + 1, largest))]
 
 
 def _by_profile(kind: Kind, counts: Int64Array, number: int, deadline: float) -> Packing | None:
-    """Sequences, longest first, each into the micro-batch that lacks most of its best real load; loads around long
-    sequences are those without them where programs would end after the ``deadline``."""
+    """Fill ``number`` micro-batches towards their best real loads, longest sequence first.
+
+    After the ``deadline`` no programs are solved for loads around long sequences: these take the loads without
+    them.
+    """
     load = int(counts @ kind.units) // kind.num_replicas
     plain = best_profile(kind.pipeline, number, load, kind.cap_units)
     if plain is None:
@@ -96,68 +109,81 @@ def _by_profile(kind: Kind, counts: Int64Array, number: int, deadline: float) ->
     long = [k for k in items.tolist() if kind.units[k] > plain.units.max()]
     placed: list[tuple[int, int, int]] = []
     if long:
-        targets, placed = _around_long(kind, plain.units, long, load, deadline)
-    return filled_towards(kind, targets, items[len(long) :], placed)
+        targets, placed = _targets_around_long(kind, plain.units, long, load, deadline)
+    return fill_towards(kind, targets, items[len(long) :], placed)
 
 
-def _around_long(
+def _targets_around_long(
     kind: Kind, plain: FloatArray, long: list[int], load: int, deadline: float
 ) -> tuple[list[FloatArray], list[tuple[int, int, int]]]:
-    """Targets of every replica around its long sequences, and where these are: (replica, micro-batch, k)."""
+    """Compute every replica's target loads around its long sequences.
+
+    Returns:
+        Targets by replica, and positions of the long sequences: (replica, micro-batch, k).
+    """
     number, replicas = plain.size, kind.num_replicas
-    held: list[list[int]] = [[] for _ in range(replicas)]
+    long_of_replica: list[list[int]] = [[] for _ in range(replicas)]
     for k in long:
-        least = min(range(replicas), key=lambda r: sum(int(kind.units[one]) for one in held[r]))
-        held[least].append(k)
+        emptiest = min(range(replicas), key=lambda r: sum(int(kind.units[item]) for item in long_of_replica[r]))
+        long_of_replica[emptiest].append(k)
     # Long sequences stand where the plain profile is highest.
     order = np.argsort(-plain, kind="stable")
-    places = sorted(order[: max(len(one) for one in held)].tolist())
+    positions = sorted(order[: max(len(indices) for indices in long_of_replica)].tolist())
     targets, placed = [], []
-    for replica, sequences in enumerate(held):
-        floors = tuple(zip(places, (int(kind.units[k]) for k in sequences), strict=False))
-        total = max(load, sum(least for _, least in floors))
-        late = time.perf_counter() > deadline
-        profile = None if late else best_profile(kind.pipeline, number, total, kind.cap_units, floors)
+    for replica, sequences in enumerate(long_of_replica):
+        floors = tuple(zip(positions, (int(kind.units[k]) for k in sequences), strict=False))
+        total = max(load, sum(floor for _, floor in floors))
+        is_late = time.perf_counter() > deadline
+        profile = None if is_late else best_profile(kind.pipeline, number, total, kind.cap_units, floors)
         targets.append(plain if profile is None else profile.units)
-        placed += [(replica, place, k) for place, k in zip(places, sequences, strict=False)]
+        placed += [(replica, position, k) for position, k in zip(positions, sequences, strict=False)]
         if len(sequences) > number:
-            # More long ones than micro-batches: the rest share.
+            # With more long sequences than micro-batches, the others share micro-batches.
             extra = sequences[number:]
             placed += [(replica, i % number, k) for i, k in enumerate(extra)]
     return targets, placed
 
 
-def filled_towards(
+def fill_towards(
     kind: Kind, targets: list[FloatArray], items: Int64Array, placed: list[tuple[int, int, int]]
 ) -> Packing | None:
-    """Items in turn into the micro-batch with the most room under its target that has room for the tokens.
+    """Put each item into the micro-batch furthest below its target that has capacity for the tokens.
 
-    ``targets`` are units of every replica's micro-batches, ``placed`` what is there: (replica, micro-batch, k).
+    Args:
+        kind: the kind of pipelines.
+        targets: target units of every replica's micro-batches.
+        items: indices of lengths, in the order of placing.
+        placed: sequences that are placed already, (replica, micro-batch, k).
+
+    Returns:
+        The packing; None if an item does not fit.
     """
-    most = max(one.size for one in targets)
-    room = np.array([np.pad(one, (0, most - one.size), constant_values=-np.inf) for one in targets])
-    tokens = np.where(np.isfinite(room), kind.pipeline.micro_batch_tokens, 0)
-    packed = np.zeros((*room.shape, kind.units.size), np.int64)
-    for replica, place, k in placed:
-        packed[replica, place, k] += 1
-        room[replica, place] -= kind.units[k]
-        tokens[replica, place] -= kind.lengths[k]
+    width = max(target.size for target in targets)
+    missing_units = np.array(
+        [np.pad(target, (0, width - target.size), constant_values=-np.inf) for target in targets]
+    )
+    tokens = np.where(np.isfinite(missing_units), kind.pipeline.micro_batch_tokens, 0)
+    packed = np.zeros((*missing_units.shape, kind.units.size), np.int64)
+    for replica, micro_batch, k in placed:
+        packed[replica, micro_batch, k] += 1
+        missing_units[replica, micro_batch] -= kind.units[k]
+        tokens[replica, micro_batch] -= kind.lengths[k]
     if (tokens < 0).any():
         return None
     for k in items.tolist():
-        open_room = np.where(tokens >= kind.lengths[k], room, -np.inf)
-        at = np.unravel_index(int(open_room.argmax()), room.shape)
-        if not np.isfinite(open_room[at]):
+        open_units = np.where(tokens >= kind.lengths[k], missing_units, -np.inf)
+        position = np.unravel_index(int(open_units.argmax()), missing_units.shape)
+        if not np.isfinite(open_units[position]):
             return None
-        packed[at][k] += 1
-        room[at] -= kind.units[k]
-        tokens[at] -= kind.lengths[k]
+        packed[position][k] += 1
+        missing_units[position] -= kind.units[k]
+        tokens[position] -= kind.lengths[k]
     packing = Packing(kind, tuple(_used(replica) for replica in packed))
     return packing if _in_flight_fits(packing) else None
 
 
 def _used(replica: Int64Array) -> Int64Array:
-    """Without empty micro-batches."""
+    """Drop empty micro-batches."""
     return np.asarray(replica[replica.any(axis=1)])
 
 
@@ -166,7 +192,7 @@ def _in_flight_fits(packing: Packing) -> bool:
 
 
 def in_flight_fits(kind: Kind, replica: Int64Array) -> bool:
-    """Whether every window of ``num_stages`` consecutive micro-batches [v, K] fits in the tokens in flight."""
+    """Check that every ``num_stages`` consecutive micro-batches [v, K] fit in the tokens in flight."""
     limit = kind.pipeline.in_flight_tokens
     if limit is None or not len(replica):
         return True
@@ -176,35 +202,40 @@ def in_flight_fits(kind: Kind, replica: Int64Array) -> bool:
 
 
 def _by_least_time(kind: Kind, counts: Int64Array) -> Packing | None:
-    """Longest first, to the replica done first with it, into its fullest micro-batch with room (or a new one)."""
+    """Put each sequence, longest first, on the replica that finishes it first.
+
+    There it goes into the fullest micro-batch with capacity, or a new one.
+    """
     pipeline = kind.pipeline
     bins: list[list[Int64Array]] = [[] for _ in range(kind.num_replicas)]
-    rooms: list[list[int]] = [[] for _ in range(kind.num_replicas)]
+    free_tokens: list[list[int]] = [[] for _ in range(kind.num_replicas)]
     times = np.zeros(kind.num_replicas)
     items = np.repeat(np.arange(counts.size), counts)
     capacity = pipeline.micro_batch_tokens
     if pipeline.in_flight_tokens is not None:
         capacity = min(capacity, pipeline.in_flight_tokens)
-    most = pipeline.max_micro_batches or items.size
+    max_micro_batches = pipeline.max_micro_batches or items.size
     for k in items[np.argsort(-kind.units[items], kind="stable")].tolist():
         length, units = int(kind.lengths[k]), int(kind.units[k])
-        fitting = [[room for room in one if room >= length] for one in rooms]
-        after = [
-            times[r] + units + (0 if fitting[r] else pipeline.micro_batch_units)
-            if fitting[r] or len(bins[r]) < most
+        fitting_tokens = [[free for free in replica_tokens if free >= length] for replica_tokens in free_tokens]
+        end_times = [
+            times[r] + units + (0 if fitting_tokens[r] else pipeline.micro_batch_units)
+            if fitting_tokens[r] or len(bins[r]) < max_micro_batches
             else np.inf
             for r in range(kind.num_replicas)
         ]
-        replica = int(np.argmin(after))
-        if not np.isfinite(after[replica]):
+        replica = int(np.argmin(end_times))
+        if not np.isfinite(end_times[replica]):
             return None
-        if fitting[replica]:
-            place = rooms[replica].index(min(fitting[replica]))
+        if fitting_tokens[replica]:
+            micro_batch = free_tokens[replica].index(min(fitting_tokens[replica]))
         else:
-            place = len(bins[replica])
+            micro_batch = len(bins[replica])
             bins[replica].append(np.zeros(counts.size, np.int64))
-            rooms[replica].append(capacity)
-        bins[replica][place][k] += 1
-        rooms[replica][place] -= length
-        times[replica] = after[replica]
-    return Packing(kind, tuple(np.array(one, np.int64).reshape(-1, counts.size) for one in bins))
+            free_tokens[replica].append(capacity)
+        bins[replica][micro_batch][k] += 1
+        free_tokens[replica][micro_batch] -= length
+        times[replica] = end_times[replica]
+    return Packing(
+        kind, tuple(np.array(micro_batches, np.int64).reshape(-1, counts.size) for micro_batches in bins)
+    )

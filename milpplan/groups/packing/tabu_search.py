@@ -1,11 +1,11 @@
-"""Balancing replicas of different kinds that run one micro-batch each: a tabu search over moves and swaps.
+"""Tabu search that balances replicas of different kinds which run one micro-batch each.
 
 Few long sequences on unlike replicas (FlexSP's groups) leave a local search that only accepts shorter plans stuck.
 Here a plan shorter than a target T is sought: the excess ``sum_r max(0, time_r - T)`` is to become zero. Each
-round makes the move of one sequence off a replica above T (the slowest, if they hold many), or its swap with one
-elsewhere, that adds least to the excess and keeps tokens within memory, even if the excess rises; the way back is
-barred for some rounds (Glover 1986). Reached targets are lowered. The same plan gives the same answer: rounds are
-counted, random numbers seeded.
+round makes the move of one sequence off a replica above T (the slowest, if they hold many), or its swap with
+another replica's, that adds least to the excess and keeps tokens within memory, even if the excess rises; the
+reverse move is tabu for some rounds (Glover 1986). Reached targets are lowered. Equal plans give equal answers:
+rounds are counted, and random numbers have a fixed seed.
 """
 
 from __future__ import annotations
@@ -18,75 +18,88 @@ from milpplan.groups.packing.pack import Packing
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
 
-# Targets are this share below the best plan.
+# Relative distance of the target below the best plan.
 _STEP = 2e-4
-# Rounds that a sequence may not go back: this many, and up to as many more.
-_BARRED = 8
-# Swaps looked at in all rounds together.
+# Rounds that a reverse move is tabu: this number, and up to twice that at random.
+_TABU_ROUNDS = 8
+# Maximum moves and swaps evaluated in all rounds together.
 _EFFORT = 12_000_000
-# Of more sequences above the target than this, only those of the slowest replica move.
+# With more sequences above the target than this, only those of the slowest replica move.
 _MANY = 48
 _MAX_ROUNDS = 3_000
 
 
-def balances(kinds: Sequence[Kind]) -> bool:
-    """Whether the search is for these kinds: one stage, one micro-batch a replica."""
+def has_single_micro_batches(kinds: Sequence[Kind]) -> bool:
+    """Tell whether the kinds have one stage and one micro-batch a replica, as this search needs."""
     pipelines = [kind.pipeline for kind in kinds]
-    return all(one.num_stages == 1 and one.max_micro_batches == 1 for one in pipelines)
+    return all(pipeline.num_stages == 1 and pipeline.max_micro_batches == 1 for pipeline in pipelines)
 
 
 def first_packings(kinds: Sequence[Kind]) -> list[Packing] | None:
-    """All sequences, longest first, each to the replica done first with it that has room; None if one has none."""
+    """Put each sequence, longest first, on the replica with capacity that finishes it first.
+
+    Returns:
+        The kinds' packings; None if a sequence fits on no replica.
+    """
     replicas = [(j, r) for j, kind in enumerate(kinds) for r in range(kind.num_replicas)]
     cost = np.array(
         [np.where(kinds[j].fits, kinds[j].units * kinds[j].pipeline.parts, np.inf) for j, _ in replicas]
     )
     times = np.array([kinds[j].pipeline.micro_batch_units * kinds[j].pipeline.parts for j, _ in replicas], float)
-    room = np.array([_capacity(kinds[j]) for j, _ in replicas])
+    free_tokens = np.array([_capacity(kinds[j]) for j, _ in replicas])
     counts = [np.zeros((kind.num_replicas, kind.units.size), np.int64) for kind in kinds]
     lengths, numbers = kinds[0].lengths, kinds[0].counts
     for k in np.repeat(np.arange(lengths.size), numbers)[::-1].tolist():
-        after = np.where(room >= lengths[k], times + cost[:, k], np.inf)
-        here = int(after.argmin())
-        if not np.isfinite(after[here]):
+        end_times = np.where(free_tokens >= lengths[k], times + cost[:, k], np.inf)
+        replica = int(end_times.argmin())
+        if not np.isfinite(end_times[replica]):
             return None
-        times[here] = after[here]
-        room[here] -= lengths[k]
-        j, r = replicas[here]
+        times[replica] = end_times[replica]
+        free_tokens[replica] -= lengths[k]
+        j, r = replicas[replica]
         counts[j][r, k] += 1
-    return [_packing(kind, held) for kind, held in zip(kinds, counts, strict=True)]
+    return [_packing(kind, kind_counts) for kind, kind_counts in zip(kinds, counts, strict=True)]
 
 
 def _packing(kind: Kind, counts: Int64Array) -> Packing:
-    """One micro-batch for every replica that holds something, [D, K]."""
+    """Make a packing of one micro-batch for every replica that holds a sequence; ``counts`` [D, K]."""
     return Packing(kind, tuple(row[None, :] if row.any() else row[None, :][:0] for row in counts))
 
 
 def _capacity(kind: Kind) -> int:
+    """Return the token capacity of a replica's micro-batch."""
     tokens = kind.pipeline.micro_batch_tokens
     return min(tokens, kind.pipeline.in_flight_tokens or tokens)
 
 
-def balanced(packings: Sequence[Packing], rounds: int = _MAX_ROUNDS, enough_ns: float = 0.0) -> list[Packing]:
-    """The packings of a strategy's kinds, or shorter ones found in at most so many rounds; one of at most
-    ``enough_ns`` will do."""
+def balance(packings: Sequence[Packing], rounds: int = _MAX_ROUNDS, cutoff_ns: float = 0.0) -> list[Packing]:
+    """Shorten the packings of a strategy's kinds by tabu search.
+
+    Args:
+        packings: the packings of the kinds, one micro-batch a replica.
+        rounds: maximum number of moves.
+        cutoff_ns: the search ends at a plan of at most this time.
+
+    Returns:
+        Shorter packings, or the given ones.
+    """
     search = _Search(packings)
-    best = search.run(rounds, enough_ns)
+    best = search.run(rounds, cutoff_ns)
     if best is None:
         return list(packings)
-    found, first = [], 0
+    result, offset = [], 0
     for packing in packings:
         number = packing.kind.num_replicas
         counts = np.zeros((number, packing.kind.units.size), np.int64)
-        mine = (best >= first) & (best < first + number)
-        np.add.at(counts, (best[mine] - first, search.lengths_of[mine]), 1)
-        found.append(_packing(packing.kind, counts))
-        first += number
-    return found
+        mine = (best >= offset) & (best < offset + number)
+        np.add.at(counts, (best[mine] - offset, search.lengths_of[mine]), 1)
+        result.append(_packing(packing.kind, counts))
+        offset += number
+    return result
 
 
 class _Search:
-    """State: the replica of each sequence [n], times and tokens of the replicas [R]."""
+    """State: the replica of each sequence [n], times and free tokens of the replicas [R]."""
 
     def __init__(self, packings: Sequence[Packing]) -> None:
         kinds = [packing.kind for packing in packings for _ in packing.replicas]
@@ -106,28 +119,28 @@ class _Search:
         )
         capacity = [_capacity(kind) for kind in kinds]
         items = np.arange(self.where.size)
-        self.room = np.array(capacity) - np.bincount(self.where, self.tokens_of, len(kinds))
+        self.free_tokens = np.array(capacity) - np.bincount(self.where, self.tokens_of, len(kinds))
         empty = np.array([kind.pipeline.micro_batch_units * kind.pipeline.parts for kind in kinds], np.float64)
-        # An idle replica counts its empty micro-batch too: never too short.
+        # An idle replica counts its empty micro-batch too, so no time is too short.
         self.times: FloatArray = np.bincount(self.where, self.cost[items, self.where], len(kinds)) + empty
-        self.barred = np.zeros(self.cost.shape, np.int64)
+        self.tabu_until = np.zeros(self.cost.shape, np.int64)
         self.random = np.random.default_rng(1)
 
-    def run(self, rounds: int, enough_ns: float) -> Int64Array | None:
-        """The best places found [n], None if none is shorter."""
+    def run(self, rounds: int, cutoff_ns: float) -> Int64Array | None:
+        """Return the best replicas of the sequences [n]; None if no plan is shorter."""
         best: Int64Array | None = None
         best_ns = float(self.times.max())
         effort = 0
         for turn in range(rounds):
             if self.times.max() < best_ns:
                 best_ns, best = float(self.times.max()), self.where.copy()
-            if effort > _EFFORT or best_ns <= enough_ns:
+            if effort > _EFFORT or best_ns <= cutoff_ns:
                 break
             effort += self._turn(best_ns * (1.0 - _STEP), turn)
         return best
 
     def _turn(self, target: float, turn: int) -> int:
-        """The best move or swap; how many were looked at."""
+        """Make the best move or swap. Returns the number evaluated."""
         over = np.flatnonzero(self.times[self.where] > target)
         if over.size > _MANY:
             over = np.flatnonzero(self.where == self.times.argmax())
@@ -137,7 +150,7 @@ class _Search:
         size = moves.size + swaps.size
         move, swap = moves.min(initial=np.inf), swaps.min(initial=np.inf)
         if not np.isfinite(min(move, swap)):
-            # All is barred: wait.
+            # Every move is tabu in this round.
             return size
         if move <= swap:
             i, to = np.unravel_index(int(moves.argmin()), moves.shape)
@@ -150,39 +163,42 @@ class _Search:
         return size
 
     def _moves(self, over: Int64Array, excess: FloatArray, target: float, turn: int) -> FloatArray:
-        """What each move adds to the excess [over, R]; infinite where it may not be."""
+        """Return the change of the excess by each move [over, R]; infinite for illegal moves."""
         here = self.where[over]
         cost = self.cost[over]
-        own = cost[np.arange(over.size), here]
-        less = np.maximum(0.0, self.times[here] - own - target) - excess[here]
-        more = np.maximum(0.0, self.times + cost - target) - excess
-        added = less[:, None] + more
-        illegal = (self.tokens_of[over][:, None] > self.room) | (self.barred[over] > turn)
+        own_cost = cost[np.arange(over.size), here]
+        decrease = np.maximum(0.0, self.times[here] - own_cost - target) - excess[here]
+        increase = np.maximum(0.0, self.times + cost - target) - excess
+        added = decrease[:, None] + increase
+        illegal = (self.tokens_of[over][:, None] > self.free_tokens) | (self.tabu_until[over] > turn)
         illegal[np.arange(over.size), here] = True
         return np.where(illegal, np.inf, added)
 
     def _swaps(self, over: Int64Array, excess: FloatArray, target: float, turn: int) -> FloatArray:
-        """What each swap adds to the excess [over, n]; infinite where it may not be."""
+        """Return the change of the excess by each swap [over, n]; infinite for illegal swaps."""
         here, there = self.where[over], self.where
         items = np.arange(there.size)
-        own, theirs = self.cost[over, here], self.cost[items, there]
-        # Of j on i's replica, and of i on j's.
+        own_cost, other_cost = self.cost[over, here], self.cost[items, there]
+        # Times of j on i's replica, and of i on j's.
         back, forth = self.cost[:, here].T, self.cost[over][:, there]
-        less = np.maximum(0.0, (self.times[here] - own - target)[:, None] + back) - excess[here][:, None]
-        more = np.maximum(0.0, (self.times[there] - theirs - target)[None, :] + forth) - excess[there][None, :]
+        decrease = np.maximum(0.0, (self.times[here] - own_cost - target)[:, None] + back) - excess[here][:, None]
+        increase = (
+            np.maximum(0.0, (self.times[there] - other_cost - target)[None, :] + forth) - excess[there][None, :]
+        )
         moved = self.tokens_of[over][:, None] - self.tokens_of[None, :]
-        illegal = (moved > self.room[there][None, :]) | (-moved > self.room[here][:, None])
+        illegal = (moved > self.free_tokens[there][None, :]) | (-moved > self.free_tokens[here][:, None])
         illegal |= here[:, None] == there[None, :]
-        illegal |= (self.barred[over][:, there] > turn) | (turn < self.barred[:, here].T)
-        # Twins change nothing.
+        illegal |= (self.tabu_until[over][:, there] > turn) | (turn < self.tabu_until[:, here].T)
+        # Swaps of equal lengths change nothing.
         illegal |= moved == 0
-        return np.where(illegal | ~np.isfinite(less + more), np.inf, less + more)
+        return np.where(illegal | ~np.isfinite(decrease + increase), np.inf, decrease + increase)
 
-    def _put(self, item: int, to: int, turn: int) -> None:
+    def _put(self, item: int, replica: int, turn: int) -> None:
+        """Move a sequence to another replica, and make the reverse move tabu."""
         here = int(self.where[item])
         self.times[here] -= self.cost[item, here]
-        self.times[to] += self.cost[item, to]
-        self.room[here] += self.tokens_of[item]
-        self.room[to] -= self.tokens_of[item]
-        self.where[item] = to
-        self.barred[item, here] = turn + _BARRED + int(self.random.integers(_BARRED))
+        self.times[replica] += self.cost[item, replica]
+        self.free_tokens[here] += self.tokens_of[item]
+        self.free_tokens[replica] -= self.tokens_of[item]
+        self.where[item] = replica
+        self.tabu_until[item, here] = turn + _TABU_ROUNDS + int(self.random.integers(_TABU_ROUNDS))
