@@ -1,1 +1,5 @@
-"""Steps of several strategies: which sequences run under which, packed how, in which order, with a proof."""
+"""Steps of several parallel strategies: which sequences run under which strategy, packed and ordered, with a
+proof.
+
+Times come from tables (``strategies``); ``milpplan.lengths`` takes them from the cost model.
+"""

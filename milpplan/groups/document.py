@@ -1,9 +1,9 @@
 """Grouped plans and dispatched batches as JSON that any framework can read, and back.
 
-``GroupedPlanFile`` is enough by itself: lengths, strategies with their costs (and layouts, where known), switch
+``GroupedPlanFile`` is self-contained: lengths, strategies with their costs (and layouts, where known), switch
 times, and the plan: home, groups in the order they run, micro-batches as pairs (length, sequences), the timeline.
 ``DispatchFile`` is one batch: for every strategy in order and every replica, micro-batches as indices of the
-batch's sequences. What a reader derives again (times, timeline) is checked against the simulation when read.
+batch's sequences. Derived fields (times, timeline) are checked against the simulation when a file is read.
 ``GroupedPlanFile.model_json_schema()`` is the schema.
 """
 
@@ -134,7 +134,7 @@ class DispatchFile(Record):
 def plan_file(
     plan: GroupedPlan, bound_ns: int | None = None, layouts: Mapping[str, Degrees] | None = None
 ) -> GroupedPlanFile:
-    """The document of a plan; ``layouts`` by the strategies' names.
+    """Build the document of a plan; ``layouts`` by the strategies' names.
 
     Raises:
         InvalidInputError: two strategies have one name, or a layout has another number of replicas or GPUs.
@@ -147,12 +147,12 @@ def plan_file(
         lengths=_pairs(problem.lengths, problem.counts),
         strategies=tuple(
             StrategyRecord(
-                name=one.name,
-                reduce_ns=one.reduce_ns,
-                pipelines=tuple(_pipeline_record(pipeline, number) for pipeline, number in one.pipelines),
-                layout=(layouts or {}).get(one.name),
+                name=strategy.name,
+                reduce_ns=strategy.reduce_ns,
+                pipelines=tuple(_pipeline_record(pipeline, number) for pipeline, number in strategy.pipelines),
+                layout=(layouts or {}).get(strategy.name),
             )
-            for one in problem.strategies
+            for strategy in problem.strategies
         ),
         parameters_ns=_rows(problem.switches.parameters_ns),
         gradients_ns=_rows(problem.switches.gradients_ns),
@@ -179,16 +179,18 @@ def plan_file(
 
 
 def _names(problem: GroupedProblem) -> list[str]:
-    names = [one.name for one in problem.strategies]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    """Return the names of the strategies, which must differ."""
+    names = [strategy.name for strategy in problem.strategies]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
         raise InvalidInputError(
-            f"Two strategies are called {shown(twice[0])}.", "Names that differ expected.", "Rename one."
+            f"Two strategies are called {shown(repeated[0])}.", "Names that differ expected.", "Rename one."
         )
     return names
 
 
 def _check_layout(problem: GroupedProblem, names: list[str], name: str, degrees: Degrees) -> None:
+    """Refuse a layout whose degrees differ from the strategy's replicas."""
     if name not in names:
         raise InvalidInputError(
             f"There is a layout for {shown(name)}.", f"Expected names of strategies: {', '.join(names)}."
@@ -205,17 +207,20 @@ def _check_layout(problem: GroupedProblem, names: list[str], name: str, degrees:
 
 
 def _pairs(lengths: Int64Array, counts: Int64Array) -> Pairs:
-    held = np.flatnonzero(counts)
-    return tuple(zip(lengths[held].tolist(), counts[held].tolist(), strict=True))
+    """Return pairs (length, count) of the lengths with sequences."""
+    present = np.flatnonzero(counts)
+    return tuple(zip(lengths[present].tolist(), counts[present].tolist(), strict=True))
 
 
 def _rows(matrix: Int64Array) -> Matrix:
+    """Return a matrix as tuples."""
     return tuple(tuple(row) for row in matrix.tolist())
 
 
 def _pipeline_record(pipeline: Pipeline, number: int) -> PipelineRecord:
-    own = [name for name in PipelineRecord.model_fields if name not in ("num_replicas", "units")]
-    fields = {name: getattr(pipeline, name) for name in own}
+    """Build the record of ``number`` equal pipelines."""
+    names = [name for name in PipelineRecord.model_fields if name not in ("num_replicas", "units")]
+    fields = {name: getattr(pipeline, name) for name in names}
     table: tuple[tuple[int, int], ...] = ()
     if isinstance(pipeline, TabledPipeline):
         table = tuple(zip(pipeline.table_lengths, pipeline.table, strict=True))
@@ -223,28 +228,29 @@ def _pipeline_record(pipeline: Pipeline, number: int) -> PipelineRecord:
 
 
 def _timeline(plan: GroupedPlan, names: list[str]) -> tuple[EventRecord, ...]:
+    """Build the records of the simulated events."""
     return tuple(
-        EventRecord(kind=one.kind, strategy=names[one.strategy], start_ns=one.start_ns, end_ns=one.end_ns)
-        for one in simulate(plan)
+        EventRecord(kind=event.kind, strategy=names[event.strategy], start_ns=event.start_ns, end_ns=event.end_ns)
+        for event in simulate(plan)
     )
 
 
 def restored_plan(file: GroupedPlanFile, source: str) -> GroupedPlan:
-    """The plan of a document, simulated and checked anew; ``source`` names it in messages.
+    """Restore the plan of a document, simulated and checked anew; ``source`` names it in messages.
 
     Raises:
-        InvalidInputError: names, shapes, replicas or lengths that do not go together, or a wrong timeline.
+        InvalidInputError: names, shapes, replicas or lengths that do not match, or a wrong timeline.
         IllegalPlanError: a plan that drops a sequence, breaks memory or states a wrong time.
     """
     strategies = tuple(
         Strategy(
-            one.name,
-            tuple((pipeline.pipeline(), pipeline.num_replicas) for pipeline in one.pipelines),
-            one.reduce_ns,
+            record.name,
+            tuple((pipeline.pipeline(), pipeline.num_replicas) for pipeline in record.pipelines),
+            record.reduce_ns,
         )
-        for one in file.strategies
+        for record in file.strategies
     )
-    names = [one.name for one in strategies]
+    names = [strategy.name for strategy in strategies]
     lengths = np.array(file.lengths, np.int64).reshape(-1, 2)
     problem = GroupedProblem(
         lengths[:, 0],
@@ -269,6 +275,7 @@ def restored_plan(file: GroupedPlanFile, source: str) -> GroupedPlan:
 
 
 def _matrix(rows: Matrix, source: str) -> Int64Array:
+    """Return a square matrix of switch times as an array."""
     widths = {len(row) for row in rows}
     if widths != {len(rows)}:
         raise InvalidInputError(
@@ -279,6 +286,7 @@ def _matrix(rows: Matrix, source: str) -> Int64Array:
 
 
 def _index(names: list[str], name: str, source: str) -> int:
+    """Return the index of a strategy by its name."""
     if name not in names:
         raise InvalidInputError(
             f"{source} names the strategy {shown(name)}.", f"Expected one of {', '.join(names)}."
@@ -287,6 +295,7 @@ def _index(names: list[str], name: str, source: str) -> int:
 
 
 def _group(problem: GroupedProblem, names: list[str], group: GroupRecord, source: str) -> Group:
+    """Restore a group with a packing for every kind."""
     strategy = _index(names, group.strategy, source)
     kinds = problem.kinds_of(strategy)
     number = sum(kind.num_replicas for kind in kinds)
@@ -294,31 +303,33 @@ def _group(problem: GroupedProblem, names: list[str], group: GroupRecord, source
         raise InvalidInputError(
             f"{source}: the group of {group.strategy} has {len(group.replicas)} replicas.", f"{number} expected."
         )
-    packings, first = [], 0
+    packings, offset = [], 0
     for kind in kinds:
-        mine = group.replicas[first : first + kind.num_replicas]
-        packings.append(Packing(kind, tuple(_counts(problem.lengths, one, source) for one in mine)))
-        first += kind.num_replicas
+        kind_replicas = group.replicas[offset : offset + kind.num_replicas]
+        packings.append(
+            Packing(kind, tuple(_counts(problem.lengths, replica, source) for replica in kind_replicas))
+        )
+        offset += kind.num_replicas
     return Group(strategy, tuple(packings))
 
 
 def _counts(lengths: Int64Array, replica: tuple[Pairs, ...], source: str) -> Int64Array:
-    """Sequences of each length [micro-batches, K]."""
+    """Count the sequences of each length, [micro-batches, K]."""
     counts = np.zeros((len(replica), lengths.size), np.int64)
     for row, pairs in zip(counts, replica, strict=True):
         for length, number in pairs:
-            at = int(np.searchsorted(lengths, length))
-            if at == lengths.size or lengths[at] != length:
+            index = int(np.searchsorted(lengths, length))
+            if index == lengths.size or lengths[index] != length:
                 raise InvalidInputError(
                     f"{source}: a micro-batch holds a sequence of {length} tokens.",
                     "Expected lengths that the file lists.",
                 )
-            row[at] += number
+            row[index] += number
     return counts
 
 
 def dispatch_file(dispatch: Dispatch) -> DispatchFile:
-    """The document of a batch."""
+    """Build the document of a batch."""
     names = _names(dispatch.problem)
     return DispatchFile(
         lengths=tuple(dispatch.lengths.tolist()),
@@ -333,48 +344,54 @@ def dispatch_file(dispatch: Dispatch) -> DispatchFile:
 
 
 def restored_dispatch(file: DispatchFile, problem: GroupedProblem, source: str) -> Dispatch:
-    """The batch of a document under the strategies of ``problem``, simulated and checked anew.
+    """Restore a batch under the strategies of ``problem``, simulated and checked anew.
 
     Raises:
-        InvalidInputError: a sequence that is missing, twice or none of the batch, or a wrong name.
+        InvalidInputError: a sequence is missing, repeated or not of the batch, or a name is wrong.
         IllegalPlanError: a batch that breaks memory or states a wrong time.
     """
     names = _names(problem)
     number = len(file.lengths)
-    where = np.full((3, number), -1, np.int64)
+    positions = np.full((3, number), -1, np.int64)
     order = tuple(_index(names, group.strategy, source) for group in file.groups)
     for strategy, group in zip(order, file.groups, strict=True):
-        places = [
-            (index, replica, place)
-            for replica, held in enumerate(group.replicas)
-            for place, one in enumerate(held)
-            for index in one
+        indexed_positions = [
+            (index, replica, micro_batch)
+            for replica, micro_batches in enumerate(group.replicas)
+            for micro_batch, indices in enumerate(micro_batches)
+            for index in indices
         ]
-        for index, replica, place in places:
-            if index >= number or where[0, index] >= 0 or replica >= len(problem.strategies[strategy].replicas):
+        for index, replica, micro_batch in indexed_positions:
+            if (
+                index >= number
+                or positions[0, index] >= 0
+                or replica >= len(problem.strategies[strategy].replicas)
+            ):
                 raise InvalidInputError(
                     f"{source}: sequence {index} of {number} is on replica {replica} of {group.strategy}.",
                     "Every sequence once, on a replica that exists, expected.",
                 )
-            where[:, index] = strategy, replica, place
-    if (where < 0).any():
+            positions[:, index] = strategy, replica, micro_batch
+    if (positions < 0).any():
         raise InvalidInputError(
-            f"{source}: sequence {int(np.flatnonzero(where[0] < 0)[0])} is in no micro-batch.",
+            f"{source}: sequence {int(np.flatnonzero(positions[0] < 0)[0])} is in no micro-batch.",
             "Every sequence once expected.",
         )
     home = _index(names, file.home, source)
     lengths = np.array(file.lengths, np.int64)
-    found = Dispatch(problem, lengths, where[0], where[1], where[2], home, order, file.time_ns, file.bound_ns)
-    found.plan()
-    return found
+    dispatch = Dispatch(
+        problem, lengths, positions[0], positions[1], positions[2], home, order, file.time_ns, file.bound_ns
+    )
+    dispatch.plan()
+    return dispatch
 
 
 def read_plan(path: Path) -> GroupedPlan:
-    """The plan of a file that holds a ``GroupedPlanFile``."""
+    """Read the plan of a file that holds a ``GroupedPlanFile``."""
     return restored_plan(validated(GroupedPlanFile, parse_json(read_text(path), str(path)), str(path)), str(path))
 
 
 def read_dispatch(path: Path, problem: GroupedProblem) -> Dispatch:
-    """The batch of a file that holds a ``DispatchFile``."""
+    """Read the batch of a file that holds a ``DispatchFile``."""
     file = validated(DispatchFile, parse_json(read_text(path), str(path)), str(path))
     return restored_dispatch(file, problem, str(path))

@@ -1,4 +1,4 @@
-"""Grouped plans as the configuration of Hetu's HotSPa runtime, and what that runtime makes of a plan.
+"""Grouped plans as the configuration of Hetu's HotSPa runtime, and that runtime's own packing.
 
 The runtime takes a list of strategies, each a JSON file of one (dp, tp, pp), and bucket boundaries
 ``b_0 > b_1 > ... > b_n = 0``. Its rules, which a plan must follow to be exported:
@@ -8,9 +8,9 @@ The runtime takes a list of strategies, each a JSON file of one (dp, tp, pp), an
  - *rising*: strategies 1 ... n - 1 run first, with the buckets n - 1 ... 1: the shortest first;
  - *even*: dp tp pp is the number of GPUs, pp divides the layers, b_0 is the sequence length.
 
-It packs by itself: sequences of a bucket, longest first, each pack filled greedily up to b_j; pack i goes to
-replica i mod dp, packs beyond a multiple of dp are dropped, and a bucket with fewer packs than dp is replaced by
-a dummy batch (``runtime_packs``). A batch needs a sequence in the shortest bucket. So an export carries the
+The runtime packs by itself: sequences of a bucket, longest first, each pack filled greedily up to b_j; pack i goes
+to replica i mod dp, packs beyond a multiple of dp are dropped, and a bucket with fewer packs than dp is replaced
+by a dummy batch (``runtime_packs``). A batch needs a sequence in the shortest bucket. So an export carries the
 strategies, the buckets and the order, and ``document.DispatchFile`` carries the packing for a loader that keeps
 it.
 
@@ -50,15 +50,15 @@ class HotSPaLaunch:
 
 
 def parallel_config(degrees: Degrees, num_layers: int) -> dict[str, Any]:
-    """One strategy's file: how every tensor is split and copied, and on which GPUs.
+    """Build one strategy's file: the splits and copies of every tensor, and its GPUs.
 
     GPU ``stage dp tp + replica tp + rank`` has the tensor-parallel ``rank`` of a stage: devices of a stage are
     consecutive, a batch is split over replicas (dimension 0), column-parallel weights over dimension 1 and
     row-parallel ones over dimension 0. ZeRO (states sharded over replicas) goes with more than one replica.
     """
     dp, tp, pp = degrees.dp, degrees.tp, degrees.pp
-    each = dp * tp
-    stages = [list(range(stage * each, (stage + 1) * each)) for stage in range(pp)]
+    stage_gpus = dp * tp
+    stages = [list(range(stage * stage_gpus, (stage + 1) * stage_gpus)) for stage in range(pp)]
 
     def tensor(stage: int, split: dict[str, list[int]], copies: int, kind: str = "variable") -> dict[str, Any]:
         return {"split": split, "dup": [copies], "device_group_union": [stages[stage]], "type": kind}
@@ -68,22 +68,22 @@ def parallel_config(degrees: Degrees, num_layers: int) -> dict[str, Any]:
         first = stage * num_layers // pp
         return {
             "range": [first, first + num_layers // pp - 1],
-            "layernorm1": tensor(stage, {}, each),
+            "layernorm1": tensor(stage, {}, stage_gpus),
             "attn": {"qkv": columns, "dense": rows},
-            "layernorm2": tensor(stage, {}, each),
+            "layernorm2": tensor(stage, {}, stage_gpus),
             "mlp": {"dense_h_to_4h": columns, "dense_4h_to_h": rows},
         }
 
     blocks = [block(stage) for stage in range(pp)]
     return {
         "zero": dp > 1,
-        "devices": list(range(each * pp)),
+        "devices": list(range(stage_gpus * pp)),
         "input": tensor(0, {"0": [dp]}, tp, "placeholder"),
         "llama": {
             "wte": tensor(0, {"0": [tp]}, dp),
-            "wpe": tensor(0, {}, each),
-            "blocks": {f"blocks{one['range'][0]}-{one['range'][1]}": one for one in blocks},
-            "layernorm_final": tensor(pp - 1, {}, each),
+            "wpe": tensor(0, {}, stage_gpus),
+            "blocks": {f"blocks{layers['range'][0]}-{layers['range'][1]}": layers for layers in blocks},
+            "layernorm_final": tensor(pp - 1, {}, stage_gpus),
         },
         "lm_head": tensor(pp - 1, {"1": [tp]}, dp),
         "label": tensor(pp - 1, {"0": [dp]}, tp, "placeholder"),
@@ -93,9 +93,9 @@ def parallel_config(degrees: Degrees, num_layers: int) -> dict[str, Any]:
 def exported(
     plan: GroupedPlan, layouts: Mapping[str, Degrees], num_layers: int, max_length: int | None = None
 ) -> HotSPaLaunch:
-    """The configuration of a plan that follows the runtime's rules; ``layouts`` by the strategies' names.
+    """Build the configuration of a plan that follows the runtime's rules; ``layouts`` by the strategies' names.
 
-    ``max_length`` is where the data set truncates, b_0: the plan's longest sequence unless told otherwise.
+    ``max_length`` is the length to which the data set truncates, b_0: by default the plan's longest sequence.
 
     Raises:
         InvalidInputError: a strategy without a layout, or a layout that does not fit the model or the GPUs.
@@ -118,7 +118,7 @@ def exported(
             "rising, the longest last and at home",
         )
     names = [_name(plan, group) for group in order]
-    # The runtime counts its strategies from home on, then as they run.
+    # The runtime numbers the home first, then the other strategies as they run.
     names = [names[0], *reversed(names[1:])]
     files = {}
     for name in names:
@@ -137,7 +137,7 @@ def exported(
 
 
 def _end(plan: GroupedPlan, group: Group, max_length: int | None) -> int:
-    """b_0, which the home must hold."""
+    """Return b_0, which the home must hold."""
     longest = _longest(plan, group)
     if max_length is None:
         return longest
@@ -150,35 +150,35 @@ def _end(plan: GroupedPlan, group: Group, max_length: int | None) -> int:
 
 
 def as_buckets(plan: GroupedPlan) -> GroupedPlan:
-    """The plan closest to this one that the runtime's rules allow, packed and simulated.
+    """Change the plan as little as the runtime's rules need, packed and simulated.
 
-    The groups stand by their longest sequences; boundaries between them move the fewest tokens. Home and order are
-    the runtime's. The time says what its rules cost (its own packing not counted).
+    Groups are ordered by their longest sequences; boundaries between them move the fewest tokens. Home and order
+    are the runtime's. The time shows the cost of its rules (without its own packing).
 
     Raises:
-        IllegalPlanError: replicas of a strategy differ, or nothing was packed.
+        IllegalPlanError: replicas of a strategy differ, or no packing was found.
     """
     problem = plan.problem
     groups = _by_length(plan)[::-1]
-    bounds = _boundaries(plan, groups)
-    kept: list[Group] = []
-    for group, first, end in zip(groups, (0, *bounds), (*bounds, problem.lengths.size), strict=True):
+    boundaries = _boundaries(plan, groups)
+    groups_in_order: list[Group] = []
+    for group, first, end in zip(groups, (0, *boundaries), (*boundaries, problem.lengths.size), strict=True):
         counts = np.zeros_like(problem.counts)
         counts[first:end] = problem.counts[first:end]
         if counts.any():
-            kept.append(_repacked(plan, group, counts))
-    order = tuple(group.strategy for group in kept)
-    times = {group.strategy: group.time_ns for group in kept}
+            groups_in_order.append(_repacked(plan, group, counts))
+    order = tuple(group.strategy for group in groups_in_order)
+    times = {group.strategy: group.time_ns for group in groups_in_order}
     total = tour_time_ns(problem, order[-1], order, times)
-    found = GroupedPlan(problem, order[-1], tuple(kept), total)
-    check(found)
-    return found
+    bucket_plan = GroupedPlan(problem, order[-1], tuple(groups_in_order), total)
+    check(bucket_plan)
+    return bucket_plan
 
 
 def _boundaries(plan: GroupedPlan, groups: Sequence[Group]) -> tuple[int, ...]:
-    """First indices of the lengths of every group but the first: fewest tokens moved, all where they fit.
+    """Return first indices of the lengths of every group but the first: fewest tokens moved, all where they fit.
 
-    Dynamic program: cost[i] is the least for the groups so far with all lengths before i.
+    Dynamic program: cost[i] is the minimum for the groups so far with all lengths before i.
     """
     lengths, counts = plan.problem.lengths, plan.problem.counts
     number = lengths.size
@@ -189,26 +189,26 @@ def _boundaries(plan: GroupedPlan, groups: Sequence[Group]) -> tuple[int, ...]:
         fits = plan.problem.strategies[group.strategy].holds(lengths)
         moved = np.where(fits, (counts - group.counts) * lengths, np.inf)
         sums = np.concatenate([[0.0], np.cumsum(np.where(fits, moved, 0.0))])
-        # Lengths that do not fit are the longest: no interval may reach beyond the first of them.
-        last = int(fits.sum())
+        # Lengths that do not fit are the longest, so no interval may reach beyond the first of them.
+        num_fitting = int(fits.sum())
         table = cost[None, :] + sums[:, None] - sums[None, :]
         ends = np.arange(number + 1)
         table[ends[:, None] < ends[None, :]] = np.inf
-        table[(ends[:, None] > last) & (ends[:, None] > ends[None, :])] = np.inf
+        table[(ends[:, None] > num_fitting) & (ends[:, None] > ends[None, :])] = np.inf
         choices.append(table.argmin(axis=1))
         cost = table.min(axis=1)
     # The last group holds the longest sequence, and could hold all.
     assert np.isfinite(cost[number])
-    bounds = []
+    boundaries = []
     end = number
     for choice in reversed(choices):
         end = int(choice[end])
-        bounds.append(end)
-    return tuple(bounds[-2::-1])
+        boundaries.append(end)
+    return tuple(boundaries[-2::-1])
 
 
 def _repacked(plan: GroupedPlan, group: Group, counts: Int64Array) -> Group:
-    """The group with other sequences; only where its replicas are alike."""
+    """Pack other sequences in the group; only for replicas of one kind."""
     kinds = plan.problem.kinds_of(group.strategy)
     packing: Packing | None = pack(kinds[0], PipelineCuts(kinds[0]), counts) if len(kinds) == 1 else None
     if packing is None:
@@ -222,57 +222,63 @@ def _repacked(plan: GroupedPlan, group: Group, counts: Int64Array) -> Group:
 
 
 def runtime_packs(lengths: Sequence[int], bucket_sizes: Sequence[int]) -> list[list[list[int]]]:
-    """Packs of every bucket, longest bucket first: the runtime's own packing, restated; lengths in packs.
+    """Return the packs of every bucket, longest bucket first, by the runtime's own packing; lengths in packs.
 
-    A length is what is trained on; in a pack each sequence takes one token more, its last label, and the pack
+    A length counts trained tokens; in a pack each sequence takes one token more, its last label, and the pack
     holds b_j + 1. A sequence above b_0 is cut to it (the data set truncates).
     """
     buckets: list[list[list[int]]] = [[] for _ in bucket_sizes[1:]]
-    for length in sorted((min(one, bucket_sizes[0]) for one in lengths), reverse=True):
+    for length in sorted((min(tokens, bucket_sizes[0]) for tokens in lengths), reverse=True):
         j = next(i for i, edge in enumerate(bucket_sizes[1:]) if length > edge)
-        room = bucket_sizes[j] + 1
-        pack_of = next((one for one in buckets[j] if sum(one) + len(one) + length + 1 <= room), None)
-        if pack_of is None:
+        capacity = bucket_sizes[j] + 1
+        fitting = next((pack for pack in buckets[j] if sum(pack) + len(pack) + length + 1 <= capacity), None)
+        if fitting is None:
             buckets[j].append([length])
         else:
-            pack_of.append(length)
+            fitting.append(length)
     return buckets
 
 
 def _by_length(plan: GroupedPlan) -> list[Group]:
-    """Groups, the longest sequences first."""
+    """Sort the groups, longest sequences first."""
     return sorted(plan.groups, key=lambda group: (-_longest(plan, group), -_mean(plan, group)))
 
 
 def _longest(plan: GroupedPlan, group: Group) -> int:
+    """Return the longest length of a group."""
     return int(plan.problem.lengths[np.flatnonzero(group.counts)[-1]])
 
 
 def _mean(plan: GroupedPlan, group: Group) -> float:
+    """Return the mean length of a group."""
     counts = group.counts
     return float(counts @ plan.problem.lengths) / float(counts.sum())
 
 
 def _name(plan: GroupedPlan, group: Group) -> str:
+    """Return the name of a group's strategy."""
     return plan.problem.strategies[group.strategy].name
 
 
 def _path(degrees: Degrees) -> str:
+    """Return the path of a strategy's file."""
     gpus = degrees.dp * degrees.tp * degrees.pp
     return f"{_FOLDER}/gpus{gpus}/dp{degrees.dp}_tp{degrees.tp}_pp{degrees.pp}.json"
 
 
 def _broken(seen: str, rule: str) -> IllegalPlanError:
+    """Build the error for a plan that breaks a rule of the runtime."""
     return IllegalPlanError(
         seen, f"HotSPa's runtime allows only: {rule}.", "Export as_buckets(plan), or run the plan from its JSON."
     )
 
 
 def _checked_layout(plan: GroupedPlan, layouts: Mapping[str, Degrees], name: str, num_layers: int) -> Degrees:
+    """Return the layout of a strategy, or refuse a layout that the runtime cannot run."""
     if name not in layouts:
         raise InvalidInputError(f"The strategy {name} has no layout.", "Expected dp, tp and pp of every strategy.")
     degrees = layouts[name]
-    strategy = next(one for one in plan.problem.strategies if one.name == name)
+    strategy = next(candidate for candidate in plan.problem.strategies if candidate.name == name)
     stages = {pipeline.num_stages for pipeline in strategy.replicas}
     gpus = {layouts[other].dp * layouts[other].tp * layouts[other].pp for other in plan.names if other in layouts}
     if degrees.dp != len(strategy.replicas) or stages != {degrees.pp} or len(gpus) > 1:
@@ -290,7 +296,7 @@ def _checked_layout(plan: GroupedPlan, layouts: Mapping[str, Degrees], name: str
 
 
 def _script(paths: Sequence[str], sizes: Sequence[int], home_replicas: int, degrees: Degrees) -> str:
-    """The runtime's command; model and data come as the script's own arguments."""
+    """Build the runtime's command; model and data come as the script's own arguments."""
     gpus = home_replicas * degrees.tp * degrees.pp
     return "\n".join(
         (

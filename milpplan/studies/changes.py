@@ -1,7 +1,7 @@
 """Changes of a hardware description by dotted path: set, multiply, add, or take from another description.
 
 A path names fields as the TOML does (``accelerator.memory_bytes``); an entry of a list has its number
-(``scale_out.variants.0.bandwidth_fraction``); ``*`` stands for every field or entry that has what follows
+(``scale_out.variants.0.bandwidth_fraction``); ``*`` stands for every field or entry that has the rest of the path
 (``scale_up.*.bus_bandwidth_bytes_per_s``: the tables of all collectives).
 """
 
@@ -25,17 +25,22 @@ UNCHANGEABLE: Final = ("name", "schema_version")
 SHOWN_PATHS: Final = 3
 
 Load = Callable[[str], HardwareSpec]
-Place = tuple[Any, Any]
+Location = tuple[Any, Any]
 """A container and the key or index in it."""
 
 
-def changed(hardware: HardwareSpec, case: Case, load: Load, source: str) -> HardwareSpec:
-    """The hardware with a case's changes made; ``load`` finds other hardware by name, ``source`` names the case in
-    messages.
+def apply_case(hardware: HardwareSpec, case: Case, load: Load, source: str) -> HardwareSpec:
+    """Make a case's changes to hardware.
+
+    Args:
+        hardware: the hardware, which stays as it is.
+        case: the changes.
+        load: finds other hardware by name.
+        source: names the case in messages.
 
     Raises:
-        UnknownNameError: a path that no hardware description has.
-        InvalidInputError: a change that makes no sense here, or gives a description that does not.
+        UnknownNameError: no hardware description has such a path.
+        InvalidInputError: a change is invalid here, or gives an invalid description.
     """
     data: dict[str, Any] = hardware.model_dump(mode="json")
     for path, other in case.replace_from.items():
@@ -43,19 +48,20 @@ def changed(hardware: HardwareSpec, case: Case, load: Load, source: str) -> Hard
     for path, value in case.set.items():
         _set(data, path, value, source)
     for path, factor in case.multiply.items():
-        _map(data, path, factor, 0.0, f"{source}: multiply {path} by {factor:g}")
+        _scale(data, path, factor, 0.0, f"{source}: multiply {path} by {factor:g}")
     for path, term in case.add.items():
-        _map(data, path, 1.0, term, f"{source}: add {term:g} to {path}")
+        _scale(data, path, 1.0, term, f"{source}: add {term:g} to {path}")
     return validated(HardwareSpec, data, f"{source} on {hardware.name}")
 
 
 @cache
 def known_paths() -> tuple[str, ...]:
-    """Every dotted path of a hardware description, sections included."""
+    """List every dotted path of a hardware description, sections included."""
     return tuple(_paths(HardwareSpec, ""))
 
 
 def _paths(record: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Yield the dotted paths of a record."""
     for name, field in record.model_fields.items():
         if not prefix and name in UNCHANGEABLE:
             continue
@@ -66,7 +72,7 @@ def _paths(record: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _records(annotation: Any, repeated: bool) -> Iterator[tuple[type[BaseModel], bool]]:
-    """The records inside a field's type, and whether the field holds a list of them."""
+    """Yield the records inside a field's type, with True for a list of them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, repeated
         return
@@ -77,38 +83,43 @@ def _records(annotation: Any, repeated: bool) -> Iterator[tuple[type[BaseModel],
 
 
 def _set(data: dict[str, Any], path: str, value: Any, source: str) -> None:
-    for own, (container, key) in _places(data, path, source):
+    """Set a value at every location of a path; a table sets the fields that it names."""
+    for location_path, (container, key) in _locations(data, path, source):
         if isinstance(value, dict) and isinstance(container[key], dict):
             for name, inner in value.items():
-                _set(data, f"{own}.{name}", inner, source)
+                _set(data, f"{location_path}.{name}", inner, source)
         else:
             container[key] = value
 
 
 def _replace(data: dict[str, Any], path: str, other: HardwareSpec, source: str) -> None:
-    places = _places(data, path, source)
+    """Take the value of a path from other hardware."""
+    locations = _locations(data, path, source)
     if EVERY in path.split("."):
         raise InvalidInputError(
             f"{source}: replace_from has the path {shown(path)}.",
             f"Expected a path without {EVERY}.",
             "Name every section that is to be taken.",
         )
-    _, (container, key) = places[0]
-    _, (theirs, same_key) = _places(other.model_dump(mode="json"), path, f"{source} (in {other.name})")[0]
-    container[key] = theirs[same_key]
+    _, (container, key) = locations[0]
+    _, (other_container, other_key) = _locations(
+        other.model_dump(mode="json"), path, f"{source} (in {other.name})"
+    )[0]
+    container[key] = other_container[other_key]
 
 
-def _map(data: dict[str, Any], path: str, factor: float, term: float, source: str) -> None:
-    for _, (container, key) in _places(data, path, source):
-        container[key] = _mapped(container[key], factor, term, path, source)
+def _scale(data: dict[str, Any], path: str, factor: float, term: float, source: str) -> None:
+    """Replace the numbers of a path by value * factor + term."""
+    for _, (container, key) in _locations(data, path, source):
+        container[key] = _scaled(container[key], factor, term, path, source)
 
 
-def _mapped(value: Any, factor: float, term: float, path: str, source: str) -> Any:
-    """value * factor + term, of a number or of every number of a nested list."""
+def _scaled(value: Any, factor: float, term: float, path: str, source: str) -> Any:
+    """Return value * factor + term, of a number or of every number of a nested list."""
     if isinstance(value, list) and value:
-        return [_mapped(inner, factor, term, path, source) for inner in value]
+        return [_scaled(inner, factor, term, path, source) for inner in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        inside = [one for one in known_paths() if one.startswith(f"{path}.")]
+        inside = [known for known in known_paths() if known.startswith(f"{path}.")]
         raise InvalidInputError(
             f"{source}: the value is {'a section' if inside else shown(value)}, not a number.",
             "Expected the path of a number, or of a list of numbers.",
@@ -118,7 +129,7 @@ def _mapped(value: Any, factor: float, term: float, path: str, source: str) -> A
     if isinstance(value, float):
         return new
     whole = round(new)
-    # A byte more or less means nothing; half a GPU does.
+    # Bytes may be rounded; other whole numbers may not.
     if whole != new and not path.endswith("_bytes"):
         raise InvalidInputError(
             f"{source}: {value} would become {new:g}.", "Expected a whole number.", "Use set, or another factor."
@@ -126,16 +137,16 @@ def _mapped(value: Any, factor: float, term: float, path: str, source: str) -> A
     return whole
 
 
-def _places(data: dict[str, Any], path: str, source: str) -> list[tuple[str, Place]]:
-    """Where a path leads: at least one place, each with its path without wildcards.
+def _locations(data: dict[str, Any], path: str, source: str) -> list[tuple[str, Location]]:
+    """Return the locations of a path, each with its path without wildcards.
 
     Raises:
-        UnknownNameError: nowhere.
+        UnknownNameError: the path leads nowhere.
     """
     steps = path.split(".")
-    found = [] if steps[0] in UNCHANGEABLE else list(_walk(data, steps, ""))
-    if found:
-        return found
+    locations = [] if steps[0] in UNCHANGEABLE else list(_walk(data, steps, ""))
+    if locations:
+        return locations
     general = ".".join(EVERY if step.isdigit() else step for step in steps)
     if general in known_paths():
         raise InvalidInputError(
@@ -144,8 +155,8 @@ def _places(data: dict[str, Any], path: str, source: str) -> list[tuple[str, Pla
             f"Set the whole section {path.rpartition('.')[0]}, or take it from other hardware with replace_from.",
         )
     close = difflib.get_close_matches(path, known_paths(), n=SHOWN_PATHS, cutoff=0.5)
-    last = [one for one in known_paths() if one.rpartition(".")[2] == steps[-1]]
-    nearest = list(dict.fromkeys([*last, *close]))[:SHOWN_PATHS]
+    same_field = [known for known in known_paths() if known.rpartition(".")[2] == steps[-1]]
+    nearest = list(dict.fromkeys([*same_field, *close]))[:SHOWN_PATHS]
     raise UnknownNameError(
         f"{source}: there is no {shown(path)} in a hardware description.",
         f"Nearest: {', '.join(nearest)}." if nearest else "Expected a path such as accelerator.memory_bytes.",
@@ -153,19 +164,19 @@ def _places(data: dict[str, Any], path: str, source: str) -> list[tuple[str, Pla
     )
 
 
-def _walk(data: Any, steps: list[str], before: str) -> Iterator[tuple[str, Place]]:
-    """The places that a path with wildcards leads to, each with its path without."""
+def _walk(data: Any, steps: list[str], prefix: str) -> Iterator[tuple[str, Location]]:
+    """Yield the locations of a path with wildcards, each with its path without."""
     step, rest = steps[0], steps[1:]
     for key in _keys(data, step):
-        own = f"{before}{key}"
+        location_path = f"{prefix}{key}"
         if not rest:
-            yield own, (data, key)
+            yield location_path, (data, key)
         else:
-            yield from _walk(data[key], rest, f"{own}.")
+            yield from _walk(data[key], rest, f"{location_path}.")
 
 
 def _keys(data: Any, step: str) -> list[Any]:
-    """The keys of a container that one step of a path means."""
+    """Return the keys of a container that match a step of a path."""
     if isinstance(data, dict):
         return list(data) if step == EVERY else [step] if step in data else []
     if isinstance(data, list):

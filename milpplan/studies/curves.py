@@ -1,4 +1,4 @@
-"""What the figures of a study show, as plain numbers: scaling, the Pareto front, and the effect of every axis."""
+"""Data of a study's figures as plain numbers: scaling lines, the Pareto front, and the effect of every axis."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from milpplan.studies.tables import WHAT_IF, Row, Value, what_if_words
 
 SIZES: Final = ("num_gpus", "global_batch_size")
 VARIANT_AXES: Final = ("hardware",)
-"""Axes whose values are lines of the scaling figure, beside the what-ifs; the others are chosen from a menu."""
+"""Axes whose values are lines of the scaling figure, like the what-ifs; other axes are chosen from a menu."""
 HOURS_PER_DAY: Final = 24.0
 
 
 def coordinates(table: Sequence[Row]) -> tuple[str, ...]:
-    """Columns that say which cell a row is."""
+    """Return the columns that identify the cell of a row."""
     what_ifs = [name for name in (table[0] if table else ()) if name.startswith(WHAT_IF)]
     return (*GRID_AXES, *what_ifs, *SIZES)
 
 
 def varied(table: Sequence[Row]) -> tuple[str, ...]:
-    """Coordinates with more than one value."""
+    """Return the coordinates with more than one value."""
     return tuple(name for name in coordinates(table) if len({row[name] for row in table}) > 1)
 
 
 def label(row: Row, names: Iterable[str]) -> str:
-    """The values of some coordinates in words: a name says itself, a number says what it counts."""
+    """Write the values of some coordinates in words; numbers get a unit."""
     plain = ("model", "hardware", "precision", "attention_kernel")
     words = []
     for name in names:
@@ -47,19 +47,19 @@ def label(row: Row, names: Iterable[str]) -> str:
 
 
 def number(row: Row, name: str) -> float:
-    """A measure of a row that has one."""
+    """Return a measure of a row that has it."""
     value = row[name]
     assert isinstance(value, int | float)
     return float(value)
 
 
 def throughput(row: Row) -> float:
-    """Tokens a second and GPU; nothing where there is no plan."""
+    """Return tokens per second and GPU; 0 without a plan."""
     return 0.0 if row["tokens_per_s"] is None else number(row, "tokens_per_s") / number(row, "num_gpus")
 
 
 def days_per_trillion(row: Row) -> float:
-    """Days of training on 10^12 tokens."""
+    """Return the days of training on 10^12 tokens."""
     return number(row, "gpu_hours_per_trillion_tokens") / number(row, "num_gpus") / HOURS_PER_DAY
 
 
@@ -73,13 +73,13 @@ class Line:
 
     @property
     def efficiency(self) -> tuple[float, ...]:
-        """Tokens a second and GPU over those of the smallest number of GPUs that has a plan."""
+        """Tokens per second and GPU over those of the smallest number of GPUs with a plan."""
         first = throughput(self.rows[0])
         return tuple(throughput(row) / first for row in self.rows)
 
 
 def scaling_lines(study: Study, table: Sequence[Row]) -> list[Line]:
-    """Lines of all rows with a plan, by menu entry and variant; unchanged hardware first."""
+    """Build the lines of all rows with a plan, by menu entry and variant; unchanged hardware first."""
     names = [name for name in varied(table) if name != "num_gpus"]
     several = [name for name in names if name in VARIANT_AXES]
     of_menu = [name for name in names if name not in several and not name.startswith(WHAT_IF)]
@@ -98,21 +98,22 @@ def scaling_lines(study: Study, table: Sequence[Row]) -> list[Line]:
 
 
 def front(points: Sequence[tuple[float, ...]]) -> list[int]:
-    """Indices of the points that no other one beats: none is at most as large everywhere and smaller somewhere."""
+    """Return indices of the undominated points: no other point is at most as large everywhere and smaller
+    somewhere."""
     values = np.array(points, dtype=np.float64)
     kept: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: points[i]):
-        # Whoever beats a point stands before it in this order.
+        # A dominating point comes earlier in this order.
         others = values[kept]
-        beaten = (others <= values[i]).all(axis=1) & (others < values[i]).any(axis=1) if kept else np.zeros(0)
-        if not beaten.any():
+        dominated = (others <= values[i]).all(axis=1) & (others < values[i]).any(axis=1) if kept else np.zeros(0)
+        if not dominated.any():
             kept.append(i)
     return sorted(kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one value of an axis does to tokens a second and GPU, against the axis's first value, all else equal.
+    """Effect of one value of an axis on tokens per second and GPU, against the axis's first value, all else equal.
 
     ``least``, ``middle`` and ``most`` are relative changes over the ``compared`` pairs in which both have a plan;
     ``lost`` pairs have a plan with the first value only, ``gained`` pairs with this one only.
@@ -130,15 +131,16 @@ class Effect:
 
 
 def effects(table: Sequence[Row]) -> list[Effect]:
-    """The effect of every value of every varied axis but the model's, in the order of the table."""
-    found = []
+    """List the effects of every value of every varied axis but the model, in the order of the table."""
+    result = []
     for axis in varied(table):
         if axis != "model":
-            found += _effects(table, axis)
-    return found
+            result += _effects(table, axis)
+    return result
 
 
 def _effects(table: Sequence[Row], axis: str) -> list[Effect]:
+    """List the effects of the values of one axis."""
     others = [name for name in coordinates(table) if name != axis]
     groups: dict[tuple[Value, ...], dict[Value, Row]] = {}
     for row in table:
@@ -148,6 +150,7 @@ def _effects(table: Sequence[Row], axis: str) -> list[Effect]:
 
 
 def _effect(axis: str, value: Value, first: Value, groups: list[dict[Value, Row]]) -> Effect:
+    """Compare two values of an axis over all pairs of cells."""
     pairs = [
         (throughput(group[first]), throughput(group[value])) for group in groups if {first, value} <= set(group)
     ]

@@ -1,4 +1,4 @@
-"""The figures of a study, drawn with plotly: scaling, Pareto front, sensitivity."""
+"""Figures of a study, drawn with plotly: scaling, Pareto front, sensitivity."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milpplan.units import GIB, count_text, gib_text, percent_text, seconds_text
 COLOURS: Final = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22",
 )  # fmt: skip
-"""The colours of Okabe and Ito (2008), which the colour-blind can tell apart, and three more."""
+"""Colours of Okabe and Ito (2008), which the colour-blind can distinguish, and three more."""
 SYMBOLS: Final = (
     "circle",
     "square",
@@ -39,16 +39,16 @@ SYMBOLS: Final = (
 )
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
 PERCENT: Final = "~%"
-"""As many digits as tell the ticks of an axis apart, and no more."""
+"""Format of percentages with as few digits as the ticks need."""
 MAX_SHOWN: Final = 10
-"""Lines that are there from the start; the others come by a click in the legend."""
+"""Number of lines shown at first; a click in the legend shows the others."""
 MAX_MENU: Final = 200
 MAX_BARS: Final = 60
 FONT: Final = {"family": "system-ui, sans-serif", "size": 13}
 
 
 def scaling_figure(study: Study, table: Sequence[Row]) -> Any:
-    """Tokens a second against GPUs, with straight-line growth for comparison, and efficiency beside it."""
+    """Draw tokens per second against GPUs, with proportional growth for comparison, and efficiency beside it."""
     from plotly.subplots import make_subplots
 
     lines = scaling_lines(study, table)
@@ -78,20 +78,21 @@ def scaling_figure(study: Study, table: Sequence[Row]) -> Any:
     return figure
 
 
-def _line_traces(study: Study, line: Line, place: int, shown: bool) -> list[tuple[int, Any]]:
+def _line_traces(study: Study, line: Line, index: int, shown: bool) -> list[tuple[int, Any]]:
+    """Build the traces of one line, each with its column."""
     import plotly.graph_objects as go
 
     gpus = [number(row, "num_gpus") for row in line.rows]
-    colour, dash = COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
-    visible = "legendonly" if place >= MAX_SHOWN else True
+    colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+    visible = "legendonly" if index >= MAX_SHOWN else True
     hover = [_hover(study, row) for row in line.rows]
     common: dict[str, Any] = {
         "x": gpus,
         "mode": "lines+markers",
         "name": line.name,
-        "legendgroup": str(place),
+        "legendgroup": str(index),
         "line": {"color": colour, "dash": dash},
-        "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 8},
+        "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 8},
         "hovertext": hover,
         "hoverinfo": "text",
         "visible": visible if shown else False,
@@ -107,7 +108,7 @@ def _line_traces(study: Study, line: Line, place: int, shown: bool) -> list[tupl
                 mode="lines",
                 line={"color": colour, "width": 1, "dash": "dot"},
                 opacity=0.6,
-                legendgroup=str(place),
+                legendgroup=str(index),
                 showlegend=False,
                 hoverinfo="skip",
                 visible=visible if shown else False,
@@ -118,7 +119,8 @@ def _line_traces(study: Study, line: Line, place: int, shown: bool) -> list[tupl
 
 
 def pareto_figure(study: Study, table: Sequence[Row]) -> Any:
-    """Days against cost, the peak memory of a GPU as colour; what nothing else beats is joined and outlined."""
+    """Draw days against cost, with peak memory as colour; the front is joined, and undominated points are
+    outlined."""
     import plotly.graph_objects as go
 
     with_plan = [row for row in table if row["tokens_per_s"] is not None]
@@ -129,9 +131,9 @@ def pareto_figure(study: Study, table: Sequence[Row]) -> Any:
     for row in with_plan:
         groups.setdefault(label(row, of_menu), []).append(row)
     figure, owners, menus = go.Figure(), [], list(groups)[:MAX_MENU]
-    kinds = list(dict.fromkeys(str(row["hardware"]) for row in with_plan))
+    hardware_names = list(dict.fromkeys(str(row["hardware"]) for row in with_plan))
     for menu in menus:
-        traces = _pareto_traces(study, groups[menu], cost, kinds, menu == menus[0])
+        traces = _pareto_traces(study, groups[menu], cost, hardware_names, menu == menus[0])
         figure.add_traces(traces)
         owners += [menu] * len(traces)
     bar = {"title": {"text": "peak memory<br>of a GPU, GiB"}, "len": 0.75, "y": 0.35}
@@ -142,17 +144,18 @@ def pareto_figure(study: Study, table: Sequence[Row]) -> Any:
     return _finished(figure, menus, owners, 560)
 
 
-def _pareto_traces(study: Study, rows: list[Row], cost: str, kinds: list[str], shown: bool) -> list[Any]:
+def _pareto_traces(study: Study, rows: list[Row], cost: str, hardware_names: list[str], shown: bool) -> list[Any]:
+    """Build the traces of one menu entry."""
     import plotly.graph_objects as go
 
     points = [(days_per_trillion(row), number(row, cost)) for row in rows]
     peaks = [number(row, "peak_memory_bytes") / GIB for row in rows]
-    flat = sorted(front(points), key=lambda i: points[i])
-    best = set(front([(*point, peak) for point, peak in zip(points, peaks, strict=True)]))
+    front_indices = sorted(front(points), key=lambda i: points[i])
+    undominated = set(front([(*point, peak) for point, peak in zip(points, peaks, strict=True)]))
     traces = [
         go.Scatter(
-            x=[points[i][0] for i in flat],
-            y=[points[i][1] for i in flat],
+            x=[points[i][0] for i in front_indices],
+            y=[points[i][1] for i in front_indices],
             mode="lines",
             line={"color": "#d55e00", "width": 2, "shape": "hv"},
             name="nothing is faster and cheaper",
@@ -160,25 +163,25 @@ def _pareto_traces(study: Study, rows: list[Row], cost: str, kinds: list[str], s
             visible=shown,
         )
     ]
-    for place, kind in enumerate(kinds):
-        own = [i for i, row in enumerate(rows) if row["hardware"] == kind]
-        edges = [2 if i in best else 0 for i in own]
+    for index, hardware in enumerate(hardware_names):
+        indices = [i for i, row in enumerate(rows) if row["hardware"] == hardware]
+        edges = [2 if i in undominated else 0 for i in indices]
         marker = {
-            "symbol": SYMBOLS[place % len(SYMBOLS)],
+            "symbol": SYMBOLS[index % len(SYMBOLS)],
             "size": 10,
-            "color": [peaks[i] for i in own],
+            "color": [peaks[i] for i in indices],
             "coloraxis": "coloraxis",
             "line": {"color": "black", "width": edges},
-            "opacity": [1.0 if i in best else 0.55 for i in own],
+            "opacity": [1.0 if i in undominated else 0.55 for i in indices],
         }
         traces.append(
             go.Scatter(
-                x=[points[i][0] for i in own],
-                y=[points[i][1] for i in own],
+                x=[points[i][0] for i in indices],
+                y=[points[i][1] for i in indices],
                 mode="markers",
                 marker=marker,
-                name=kind,
-                hovertext=[_hover(study, rows[i]) for i in own],
+                name=hardware,
+                hovertext=[_hover(study, rows[i]) for i in indices],
                 hoverinfo="text",
                 visible=shown,
             )
@@ -187,25 +190,27 @@ def _pareto_traces(study: Study, rows: list[Row], cost: str, kinds: list[str], s
 
 
 def sensitivity_figure(table: Sequence[Row]) -> Any:
-    """Bars: the median change of tokens a second and GPU by each value of each axis; whiskers: least and most."""
+    """Draw the median change of tokens per second and GPU by each value of each axis, with whiskers to the
+    extremes."""
     import plotly.graph_objects as go
 
     models = list(dict.fromkeys(str(row["model"]) for row in table))
     figure, owners = go.Figure(), []
-    most = 1
+    max_bars = 1
     for model in models:
         bars = effects([row for row in table if row["model"] == model])[:MAX_BARS]
-        most = max(most, len(bars))
+        max_bars = max(max_bars, len(bars))
         figure.add_trace(_bars(bars, model == models[0]))
         owners.append(model)
     figure.add_vline(x=0, line={"color": "#444", "width": 1})
     figure.update_xaxes(title="change of tokens a second and GPU", tickformat=f"+{PERCENT}", zeroline=False)
     figure.update_yaxes(autorange="reversed", automargin=True, title=None)
     figure.update_layout(showlegend=False)
-    return _finished(figure, models, owners, 190 + 30 * most)
+    return _finished(figure, models, owners, 190 + 30 * max_bars)
 
 
 def _bars(bars: list[Effect], shown: bool) -> Any:
+    """Build the bars of one model."""
     import plotly.graph_objects as go
 
     names = [_axis_words(bar) for bar in bars]
@@ -224,6 +229,7 @@ def _bars(bars: list[Effect], shown: bool) -> Any:
 
 
 def _axis_words(bar: Effect) -> str:
+    """Name a bar by its axis and values."""
     axis = {"num_gpus": "GPUs", "global_batch_size": "batch"}.get(bar.axis, bar.axis.removeprefix(WHAT_IF))
     fits = f" ({bar.lost} no longer fit)" if bar.lost else f" ({bar.gained} fit only so)" if bar.gained else ""
     change = f"<b>{100 * bar.middle:+.1f} %</b>" if bar.compared else "no pair fits"
@@ -231,6 +237,7 @@ def _axis_words(bar: Effect) -> str:
 
 
 def _pairs_words(bar: Effect) -> str:
+    """Describe the compared pairs of a bar."""
     if not bar.compared:
         return "no pair of cells in which both have a plan"
     least, middle, most = (f"{100 * change:+.1f} %" for change in (bar.least, bar.middle, bar.most))
@@ -239,6 +246,7 @@ def _pairs_words(bar: Effect) -> str:
 
 
 def _hover(study: Study, row: Row) -> str:
+    """Build the hover text of a cell."""
     degrees = [f"{name}={row[f'layout.{name}']}" for name in ("tp", "cp", "ep", "pp", "dp", "vpp")]
     names = ("model", "hardware", "num_gpus", "global_batch_size")
     words = ", ".join(part for part in (label(row, names), what_if_words(study, row)) if part)
@@ -254,7 +262,7 @@ def _hover(study: Study, row: Row) -> str:
 
 
 def _finished(figure: Any, menus: list[str], owners: list[str], height: int) -> Any:
-    """Fonts, margins, and a menu where there is something to choose."""
+    """Set fonts and margins, and add a menu if there is a choice."""
     figure.update_layout(
         template="plotly_white",
         font=FONT,
@@ -263,24 +271,28 @@ def _finished(figure: Any, menus: list[str], owners: list[str], height: int) -> 
         hovermode="closest",
     )
     if len(menus) > 1:
-        # What a menu entry shows of its own lines is what the first entry shows at the start.
-        own = [_at_the_start(trace) for trace in figure.data]
+        # A menu entry shows its own lines as the first entry shows its lines at the start.
+        visibility = [_at_the_start(trace) for trace in figure.data]
         buttons = [
             {
                 "label": menu,
                 "method": "restyle",
                 "args": [
                     "visible",
-                    [how if owner == menu else False for how, owner in zip(own, owners, strict=True)],
+                    [
+                        visible if owner == menu else False
+                        for visible, owner in zip(visibility, owners, strict=True)
+                    ],
                 ],
             }
             for menu in menus
         ]
-        place = {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "pad": {"b": 28}}
-        figure.update_layout(updatemenus=[{"buttons": buttons, **place}], margin={"t": 110})
+        menu_position = {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "pad": {"b": 28}}
+        figure.update_layout(updatemenus=[{"buttons": buttons, **menu_position}], margin={"t": 110})
     return figure
 
 
 def _at_the_start(trace: Any) -> Any:
+    """Return the visibility of a trace when its menu entry is chosen."""
     group = trace.legendgroup
     return "legendonly" if group is not None and int(group) >= MAX_SHOWN else True

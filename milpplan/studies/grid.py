@@ -1,4 +1,4 @@
-"""From a study to its cells: every combination of the axes, in the order of the study file."""
+"""The cells of a study: every combination of the axes, in the order of the study file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import SPACES, Job, Problem, Space
 from milpplan.problem.reading import plain_reason, shown
-from milpplan.studies.changes import changed
+from milpplan.studies.changes import apply_case
 from milpplan.studies.records import Case, Study
 
 MAX_CELLS: Final = 100_000
@@ -34,8 +34,11 @@ Words = dict[str, str | int]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination. ``words`` are its coordinates by axis; ``problem`` is None where the combination makes no
-    sense, and ``impossible`` then says why."""
+    """One combination of values of the axes.
+
+    ``words`` are its coordinates by axis; ``problem`` is None where the values cannot be combined, for the reason
+    ``impossible``.
+    """
 
     number: int
     words: Words
@@ -45,53 +48,55 @@ class Cell:
 
 
 def axes(study: Study) -> dict[str, tuple[str | int, ...]]:
-    """The values of every axis, as words: grid, then what-ifs, numbers of GPUs and batches."""
+    """Return the values of every axis, as words: grid, then what-ifs, numbers of GPUs and batches."""
     grid = study.grid
     values: dict[str, tuple[str | int, ...]] = {name: getattr(grid, name) for name in GRID_AXES}
     values["sequence_length"] = grid.sequence_length or ("model's own",)
-    values["fixed"] = tuple(fixed_words(one) for one in grid.fixed)
+    values["fixed"] = tuple(fixed_words(fields) for fields in grid.fixed)
     values |= {axis.name: tuple(case.name for case in axis.all_cases) for axis in study.what_if}
     return values | {"num_gpus": grid.num_gpus, "global_batch_size": grid.global_batch_size}
 
 
 def fixed_words(values: Mapping[str, object]) -> str:
-    """``{"tp": 8, "pp": 4}`` as ``tp=8 pp=4``; nothing fixed as ``-``."""
+    """Write ``{"tp": 8, "pp": 4}`` as ``tp=8 pp=4``, and no fields as ``-``."""
     words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in values.items()}
     return " ".join(f"{name}={value}" for name, value in words.items()) or "-"
 
 
 def num_cells(study: Study) -> int:
-    """Cells of the study."""
+    """Count the cells of the study."""
     values = axes(study)
     names = {axis.name for axis in study.what_if}
     return prod(len(words) for name, words in values.items() if name not in names) * len(combinations(study))
 
 
 def combinations(study: Study) -> list[tuple[Case, ...]]:
-    """The combinations of the what-ifs' cases: one case of every what-if each.
+    """List the combinations of the what-ifs' cases, one case of every what-if each.
 
     Raises:
-        InvalidInputError: there are far too many to list.
+        InvalidInputError: there are too many to list.
     """
     cases = [axis.all_cases for axis in study.what_if]
     if study.combine == "one_at_a_time":
-        base = tuple(one[0] for one in cases)
-        alone = [(*base[:i], case, *base[i + 1 :]) for i, one in enumerate(cases) for case in one[1:]]
-        return [base, *alone]
-    _check_number(prod(len(one) for one in cases))
+        base = tuple(axis_cases[0] for axis_cases in cases)
+        changed_alone = [
+            (*base[:i], case, *base[i + 1 :]) for i, axis_cases in enumerate(cases) for case in axis_cases[1:]
+        ]
+        return [base, *changed_alone]
+    _check_number(prod(len(axis_cases) for axis_cases in cases))
     return list(product(*cases))
 
 
 def cells(study: Study, directory: Path) -> tuple[Cell, ...]:
-    """Every cell, numbered from 1; files are looked up in ``directory``, the study file's.
+    """Build every cell, numbered from 1; files are looked up in ``directory``, that of the study file.
 
     Raises:
-        UnknownNameError: a model, hardware, space, field or path that does not exist.
-        InvalidInputError: a value or change that makes no sense, or too many cells.
+        UnknownNameError: a model, hardware, space, field or path does not exist.
+        InvalidInputError: a value or change is invalid, or there are too many cells.
     """
     _check_number(num_cells(study))
-    models = {name: _loaded(load_model, name, directory, "grid.model") for name in study.grid.model}
-    hardware = {name: _loaded(load_hardware, name, directory, "grid.hardware") for name in study.grid.hardware}
+    models = {name: _load(load_model, name, directory, "grid.model") for name in study.grid.model}
+    hardware = {name: _load(load_hardware, name, directory, "grid.hardware") for name in study.grid.hardware}
     _check_names(study)
     spaces = _spaces(study)
     variants = _variants(study, hardware, directory)
@@ -104,6 +109,7 @@ def _cells(
     variants: dict[tuple[str, int], HardwareSpec],
     spaces: dict[tuple[str, int], Space],
 ) -> Iterator[Cell]:
+    """Yield the cells; the numbers of GPUs and the batches vary fastest."""
     grid, values, number = study.grid, axes(study), 0
     what_ifs = combinations(study)
     for choice in product(*(range(len(values[name])) for name in GRID_AXES)):
@@ -116,7 +122,7 @@ def _cells(
             named = {axis.name: case.name for axis, case in zip(study.what_if, cases, strict=True)}
             for gpus, batch in product(grid.num_gpus, grid.global_batch_size):
                 number += 1
-                own = words | named | {"num_gpus": gpus, "global_batch_size": batch}
+                coordinates = words | named | {"num_gpus": gpus, "global_batch_size": batch}
                 job = {axis: words[axis] for axis in JOB_AXES} | {
                     "num_gpus": gpus,
                     "global_batch_size": batch,
@@ -124,13 +130,14 @@ def _cells(
                 }
                 space = spaces[str(words["space"]), choice[-1]]
                 problem, why = _problem(model, variants[name, i], job, space)
-                yield Cell(number, own, problem, study.prices.get(name), why)
+                yield Cell(number, coordinates, problem, study.prices.get(name), why)
 
 
 def _problem(
     model: ModelSpec, hardware: HardwareSpec, job: dict[str, Any], space: Space
 ) -> tuple[Problem | None, str]:
-    """The problem of a cell, or None and why its parts do not go together, such as fp8 on hardware without."""
+    """Build the problem of a cell; None and the reason if its parts cannot be combined (fp8 on hardware
+    without)."""
     try:
         return Problem(model=model, hardware=hardware, job=Job(**job), space=space), ""
     except ValidationError as error:
@@ -138,6 +145,7 @@ def _problem(
 
 
 def _check_number(number: int) -> None:
+    """Refuse a study with too many cells."""
     if number > MAX_CELLS:
         raise InvalidInputError(
             f"The study has {number:,} cells or more.",
@@ -147,18 +155,19 @@ def _check_number(number: int) -> None:
 
 
 def _check_names(study: Study) -> None:
-    """Spaces, fixed fields, backend and priced hardware exist."""
+    """Check that spaces, fixed fields, backend and priced hardware exist."""
     for space in study.grid.space:
-        _known(space, SPACES, "grid.space")
+        _check_known(space, SPACES, "grid.space")
     for values in study.grid.fixed:
         for name in values:
-            _known(name, FIXABLE, "grid.fixed")
+            _check_known(name, FIXABLE, "grid.fixed")
     for name in study.prices:
-        _known(name, study.grid.hardware, "prices")
-    _known(study.solve.backend, ("auto", *backend_names()), "solve.backend")
+        _check_known(name, study.grid.hardware, "prices")
+    _check_known(study.solve.backend, ("auto", *backend_names()), "solve.backend")
 
 
-def _known(name: str, known: Any, where: str) -> None:
+def _check_known(name: str, known: Any, where: str) -> None:
+    """Refuse an unknown name, with the nearest known one."""
     names = tuple(known)
     if name in names:
         return
@@ -170,25 +179,26 @@ def _known(name: str, known: Any, where: str) -> None:
     )
 
 
-def _loaded(load: Any, name: str, directory: Path, where: str) -> Any:
-    """A model or hardware by name, or by a path relative to the study file."""
-    beside = directory / name
+def _load(load: Any, name: str, directory: Path, where: str) -> Any:
+    """Load a model or hardware by name, or by a path relative to the study file."""
+    file = directory / name
     try:
-        return load(beside if Path(name).suffix and beside.is_file() else name)
+        return load(file if Path(name).suffix and file.is_file() else name)
     except MilpplanError as error:
         raise type(error)(f"{where}: {error.seen}", error.expected, error.do) from error
 
 
 def _spaces(study: Study) -> dict[tuple[str, int], Space]:
-    """The space of every kind with every set of fixed fields, by kind and number of the set."""
-    made = {}
+    """Build the space of every kind with every set of fixed fields, by kind and number of the set."""
+    spaces = {}
     for i, values in enumerate(study.grid.fixed):
         for kind in study.grid.space:
-            made[kind, i] = _narrowed(SPACES[kind], values)
-    return made
+            spaces[kind, i] = _narrowed(SPACES[kind], values)
+    return spaces
 
 
 def _narrowed(space: Space, values: Mapping[str, object]) -> Space:
+    """Fix fields of a space."""
     try:
         Layout.model_validate({"global_batch_size": 1, **values}, strict=True)
         data = space.model_dump() | {name: (value,) for name, value in values.items()}
@@ -205,17 +215,17 @@ def _narrowed(space: Space, values: Mapping[str, object]) -> Space:
 def _variants(
     study: Study, hardware: dict[str, HardwareSpec], directory: Path
 ) -> dict[tuple[str, int], HardwareSpec]:
-    """Every hardware under every combination of the what-ifs, by name and number of the combination."""
+    """Build every hardware under every combination of the what-ifs, by name and number of the combination."""
 
     def load(name: str) -> HardwareSpec:
-        found: HardwareSpec = _loaded(load_hardware, name, directory, "what_if")
-        return found
+        other: HardwareSpec = _load(load_hardware, name, directory, "what_if")
+        return other
 
-    made = {}
+    variants = {}
     for name, spec in hardware.items():
         for i, cases in enumerate(combinations(study)):
             variant = spec
             for axis, case in zip(study.what_if, cases, strict=True):
-                variant = changed(variant, case, load, f"what_if {shown(axis.name)}, case {shown(case.name)}")
-            made[name, i] = variant
-    return made
+                variant = apply_case(variant, case, load, f"what_if {shown(axis.name)}, case {shown(case.name)}")
+            variants[name, i] = variant
+    return variants

@@ -1,4 +1,4 @@
-"""One cell solved: the task that goes to a worker, and the outcome that comes back and is kept on disk."""
+"""One cell solved: the task that a worker gets, and the outcome that it returns and that is kept on disk."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from milpplan.version import __version__
 
 CellStatus = Literal["optimal", "feasible", "infeasible", "no_solution_found", "impossible", "failed"]
 PROVED: Final = ("optimal", "infeasible", "impossible")
-"""What needs no second look: an optimum, a proof that there is none, or parts that do not go together."""
+"""Final statuses: an optimum, a proof that there is none, or parts that cannot be combined."""
 ROOMS: Final = ("problem", "simulation", "optimize")
-"""Where the code is that a result rests on."""
+"""Folders with the code that determines a result."""
 KEY_CHARACTERS: Final = 24
 OTHER_CODE: Final = (
     "The worker has another milpplan than the program that started the sweep: {}. Install the same one on every "
     "node, start the sweep from a directory without a milpplan of its own, and add --retry-failed."
 )
-"""Ray's workers look for modules where the sweep was started before they look among those installed."""
+"""Error for Ray's workers, which look for modules in the sweep's directory before the installed ones."""
 SHOWN_RULES: Final = 3
 
 
 @cache
 def code_digest() -> str:
-    """Of the cost model and the search as they are installed: an edited formula gives other keys."""
+    """Hash the cost model and the search as installed, so that an edited formula gives other keys."""
     digest = hashlib.sha256()
     for room in ROOMS:
         for path, entry in sorted(_sources(resources.files("milpplan") / room, room), key=lambda item: item[0]):
@@ -53,7 +53,7 @@ def code_digest() -> str:
 
 
 def _sources(directory: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
-    """List the Python files of a directory and of those in it, with their paths."""
+    """List the Python files of a directory and its subdirectories, with their paths."""
     for entry in directory.iterdir():
         inner = f"{path}/{entry.name}"
         if entry.is_dir():
@@ -64,8 +64,10 @@ def _sources(directory: Traversable, path: str) -> Iterator[tuple[str, Traversab
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker needs: a problem and how to solve it. ``key`` names both, and the ``code`` that is to solve
-    them (``code_digest``)."""
+    """A problem with its solve settings.
+
+    ``key`` names both, together with the ``code`` that is to solve them (``code_digest``).
+    """
 
     key: str
     problem: Problem
@@ -99,12 +101,12 @@ Solve = Callable[[Task], Outcome]
 
 
 def settings_options(settings: SolveSettings) -> SolveOptions:
-    """The options of a solve, which is one of several at a time."""
+    """Return the options of a solve, which runs beside others."""
     return SolveOptions(**settings.model_dump(), workers=1)
 
 
 def task_of(problem: Problem, settings: SolveSettings) -> Task:
-    """The task of a problem, with its key: equal for equal problems, options and code."""
+    """Build the task of a problem, with its key: equal for equal problems, options and code."""
     records = (problem.model, problem.hardware, problem.job, problem.space, *problem.other_hardware)
     parts = {
         "problem": [_digest(part) for part in records],
@@ -118,17 +120,17 @@ def task_of(problem: Problem, settings: SolveSettings) -> Task:
 
 @cache
 def _digest(record: BaseModel) -> str:
-    """Of one part of a problem; cells share models and hardware."""
+    """Hash one part of a problem; cells share models and hardware."""
     return hashlib.sha256(json.dumps(record.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 def solved(task: Task) -> Outcome:
-    """The outcome of a task; whatever goes wrong becomes a failed one with its message."""
+    """Solve a task; any error becomes a failed outcome with its message."""
     started = time.monotonic()
     if task.code != code_digest():
         return failed(task.key, OTHER_CODE.format(resources.files("milpplan")))
     try:
-        # Numbers that leave the range of floats or 64-bit integers raise instead of becoming nonsense.
+        # Numbers outside the range of floats raise an error instead of giving a wrong result.
         with np.errstate(over="raise", invalid="raise", divide="raise"):
             outcome = _outcome(task, solve(task.problem, settings_options(task.settings)))
     except MilpplanError as error:
@@ -139,16 +141,17 @@ def solved(task: Task) -> Outcome:
 
 
 def failed(key: str, message: str) -> Outcome:
-    """The outcome of a task that came to no result."""
+    """Build the outcome of a task without a result."""
     return Outcome(key=key, milpplan_version=__version__, status="failed", message=message[:2000])
 
 
 def impossible(message: str) -> Outcome:
-    """The outcome of a cell whose parts do not go together: there was nothing to solve."""
+    """Build the outcome of a cell whose parts cannot be combined, so that there was nothing to solve."""
     return Outcome(key="", milpplan_version=__version__, status="impossible", message=message)
 
 
 def _outcome(task: Task, result: PlanResult) -> Outcome:
+    """Build the outcome of a task from the result of its solve."""
     usable = result.details["usable_memory_bytes"]
     empty = Outcome(
         key=task.key,
@@ -179,16 +182,16 @@ def _outcome(task: Task, result: PlanResult) -> Outcome:
 
 
 def _least_memory_bytes(result: PlanResult) -> float | None:
-    """Least peak of any legal layout, a proved lower bound; None where no layout is legal."""
-    known: float | None = result.details["least_memory_bytes"]
-    if known is None:
+    """Return a proved lower bound of the peak of any legal layout; None if no layout is legal."""
+    bound_bytes: float | None = result.details["least_memory_bytes"]
+    if bound_bytes is None:
         bounds = floor(result.problem, layout_space(result.problem))
-        known = None if bounds is None else bounds.memory_bytes
-    return known
+        bound_bytes = None if bounds is None else bounds.memory_bytes
+    return bound_bytes
 
 
 def _why(result: PlanResult, least_memory: float | None) -> str:
-    """Why there is no plan, in one sentence."""
+    """Explain in one sentence why there is no plan."""
     if least_memory is None:
         rules = sorted((name for name, count in result.rejected.items() if count), key=result.rejected.__getitem__)
         named = ", ".join(rules[::-1][:SHOWN_RULES])

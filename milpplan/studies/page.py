@@ -1,4 +1,4 @@
-"""One HTML page with the figures of a study, complete in itself: it needs no network."""
+"""One self-contained HTML page with the figures of a study; it needs no network."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOTES: Final = {
 
 
 def page(study: Study, table: Sequence[Row]) -> str:
-    """The page.
+    """Build the page.
 
     Raises:
         InvalidInputError: plotly is not installed.
@@ -67,7 +67,7 @@ def page(study: Study, table: Sequence[Row]) -> str:
         }
         for i, (name, figure) in enumerate(figures.items()):
             title, note = NOTES[name]
-            # The first brings the library along for all.
+            # The first figure includes the library for all.
             drawn = figure.to_html(full_html=False, include_plotlyjs=not i, div_id=name)
             parts.append(f"<h2>{title}</h2>\n<p>{note}</p>\n{drawn}")
     else:
@@ -76,13 +76,14 @@ def page(study: Study, table: Sequence[Row]) -> str:
 
 
 def _head(study: Study, table: Sequence[Row]) -> str:
+    """Build the head of the page: title and counts of the statuses."""
     counts = Counter(str(row["status"]).replace("_", " ") for row in table)
-    fates = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
+    summary = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
     name = escape(study.name)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
         f"<style>{STYLE}</style></head><body>\n<h1>{name}</h1>\n"
-        f"<p>{counted(len(table), 'cell')}: {fates}. <b>Optimal</b>: no plan of the declared space is "
+        f"<p>{counted(len(table), 'cell')}: {summary}. <b>Optimal</b>: no plan of the declared space is "
         f"faster by more "
         f"than {study.solve.gap:g} (relative) under the cost model of milpplan {__version__}. <b>Infeasible</b>: "
         "proved that no plan fits. All numbers, and the plan of every cell, are in the files beside this page.</p>"

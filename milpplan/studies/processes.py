@@ -1,7 +1,7 @@
-"""Tasks solved by processes of this machine, one task at a time each.
+"""Local worker processes that solve tasks, one task at a time each.
 
-A worker that dies (killed, out of memory) costs its task only: the task has failed, and another worker takes
-the next one. Workers end with the program, however it ends.
+The death of a worker (killed, out of memory) only fails its task; a new worker takes the next one. Workers end
+with the program, however it ends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Final
 from milpplan.studies.outcomes import Outcome, Solve, Task, failed, solved
 
 PATIENCE_S: Final = 5.0
-"""How long a worker may take to end before it is killed."""
+"""Seconds that a worker may take to end before it is killed."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """A process, our end of the pipe to it, and what it is solving."""
+    """A process, our end of the pipe to it, and its present task."""
 
     process: SpawnProcess
     connection: Connection
@@ -33,45 +33,46 @@ class Worker:
 
 
 def run(tasks: Sequence[Task], num_workers: int, solve: Solve = solved) -> Generator[Outcome]:
-    """The outcomes of tasks, in the order in which they are finished.
+    """Yield the outcomes of tasks, in the order in which they finish.
 
     Args:
-        tasks: what to solve.
-        num_workers: processes, at most one a task.
-        solve: what a worker does with a task; a function of a module.
+        tasks: the tasks.
+        num_workers: maximum number of processes; at most one a task is started.
+        solve: function of a module that solves a task.
     """
     waiting = list(reversed(tasks))
     workers: list[Worker] = []
     try:
         for _ in range(min(num_workers, len(tasks))):
-            worker = started(solve)
+            worker = start_worker(solve)
             workers.append(worker)
-            _give(worker, waiting)
+            _send_task(worker, waiting)
         while any(worker.task for worker in workers):
             ready = wait([worker.connection for worker in workers if worker.task])
             for i, worker in enumerate(workers):
                 if worker.connection not in ready or worker.task is None:
                     continue
-                outcome = _received(worker)
+                outcome = _receive(worker)
                 if outcome is None:
-                    outcome = _dead(worker)
-                    workers[i] = worker = started(solve)
-                _give(worker, waiting)
+                    outcome = _failed_outcome(worker)
+                    workers[i] = worker = start_worker(solve)
+                _send_task(worker, waiting)
                 yield outcome
     finally:
-        ended(workers)
+        end_workers(workers)
 
 
-def _give(worker: Worker, waiting: list[Task]) -> None:
+def _send_task(worker: Worker, waiting: list[Task]) -> None:
+    """Send the next task to a worker, or None if there is none."""
     worker.task = waiting.pop() if waiting else None
-    # A worker that is dead takes nothing: the next look at its pipe will tell.
+    # A dead worker takes no task; its closed pipe shows that in the next turn.
     with suppress(OSError):
-        # None tells a worker that there is nothing more to do.
+        # None ends the worker.
         worker.connection.send(worker.task)
 
 
-def _received(worker: Worker) -> Outcome | None:
-    """The outcome that a worker has sent; None if it died instead."""
+def _receive(worker: Worker) -> Outcome | None:
+    """Receive the outcome that a worker sent; None if it died instead."""
     try:
         outcome: Outcome = worker.connection.recv()
     except (EOFError, OSError):
@@ -79,7 +80,8 @@ def _received(worker: Worker) -> Outcome | None:
     return outcome
 
 
-def _dead(worker: Worker) -> Outcome:
+def _failed_outcome(worker: Worker) -> Outcome:
+    """Build the outcome of a task whose worker died."""
     assert worker.task is not None
     worker.connection.close()
     worker.process.join(PATIENCE_S)
@@ -89,22 +91,24 @@ def _dead(worker: Worker) -> Outcome:
     return failed(worker.task.key, f"The process that solved this cell died ({reason}{out_of_memory}).")
 
 
-def started(solve: Solve) -> Worker:
-    """A new worker without a task."""
+def start_worker(solve: Solve) -> Worker:
+    """Start a worker without a task."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, solve), daemon=True)
     with _without_interrupts():
         process.start()
-    # Else the pipe would stay open after the worker's death, and nobody would notice.
+    # Otherwise the pipe would stay open after the worker's death, which would go unnoticed.
     theirs.close()
     return Worker(process, ours)
 
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process started inside does not hear Ctrl-C: it is for us to end it, not for the terminal. What comes in
-    the meantime comes to us afterwards."""
+    """Block Ctrl-C while a process starts, so that the process inherits that.
+
+    We end workers, not the terminal. A signal in the meantime reaches us afterwards.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -115,8 +119,8 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ended(workers: list[Worker]) -> None:
-    """End workers; those that are solving are not waited for."""
+def end_workers(workers: list[Worker]) -> None:
+    """End the workers, without waiting for those that are solving."""
     for worker in workers:
         if worker.task is not None:
             worker.process.terminate()
@@ -130,7 +134,7 @@ def ended(workers: list[Worker]) -> None:
 
 
 def _work(connection: Connection, solve: Solve) -> None:
-    """The life of a worker: tasks in, outcomes out, until there is no more or nobody left to tell."""
+    """Run a worker: receive tasks and send outcomes, until there are no more tasks or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
@@ -141,7 +145,7 @@ def _work(connection: Connection, solve: Solve) -> None:
 
 
 def _die_with_parent() -> None:
-    """A solve may take hours: do not finish it for a program that is gone."""
+    """End this process when its parent ends, since a solve may take hours."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

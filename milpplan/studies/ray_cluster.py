@@ -1,4 +1,4 @@
-"""Tasks solved by Ray: on the cluster that it is connected to, or on this machine."""
+"""Tasks solved by Ray: on a connected cluster, or on this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from milpplan.studies.outcomes import Outcome, Solve, Task, failed, solved
 
 
 def run(tasks: Sequence[Task], num_workers: int | None = None, solve: Solve = solved) -> Generator[Outcome]:
-    """The outcomes of tasks, in the order in which they are finished.
+    """Yield the outcomes of tasks, in the order in which they finish.
 
     Args:
-        tasks: what to solve.
-        num_workers: most tasks at once; None: as many as the cluster has CPUs.
-        solve: what is done with a task; a function of a module that every node has.
+        tasks: the tasks.
+        num_workers: maximum number of tasks at once; None: the CPUs of the cluster.
+        solve: function that solves a task, of a module that every node has.
 
     Raises:
         InvalidInputError: Ray is not installed, or its cluster cannot be reached.
@@ -32,24 +32,26 @@ def run(tasks: Sequence[Task], num_workers: int | None = None, solve: Solve = so
 
 
 def _outcomes(ray: Any, tasks: Sequence[Task], num_workers: int | None, solve: Solve) -> Generator[Outcome]:
-    # A worker that dies is tried again by Ray itself before its task has failed.
+    # If a worker dies, Ray tries the task once more before it counts as failed.
+    """Yield the outcomes from Ray, with a bounded number of tasks at once."""
     remote = ray.remote(num_cpus=1, max_retries=1)(solve)
-    waiting, running = list(reversed(tasks)), dict[Any, Task]()
+    open_tasks, running = list(reversed(tasks)), dict[Any, Task]()
     try:
-        while waiting or running:
-            while waiting and len(running) < (num_workers or _slots(ray)):
-                task = waiting.pop()
+        while open_tasks or running:
+            while open_tasks and len(running) < (num_workers or _slots(ray)):
+                task = open_tasks.pop()
                 running[remote.remote(task)] = task
-            for done in ray.wait(list(running), num_returns=1)[0]:
-                yield _outcome(ray, done, running.pop(done))
+            for reference in ray.wait(list(running), num_returns=1)[0]:
+                yield _outcome(ray, reference, running.pop(reference))
     finally:
-        for left in running:
-            ray.cancel(left, force=True)
+        for reference in running:
+            ray.cancel(reference, force=True)
 
 
-def _outcome(ray: Any, done: Any, task: Task) -> Outcome:
+def _outcome(ray: Any, reference: Any, task: Task) -> Outcome:
+    """Return the outcome of a task, or a failed one if Ray has an error."""
     try:
-        outcome: Outcome = ray.get(done)
+        outcome: Outcome = ray.get(reference)
     except ray.exceptions.RayError as error:
         lines = str(error).strip().splitlines() or [""]
         return failed(task.key, f"Ray gave no result for this cell ({type(error).__name__}: {lines[-1]}).")
@@ -57,11 +59,12 @@ def _outcome(ray: Any, done: Any, task: Task) -> Outcome:
 
 
 def _slots(ray: Any) -> int:
-    """Tasks that run at once: CPUs of the cluster, which may grow and shrink."""
+    """Return the number of tasks that run at once: CPUs of the cluster, which may grow and shrink."""
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 def _ray() -> Any:
+    """Import Ray, or explain how to install it."""
     try:
         import ray
     except ImportError as error:
@@ -74,15 +77,20 @@ def _ray() -> Any:
 
 
 def _connect(ray: Any, num_workers: int | None) -> None:
-    """To the cluster that RAY_ADDRESS names; without, a cluster of this machine is started."""
+    """Connect to the cluster that RAY_ADDRESS names; without it, start a cluster on this machine."""
     import os
 
-    own: dict[str, Any] = {}
+    address_options: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
         # Without an address Ray would join any cluster that once ran here and left its address in a file.
-        own = {"address": "local", "num_cpus": num_workers}
+        address_options = {"address": "local", "num_cpus": num_workers}
     try:
-        ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False if own else None, **own)
+        ray.init(
+            log_to_driver=False,
+            logging_level="ERROR",
+            include_dashboard=False if address_options else None,
+            **address_options,
+        )
     except Exception as error:
         raise InvalidInputError(
             f"Ray cannot be reached: {type(error).__name__}: {error}.",

@@ -1,4 +1,4 @@
-"""From a study file to a ``Study``; a misspelt field is answered with the one that was meant."""
+"""Reading of study files; a misspelt field is answered with the nearest field."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from milpplan.studies.records import Study
 
 
 def read_study(path: Path) -> Study:
-    """The study of a TOML or JSON file.
+    """Read the study of a TOML or JSON file.
 
     Raises:
-        InvalidInputError: what is wrong with it, field by field.
+        InvalidInputError: the file is wrong; the message lists the fields.
     """
     text = read_text(path)
     is_json = path.suffix.lower() == ".json" or text.lstrip().startswith("{")
@@ -21,9 +21,9 @@ def read_study(path: Path) -> Study:
 
 
 def study_of(data: dict[str, Any], source: str) -> Study:
-    """The study of plain data; ``source`` names it in messages.
+    """Build the study of plain data; ``source`` names it in messages.
 
     Raises:
-        InvalidInputError: what is wrong with it, field by field.
+        InvalidInputError: the data are wrong; the message lists the fields.
     """
     return validated(Study, data, source)

@@ -1,7 +1,7 @@
-"""What a study file holds: axes of a grid, what-ifs on the hardware, prices, and how to solve.
+"""Records of a study file: axes of a grid, what-ifs on the hardware, prices, and solve settings.
 
-A cell of the study is one choice from every axis. No files and no problems here: names are looked up in
-``milpplan.studies.grid``, dotted paths in ``milpplan.studies.changes``.
+A cell of the study is one choice from every axis. This module reads no files and builds no problems: names are
+looked up in ``milpplan.studies.grid``, dotted paths in ``milpplan.studies.changes``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from milpplan.problem.records import PositiveFloat, Record
 from milpplan.units import engineering_text
 
 OPERATIONS: Final = ("set", "multiply", "add", "replace_from")
-"""What can be done to a place of the hardware, in the order in which a case does it."""
+"""Operations on a value of the hardware, in the order in which a case applies them."""
 MOST: Final = 1e30
-"""Beyond any number of a hardware description."""
+"""Larger than any number of a hardware description."""
 MAX_VALUES: Final = 10_000
-"""Most values of one axis."""
+"""Maximum number of values of one axis."""
 
 
 def _dotted(value: object) -> object:
-    """``{scale_up = {num_gpus = 2}}`` as ``{"scale_up.num_gpus" = 2}``: TOML makes the first of a key without
-    quotes."""
+    """Write ``{scale_up = {num_gpus = 2}}`` as ``{"scale_up.num_gpus" = 2}``.
+
+    TOML reads a dotted key without quotes as the first form.
+    """
     if not isinstance(value, Mapping):
         return value
     flat: dict[str, Any] = {}
@@ -40,7 +42,8 @@ def _dotted(value: object) -> object:
 
 
 def _different(values: tuple[Any, ...]) -> None:
-    # With its type a switch is not a number; numbers are compared as such.
+    # The type separates booleans from numbers.
+    """Refuse repeated values."""
     keys = [(type(value), value) if isinstance(value, str | int) else repr(value) for value in values]
     if len(set(keys)) < len(keys):
         twice = next(value for i, value in enumerate(values) if keys[i] in keys[:i])
@@ -82,6 +85,7 @@ class Grid(Record):
 
     @model_validator(mode="after")
     def _values_differ(self) -> Grid:
+        """Refuse repeated values of an axis."""
         for name in type(self).model_fields:
             try:
                 _different(getattr(self, name))
@@ -123,6 +127,7 @@ class WhatIf(Record):
 
     @model_validator(mode="after")
     def _one_form(self) -> WhatIf:
+        """Require either a path with values of one operation, or cases."""
         given = [name for name in OPERATIONS if getattr(self, name)]
         if (self.path is None) == (not self.cases):
             raise ValueError("give either path with a list of values, or cases")
@@ -154,8 +159,8 @@ class WhatIf(Record):
 
 
 def _words(operation: str, value: Any) -> str:
-    """A value of the short form as the name of its case."""
-    # A whole number of thousands of digits is no float, and is refused where it is set.
+    """Name the case of a value in the short form."""
+    # An integer too large for a float is refused when it is set.
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
     text = engineering_text(value) if is_number else str(value)[:200]
     if operation == "multiply":
@@ -191,6 +196,7 @@ class Study(Record):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Study:
+        """Refuse repeated names of axes."""
         _different(tuple(axis.name for axis in self.what_if))
         taken = sorted({axis.name for axis in self.what_if} & set(Grid.model_fields))
         if taken:

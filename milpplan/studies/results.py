@@ -1,4 +1,4 @@
-"""The files that a sweep leaves: the table, the plans and the page of figures."""
+"""The files of a sweep: the table, the plans and the page of figures."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ PAGE: Final = "report.html"
 
 
 def write_results(sweep: Sweep, directory: Path, table: list[Row]) -> tuple[list[Path], list[InvalidInputError]]:
-    """Write all of them; what was written, and what could not be because a package is missing."""
+    """Write all result files. Returns the paths written, and the errors for files whose package is missing."""
     types = column_types(sweep.study)
-    kinds: dict[str, Callable[[], str | bytes]] = {
+    contents: dict[str, Callable[[], str | bytes]] = {
         TABLE: lambda: csv_text(table, types),
         PARQUET: lambda: parquet_bytes(table, types),
         PAGE: lambda: page(sweep.study, table),
     }
     written, missing = [], []
-    for name, content in kinds.items():
+    for name, content in contents.items():
         try:
-            whole = content()
+            data = content()
         except InvalidInputError as error:
-            # An older one would contradict the table beside it.
+            # An older file would contradict the new table.
             (directory / name).unlink(missing_ok=True)
             missing.append(error)
             continue
-        write_whole(directory / name, whole)
+        write_whole(directory / name, data)
         written.append(directory / name)
     return [*written, write_plans(sweep, directory / PLANS)], missing
 
 
 def write_plans(sweep: Sweep, directory: Path) -> Path:
-    """One plan file for every cell with a plan, for ``milpplan simulate``; those of other cells go."""
+    """Write one plan file for every cell with a plan, for ``milpplan simulate``; delete other plan files."""
     directory.mkdir(exist_ok=True)
     digits = len(str(len(sweep.cells)))
     names = set()
@@ -66,7 +66,7 @@ def write_plans(sweep: Sweep, directory: Path) -> Path:
 
 
 def _named(sweep: Sweep, cell: Cell, problem: Problem) -> Problem:
-    """The problem whose hardware says what was changed, so that nobody takes it for the real one."""
+    """Rename the changed hardware after its changes, so that it is not mistaken for the real hardware."""
     changes = [
         f"{axis.name}: {cell.words[axis.name]}"
         for axis, cases in ((axis, axis.all_cases) for axis in sweep.study.what_if)

@@ -1,4 +1,4 @@
-"""A study from its cells to their outcomes: what is done is taken from the store, the rest is solved and kept."""
+"""A study from its cells to their outcomes: finished cells come from the store, the others are solved and kept."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from milpplan.studies.records import Study
 from milpplan.studies.store import Store
 
 Runner = Callable[[Sequence[Task]], Generator[Outcome]]
-"""Solves tasks and gives each outcome as soon as it is there, in any order."""
+"""Function that solves tasks and yields each outcome as soon as it is known, in any order."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyProgress:
-    """Cells decided and in all, cells decided in this run, failed ones, and an estimate of the seconds left."""
+    """Cells decided and in total, cells decided in this run, failed cells, and an estimate of the seconds left."""
 
     done: int
     total: int
@@ -30,14 +30,14 @@ class StudyProgress:
 
 @dataclass(slots=True)
 class Sweep:
-    """A study with what is known of its cells. Cells of equal problems share a task."""
+    """A study with the outcomes of its cells. Cells of equal problems share a task."""
 
     study: Study
     cells: tuple[Cell, ...]
     tasks: dict[int, Task] = field(init=False)
-    """By number of the cell; none for cells that make no sense."""
+    """Tasks by number of the cell; impossible cells have none."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    """By key of the task."""
+    """Outcomes by key of the task."""
 
     def __post_init__(self) -> None:
         self.tasks = {
@@ -45,7 +45,7 @@ class Sweep:
         }
 
     def outcome(self, cell: Cell) -> Outcome | None:
-        """What became of a cell; None while it waits."""
+        """Return the outcome of a cell; None while it is open."""
         if cell.number not in self.tasks:
             return impossible(cell.impossible)
         return self.outcomes.get(self.tasks[cell.number].key)
@@ -53,11 +53,11 @@ class Sweep:
     @property
     def open_tasks(self) -> tuple[Task, ...]:
         """Tasks without an outcome, in the order of their cells, each once."""
-        different = {task.key: task for task in self.tasks.values()}
-        return tuple(task for key, task in different.items() if key not in self.outcomes)
+        unique = {task.key: task for task in self.tasks.values()}
+        return tuple(task for key, task in unique.items() if key not in self.outcomes)
 
     def counts(self) -> dict[str, int]:
-        """Cells by status; ``open`` ones wait."""
+        """Count the cells by status; ``open`` cells have no outcome yet."""
         counts: dict[str, int] = {}
         for cell in self.cells:
             outcome = self.outcome(cell)
@@ -67,12 +67,12 @@ class Sweep:
 
     @property
     def proved(self) -> bool:
-        """Whether every cell has its proof."""
+        """True if every cell has its proof."""
         return set(self.counts()) <= set(PROVED)
 
 
 def resume(sweep: Sweep, store: Store, retry_failed: bool) -> None:
-    """Take what is done from the store; failed cells too, unless they are to be tried again."""
+    """Take finished outcomes from the store; failed ones too, unless they are to be solved again."""
     for task in sweep.open_tasks:
         outcome = store.read(task.key)
         if outcome is not None and not (retry_failed and outcome.status == "failed"):
@@ -80,7 +80,7 @@ def resume(sweep: Sweep, store: Store, retry_failed: bool) -> None:
 
 
 def complete(sweep: Sweep, store: Store, runner: Runner, tell: Callable[[StudyProgress], Any]) -> None:
-    """Solve what is open; every outcome is on disk before the next one is waited for."""
+    """Solve the open tasks; every outcome is on disk before the next is awaited."""
     started = time.monotonic()
     sharing: dict[str, int] = {}
     for task in sweep.tasks.values():
@@ -89,12 +89,12 @@ def complete(sweep: Sweep, store: Store, runner: Runner, tell: Callable[[StudyPr
     done = total - sum(sharing[task.key] for task in open_tasks)
     failures, now = sweep.counts().get("failed", 0), 0
     tell(StudyProgress(done, total, 0, failures, None))
-    # Closing the runner ends its workers, whatever ends this loop.
+    # Closing the runner ends its workers, however this loop ends.
     with closing(runner(open_tasks)) as outcomes:
         for number, outcome in enumerate(outcomes, start=1):
             store.write(outcome)
             sweep.outcomes[outcome.key] = outcome
             now += sharing[outcome.key]
             failures += sharing[outcome.key] * (outcome.status == "failed")
-            left = (time.monotonic() - started) / number * (len(open_tasks) - number)
-            tell(StudyProgress(done + now, total, now, failures, left))
+            seconds_left = (time.monotonic() - started) / number * (len(open_tasks) - number)
+            tell(StudyProgress(done + now, total, now, failures, seconds_left))

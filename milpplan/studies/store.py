@@ -1,4 +1,4 @@
-"""The directory of a study: one file for every finished cell, each written whole, and the results made of them."""
+"""The directory of a study: one file for every finished cell, each written whole, and the result files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CELLS: Final = "cells"
 PLANS: Final = "plans"
 LOCK: Final = ".lock"
 LEFTOVERS: Final = "*".join(TEMPORARY)
-"""Temporary files of a run that was killed while it wrote one."""
+"""Pattern of temporary files of a run that was killed while writing."""
 
 
 class Store:
@@ -29,11 +29,11 @@ class Store:
         self.directory = directory
 
     def path(self, key: str) -> Path:
-        """The file of a cell."""
+        """Return the file of a cell."""
         return self.directory / CELLS / f"{key}.json"
 
     def read(self, key: str) -> Outcome | None:
-        """The outcome of a key; None where there is none, or the file is damaged."""
+        """Read the outcome of a key; None if there is none, or the file is damaged."""
         try:
             outcome = Outcome.model_validate_json(read_text(self.path(key)))
         except (InvalidInputError, ValidationError):
@@ -41,22 +41,22 @@ class Store:
         return outcome if outcome.key == key else None
 
     def write(self, outcome: Outcome) -> None:
-        """Keep an outcome: after this returns it survives whatever happens to the program."""
+        """Write an outcome, so that it survives the end of the program."""
         write_whole(self.path(outcome.key), json.dumps(outcome.model_dump(mode="json")) + "\n")
 
 
 @contextmanager
 def opened(directory: Path) -> Iterator[Store]:
-    """The store in a directory, which is made where it is missing, and is ours alone until the end.
+    """Open the store in a directory, created if it is missing, and lock it until the end.
 
     Raises:
-        InvalidInputError: it cannot be written, or another sweep is at work in it.
+        InvalidInputError: the directory cannot be written, or another sweep uses it.
     """
     make_directory(directory / CELLS, "--out")
     lock = directory / LOCK
     check_writable(lock)
     try:
-        # Nothing is cut off: it may be a link that somebody planted.
+        # Opened for appending, since the path may be a link to another file.
         file = lock.open("a", encoding="utf-8")
     except OSError as error:
         raise unwritable(lock, error) from error
@@ -68,11 +68,11 @@ def opened(directory: Path) -> Iterator[Store]:
 
 
 def _lock(file: IO[str], directory: Path) -> None:
-    """Held until the file is closed, by whatever end of the program."""
+    """Lock the directory until the file is closed, however the program ends."""
     try:
         import fcntl
     except ImportError:
-        # No such locks on this system: two sweeps would solve the same cells, and still write whole files.
+        # Without such locks two sweeps may solve equal cells, but still write whole files.
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

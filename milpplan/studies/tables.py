@@ -1,4 +1,4 @@
-"""The results of a study as a table: one row a cell, as CSV and as Parquet."""
+"""The results of a study as a table, one row a cell, as CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEASURES: Final = {
     "usable_memory_bytes": "int64",
     "least_memory_bytes": "float64",
 }
-"""Columns that an outcome has itself, with their types."""
+"""Columns taken from an outcome, with their types."""
 DERIVED: Final = {
     "full_recompute_layers": "int64",
     "selective_recompute_layers": "int64",
@@ -48,7 +48,7 @@ NOT_REPRODUCED: Final = ("wall_time_s",)
 
 
 def column_types(study: Study) -> dict[str, str]:
-    """Every column of a study's table with its type, in order."""
+    """Return every column of a study's table with its type, in order."""
     coordinates = dict.fromkeys(GRID_AXES, "string") | {"sequence_length": "int64"}
     what_ifs = {f"{WHAT_IF}{axis.name}": "string" for axis in study.what_if}
     sizes = {"num_gpus": "int64", "global_batch_size": "int64"}
@@ -57,21 +57,23 @@ def column_types(study: Study) -> dict[str, str]:
 
 
 def _layout_type(name: str) -> str:
+    """Return the type of a column of the layout."""
     default = Layout.model_fields[name].default
     return "bool" if isinstance(default, bool) else "int64" if isinstance(default, int) else "string"
 
 
 def rows(sweep: Sweep) -> list[Row]:
-    """One row for every cell that is decided, in the order of the cells."""
-    made = []
+    """Build one row for every decided cell, in the order of the cells."""
+    table = []
     for cell in sweep.cells:
         outcome = sweep.outcome(cell)
         if outcome is not None:
-            made.append(_row(sweep.study, cell, outcome))
-    return made
+            table.append(_row(sweep.study, cell, outcome))
+    return table
 
 
 def _row(study: Study, cell: Cell, outcome: Outcome) -> Row:
+    """Build the row of a cell."""
     what_ifs = {axis.name for axis in study.what_if}
     row: Row = dict.fromkeys(column_types(study))
     row["cell"] = cell.number
@@ -81,9 +83,9 @@ def _row(study: Study, cell: Cell, outcome: Outcome) -> Row:
     if outcome.plan is not None:
         layout = outcome.plan.layout.model_dump(mode="json")
         row |= {f"{LAYOUT}{name}": _simple(layout[name]) for name in LAYOUT_FIELDS}
-        recomputes = [one for stage in outcome.plan.stages for one in stage.recomputes]
-        row["full_recompute_layers"] = sum(one.full for one in recomputes)
-        row["selective_recompute_layers"] = sum(one.selective for one in recomputes)
+        recomputes = [recompute for stage in outcome.plan.stages for recompute in stage.recomputes]
+        row["full_recompute_layers"] = sum(recompute.full for recompute in recomputes)
+        row["selective_recompute_layers"] = sum(recompute.selective for recompute in recomputes)
     if outcome.tokens_per_s:
         hours = gpu_hours(int(cell.words["num_gpus"]), TRILLION, outcome.tokens_per_s)
         row["gpu_hours_per_trillion_tokens"] = hours
@@ -93,19 +95,19 @@ def _row(study: Study, cell: Cell, outcome: Outcome) -> Row:
 
 
 def _simple(value: Any) -> Value:
-    """A field of a layout that is a list or a table as text."""
+    """Return a field of a layout, a list or table as text."""
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 def what_if_words(study: Study, row: Row) -> str:
-    """What a row changes of its hardware: the what-ifs that are not in their first case; empty if all are."""
+    """Name the changes of a row's hardware: what-ifs that are not in their first case; empty if there are none."""
     first = {axis.name: axis.all_cases[0].name for axis in study.what_if}
     changed = {name: row[f"{WHAT_IF}{name}"] for name in first}
     return ", ".join(f"{name}: {case}" for name, case in changed.items() if case != first[name])
 
 
 def csv_text(table: Iterable[Row], columns: Iterable[str]) -> str:
-    """The table as CSV: floats with all their digits, nothing where there is no value."""
+    """Write the table as CSV: floats with all their digits, missing values empty."""
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(columns), lineterminator="\n")
     writer.writeheader()
@@ -117,7 +119,7 @@ def csv_text(table: Iterable[Row], columns: Iterable[str]) -> str:
 
 
 def parquet_bytes(table: list[Row], types: dict[str, str]) -> bytes:
-    """The table as a Parquet file.
+    """Write the table as a Parquet file.
 
     Raises:
         InvalidInputError: pyarrow is not installed.

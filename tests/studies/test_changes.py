@@ -9,7 +9,7 @@ import pytest
 from milpplan import load_hardware
 from milpplan.errors import InvalidInputError, MilpplanError, UnknownNameError
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.studies.changes import changed, known_paths
+from milpplan.studies.changes import apply_case, known_paths
 from milpplan.studies.records import Case
 
 H100 = load_hardware("dgx-h100")
@@ -17,7 +17,7 @@ H100 = load_hardware("dgx-h100")
 
 def after(hardware: HardwareSpec = H100, **operations: Any) -> HardwareSpec:
     """The hardware with a case made of these operations."""
-    return changed(hardware, Case(name="case", **operations), load_hardware, "case")
+    return apply_case(hardware, Case(name="case", **operations), load_hardware, "case")
 
 
 def differing(one: Any, other: Any, path: str = "") -> set[str]:

@@ -42,10 +42,10 @@ def test_a_worker_that_dies_costs_its_task_alone() -> None:
 def test_workers_end_when_nobody_waits_for_them() -> None:
     """Whoever stops asking for outcomes, as Ctrl-C does, leaves no process behind, and waits for no solve."""
     started = time.monotonic()
-    worker = processes.started(forever)
+    worker = processes.start_worker(forever)
     worker.task = TASKS[0]
     worker.connection.send(TASKS[0])
     number = worker.process.pid
-    processes.ended([worker])
+    processes.end_workers([worker])
     assert time.monotonic() - started < 600
     assert not Path(f"/proc/{number}").exists()

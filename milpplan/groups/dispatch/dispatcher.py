@@ -105,7 +105,7 @@ class Dispatch:
         return plan
 
     def _counted(self, lengths: Int64Array, replica: tuple[tuple[int, ...], ...]) -> Int64Array:
-        """Sequences of each length [micro-batches, K]."""
+        """Count the sequences of each length, [micro-batches, K]."""
         counts = np.zeros((len(replica), lengths.size), np.int64)
         for row, indices in zip(counts, replica, strict=True):
             np.add.at(row, np.searchsorted(lengths, self.lengths[list(indices)]), 1)
@@ -113,8 +113,10 @@ class Dispatch:
 
 
 class Dispatcher:
-    """Dispatches batches under the strategies that a plan runs; an idle home gets something only of batches that
-    the others do not hold."""
+    """Dispatch of batches under the strategies of a plan.
+
+    An idle home only gets sequences of batches that the other strategies do not hold.
+    """
 
     def __init__(self, plan: GroupedPlan) -> None:
         strategies = tuple(sorted({*plan.order, plan.home}))
@@ -134,16 +136,16 @@ class Dispatcher:
         }
         self._tables: dict[int, tuple[PipelineTable, ...]] = {}
         for s in strategies:
-            first, tables = 0, []
+            offset, tables = 0, []
             for kind in plan.problem.kinds_of(s):
-                tables.append(PipelineTable.of(kind, first, planned.get(kind, 0)))
-                first += kind.num_replicas
+                tables.append(PipelineTable.of(kind, offset, planned.get(kind, 0)))
+                offset += kind.num_replicas
             self._tables[s] = tuple(tables)
-        most = min(len(strategies), self.problem.max_strategies)
-        self._own = tuple(sorted(plan.order))  # What the plan runs.
+        max_size = min(len(strategies), self.problem.max_strategies)
+        self._own = tuple(sorted(plan.order))
         self._tours: dict[tuple[int, ...], tuple[TourPrice, ...]] = {
             used: tour_prices(self.problem, used)
-            for size in range(1, most + 1)
+            for size in range(1, max_size + 1)
             for used in itertools.combinations(strategies, size)
         }
 
@@ -211,12 +213,12 @@ class Dispatcher:
             The packings that were found.
         """
         (table,) = self._tables[strategy]
-        distinct, at, counts = np.unique(lengths, return_inverse=True, return_counts=True)
+        distinct, indices, counts = np.unique(lengths, return_inverse=True, return_counts=True)
         kind = BatchKind(table, distinct, counts)
         fewest = -(-int(lengths.sum()) // (kind.num_replicas * table.pipeline.micro_batch_tokens))
         numbers = {min(fewest + spare, lengths.size) for spare in spares}
-        placed = (place_into(kind, at, distinct, number) for number in sorted(numbers))
-        around = place_around(kind, at, distinct, slice(1, 2)) if len(spares) > 1 else []
+        placed = (place_into(kind, indices, distinct, number) for number in sorted(numbers))
+        around = place_around(kind, indices, distinct, slice(1, 2)) if len(spares) > 1 else []
         return [*around, *(packing for packing in placed if packing is not None)]
 
     def _require_capacity(self, batch: Batch) -> None:
@@ -256,7 +258,7 @@ class _BatchSearch:
         self._queue: list[tuple[float, int, Node]] = []
         self._number = self._num_relaxed = 0
         self._closed_ns = math.inf
-        self._prices: DualValues = {}
+        self._duals: DualValues = {}
 
     def bound_ns(self) -> float:
         """Return the smallest bound of plans that may be shorter than the incumbent; infinite if there are
@@ -302,7 +304,7 @@ class _BatchSearch:
             node = remaining
         if node.relaxed is None:
             # Another set's dual values may give a bound at no cost.
-            better = with_duals(self.batch, node, self._prices)
+            better = with_duals(self.batch, node, self._duals)
             if better.bound_ns > node.bound_ns:
                 self._push(better)
                 return
@@ -321,7 +323,7 @@ class _BatchSearch:
         if node.relaxed is None:
             self._closed_ns = min(self._closed_ns, node.bound_ns)
             return
-        self._prices |= node.relaxed.duals
+        self._duals |= node.relaxed.duals
         self._pack(node)
         self._push(node)
 

@@ -1,0 +1,1 @@
+"""Packing of sequences into replicas and micro-batches: constructions and local searches."""

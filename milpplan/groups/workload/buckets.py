@@ -1,4 +1,4 @@
-"""Buckets of lengths: every sequence is padded to the end of its bucket, and the padded work is least."""
+"""Buckets of lengths: every sequence is padded to the end of its bucket, with minimum padded work."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy as np
 from milpplan.errors import InvalidInputError
 from milpplan.groups.strategies import FloatArray, Int64Array
 
-# The program over all pairs of ends holds so many squared costs.
+# The dynamic program holds this many squared costs, for all pairs of ends.
 MAX_DISTINCT = 4096
 
 
 def optimal_buckets(lengths: Int64Array, counts: Int64Array, work: FloatArray, num_buckets: int) -> Int64Array:
-    """Ends of at most ``num_buckets`` buckets of ascending ``lengths`` [K], for the least padded work.
+    """Choose the ends of at most ``num_buckets`` buckets of ascending ``lengths`` [K], for minimum padded work.
 
     Padded work is sum_k counts_k work_e(k), with e(k) the end of k's bucket and ``work`` [K] (not falling) the
     work of one sequence of each length: tokens, or a time. Ends are lengths that occur, since any other could be
@@ -59,12 +59,12 @@ def optimal_buckets(lengths: Int64Array, counts: Int64Array, work: FloatArray, n
 
 
 def padded(lengths: Int64Array, ends: Int64Array) -> Int64Array:
-    """The end of every length's bucket; shape of ``lengths``."""
-    places = np.searchsorted(ends, lengths)
-    if (places >= ends.size).any():
+    """Return the end of every length's bucket; shape of ``lengths``."""
+    buckets = np.searchsorted(ends, lengths)
+    if (buckets >= ends.size).any():
         raise InvalidInputError(
             f"The longest sequence has {int(lengths.max())} tokens.",
             f"At most {int(ends[-1])}, the last bucket's end, expected.",
             "Add a bucket that ends above it, or cut sequences (--seq-len).",
         )
-    return np.asarray(ends[places])
+    return np.asarray(ends[buckets])

@@ -10,7 +10,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.groups.strategies import FloatArray, Int64Array
 
 LONGEST = 10**9
-"""Longer lengths are no numbers of tokens."""
+"""Maximum length in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class LogNormal:
     sigma_log: float
 
     def sample(self, number: int, random: np.random.Generator) -> FloatArray:
-        """Real lengths, [number]."""
+        """Draw real lengths, [number]."""
         return np.asarray(random.lognormal(self.mean_log, self.sigma_log, number))
 
     @staticmethod
     def fitted(lengths: Int64Array) -> LogNormal:
-        """Maximum likelihood: mean and standard deviation of the logarithms."""
+        """Fit by maximum likelihood: mean and standard deviation of the logarithms."""
         logs = np.log(_positive(lengths))
         return LogNormal(float(logs.mean()), float(logs.std()))
 
@@ -39,12 +39,12 @@ class Pareto:
     tail: float
 
     def sample(self, number: int, random: np.random.Generator) -> FloatArray:
-        """Real lengths, [number]."""
+        """Draw real lengths, [number]."""
         return np.asarray(self.shortest * (1.0 + random.pareto(self.tail, number)))
 
     @staticmethod
     def fitted(lengths: Int64Array, shortest: float) -> Pareto:
-        """Maximum likelihood of the tail above ``shortest``. Source: Hill (1975)."""
+        """Fit the tail above ``shortest`` by maximum likelihood. Source: Hill (1975)."""
         logs = np.log(_positive(lengths)[lengths > shortest] / shortest)
         if not logs.size:
             raise InvalidInputError(
@@ -57,23 +57,23 @@ class Pareto:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Each length from one of the parts, chosen with its share."""
+    """Mixture: each length comes from one of the parts, chosen with its share."""
 
     parts: tuple[tuple[float, LogNormal | Pareto], ...]
 
     def draw(self, number: int, random: np.random.Generator) -> Int64Array:
-        """Whole lengths of at least 1, [number]."""
+        """Draw whole lengths of at least 1, [number]."""
         shares = np.array([share for share, _ in self.parts])
         chosen = random.choice(len(self.parts), size=number, p=shares / shares.sum())
         lengths = np.empty(number)
         for index, (_, part) in enumerate(self.parts):
-            mine = chosen == index
-            lengths[mine] = part.sample(int(mine.sum()), random)
+            selected = chosen == index
+            lengths[selected] = part.sample(int(selected.sum()), random)
         return np.ceil(np.clip(lengths, 1, LONGEST)).astype(np.int64)
 
 
 def fitted_mixture(lengths: Int64Array, tail_share: float = 0.05) -> Mixture:
-    """Log-normal for all but the longest ``tail_share`` of the lengths, Pareto for those."""
+    """Fit a log-normal to all but the longest ``tail_share`` of the lengths, and a Pareto to those."""
     if not 0 < tail_share < 1:
         raise InvalidInputError(
             f"The tail's share is {tail_share}.", "Between 0 and 1 expected.", "Give 0.05, for example."
@@ -84,6 +84,7 @@ def fitted_mixture(lengths: Int64Array, tail_share: float = 0.05) -> Mixture:
 
 
 def _positive(lengths: Int64Array) -> Int64Array:
+    """Return the lengths, or refuse an empty array and lengths below 1."""
     if lengths.size == 0 or lengths.min() < 1:
         raise InvalidInputError(
             f"{lengths.size} lengths to fit, the shortest {lengths.min(initial=0)}.",

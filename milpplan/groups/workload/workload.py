@@ -21,9 +21,9 @@ from milpplan.problem.reading import read_text
 from milpplan.units import MIB
 
 _SHOWN: Final = 40
-# Some five million lines.
+# Room for about five million lines.
 _MAX_BYTES: Final = 32 * MIB
-# Sequences drawn for a number of tokens: more than a step may have.
+# Sequences drawn for a number of tokens; no step has more.
 _MOST_DRAWN: Final = 2**14
 _LINES: Final = "Write one length a line, or a histogram as JSON."
 
@@ -37,28 +37,30 @@ class Workload:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of the step."""
+        """Number of sequences of the step."""
         return int(self.counts.sum())
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the step, padding to the alignment included."""
+        """Number of tokens of the step, padding to the alignment included."""
         return int(self.counts @ self.lengths)
 
 
 def workload_of(
     lengths: Sequence[int] | Int64Array, alignment: int = 1, max_length: int | None = None
 ) -> Workload:
-    """Counts of the lengths, in tokens, truncated to ``max_length`` (as trainers do) and padded to multiples of
-    ``alignment``.
+    """Count the lengths, truncated to ``max_length`` (as trainers do) and padded to multiples of ``alignment``.
+
+    All are in tokens.
 
     Raises:
-        InvalidInputError: no lengths, some that are no whole numbers of tokens, or an alignment below 1.
+        InvalidInputError: there are no lengths, a length is no whole number of tokens, or the alignment is below
+        1.
     """
     try:
         tokens = np.asarray(lengths)
     except ValueError:
-        # Rows of several lengths.
+        # Rows of different lengths are no array.
         tokens = np.array(None)
     whole = isinstance(alignment, (int, np.integer)) and isinstance(max_length, (int, np.integer, type(None)))
     if (
@@ -94,10 +96,10 @@ def step_of(
     num_tokens: int | None = None,
     max_length: int | None = None,
 ) -> Int64Array:
-    """The first sequences of a step: so many, or so many tokens (truncated ones; at least one sequence).
+    """Take the first sequences of a step by number or by tokens (after truncation; at least one sequence).
 
     Raises:
-        InvalidInputError: both are asked for, none, or more than there are.
+        InvalidInputError: both numbers are given, a number is not positive, or the input holds too few.
     """
     if num_sequences is not None and num_tokens is not None:
         raise InvalidInputError(
@@ -132,11 +134,13 @@ def step_of(
 def read_lengths(
     path: Path, num_sequences: int | None = None, seed: int = 1, num_tokens: int | None = None
 ) -> Int64Array:
-    """Lengths in tokens, in the order of the file, or drawn from its histogram or distribution: ``num_sequences``,
-    or more than enough for ``num_tokens`` (``step_of`` takes the first of them).
+    """Read lengths in the order of the file, or draw them from its histogram or distribution.
+
+    Drawn are ``num_sequences``, or more than enough for ``num_tokens`` (``step_of`` takes the first of them).
 
     Raises:
-        InvalidInputError: the file cannot be read, holds no lengths, or a distribution without either number.
+        InvalidInputError: the file cannot be read, holds no lengths, or holds a distribution without a number of
+            sequences or tokens.
     """
     text = read_text(
         path,
@@ -151,12 +155,12 @@ def read_lengths(
 
 
 def _lines(path: Path, text: str) -> Int64Array:
-    """One length a line; blank lines at the end are passed over. A million lines take about half a second."""
+    """Parse one length a line; blank lines at the end are ignored."""
     lines = text.rstrip().splitlines()
     if not lines:
         raise InvalidInputError(f"{path} is empty.", "At least one length expected.", _LINES)
     try:
-        # Only digits: int() would also take "1_000" and spaces.
+        # Digits only, because int() would also accept "1_000" and spaces.
         if not all(line.isascii() and line.isdigit() and len(line) <= len(str(LONGEST)) for line in lines):
             raise ValueError
         values = np.array(lines).astype(np.int64)
@@ -182,6 +186,7 @@ def _lines(path: Path, text: str) -> Int64Array:
 
 
 def _drawn(path: Path, text: str, num_sequences: int | None, seed: int) -> Int64Array:
+    """Draw lengths from the distribution in a text."""
     described = read_workload(text, str(path))
     if num_sequences is None or num_sequences < 1:
         asked = "it is not said how many sequences" if num_sequences is None else f"{num_sequences} sequences"

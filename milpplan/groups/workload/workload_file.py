@@ -5,7 +5,7 @@
     {"distribution": "pareto", "shortest": 2000, "tail": 1.1}
     {"distribution": "mixture", "parts": [{"share": 0.95, "distribution": "lognormal", ...}, ...]}
 
-Each may say its ``source``. ``described`` makes such a record of a distribution, fitted ones included, so that
+Each may state its ``source``. ``described`` makes such a record of a distribution, fitted or not, so that
 ``described(fitted_mixture(lengths)).model_dump_json()`` is a file. ``milpplan schema workload`` prints the schema.
 """
 
@@ -22,7 +22,7 @@ from milpplan.groups.workload.distributions import LONGEST, LogNormal, Mixture, 
 from milpplan.problem.reading import RecordType, parse_json, shown, validated
 from milpplan.problem.records import Count, PositiveFloat, Record
 
-# No length has a logarithm near this.
+# Far above the logarithm of any length.
 _LOGARITHM: Final = 1e3
 _DESCRIBES: Final = "bin_edges and counts, or a distribution: lognormal, pareto or mixture, expected."
 Edge = Annotated[int, Field(ge=0, le=LONGEST)]
@@ -48,7 +48,7 @@ class Histogram(Record):
         return self
 
     def draw(self, number: int, random: np.random.Generator) -> Int64Array:
-        """Whole lengths, [number]."""
+        """Draw whole lengths, [number]."""
         edges, shares = np.array(self.bin_edges, np.int64), np.array(self.counts, np.float64)
         chosen = random.choice(shares.size, size=number, p=shares / shares.sum())
         return np.asarray(random.integers(edges[chosen] + 1, edges[chosen + 1] + 1), np.int64)
