@@ -26,8 +26,7 @@ Scope = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One eliminated node with the costs and tables that its choice follows from once its neighbours are
-    chosen."""
+    """One eliminated node: the costs and tables from which its choice follows, its neighbours' given."""
 
     node: int
     kept: IntArray
@@ -65,6 +64,12 @@ def cheap_order(instance: Instance) -> list[int]:
 
 
 def _order(instance: Instance, nodes: set[int], max_degree: int | None) -> list[int] | None:
+    """Order nodes by minimum degree while tables stay small.
+
+    Returns:
+        The order. With ``max_degree`` it ends at the first larger degree or table; without, a large table gives
+        None.
+    """
     around = instance.neighbours()
     size = {i: c.size for i, c in instance.costs.items()}
     heap = [(len(around[i]), i) for i in sorted(nodes)]

@@ -29,7 +29,7 @@ class LocalSearch:
         self._start = dict(zip(self.nodes, (np.cumsum(sizes) - sizes).tolist(), strict=True))
         self._owner = np.repeat(np.arange(sizes.size), sizes)
         self._first = np.cumsum(sizes) - sizes
-        self._place = {i: k for k, i in enumerate(self.nodes)}
+        self._index = {i: k for k, i in enumerate(self.nodes)}
         self._around: dict[int, list[tuple[int, IntArray]]] = {i: [] for i in self.nodes}
         for (i, j), matrix in instance.edges.items():
             self._around[i].append((j, np.ascontiguousarray(matrix.T)))
@@ -43,9 +43,9 @@ class LocalSearch:
         """Build the table of the loads of all strategies, [rows, strategies]."""
         row, column, value = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for i, loads in self.instance.loads.items():
-            here = np.arange(loads.shape[1]) + self._start[i]
+            node_columns = np.arange(loads.shape[1]) + self._start[i]
             row.append(np.repeat(self.instance.rows[i], loads.shape[1]))
-            column.append(np.tile(here, loads.shape[0]))
+            column.append(np.tile(node_columns, loads.shape[0]))
             value.append(loads.ravel())
         parts = np.concatenate(value), (np.concatenate(row), np.concatenate(column))
         return sparse.csr_matrix(parts, shape=(self.instance.limits.size, width), dtype=np.int64)
@@ -55,14 +55,18 @@ class LocalSearch:
 
         Returns None if repair fails.
         """
-        at = np.array([positions[i] for i in self.nodes], np.int64) + self._first
+        chosen_columns = np.array([positions[i] for i in self.nodes], np.int64) + self._first
         change = np.concatenate([self.instance.costs[i] for i in self.nodes]).copy()
         for i, others in self._around.items():
-            here = slice(self._start[i], self._start[i] + self.instance.costs[i].size)
+            node_columns = slice(self._start[i], self._start[i] + self.instance.costs[i].size)
             for j, matrix in others:
-                change[here] += matrix[positions[j]]
-                np.minimum(change[here], HALF, out=change[here])
-        load = np.asarray(self._table[:, at].sum(axis=1), np.int64).ravel() if self._table.shape[0] else None
+                change[node_columns] += matrix[positions[j]]
+                np.minimum(change[node_columns], HALF, out=change[node_columns])
+        load = (
+            np.asarray(self._table[:, chosen_columns].sum(axis=1), np.int64).ravel()
+            if self._table.shape[0]
+            else None
+        )
         smallest_excess, idle = np.inf, 0
         for _ in range(_ROUNDS):
             excess = self._excess(load)
@@ -71,14 +75,16 @@ class LocalSearch:
             smallest_excess = min(smallest_excess, excess) if excess else np.inf
             if time.perf_counter() >= deadline or idle >= _IDLE_ROUNDS:
                 break
-            moves = self._repair(at, change, load) if excess else self._gain(at, change, load)
+            moves = (
+                self._repair(chosen_columns, change, load) if excess else self._gain(chosen_columns, change, load)
+            )
             if not moves:
                 break
             for move in moves:
-                self._move(move, at, change, load)
-        if self._excess(load) or (change[at] >= HALF).any():
+                self._move(move, chosen_columns, change, load)
+        if self._excess(load) or (change[chosen_columns] >= HALF).any():
             return None
-        return dict(zip(self.nodes, (at - self._first).tolist(), strict=True))
+        return dict(zip(self.nodes, (chosen_columns - self._first).tolist(), strict=True))
 
     def _excess(self, load: IntArray | None) -> float:
         """Return the sum of the relative excesses over the limits."""
@@ -87,14 +93,14 @@ class LocalSearch:
         limits = self.instance.limits
         return float((np.maximum(load - limits, 0) / np.maximum(limits, 1)).sum())
 
-    def _repair(self, at: IntArray, change: IntArray, load: IntArray | None) -> list[int]:
+    def _repair(self, chosen_columns: IntArray, change: IntArray, load: IntArray | None) -> list[int]:
         """Pick changes with the best excess removed per cost, together at most half of the excess."""
         assert load is not None
         limits = self.instance.limits
         weight = np.where(load > limits, 1.0 / np.maximum(limits, 1), 0.0)
         score = self._table.T @ weight
-        relief = score[at][self._owner] - score
-        price = (change - change[at][self._owner]).astype(np.float64)
+        relief = score[chosen_columns][self._owner] - score
+        price = (change - change[chosen_columns][self._owner]).astype(np.float64)
         useful = (relief > 0) & (change < HALF)
         excess = float((weight * (load - limits)).sum())
         # Changes that lower the cost come first, cheapest first; then those of the smallest cost per relief.
@@ -109,19 +115,19 @@ class LocalSearch:
             taken += float(relief[move])
         return chosen
 
-    def _gain(self, at: IntArray, change: IntArray, load: IntArray | None) -> list[int]:
+    def _gain(self, chosen_columns: IntArray, change: IntArray, load: IntArray | None) -> list[int]:
         """Pick the changes that lower the cost most and stay within the limits."""
-        difference = change - change[at][self._owner]
+        difference = change - change[chosen_columns][self._owner]
         ratio = np.where((difference < 0) & (change < HALF), difference.astype(np.float64), np.inf)
         moves = self._apart(ratio)
         if load is None:
             return moves
         chosen, total = [], load.copy()
         for move in moves[:_TRIALS]:
-            after = total + self._step(at, move)
-            if (after <= self.instance.limits).all():
+            new_total = total + self._step(chosen_columns, move)
+            if (new_total <= self.instance.limits).all():
                 chosen.append(move)
-                total = after
+                total = new_total
         return chosen
 
     def _apart(self, ratio: FloatArray) -> list[int]:
@@ -141,34 +147,34 @@ class LocalSearch:
             chosen.append(first + int(ratio[first : first + size].argmin()))
         return chosen
 
-    def _step(self, at: IntArray, move: int) -> IntArray:
+    def _step(self, chosen_columns: IntArray, move: int) -> IntArray:
         """Return the change of every row's load."""
-        before = at[self._owner[move]]
+        old = chosen_columns[self._owner[move]]
         if self._dense is not None:
-            step: IntArray = self._dense[move] - self._dense[before]
+            step: IntArray = self._dense[move] - self._dense[old]
             return step
-        return np.asarray((self._columns[:, move] - self._columns[:, before]).toarray(), np.int64).ravel()
+        return np.asarray((self._columns[:, move] - self._columns[:, old]).toarray(), np.int64).ravel()
 
-    def _move(self, move: int, at: IntArray, change: IntArray, load: IntArray | None) -> None:
+    def _move(self, move: int, chosen_columns: IntArray, change: IntArray, load: IntArray | None) -> None:
         """Apply a change and update the costs of the changes of its neighbours."""
         owner = int(self._owner[move])
-        node, before = self.nodes[owner], int(at[owner] - self._first[owner])
-        after = int(move - self._first[owner])
+        node, old = self.nodes[owner], int(chosen_columns[owner] - self._first[owner])
+        new = int(move - self._first[owner])
         if load is not None:
-            load += self._step(at, move)
-        at[owner] = move
+            load += self._step(chosen_columns, move)
+        chosen_columns[owner] = move
         for j, matrix in self._around[node]:
-            here = slice(self._start[j], self._start[j] + self.instance.costs[j].size)
-            now, then = matrix[:, after], matrix[:, before]
-            if (now >= HALF).any() or (then >= HALF).any():
-                change[here] = self._afresh(j, at)
+            node_columns = slice(self._start[j], self._start[j] + self.instance.costs[j].size)
+            new_costs, old_costs = matrix[:, new], matrix[:, old]
+            if (new_costs >= HALF).any() or (old_costs >= HALF).any():
+                change[node_columns] = self._afresh(j, chosen_columns)
             else:
-                change[here] += now - then
+                change[node_columns] += new_costs - old_costs
 
-    def _afresh(self, node: int, at: IntArray) -> IntArray:
+    def _afresh(self, node: int, chosen_columns: IntArray) -> IntArray:
         """Recompute the costs of a node's strategies against its neighbours' present choice."""
         total = self.instance.costs[node]
         for j, matrix in self._around[node]:
-            k = self._place[j]
-            total = np.minimum(total + matrix[int(at[k] - self._first[k])], HALF)
+            k = self._index[j]
+            total = np.minimum(total + matrix[int(chosen_columns[k] - self._first[k])], HALF)
         return total

@@ -99,11 +99,11 @@ class Instance:
 
     def cost(self, choice: dict[int, int]) -> int:
         """Return the cost of original strategies (peaks included); at least ``HALF`` if forbidden."""
-        at = self.positions(choice)
-        if at is None:
+        positions = self.positions(choice)
+        if positions is None:
             return FORBIDDEN
-        total = self.offset + sum(int(self.costs[i][s]) for i, s in at.items())
-        total += sum(int(matrix[at[i], at[j]]) for (i, j), matrix in self.edges.items())
+        total = self.offset + sum(int(self.costs[i][s]) for i, s in positions.items())
+        total += sum(int(matrix[positions[i], positions[j]]) for (i, j), matrix in self.edges.items())
         for group in self.peaks:
             total += max(c + sum(int(t[choice[i]]) for i, t in terms.items()) for c, terms in group)
         return total
@@ -170,8 +170,8 @@ def state(graph: StrategyGraph, further: FloatArray | None = None) -> Stated:
         for peak in group:
             terms: dict[int, IntArray] = {}
             for i, values in peak.terms.items():
-                here = scaled(np.asarray(values))
-                terms[leader[i]] = terms[leader[i]] + here if leader[i] in terms else here
+                costs_of_node = scaled(np.asarray(values))
+                terms[leader[i]] = terms[leader[i]] + costs_of_node if leader[i] in terms else costs_of_node
             constant, exact_constant = _floored(np.array([peak.constant]), exponent)
             inexact += not exact_constant
             alternatives.append((int(constant[0]), terms))

@@ -132,7 +132,7 @@ class GraphProgram:
             return None
         return math.floor(solution.bound - 1e-6 * max(1.0, abs(solution.bound))) - slack
 
-    def most(self, upper: int) -> int:
+    def highest_objective(self, upper: int) -> int:
         """Return the objective, in the present unit, that a choice of cost ``upper`` cannot exceed."""
         last = self.levels[-1]
         return (upper - last.base) // last.unit
@@ -221,13 +221,17 @@ class GraphProgram:
     ) -> None:
         """Set the objective: the last digit of the largest total."""
         last = self.levels[-1]
-        totals = [t for t in self._totals() if _most_of(t, self._edges, self.groups) >= last.base]
+        totals = [t for t in self._totals() if _upper_bound(t, self._edges, self.groups) >= last.base]
         stated = [self._digits(builder, k, total, columns, pairs, upper) for k, total in enumerate(totals)]
         if len(self._alternatives) == 1:
             terms, constant = stated[0]
             builder.minimize([c for c, _ in terms], [v for _, v in terms], constant)
             return
-        top = self.most(upper) if upper is not None else _highest(totals, self._edges, self.groups, last)
+        top = (
+            self.highest_objective(upper)
+            if upper is not None
+            else _highest(totals, self._edges, self.groups, last)
+        )
         z = builder.add_variable("z", 0, max(top, 0) + SLACK_UNITS)
         for k, (terms, constant) in enumerate(stated):
             entries = [*terms, (z, -1)]
@@ -248,7 +252,7 @@ class GraphProgram:
         unit_above: int | None = None
         carried: Terms = []
         constant = 0
-        for level, after in itertools.zip_longest(self.levels, self.levels[1:]):
+        for level, next_level in itertools.zip_longest(self.levels, self.levels[1:]):
             terms = list(carried)
             for group, weights in zip(self.groups, total.weights, strict=True):
                 terms += zip(columns[group[0]], _digit(weights, unit_above, level.unit).tolist(), strict=True)
@@ -257,11 +261,11 @@ class GraphProgram:
                 terms += zip(pair_columns.tolist(), _digit(costs, unit_above, level.unit).tolist(), strict=True)
             constant += (above if unit_above is None else above % unit_above) // level.unit
             terms = [(c, v) for c, v in terms if v]
-            if after is None:
+            if next_level is None:
                 return terms, constant
             value, ratio, unit_above = (
-                (after.base - level.base) // level.unit,
-                level.unit // after.unit,
+                (next_level.base - level.base) // level.unit,
+                level.unit // next_level.unit,
                 level.unit,
             )
             # Counted from the proved value; a total that is not the largest may lie below it.
@@ -340,11 +344,13 @@ def _highest(
     totals: list[_Total], edges: dict[tuple[int, int], IntArray], groups: tuple[tuple[int, ...], ...], level: Level
 ) -> int:
     """Return a value that no total exceeds, in the level's unit."""
-    highest = max((_most_of(total, edges, groups) for total in totals), default=level.base)
+    highest = max((_upper_bound(total, edges, groups) for total in totals), default=level.base)
     return (highest - level.base) // level.unit + 1
 
 
-def _most_of(total: _Total, edges: dict[tuple[int, int], IntArray], groups: tuple[tuple[int, ...], ...]) -> int:
+def _upper_bound(
+    total: _Total, edges: dict[tuple[int, int], IntArray], groups: tuple[tuple[int, ...], ...]
+) -> int:
     """Return a value that the total does not exceed."""
     dearest = sum(int(_finite(m).max(initial=0)) for m in edges.values())
     return (
@@ -361,14 +367,15 @@ def _common_unit(instance: Instance, edges: dict[tuple[int, int], IntArray]) -> 
     for group in instance.peaks:
         bases = []
         for base, terms in group:
-            left = {i: t[instance.kept[i]] for i, t in terms.items()}
-            parts += [t - int(t.min()) for t in left.values()]
-            bases.append(base + sum(int(t.min()) for t in left.values()))
+            kept_terms = {i: t[instance.kept[i]] for i, t in terms.items()}
+            parts += [t - int(t.min()) for t in kept_terms.values()]
+            bases.append(base + sum(int(t.min()) for t in kept_terms.values()))
         parts.append(np.array(bases, np.int64) - bases[0])
     return max(1, int(np.gcd.reduce(np.concatenate([part.ravel() for part in parts]))))
 
 
 def _finite(matrix: IntArray) -> IntArray:
+    """Return the entries that are not forbidden."""
     return matrix[matrix < HALF]
 
 
@@ -398,9 +405,9 @@ def _pair(
     columns_of_pairs = np.array(builder.add_variables(names, 0, 1), np.int64)
     for node, side, label in ((i, rows, "first"), (j, others, "second")):
         for s, column in enumerate(columns[node]):
-            here = columns_of_pairs[side == s]
-            signs = [1] * here.size + [-1]
-            builder.add_row(f"pairs_agree[{i},{j},{label},{s}]", [*here.tolist(), column], signs, 0, 0)
+            strategy_pairs = columns_of_pairs[side == s]
+            signs = [1] * strategy_pairs.size + [-1]
+            builder.add_row(f"pairs_agree[{i},{j},{label},{s}]", [*strategy_pairs.tolist(), column], signs, 0, 0)
     return columns_of_pairs
 
 
@@ -432,8 +439,7 @@ def _limits(
 def _limit(
     builder: ProgramBuilder, name: str, columns: list[int], loads: IntArray, limit: int, count: int, precise: bool
 ) -> None:
-    """Add one limit on the loads of ``count`` nodes, counted above their smallest; in all digits if
-    ``precise``."""
+    """Add one limit on the loads of ``count`` nodes, counted above their minimum; all digits if ``precise``."""
     common = max(1, int(np.gcd.reduce(loads)))
     loads, limit = loads // common, max(limit // common, -1)
     bits = _digit_bits(loads.size + count, count)

@@ -53,17 +53,17 @@ class MessagePassing:
         index = {node: number for number, node in enumerate(self.order)}
         self._arcs: dict[int, list[_Arc]] = {i: [] for i in instance.costs}
         self._messages: list[list[IntArray]] = []
-        self._edge_least: list[int] = []
+        self._edge_minimum: list[int] = []
         for edge, ((i, j), matrix) in enumerate(instance.edges.items()):
             self._arcs[i].append(_Arc(matrix, edge, 0, j))
             self._arcs[j].append(_Arc(np.ascontiguousarray(matrix.T), edge, 1, i))
             self._messages.append([np.zeros(n, np.int64) for n in matrix.shape])
-            self._edge_least.append(int(matrix.min()))
+            self._edge_minimum.append(int(matrix.min()))
         self._later = {i: [a for a in arcs if index[a.other] > index[i]] for i, arcs in self._arcs.items()}
         self._earlier = {i: [a for a in arcs if index[a.other] < index[i]] for i, arcs in self._arcs.items()}
         self._priced = dict(instance.costs)
         self._paid = 0
-        self._least = {i: int(c.min()) for i, c in instance.costs.items()}
+        self._node_minimum = {i: int(c.min()) for i, c in instance.costs.items()}
         self.marginals = {i: np.full(c.size, -(2**62), np.int64) for i, c in instance.costs.items()}
 
     def set_prices(self, prices: FloatArray) -> None:
@@ -81,15 +81,15 @@ class MessagePassing:
         self._paid = sum(int(w) * int(m) for w, m in zip(whole, limits, strict=True)) >> bits
         for i, load in self.instance.loads.items():
             self._priced[i] = self.instance.costs[i] + ((whole[self.instance.rows[i]] @ load) >> bits)
-            self._least[i] = int(self._theta(i).min())
+            self._node_minimum[i] = int(self._theta(i).min())
 
     def set_messages(self, messages: Mapping[Pair, tuple[IntArray, IntArray]]) -> None:
         """Replace the messages of all edges: per edge, the message to its first end and to its second."""
         for edge, (pair, matrix) in enumerate(self.instance.edges.items()):
             first, second = messages[pair]
             self._messages[edge] = [first, second]
-            self._edge_least[edge] = int((matrix - first[:, None] - second[None, :]).min())
-        self._least = {i: int(self._theta(i).min()) for i in self.instance.costs}
+            self._edge_minimum[edge] = int((matrix - first[:, None] - second[None, :]).min())
+        self._node_minimum = {i: int(self._theta(i).min()) for i in self.instance.costs}
 
     def priced(self) -> tuple[Instance, int]:
         """Move the priced loads into the costs.
@@ -101,7 +101,7 @@ class MessagePassing:
 
     def bound(self) -> int:
         """Return the lower bound at the present messages and multipliers."""
-        return self.instance.offset + sum(self._least.values()) + sum(self._edge_least) - self._paid
+        return self.instance.offset + sum(self._node_minimum.values()) + sum(self._edge_minimum) - self._paid
 
     def run(self) -> tuple[int, dict[int, int]]:
         """Run one pass forwards and one backwards.
@@ -122,6 +122,7 @@ class MessagePassing:
         return best, picked
 
     def _theta(self, node: int) -> IntArray:
+        """Return the node's priced costs plus the messages to it."""
         total = self._priced[node]
         for arc in self._arcs[node]:
             total = total + self._messages[arc.edge][arc.side]
@@ -132,18 +133,18 @@ class MessagePassing:
     ) -> int:
         """Collect what the node's edges can give, record the marginals, pick a strategy, and pass the rest on."""
         messages = self._messages
-        before = self._least[node]
+        old_sum = self._node_minimum[node]
         theta = ahead = self._priced[node]
         for arc in self._arcs[node]:
             message = (arc.matrix - messages[arc.edge][1 - arc.side]).min(axis=1)
             messages[arc.edge][arc.side] = message
-            before += self._edge_least[arc.edge]
-            self._edge_least[arc.edge] = 0
+            old_sum += self._edge_minimum[arc.edge]
+            self._edge_minimum[arc.edge] = 0
             theta = theta + message
             # A strategy forbidden by many neighbours must not overflow.
             ahead = clipped(ahead + (arc.matrix[:, picked[arc.other]] if arc.other in picked else message))
         minimum = int(theta.min())
-        total += minimum - before
+        total += minimum - old_sum
         np.maximum(self.marginals[node], theta + (total - minimum), out=self.marginals[node])
         if outgoing is self._earlier[node]:
             picked[node] = int(ahead.argmin())
@@ -152,7 +153,7 @@ class MessagePassing:
         for arc in outgoing:
             # The minimum at the node stays, and the share that goes is at least 0: the bound does not move.
             messages[arc.edge][arc.side] = messages[arc.edge][arc.side] - share
-        self._least[node] = minimum
+        self._node_minimum[node] = minimum
         return total
 
 

@@ -47,6 +47,7 @@ class Multipliers:
         return self._step(load, instance.limits, upper, bound)
 
     def _crossing(self, instance: Instance, picked: dict[int, int], load: int, exact: bool) -> bool:
+        """Move the multiplier of one limit to where the lines of two choices cross."""
         cost = instance.cost({i: int(instance.kept[i][s]) for i, s in picked.items()})
         if cost >= HALF:
             return False
@@ -58,8 +59,7 @@ class Multipliers:
             return False
         if self._below is None:
             smallest_load = sum(int(loads[0].min()) for loads in instance.loads.values())
-            # No choice that fits is known yet: raise the multiplier from the range of costs over the largest
-            # excess.
+            # No choice that fits is known yet: raise the multiplier by the range of costs over the excess.
             spread = sum(int(c.max() - c.min()) for c in instance.costs.values()) + 1
             step = spread / max(1, load - smallest_load)
             self.values = np.array([max(4.0 * self.values[0], step)])
@@ -71,6 +71,7 @@ class Multipliers:
         return not unchanged or not exact
 
     def _step(self, load: IntArray, limits: IntArray, upper: int, bound: int) -> bool:
+        """Take a subgradient step of Polyak's length."""
         excess = (load - limits).astype(np.float64)
         excess = np.where((excess < 0) & (self.values <= 0), 0.0, excess)
         scale = np.maximum(limits.astype(np.float64), 1.0)

@@ -72,10 +72,11 @@ def _parts(instance: Instance) -> list[list[int]]:
     """Cut a breadth-first order, which keeps neighbours together, into runs that overlap by half."""
     order = _breadth_first(instance)
     half = max(1, PART // 2)
-    return [order[at : at + PART] for at in range(0, max(1, len(order) - half), half)]
+    return [order[first : first + PART] for first in range(0, max(1, len(order) - half), half)]
 
 
 def _breadth_first(instance: Instance) -> list[int]:
+    """Order the nodes breadth first, component by component."""
     around = instance.neighbours()
     seen: dict[int, None] = {}
     for start in sorted(around):
@@ -89,11 +90,11 @@ def _breadth_first(instance: Instance) -> list[int]:
 
 
 def _solved(
-    instance: Instance, at: dict[int, int], part: list[int], backend: Backend, limits: Limits
+    instance: Instance, positions: dict[int, int], part: list[int], backend: Backend, limits: Limits
 ) -> dict[int, int] | None:
     """Solve a part. Returns cheaper positions, None if there are none or the backend gives no answer."""
-    small = part_of(instance, at, part)
-    current_cost = _cost(small, {i: at[i] for i in part})
+    small = part_of(instance, positions, part)
+    current_cost = _cost(small, {i: positions[i] for i in part})
     kept = small.copy()
     if not prune(kept) or size_of(kept) > MAX_PART_VARIABLES:
         return None
@@ -108,7 +109,7 @@ def _solved(
     return better if _cost(small, better) < current_cost else None
 
 
-def part_of(instance: Instance, at: dict[int, int], part: list[int]) -> Instance:
+def part_of(instance: Instance, positions: dict[int, int], part: list[int]) -> Instance:
     """Restrict the instance to some nodes, all others fixed at their positions. Strategies are positions."""
     free = set(part)
     costs = {i: instance.costs[i] for i in part}
@@ -117,16 +118,16 @@ def part_of(instance: Instance, at: dict[int, int], part: list[int]) -> Instance
         if i in free and j in free:
             edges[i, j] = matrix
         elif i in free:
-            costs[i] = clipped(costs[i] + matrix[:, at[j]])
+            costs[i] = clipped(costs[i] + matrix[:, positions[j]])
         elif j in free:
-            costs[j] = clipped(costs[j] + matrix[at[i]])
+            costs[j] = clipped(costs[j] + matrix[positions[i]])
     limits = instance.limits.copy()
     touched: set[int] = set()
     for i, loads in instance.loads.items():
         if i in free:
             touched.update(instance.rows[i].tolist())
         else:
-            limits[instance.rows[i]] -= loads[:, at[i]]
+            limits[instance.rows[i]] -= loads[:, positions[i]]
     new_row = {row: k for k, row in enumerate(sorted(touched))}
     rows = {i: _numbered(instance.rows[i], new_row) for i in part if i in instance.rows}
     return replace(
@@ -142,11 +143,12 @@ def part_of(instance: Instance, at: dict[int, int], part: list[int]) -> Instance
     )
 
 
-def _numbered(rows: IntArray, place: dict[int, int]) -> IntArray:
-    return np.array([place[row] for row in rows.tolist()], np.int64)
+def _numbered(rows: IntArray, new_row: dict[int, int]) -> IntArray:
+    """Return the new numbers of rows."""
+    return np.array([new_row[row] for row in rows.tolist()], np.int64)
 
 
-def _cost(instance: Instance, at: dict[int, int]) -> int:
+def _cost(instance: Instance, positions: dict[int, int]) -> int:
     """Return the cost of positions of a part that has all its strategies; at least ``HALF`` if forbidden."""
-    total = sum(int(instance.costs[i][s]) for i, s in at.items())
-    return min(total + sum(int(m[at[i], at[j]]) for (i, j), m in instance.edges.items()), 2 * HALF)
+    total = sum(int(instance.costs[i][s]) for i, s in positions.items())
+    return min(total + sum(int(m[positions[i], positions[j]]) for (i, j), m in instance.edges.items()), 2 * HALF)

@@ -31,8 +31,7 @@ MAX_MICRO_BATCHES: Final = 10**6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineSplit:
-    """Stages as (first node, node after the last), the choice, its exact cost ``objective``, and the lower
-    bound."""
+    """Stages as (first node, end), the choice, its exact cost ``objective``, and the lower bound."""
 
     stages: tuple[tuple[int, int], ...]
     choice: npt.NDArray[np.int64]
@@ -143,12 +142,12 @@ def _stage_table(
             for s, (c, load) in enumerate(zip(instance.costs[first], loads[first].tolist(), strict=True))
             if c < HALF and into < HALF and load <= limit
         ]
-        for after in range(first + 1, num_nodes + 1):
+        for end in range(first + 1, num_nodes + 1):
             if not labels:
                 break
-            table[first, after] = min(labels, key=lambda label: label.cost)
-            if after < num_nodes:
-                labels = _extended(instance, labels, after, loads[after], limit)
+            table[first, end] = min(labels, key=lambda label: label.cost)
+            if end < num_nodes:
+                labels = _extended(instance, labels, end, loads[end], limit)
     return table
 
 
@@ -171,8 +170,8 @@ def _extended(
         order = order[((total[order] < HALF) & (taken[order] <= limit)).astype(np.bool_)]
         if not order.size:
             continue
-        least = np.minimum.accumulate(taken[order])
-        front = order[np.concatenate(([True], (taken[order][1:] < least[:-1]).astype(np.bool_)))]
+        smallest_load = np.minimum.accumulate(taken[order])
+        front = order[np.concatenate(([True], (taken[order][1:] < smallest_load[:-1]).astype(np.bool_)))]
         extended += [_Label(int(total[k]), int(taken[k]), s, labels[k]) for k in front.tolist()]
     if len(extended) > MAX_FRONT:
         raise SolverError(
@@ -266,9 +265,9 @@ def _part(graph: StrategyGraph, stage: tuple[int, int]) -> StrategyGraph:
 
 def _check_cover(stages: list[tuple[int, int]], num_stages: int, num_nodes: int) -> None:
     """Raise ``SolverError`` unless the stages cover every node once, in order."""
-    ends = [0, *(after for _, after in stages)]
+    ends = [0, *(end for _, end in stages)]
     covered = ends[-1] == num_nodes and all(
-        start == before < after for (start, after), before in zip(stages, ends, strict=False)
+        start == previous_end < end for (start, end), previous_end in zip(stages, ends, strict=False)
     )
     if not covered or len(stages) != num_stages:
         raise SolverError(

@@ -84,6 +84,7 @@ def relaxed_duals(
 
 
 def _sizes(instance: Instance) -> list[int]:
+    """Return the number of strategies of every node, in the order of nodes."""
     return [instance.costs[i].size for i in sorted(instance.costs)]
 
 

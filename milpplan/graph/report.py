@@ -47,10 +47,10 @@ def infeasibility(graph: StrategyGraph, stated: Stated) -> str:
     if worst is None:
         alone = "; each limit alone can be met" if exact and stated.loads_exact else ""
         return f"Forbidden pairs and memory limits together leave no choice{alone}."
-    row, least = worst
+    row, smallest = worst
     index, device = stated.row_of[row]
     limit = float(graph.limits()[device])
-    needed = least * stated.load_units[device]
+    needed = smallest * stated.load_units[device]
     return (
         f"The least memory that any allowed choice takes of alive set {index} on device {device} is "
         f"{needed:.6g}; the limit is {limit:.6g}. Raise the limit to at least that, or allow cheaper strategies."
@@ -67,11 +67,11 @@ def _least_of_rows(stated: Stated, bare: Instance) -> tuple[tuple[int, int] | No
     worst: tuple[float, int, int] | None = None
     all_exact = True
     for row, limit in enumerate(stated.instance.limits.tolist()):
-        least, exact = _least_load(stated, bare, row)
+        smallest, exact = _least_load(stated, bare, row)
         all_exact &= exact
-        excess = (least - limit) / max(limit, 1)
-        if least > limit and (worst is None or excess > worst[0]):
-            worst = (excess, row, least)
+        excess = (smallest - limit) / max(limit, 1)
+        if smallest > limit and (worst is None or excess > worst[0]):
+            worst = (excess, row, smallest)
     return None if worst is None else (worst[1], worst[2]), all_exact
 
 

@@ -86,6 +86,7 @@ def solve_graph(
 
 
 def _solve(search: Search, hint: list[int] | None) -> None:
+    """Solve the graph: reduce it, then bound and improve, or ask backends for graphs with peaks."""
     if hint is not None:
         search.offer({i: hint[i] for i in search.root.costs})
     reduced = search.root.copy()
@@ -187,14 +188,14 @@ def _improve_parts(search: Search, reduced: Instance, steps: list[Step]) -> None
         return
 
     def offer(better: dict[int, int]) -> bool:
-        before = search.upper
+        old_upper = search.upper
         search.offer(undo(steps, {i: int(reduced.kept[i][s]) for i, s in better.items()}))
-        return search.upper < before
+        return search.upper < old_upper
 
     name = "highs" if search.backend == AUTO else search.backend
-    before, search.parts_tried = search.upper, True
+    old_upper, search.parts_tried = search.upper, True
     improved_parts(reduced, positions, named_backend(name), search.limits(), search.deadline, offer)
-    if search.upper < before:
+    if search.upper < old_upper:
         search.method.append("parts")
 
 
@@ -214,13 +215,13 @@ def _run_passes(
         improved = best is None or bound > best + max(1, abs(best) >> 20)
         best = bound if best is None else max(best, bound)
         stalled = 0 if improved else stalled + 1
-        before = search.upper
+        old_upper = search.upper
         _offer_improved(search, reduced, steps, local, picked)
         if search.finished() or search.left_s() <= 0:
             return
         if not multipliers.update(reduced, picked, messages.exact, search.upper, bound) and stalled:
             return
-        if stalled >= (3 if search.upper == before else 6):
+        if stalled >= (3 if search.upper == old_upper else 6):
             return
         messages.set_prices(multipliers.values)
 
@@ -315,10 +316,10 @@ def _ask_backend(search: Search, reduced: Instance, steps: list[Step]) -> None:
 
     def offer(solution: Solution) -> dict[int, int] | None:
         """Return the positions of an answer if it is legal; else tell the program what it broke."""
-        at = program.positions(solution)
-        if search.offer(undo(steps, {i: int(reduced.kept[i][s]) for i, s in at.items()})):
-            return at
-        program.refuse(at)
+        positions = program.positions(solution)
+        if search.offer(undo(steps, {i: int(reduced.kept[i][s]) for i, s in positions.items()})):
+            return positions
+        program.refuse(positions)
         return None
 
     for _ in range(MAX_PROGRAMS):
@@ -379,7 +380,7 @@ def _proved_by(
     if first.limit_reached or (claim is None and first.status != "infeasible"):
         return False
     if search.choice is not None:
-        highest = program.most(search.upper)
+        highest = program.highest_objective(search.upper)
         # As for witnesses: a floating-point solver may be off by one unit.
         if claim is None or claim > highest + 1:
             raise refuted(first, claim, f"a choice of {highest} at most is legal")

@@ -187,9 +187,11 @@ class StrategyGraph:
         return np.asarray(self.node_memory[node])
 
     def _vector(self, node: int) -> FloatArray:
+        """Return the costs of a node."""
         return np.asarray(self.node_costs[node])
 
     def _node(self, node: Any, what: str) -> int:
+        """Check the number of a node."""
         if not isinstance(node, (int, np.integer)) or not 0 <= node < self.num_nodes:
             raise InvalidInputError(
                 f"{what} names node {node!r}.",
@@ -199,6 +201,7 @@ class StrategyGraph:
         return int(node)
 
     def _matrices(self, matrices: Mapping[Pair, npt.ArrayLike], what: str) -> dict[Pair, FloatArray]:
+        """Check the matrices of pairs."""
         checked = {}
         for pair, matrix in _mapping(matrices, what).items():
             if not isinstance(pair, tuple) or len(pair) != 2:
@@ -214,6 +217,7 @@ class StrategyGraph:
         return checked
 
     def _group(self, group: Sequence[Peak], index: int) -> tuple[Peak, ...]:
+        """Check a group of alternatives."""
         group = _listed(group, f"peaks[{index}]")
         if not group:
             raise InvalidInputError(f"peaks[{index}] is empty.", "At least one alternative expected.")
@@ -235,6 +239,7 @@ class StrategyGraph:
         return tuple(checked_peaks)
 
     def _check_followers(self) -> None:
+        """Check that followers have as many strategies as their leaders."""
         for i, j in self.follow.items():
             if self.num_strategies(i) != self.num_strategies(j):
                 raise InvalidInputError(
@@ -260,6 +265,7 @@ class StrategyGraph:
                 )
 
     def _take_memory(self) -> None:
+        """Check and store memory, limits and alive sets."""
         put = object.__setattr__
         if (self.node_memory is None) != (self.memory_limit is None):
             given = "memory_limit" if self.node_memory is None else "node_memory"
@@ -288,6 +294,7 @@ class StrategyGraph:
         )
 
     def _memory(self, node: int, memory: npt.ArrayLike, devices: int) -> FloatArray:
+        """Check the memory of a node."""
         what, size = f"node_memory[{node}]", self.num_strategies(node)
         array = _doubles(memory, what)
         array = array[:, None] if array.ndim == 1 else array
@@ -297,6 +304,7 @@ class StrategyGraph:
         return _finite(checked, what)
 
     def _checked_choice(self, choice: npt.ArrayLike) -> list[int]:
+        """Check a choice. Returns the strategies by node."""
         try:
             array = np.asarray(choice)
         except (TypeError, ValueError):
@@ -317,6 +325,7 @@ class StrategyGraph:
         return [int(s) for s in array]
 
     def _hint(self, hint: npt.ArrayLike | None) -> list[int] | None:
+        """Check a hint."""
         return None if hint is None else self._checked_choice(hint)
 
 
@@ -374,12 +383,12 @@ def _mapping(values: Any, what: str) -> Mapping[Any, Any]:
 
 
 def _require_number(
-    value: object, what: str, most: float, kinds: tuple[type, ...] = (int, float, np.integer)
+    value: object, what: str, largest: float, kinds: tuple[type, ...] = (int, float, np.integer)
 ) -> None:
-    """Refuse a value that is no number from 0 to ``most``."""
-    if not isinstance(value, kinds) or not 0 <= value <= most:  # type: ignore[operator]
+    """Refuse a value that is no number from 0 to ``largest``."""
+    if not isinstance(value, kinds) or not 0 <= value <= largest:  # type: ignore[operator]
         whole = "A whole number" if float not in kinds else "A number"
-        raise InvalidInputError(f"{what} is {value!r}.", f"{whole} from 0 to {most} expected.")
+        raise InvalidInputError(f"{what} is {value!r}.", f"{whole} from 0 to {largest} expected.")
 
 
 def _finite(array: FloatArray, what: str) -> FloatArray:

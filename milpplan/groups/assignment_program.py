@@ -8,8 +8,8 @@ micro-batches (``pipeline_bounds``; pipelines of one stage have slots only where
 one stage). **Variables.** x_jk >= 0 integer, sequences of length k on kind j; W_jv >= 0, the load of kind j if its
 slot is v; nu_jv binary, its slot; N_j integer, micro-batches of all its replicas; g_jk binary, that x_jk > 0; Z_s
 >= 0 the time of the group, or of the gradient switch hidden behind it; y_t binary, the tour
-(``tours.tour_prices``). **Objective.** Minimise sum_s Z_s + sum_t constant_t y_t, the time of the step. Times are
-whole units of ``unit_ns``; every rounding lowers the bound.
+(``tours.undominated_tours``). **Objective.** Minimise sum_s Z_s + sum_t constant_t y_t, the time of the step.
+Times are whole units of ``unit_ns``; every rounding lowers the bound.
 
 Rows, in the order of the functions that add them:
 
@@ -52,8 +52,7 @@ from milpplan.groups.tour_costs import TourCostRows, every_strategy_is_used
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 
 Floors = Mapping[int, Sequence[tuple[FloatArray, float]]]
-"""Lower bounds of group times by strategy: pairs of the share of every sequence of each length [K] and a constant,
-in ns."""
+"""Lower bounds of group times by strategy: pairs of a share by length [K] and a constant, ns."""
 
 # Slopes of cuts are whole multiples of 1 / this, rounded down.
 DEFAULT_FRACTIONS = 2**14
@@ -327,8 +326,10 @@ def takes_at_least(
 def waits_around_long(
     builder: ProgramBuilder, kind_columns: _Columns, capacity_row: CapacityRow, unit_ns: int, fractions: int
 ) -> None:
-    """F Z >= floor(F / A) work - F b_0 / A + sum_i F (b_{i-1} - b_i) / A G_i; G_i = 1 where one of its lengths is
-    present, and falling."""
+    """F Z >= floor(F / A) work - F b_0 / A + sum_i F (b_{i-1} - b_i) / A G_i.
+
+    G_i = 1 where a sequence of its lengths is present; the G_i fall with i.
+    """
     columns, works = _work(kind_columns, unit_ns)
     name, fraction_per_slope = kind_columns.kind.pipeline.name, fractions / capacity_row.slope
     presences: list[int] = []

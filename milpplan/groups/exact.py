@@ -200,7 +200,7 @@ def work_in_order(builder: ProgramBuilder, replica: _Replica, time: int, unit_ns
 
 
 def replicas_alike(builder: ProgramBuilder, replicas: list[_Replica]) -> None:
-    """Of two equal replicas the first has at least as many micro-batches."""
+    """The first of two equal replicas has at least as many micro-batches as the second."""
     for first, second in itertools.pairwise(replicas):
         if first.kind is second.kind:
             slots = len(first.exists)

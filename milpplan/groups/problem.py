@@ -64,6 +64,7 @@ class GroupedProblem:
         self._require_capacity()
 
     def _require_capacity(self) -> None:
+        """Raise ``InfeasibleError`` if the longest sequence fits under no strategy."""
         longest = int(self.lengths[-1])
         if not any(strategy.holds(self.lengths[-1:])[0] for strategy in self.strategies):
             most_tokens, name = max(
@@ -98,7 +99,7 @@ class GroupedProblem:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """All kinds of pipelines of all strategies, strategy after strategy."""
+        """Kinds of pipelines of all strategies, strategy after strategy."""
         return tuple(
             Kind(index, pipeline, count, self.lengths, self.counts)
             for index, strategy in enumerate(self.strategies)

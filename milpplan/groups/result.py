@@ -16,7 +16,7 @@ NO_PLAN_NS = 2**62
 
 @dataclass(frozen=True, eq=False)
 class GroupedResult:
-    """The best plan, the proved bound, and the bounds of all sets of strategies."""
+    """Result of a search: the best plan, the proved bound, and the bounds of all sets of strategies."""
 
     plan: GroupedPlan
     bound_ns: int

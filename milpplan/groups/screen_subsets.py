@@ -108,7 +108,6 @@ def sequence_shares(problem: GroupedProblem, cuts: dict[Kind, PipelineCuts]) -> 
 
 
 def _unit_times(kind: Kind, inflation: float) -> FloatArray:
-    """Return the time of one sequence of each length if all replicas share it, ns, [K]; infinite if it does not
-    fit."""
+    """Return the time of one sequence of each length if all replicas share it, ns, [K]; infinite if too long."""
     times = kind.units * (inflation * kind.pipeline.parts / kind.num_replicas)
     return np.where(kind.fits, times, np.inf)

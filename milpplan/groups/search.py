@@ -42,7 +42,7 @@ from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.result import NO_PLAN_NS, GroupedResult, check_held
 from milpplan.groups.screen_subsets import Proof, SetRecord, ranked_sets
 from milpplan.groups.strategies import Int64Array
-from milpplan.groups.tours import least_overhead_ns, tour_prices
+from milpplan.groups.tours import least_overhead_ns, undominated_tours
 from milpplan.optimize.milp.backends import AUTO, backend, witnessed
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, Rows
@@ -145,7 +145,7 @@ def solve_set(
 
 
 class _Search:
-    """State of one run: the sets with their bounds, and the incumbent.
+    """Branch over sets: the sets with their bounds, and the incumbent.
 
     ``below_ns`` is the time of an incumbent from elsewhere, ``floors`` are bounds of the strategies' groups.
     """
@@ -222,8 +222,7 @@ class _Search:
         return self.sets[0].bound_ns / (1.0 - self.relative_gap) - least_overhead_ns(self.problem, used)
 
     def examine(self, record: SetRecord) -> None:
-        """Bound and solve a set: relaxation, assignment program, and for small steps with a gap, the exact
-        program."""
+        """Bound and solve a set: relaxation, assignment program, and for small steps the exact program."""
         unit_ns = self._unit_ns(self._guess_ns(record))
         fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
         for profiles in (False, True):
@@ -245,7 +244,7 @@ class _Search:
     def _prove_idle_time(self) -> None:
         """Add idle time around long sequences, while the set with the smallest bound gains from it."""
         learned: dict[Kind, IdleTimeBound] = {}
-        shared = dict.fromkeys((record.used for record in self.sets), 0)
+        corrections = dict.fromkeys((record.used for record in self.sets), 0)
         while self.best is not None and time.perf_counter() < self.deadline:
             record = min(self.sets, key=lambda candidate: candidate.bound_ns)
             pipelines = [kind for kind in self.problem.kinds_of(record.used[0]) if kind.pipeline.num_stages > 1]
@@ -256,16 +255,18 @@ class _Search:
             waits = {kind: learned[kind] for kind in pipelines}
             if new_kinds:
                 self._learn_from_best(record, waits)
-            before = record.bound_ns, self.best.time_ns
+            old_values = record.bound_ns, self.best.time_ns
             try:
                 has_learned, loads = self._learn(record, waits)
-                if not has_learned and loads is not None and shared[record.used] < _SHARES:
-                    shared[record.used] += 1
+                if not has_learned and loads is not None and corrections[record.used] < _SHARES:
+                    corrections[record.used] += 1
                     self._correct_by_packings(record, loads, waits)
             except SolverError:
                 # A backend that refuses rows of this size leaves what is proved already.
                 return
-            progress = record.bound_ns - before[0] + before[1] - self.best.time_ns > _PROGRESS * before[1]
+            progress = (
+                record.bound_ns - old_values[0] + old_values[1] - self.best.time_ns > _PROGRESS * old_values[1]
+            )
             if not has_learned and not progress:
                 return
 
@@ -289,17 +290,15 @@ class _Search:
         return max(1, guess_ns // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
 
     def _interval(self, record: SetRecord, unit_ns: int) -> tuple[float, float]:
-        """Return an interval of the group time of all plans shorter than the incumbent, none below the bound,
-        ns."""
+        """Return an interval of the group times of plans below the incumbent and above the bound, ns."""
         assert self.best is not None
-        constants = [price.constant_ns for price in tour_prices(self.problem, record.used)]
+        constants = [price.constant_ns for price in undominated_tours(self.problem, record.used)]
         return record.bound_ns - max(constants), self.best.time_ns - min(constants) + 2 * unit_ns
 
     def _learn(
         self, record: SetRecord, waits: dict[Kind, IdleTimeBound]
     ) -> tuple[bool, dict[Kind, Int64Array] | None]:
-        """Solve a set's assignment program with the learned idle time, and learn for the longest sequences of its
-        answer.
+        """Solve a set's assignment program with the learned idle time, and learn from its answer.
 
         Returns:
             True if a length was learned, and the sequences by kind (None: no answer).
@@ -323,8 +322,7 @@ class _Search:
     def _correct_by_packings(
         self, record: SetRecord, loads: dict[Kind, Int64Array], waits: dict[Kind, IdleTimeBound]
     ) -> None:
-        """Pack an answer, and those of programs corrected by how much later packings were than their kinds'
-        bounds."""
+        """Pack an answer, then those of programs corrected by the excess of packings over their bounds."""
         assert self.best is not None
         unit_ns = self._unit_ns(self.best.time_ns)
         interval = self._interval(record, unit_ns)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from milpplan.groups.problem import GroupedProblem, Kind
-from milpplan.groups.tours import TourPrice, tour_prices
+from milpplan.groups.tours import TourCost, undominated_tours
 from milpplan.optimize.milp.program import ProgramBuilder
 
 
@@ -33,7 +33,7 @@ class TourCostRows:
         ``highest_ns`` is the largest floor of a group, which may be above all times that the strategies' tables
         allow, since these are rounded below the true times.
         """
-        prices = tour_prices(problem, used)
+        prices = undominated_tours(problem, used)
         longest_hidden = max((hidden for price in prices for hidden in price.hidden_ns), default=0)
         upper_bound = (
             -(-max(longest_hidden, math.ceil(highest_ns), *(serial_ns(kind) for kind in kinds)) // unit_ns) + 1
@@ -53,7 +53,7 @@ class TourCostRows:
 
 
 def one_tour(
-    builder: ProgramBuilder, tours: range, times: dict[int, int], prices: tuple[TourPrice, ...], unit_ns: int
+    builder: ProgramBuilder, tours: range, times: dict[int, int], prices: tuple[TourCost, ...], unit_ns: int
 ) -> None:
     """sum_t y_t = 1; Z_s >= sum_t hidden_ts y_t."""
     builder.add_row("one_tour", tours, [1] * len(tours), 1, 1)

@@ -37,8 +37,7 @@ class Tour:
 
 
 def tour_time_ns(problem: GroupedProblem, home: int, order: tuple[int, ...], group_ns: dict[int, int]) -> int:
-    """Return the time of a step by the formula of the module; ``group_ns`` are the Z of the strategies in
-    ``order``."""
+    """Return the time of a step by the formula of the module; ``group_ns`` are the Z of ``order``."""
     total = problem.finish_of(home)
     previous = home
     for position, strategy in enumerate(order):
@@ -48,23 +47,22 @@ def tour_time_ns(problem: GroupedProblem, home: int, order: tuple[int, ...], gro
 
 
 def _visit_ns(
-    problem: GroupedProblem, before: int, strategy: int, group_ns: dict[int, int] | None, first: bool
+    problem: GroupedProblem, previous: int, strategy: int, group_ns: dict[int, int] | None, first: bool
 ) -> int:
     """Return the time of switch, group and reduction; without ``group_ns``, the part that no group can hide."""
-    parameters = 0 if before == strategy else int(problem.switches.parameters_ns[before, strategy])
-    gradients = 0 if first else _gradients_ns(problem, before, strategy)
+    parameters = 0 if previous == strategy else int(problem.switches.parameters_ns[previous, strategy])
+    gradients = 0 if first else _gradients_ns(problem, previous, strategy)
     group = 0 if group_ns is None else max(group_ns[strategy], gradients)
     return parameters + group + problem.strategies[strategy].reduce_ns
 
 
-def _gradients_ns(problem: GroupedProblem, before: int, after: int) -> int:
+def _gradients_ns(problem: GroupedProblem, source: int, target: int) -> int:
     """Return the time of the gradients' switch, ns."""
-    return 0 if before == after else int(problem.switches.gradients_ns[before, after])
+    return 0 if source == target else int(problem.switches.gradients_ns[source, target])
 
 
 def best_tour(problem: GroupedProblem, used: tuple[int, ...], group_ns: dict[int, int]) -> Tour:
-    """Return the fastest tour over all homes and orders of ``used``, by dynamic programming over (visited,
-    last)."""
+    """Return the fastest tour over all homes and orders of ``used``, by dynamic programming."""
     return min(
         (_best_from(problem, home, used, group_ns) for home in problem.home_choices),
         key=lambda tour: (tour.time_ns, tour.home, tour.order),
@@ -112,14 +110,14 @@ def _extended(
 
 
 @dataclass(frozen=True, slots=True)
-class TourPrice:
+class TourCost:
     """Cost of a tour: ``constant_ns``, and the minimum time of every group that hides gradients behind it."""
 
     constant_ns: int
     hidden_ns: tuple[int, ...]
 
 
-def tour_prices(problem: GroupedProblem, used: tuple[int, ...]) -> tuple[TourPrice, ...]:
+def undominated_tours(problem: GroupedProblem, used: tuple[int, ...]) -> tuple[TourCost, ...]:
     """Return the costs of all tours of ``used`` that no other tour dominates; ``hidden_ns`` in the order of
     ``used``.
 
@@ -127,14 +125,17 @@ def tour_prices(problem: GroupedProblem, used: tuple[int, ...]) -> tuple[TourPri
     Larger sets get one cost from below: the cheapest tour without its hidden gradients.
     """
     if len(used) > _MAX_LISTED:
-        return (TourPrice(least_overhead_ns(problem, used), (0,) * len(used)),)
+        return (TourCost(least_overhead_ns(problem, used), (0,) * len(used)),)
     nothing = dict.fromkeys(used, 0)
     prices = set()
     for home, order in itertools.product(problem.home_choices, itertools.permutations(used)):
-        hidden = {b: _gradients_ns(problem, a, b) for a, b in itertools.pairwise(order)}
+        hidden = {
+            strategy: _gradients_ns(problem, previous, strategy)
+            for previous, strategy in itertools.pairwise(order)
+        }
         total = tour_time_ns(problem, home, order, nothing) - sum(hidden.values())
-        prices.add(TourPrice(total, tuple(hidden.get(strategy, 0) for strategy in used)))
-    kept: list[TourPrice] = []
+        prices.add(TourCost(total, tuple(hidden.get(strategy, 0) for strategy in used)))
+    kept: list[TourCost] = []
     for price in sorted(prices, key=lambda price: (price.constant_ns, price.hidden_ns)):
         if not any(all(a <= b for a, b in zip(other.hidden_ns, price.hidden_ns, strict=True)) for other in kept):
             kept.append(price)

@@ -119,7 +119,7 @@ def _scaled(value: Any, factor: float, term: float, path: str, source: str) -> A
     if isinstance(value, list) and value:
         return [_scaled(inner, factor, term, path, source) for inner in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        inside = [known for known in known_paths() if known.startswith(f"{path}.")]
+        inside = [known_path for known_path in known_paths() if known_path.startswith(f"{path}.")]
         raise InvalidInputError(
             f"{source}: the value is {'a section' if inside else shown(value)}, not a number.",
             "Expected the path of a number, or of a list of numbers.",
@@ -155,7 +155,7 @@ def _locations(data: dict[str, Any], path: str, source: str) -> list[tuple[str, 
             f"Set the whole section {path.rpartition('.')[0]}, or take it from other hardware with replace_from.",
         )
     close = difflib.get_close_matches(path, known_paths(), n=SHOWN_PATHS, cutoff=0.5)
-    same_field = [known for known in known_paths() if known.rpartition(".")[2] == steps[-1]]
+    same_field = [known_path for known_path in known_paths() if known_path.rpartition(".")[2] == steps[-1]]
     nearest = list(dict.fromkeys([*same_field, *close]))[:SHOWN_PATHS]
     raise UnknownNameError(
         f"{source}: there is no {shown(path)} in a hardware description.",

@@ -98,8 +98,10 @@ def scaling_lines(study: Study, table: Sequence[Row]) -> list[Line]:
 
 
 def front(points: Sequence[tuple[float, ...]]) -> list[int]:
-    """Return indices of the undominated points: no other point is at most as large everywhere and smaller
-    somewhere."""
+    """Return indices of the undominated points.
+
+    A point dominates another if it is at most as large everywhere and smaller somewhere.
+    """
     values = np.array(points, dtype=np.float64)
     kept: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: points[i]):

@@ -119,8 +119,7 @@ def _line_traces(study: Study, line: Line, index: int, shown: bool) -> list[tupl
 
 
 def pareto_figure(study: Study, table: Sequence[Row]) -> Any:
-    """Draw days against cost, with peak memory as colour; the front is joined, and undominated points are
-    outlined."""
+    """Draw days against cost, with peak memory as colour; the front is joined, undominated points outlined."""
     import plotly.graph_objects as go
 
     with_plan = [row for row in table if row["tokens_per_s"] is not None]
@@ -190,8 +189,7 @@ def _pareto_traces(study: Study, rows: list[Row], cost: str, hardware_names: lis
 
 
 def sensitivity_figure(table: Sequence[Row]) -> Any:
-    """Draw the median change of tokens per second and GPU by each value of each axis, with whiskers to the
-    extremes."""
+    """Draw the median change of throughput per GPU by each value of each axis, with whiskers."""
     import plotly.graph_objects as go
 
     models = list(dict.fromkeys(str(row["model"]) for row in table))
@@ -240,8 +238,8 @@ def _pairs_words(bar: Effect) -> str:
     """Describe the compared pairs of a bar."""
     if not bar.compared:
         return "no pair of cells in which both have a plan"
-    least, middle, most = (f"{100 * change:+.1f} %" for change in (bar.least, bar.middle, bar.most))
-    words = f"median {middle}, from {least} to {most}, over {bar.compared} pairs of cells"
+    lowest, middle, highest = (f"{100 * change:+.1f} %" for change in (bar.least, bar.middle, bar.most))
+    words = f"median {middle}, from {lowest} to {highest}, over {bar.compared} pairs of cells"
     return f"{words}; {bar.lost} pairs lose their plan, {bar.gained} gain one"
 
 

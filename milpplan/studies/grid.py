@@ -136,8 +136,7 @@ def _cells(
 def _problem(
     model: ModelSpec, hardware: HardwareSpec, job: dict[str, Any], space: Space
 ) -> tuple[Problem | None, str]:
-    """Build the problem of a cell; None and the reason if its parts cannot be combined (fp8 on hardware
-    without)."""
+    """Build the problem of a cell; None and the reason if its parts cannot be combined."""
     try:
         return Problem(model=model, hardware=hardware, job=Job(**job), space=space), ""
     except ValidationError as error:
@@ -166,9 +165,9 @@ def _check_names(study: Study) -> None:
     _check_known(study.solve.backend, ("auto", *backend_names()), "solve.backend")
 
 
-def _check_known(name: str, known: Any, where: str) -> None:
+def _check_known(name: str, known_names: Any, where: str) -> None:
     """Refuse an unknown name, with the nearest known one."""
-    names = tuple(known)
+    names = tuple(known_names)
     if name in names:
         return
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)

@@ -30,7 +30,7 @@ from milpplan.version import __version__
 CellStatus = Literal["optimal", "feasible", "infeasible", "no_solution_found", "impossible", "failed"]
 PROVED: Final = ("optimal", "infeasible", "impossible")
 """Final statuses: an optimum, a proof that there is none, or parts that cannot be combined."""
-ROOMS: Final = ("problem", "simulation", "optimize")
+FOLDERS: Final = ("problem", "simulation", "optimize")
 """Folders with the code that determines a result."""
 KEY_CHARACTERS: Final = 24
 OTHER_CODE: Final = (
@@ -45,8 +45,10 @@ SHOWN_RULES: Final = 3
 def code_digest() -> str:
     """Hash the cost model and the search as installed, so that an edited formula gives other keys."""
     digest = hashlib.sha256()
-    for room in ROOMS:
-        for path, entry in sorted(_sources(resources.files("milpplan") / room, room), key=lambda item: item[0]):
+    for folder in FOLDERS:
+        for path, entry in sorted(
+            _sources(resources.files("milpplan") / folder, folder), key=lambda item: item[0]
+        ):
             digest.update(f"{path}\n".encode())
             digest.update(entry.read_bytes())
     return digest.hexdigest()
@@ -76,7 +78,7 @@ class Task:
 
 
 class Outcome(Record):
-    """What became of a task: the file of a cell."""
+    """Outcome of a task, as in the file of a cell."""
 
     schema_version: Literal[1] = 1
     key: str
@@ -162,9 +164,9 @@ def _outcome(task: Task, result: PlanResult) -> Outcome:
         message=result.message,
     )
     if result.status == "infeasible":
-        least = _least_memory_bytes(result)
+        least_bytes = _least_memory_bytes(result)
         return empty.model_copy(
-            update={"lower_bound_s": None, "least_memory_bytes": least, "message": _why(result, least)}
+            update={"lower_bound_s": None, "least_memory_bytes": least_bytes, "message": _why(result, least_bytes)}
         )
     if result.plan is None or result.report is None:
         return empty.model_copy(update={"message": result.message or "Stopped before a plan was found."})

@@ -18,7 +18,7 @@ from milpplan.units import engineering_text
 
 OPERATIONS: Final = ("set", "multiply", "add", "replace_from")
 """Operations on a value of the hardware, in the order in which a case applies them."""
-MOST: Final = 1e30
+MAX_NUMBER: Final = 1e30
 """Larger than any number of a hardware description."""
 MAX_VALUES: Final = 10_000
 """Maximum number of values of one axis."""
@@ -108,14 +108,17 @@ class Case(Record):
 
     @property
     def changes_something(self) -> bool:
-        """Whether the case is more than the hardware as it is."""
+        """True if the case changes the hardware."""
         unity = all(factor == 1 for factor in self.multiply.values()) and not any(self.add.values())
         return bool(self.set or self.replace_from) or not unity
 
 
 class WhatIf(Record):
-    """An axis of hardware changes: a path (or several, changed together) with values for one operation, or cases
-    with any changes. The first value is what the others are compared with."""
+    """An axis of hardware changes.
+
+    It has a path (or several, changed together) with values for one operation, or cases with any changes. The
+    first value is the reference of the others.
+    """
 
     name: Name
     path: Paths | None = None
@@ -142,7 +145,7 @@ class WhatIf(Record):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths that change together; none where there are cases."""
+        """Paths that change together; empty with cases."""
         return (self.path,) if isinstance(self.path, str) else self.path or ()
 
     @cached_property
@@ -161,7 +164,7 @@ class WhatIf(Record):
 def _words(operation: str, value: Any) -> str:
     """Name the case of a value in the short form."""
     # An integer too large for a float is refused when it is set.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
     text = engineering_text(value) if is_number else str(value)[:200]
     if operation == "multiply":
         return f"x{text}"
@@ -169,8 +172,10 @@ def _words(operation: str, value: Any) -> str:
 
 
 class SolveSettings(Record):
-    """How every cell is solved, as the options of ``milpplan solve``. A time limit stops a solve at a moment that
-    no two runs share: results then depend on the machine."""
+    """Solve settings of every cell, as the options of ``milpplan solve``.
+
+    A time limit stops each solve at a different moment, so results then depend on the machine.
+    """
 
     backend: Name = "auto"
     gap: Annotated[float, Field(ge=0, lt=1)] = 1e-4

@@ -10,7 +10,7 @@ from milpplan.groups.bounds.idle_time import IdleTimeBound
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.screen_subsets import ranked_sets
 from milpplan.groups.search import solve_groups, solve_set
-from milpplan.groups.tours import tour_prices
+from milpplan.groups.tours import undominated_tours
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solution import Limits
 from tests.amounts import first
@@ -122,7 +122,7 @@ def check_waits(seeds: range) -> None:
                 or least == float("inf")
             ):
                 continue
-            constants = [price.constant_ns for price in tour_prices(problem, record.used)]
+            constants = [price.constant_ns for price in undominated_tours(problem, record.used)]
             ends = float(record.bound_ns - max(constants)), 1.1 * least - min(constants)
             rooms = {}
             for kind in kinds:

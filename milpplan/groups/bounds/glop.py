@@ -57,8 +57,8 @@ class Entries:
 
 def ready() -> None:
     """Import the solver, which takes a tenth of a second, before the first program that counts."""
-    one = np.ones(1)
-    least(one, (-one[:, None], -one))
+    ones = np.ones(1)
+    least(ones, (-ones[:, None], -ones))
 
 
 def least(

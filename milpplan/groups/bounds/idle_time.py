@@ -52,7 +52,7 @@ class CapacityRow:
     def after(self, time_ns: int, counts: Int64Array, kind: Kind) -> CapacityRow:
         """Shift the row to replicas as slow as a packing of the sequences ``counts`` [K] that takes ``time_ns``.
 
-        The result is no bound, but nearer to what packings take.
+        The result is no bound, but nearer to the times of packings.
         """
         longest = int(np.flatnonzero(counts).max(initial=-1))
         if longest < 0:
@@ -85,7 +85,8 @@ class IdleTimeBound:
     def learn(self, length: int, low_ns: float, high_ns: float) -> bool:
         """Solve programs around the length of this index for times in the interval.
 
-        Returns False if it is known.
+        Returns:
+            False if the length was learned before.
         """
         if length in self._long:
             return False
@@ -143,8 +144,7 @@ def stage_loads(kind: Kind) -> StageLoads:
 
 
 def _loads_of(slot: CountCuts, times: FloatArray, whole: float) -> FloatArray:
-    """Return the loads in units, at most ``whole``, that every cut of a slot allows at ``times`` [n], [cuts,
-    n]."""
+    """Return the loads, at most ``whole`` units, that every cut of a slot allows at ``times`` [n], [cuts, n]."""
     lines = [(cut.constant / 2.0**SCALE_BITS, cut.slope / 2.0**SCALE_BITS) for cut in slot.cuts]
     return _allowed(lines, times, whole)
 

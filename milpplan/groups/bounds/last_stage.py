@@ -151,8 +151,7 @@ def _program(
 def path_bound(
     stages: StageLoads, num_stages: int, number: int, load: float, first: int | None = None
 ) -> PathBound:
-    """Return the bound of ``number`` micro-batches (or ``first`` to ``number``), highest for the total
-    ``load``."""
+    """Return the bound of ``number`` (or ``first`` to ``number``) micro-batches, highest at ``load``."""
     window = Window.of(number if first is None else first, number)
     return best_mixture(stages, num_stages, window, load).bound(stages, load)
 

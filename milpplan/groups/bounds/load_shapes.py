@@ -59,10 +59,10 @@ def peaks(pipeline: Pipeline, longest_units: int, share: float) -> tuple[FloatAr
 
 
 def around(shapes: Sequence[FloatArray], share: float) -> list[FloatArray]:
-    """Select the shapes for a longest sequence with this share of the total, most likely first; none if it is
-    below all.
+    """Select the shapes for a longest sequence with this share of the total, most likely first.
 
-    The next lower shape comes first, since no other sequence should make the pipeline wait.
+    The next lower shape comes first, since no other sequence should make the pipeline wait. Returns no shape if
+    the share is below all.
     """
     below = [shape for shape in shapes if shape.max() * _NEAR < share]
     above = shapes[len(below) : len(below) + 1]

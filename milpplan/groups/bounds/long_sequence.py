@@ -39,7 +39,7 @@ from milpplan.groups.strategies import FloatArray
 # Numbers ahead and behind at which boxes begin; the last boxes are open.
 _EDGES = (0, 1, 2, 4, 8, 16)
 # Maximum number of micro-batches of a program.
-_MOST = 70
+_MAX_PROGRAM_SIZE = 70
 # Bisection steps for a group's time.
 _HALVINGS = 60
 # Kinds of sequences in programs, the shortest and the longest; a third hardly raises the bound.
@@ -89,13 +89,13 @@ def group_ns(long: LongSequenceBound, plain: LoadBound, num_replicas: int, loads
     low, high = np.zeros(len(loads)), np.array([long.at(total) for total in totals.tolist()])
     if num_replicas == 1:
         return high
-    mine, others = (
+    own_capacity, other_capacity = (
         loads_within(long.bounds),
         loads_within([micro_batch_range.bound for micro_batch_range in plain.ranges]),
     )
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        capacity = mine(middle) + (num_replicas - 1) * others(middle)
+        capacity = own_capacity(middle) + (num_replicas - 1) * other_capacity(middle)
         reaches_total = capacity >= totals
         low, high = np.where(reaches_total, low, middle), np.where(reaches_total, middle, high)
     return low
@@ -176,7 +176,7 @@ def halved(window: Window) -> tuple[Window, ...]:
             middle = (first + last) // 2
             halves = ((first, middle), False), ((middle + 1, last), False)
         cut = tuple(_with_side(window, side, *half) for half in halves)
-        if widths[side] and max(part.number for part in cut) <= _MOST:
+        if widths[side] and max(part.number for part in cut) <= _MAX_PROGRAM_SIZE:
             return cut
     return ()
 

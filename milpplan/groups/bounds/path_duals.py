@@ -1,5 +1,4 @@
-"""The best loads of the micro-batches of one pipeline, and the lower bound of every packing that their duals
-prove.
+"""Best loads of the micro-batches of one pipeline, and the bound of every packing that their duals prove.
 
 For v micro-batches with loads t_m = c + y_m (c the empty micro-batch, sum of y_m = W, 0 <= y_m <= cap) the time
 of a 1F1B pipeline is a longest path (``pipeline_time``), so the minimum over all real y is a linear program:
@@ -71,8 +70,7 @@ class BestLoads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Graph:
-    """Nodes 0 .. 2 P v - 1 in the order of the sweep, and arcs with their lags; tail -1 stands for the
-    beginning."""
+    """Nodes 0 .. 2 P v - 1 in the order of the sweep, and arcs with their lags; tail -1 is the beginning."""
 
     parts: Int64Array
     micro_batch: Int64Array

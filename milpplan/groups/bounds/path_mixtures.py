@@ -131,8 +131,7 @@ class Graph:
 
     @property
     def parts(self) -> FloatArray:
-        """Parts of ``Mixture.weights`` that the node at the head of every arc passes, with the arc's link, [arcs,
-        6]."""
+        """Parts of ``Mixture.weights`` that every arc's head passes, with the arc's link, [arcs, 6]."""
         parts, arcs, kinds = np.zeros((len(self.heads), 6)), np.arange(len(self.heads)), self.kinds[self.heads]
         parts[arcs, kinds] = 1.0
         parts[:, 3] = self.links

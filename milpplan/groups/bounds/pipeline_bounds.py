@@ -63,7 +63,7 @@ def drain_cut(kind: Kind, num_micro_batches: int) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class CountCuts:
-    """All cuts of one number of micro-batches; an ``open_ended`` slot also stands for larger numbers."""
+    """Cuts of one number of micro-batches; an ``open_ended`` slot also stands for larger numbers."""
 
     num_micro_batches: int
     cuts: tuple[Cut, ...]

@@ -79,7 +79,7 @@ class PipelineTable:
         """Build the table near a load of ``planned_units`` on all replicas (0: half of the total that fits)."""
         slots: dict[int, SlotTable] = {}
         shapes: dict[int, dict[int, FloatArray]] = {}
-        around: tuple[FloatArray, ...] = ()
+        peak_shapes: tuple[FloatArray, ...] = ()
         if kind.pipeline.num_stages > 1 and kind.total_units:
             load = (planned_units or kind.total_units // 2) / kind.num_replicas
             for share in _NEAR:
@@ -89,8 +89,10 @@ class PipelineTable:
                 largest = min(
                     float(shares.max()) for by_number in shapes.values() for shares in by_number.values()
                 )
-                around = peaks(kind.pipeline, int(kind.units.max()), largest)
-        return PipelineTable(kind.strategy, first_replica, kind.num_replicas, kind.pipeline, slots, shapes, around)
+                peak_shapes = peaks(kind.pipeline, int(kind.units.max()), largest)
+        return PipelineTable(
+            kind.strategy, first_replica, kind.num_replicas, kind.pipeline, slots, shapes, peak_shapes
+        )
 
     def shape(self, number: int, load: float) -> FloatArray:
         """Return best loads of ``number`` micro-batches as shares of the whole: the nearest known shape,
@@ -160,20 +162,20 @@ class WorkEnvelope:
 
     slope: FloatArray
     constant: FloatArray
-    most: FloatArray
+    max_work: FloatArray
 
-    def most_within(self, time_ns: float) -> float:
+    def max_work_within(self, time_ns: float) -> float:
         """Return the maximum work of a replica within a time; 0 if none."""
         slack = time_ns - self.constant
         # A cut without a slope allows any work, or none.
         flat_limits = np.where(slack >= 0.0, np.inf, -np.inf)
         slot_limits = np.divide(slack, self.slope, out=flat_limits, where=self.slope > 0.0).min(axis=1)
-        return max(0.0, float(np.minimum(slot_limits, self.most).max()))
+        return max(0.0, float(np.minimum(slot_limits, self.max_work).max()))
 
     def time_at(self, work: float) -> float:
         """Return the minimum time of a replica with this work; infinite if no slot holds it."""
         times = (self.slope * work + self.constant).max(axis=1)
-        return float(np.where(self.most >= work, times, np.inf).min())
+        return float(np.where(self.max_work >= work, times, np.inf).min())
 
     def points(self) -> tuple[FloatArray, FloatArray]:
         """Return times and works of all corners of the slots' envelopes, and further points below them."""
@@ -183,9 +185,9 @@ class WorkEnvelope:
             works = (self.constant[:, second] - self.constant[:, first]) / (
                 self.slope[:, first] - self.slope[:, second]
             )
-        ends = np.where(np.isfinite(self.most), self.most, 0.0)[:, None]
+        ends = np.where(np.isfinite(self.max_work), self.max_work, 0.0)[:, None]
         works = np.concatenate([works, ends, np.zeros((num_slots, 1))], axis=1)
-        works = np.where(np.isfinite(works) & (works >= 0) & (works <= self.most[:, None]), works, 0.0)
+        works = np.where(np.isfinite(works) & (works >= 0) & (works <= self.max_work[:, None]), works, 0.0)
         times = (self.slope[:, None, :] * works[:, :, None] + self.constant[:, None, :]).max(axis=2)
         return times.ravel(), works.ravel()
 

@@ -1,6 +1,6 @@
 """A proved lower bound of one batch's step under given strategies, and loads that nearly reach it.
 
-**Relaxation** of a set Q of strategies and one of its tours (``tours.TourPrice``), in a box lo_s <= Z_s <= hi_s:
+**Relaxation** of a set Q of strategies and one of its tours (``tours.TourCost``), in a box lo_s <= Z_s <= hi_s:
 
     min constant + sum_s Z_s   with   W_j = sum_k w_jk x_jk <= G_j(Z_s),   tokens of j <= T_j,   sum_j x_jk = n_k
 
@@ -32,7 +32,7 @@ import numpy as np
 from milpplan.groups.bounds import glop
 from milpplan.groups.bounds.work_envelope import BatchKind
 from milpplan.groups.strategies import FloatArray, Int64Array
-from milpplan.groups.tours import TourPrice
+from milpplan.groups.tours import TourCost
 
 _NUM_BUCKETS = 40
 # Slopes of the lines over an envelope in the linear program, as shares of the steepest slope.
@@ -75,7 +75,7 @@ class Node:
     """Plans of exactly the strategies ``used`` on one of some tours, with their group times in a box."""
 
     used: tuple[int, ...]
-    tours: tuple[TourPrice, ...]
+    tours: tuple[TourCost, ...]
     lows_ns: tuple[float, ...]
     highs_ns: tuple[float, ...]
     bound_ns: float = 0.0
@@ -87,7 +87,7 @@ class Node:
         return min(tour.constant_ns for tour in self.tours)
 
 
-def root(batch: Batch, used: tuple[int, ...], tours: tuple[TourPrice, ...]) -> Node | None:
+def root(batch: Batch, used: tuple[int, ...], tours: tuple[TourCost, ...]) -> Node | None:
     """Build the node of all plans of a set, with a first bound; None if a sequence fits nowhere."""
     fits = np.array([np.any([kind.fits for kind in batch.kinds[s]], axis=0) for s in used])
     if not fits.any(axis=0).all():
@@ -123,7 +123,7 @@ def _longest_ns(batch: Batch, kind: BatchKind) -> float:
     total = float((kind.work * batch.counts)[kind.fits].sum()) / kind.num_replicas
     time_ns = kind.envelope.time_at(total)
     if not math.isfinite(time_ns):
-        times = (kind.envelope.slope * kind.envelope.most[:, None] + kind.envelope.constant).max(axis=1)
+        times = (kind.envelope.slope * kind.envelope.max_work[:, None] + kind.envelope.constant).max(axis=1)
         time_ns = float(times.max())
     return max(time_ns, float(kind.alone_ns[kind.fits].max(initial=0.0)))
 
@@ -161,7 +161,7 @@ def _points(kind: BatchKind, low: float, high: float) -> tuple[FloatArray, Float
     """Return corners (Z, W of all replicas) whose upper hull is G of the box."""
     times, works = kind.points
     inside = (times > low) & (times < high)
-    ends = [kind.envelope.most_within(low), kind.envelope.most_within(high)]
+    ends = [kind.envelope.max_work_within(low), kind.envelope.max_work_within(high)]
     return (
         np.concatenate([times[inside], [low, high]]),
         np.concatenate([works[inside], ends]) * kind.num_replicas,

@@ -50,25 +50,25 @@ class Placed:
 PlacedIndices = tuple[Int64Array, Placed]
 
 
-def place(kind: BatchKind, at: Int64Array, lengths: Int64Array) -> Placed | None:
-    """Place sequences with the distinct lengths ``lengths[at]`` [n] on the replicas of a kind.
+def place(kind: BatchKind, length_indices: Int64Array, lengths: Int64Array) -> Placed | None:
+    """Place sequences of the lengths ``lengths[length_indices]`` [n] on the replicas of a kind.
 
     Returns:
         The placement; None if no packing was found.
     """
-    if not at.size:
-        return Placed(at, at, np.zeros(kind.num_replicas, np.int64))
-    units, tokens = kind.units[at], lengths[at]
-    order = np.lexsort((np.arange(at.size), -tokens))
+    if not length_indices.size:
+        return Placed(length_indices, length_indices, np.zeros(kind.num_replicas, np.int64))
+    units, tokens = kind.units[length_indices], lengths[length_indices]
+    order = np.lexsort((np.arange(length_indices.size), -tokens))
     if kind.table.pipeline.num_stages == 1:
         assignment = by_least_time(kind, units[order], tokens[order])
         if assignment is None:
             return None
-        if at.size <= _FEW * kind.num_replicas:
+        if length_indices.size <= _FEW * kind.num_replicas:
             exchange(kind, units[order], tokens[order], *assignment)
         return _timed(kind, units, order, *assignment)
-    placements = place_around(kind, at, lengths, slice(1))
-    tries = _TRIES if at.size <= _MANY else 1
+    placements = place_around(kind, length_indices, lengths, slice(1))
+    tries = _TRIES if length_indices.size <= _MANY else 1
     for shares in _promising(kind, units, tokens):
         filled = _by_shares(kind, units[order], tokens[order], shares)
         placed = None if filled is None else _timed(kind, units, order, *filled)
@@ -80,30 +80,34 @@ def place(kind: BatchKind, at: Int64Array, lengths: Int64Array) -> Placed | None
     return min(placements, key=lambda placed: placed.time_ns, default=None)
 
 
-def place_into(kind: BatchKind, at: Int64Array, lengths: Int64Array, number: int) -> Placed | None:
+def place_into(kind: BatchKind, length_indices: Int64Array, lengths: Int64Array, number: int) -> Placed | None:
     """Place sequences in at most ``number`` micro-batches a replica; None if they do not fit."""
-    load = float(kind.units[at].sum()) / kind.num_replicas
-    return _place_by(kind, at, lengths, kind.table.shape(number, load))
+    load = float(kind.units[length_indices].sum()) / kind.num_replicas
+    return _place_by(kind, length_indices, lengths, kind.table.shape(number, load))
 
 
-def place_around(kind: BatchKind, at: Int64Array, lengths: Int64Array, selected: slice) -> list[Placed]:
+def place_around(
+    kind: BatchKind, length_indices: Int64Array, lengths: Int64Array, selected: slice
+) -> list[Placed]:
     """Place sequences around the longest, where the best loads without it are all below it.
 
     ``selected`` is a slice of two shapes of loads, most likely first.
     """
-    units = kind.units[at]
+    units = kind.units[length_indices]
     # The work of all sequences may be 0.
     share = float(units.max()) * kind.num_replicas / max(1.0, float(units.sum()))
     max_micro_batches = min(units.size, kind.table.pipeline.max_micro_batches or units.size)
     shapes = [shape for shape in around(kind.table.peaks, share) if shape.size <= max_micro_batches]
-    placements = (_place_by(kind, at, lengths, shape) for shape in shapes[selected])
+    placements = (_place_by(kind, length_indices, lengths, shape) for shape in shapes[selected])
     return [placed for placed in placements if placed is not None]
 
 
-def _place_by(kind: BatchKind, at: Int64Array, lengths: Int64Array, shares: FloatArray) -> Placed | None:
+def _place_by(
+    kind: BatchKind, length_indices: Int64Array, lengths: Int64Array, shares: FloatArray
+) -> Placed | None:
     """Place sequences in micro-batches of these shares of a replica's load, as far as tokens allow."""
-    units, tokens = kind.units[at], lengths[at]
-    order = np.lexsort((np.arange(at.size), -tokens))
+    units, tokens = kind.units[length_indices], lengths[length_indices]
+    order = np.lexsort((np.arange(length_indices.size), -tokens))
     tokens_per_replica = float(tokens.sum()) / kind.num_replicas
     cap = max(_FULL * kind.table.pipeline.micro_batch_tokens / tokens_per_replica, 1.0 / shares.size)
     filled = _by_shares(kind, units[order], tokens[order], _capped(shares, min(1.0, cap)))
@@ -111,7 +115,9 @@ def _place_by(kind: BatchKind, at: Int64Array, lengths: Int64Array, shares: Floa
     return placed if placed is not None and _in_flight_fits(kind, tokens, placed) else None
 
 
-def place_together(kinds: Sequence[BatchKind], at: Int64Array, lengths: Int64Array) -> list[PlacedIndices] | None:
+def place_together(
+    kinds: Sequence[BatchKind], length_indices: Int64Array, lengths: Int64Array
+) -> list[PlacedIndices] | None:
     """Place sequences on replicas of one stage of several kinds at once, if each kind alone has no packing.
 
     Longest first, each to the replica with capacity that is done first.
@@ -124,12 +130,14 @@ def place_together(kinds: Sequence[BatchKind], at: Int64Array, lengths: Int64Arr
     empty = np.array([kinds[j].table.pipeline.micro_batch_units for j, _ in replicas])
     parts = np.array([kinds[j].table.pipeline.parts for j, _ in replicas])
     capacities = np.array([capacity(kinds[j]) for j, _ in replicas])
-    max_micro_batches = np.array([kinds[j].table.pipeline.max_micro_batches or at.size for j, _ in replicas])
+    max_micro_batches = np.array(
+        [kinds[j].table.pipeline.max_micro_batches or length_indices.size for j, _ in replicas]
+    )
     loads, free_tokens, numbers = (np.zeros(len(replicas), np.int64) for _ in range(3))
-    order = np.lexsort((np.arange(at.size), -lengths[at]))
+    order = np.lexsort((np.arange(length_indices.size), -lengths[length_indices]))
     chosen, micro_batches = np.empty_like(order), np.empty_like(order)
     for index in order.tolist():
-        k, length = int(at[index]), int(lengths[at[index]])
+        k, length = int(length_indices[index]), int(lengths[length_indices[index]])
         fits = free_tokens >= length
         opens = (numbers < max_micro_batches) & (capacities >= length)
         end_times = np.where(fits | opens, (loads + units[:, k] + np.where(fits, 0, empty)) * parts, np.inf)
@@ -148,17 +156,17 @@ def place_together(kinds: Sequence[BatchKind], at: Int64Array, lengths: Int64Arr
     replica_in_kind = np.array([r for _, r in replicas])[chosen]
     placements: list[PlacedIndices] = []
     for j, kind in enumerate(kinds):
-        own = np.flatnonzero(kind_of == j)
-        if own.size:
+        members = np.flatnonzero(kind_of == j)
+        if members.size:
             arguments = (
-                kind.units[at[own]],
-                np.arange(own.size),
-                replica_in_kind[own].tolist(),
-                micro_batches[own].tolist(),
+                kind.units[length_indices[members]],
+                np.arange(members.size),
+                replica_in_kind[members].tolist(),
+                micro_batches[members].tolist(),
             )
-            placements.append((own, _timed(kind, *arguments)))
+            placements.append((members, _timed(kind, *arguments)))
         else:
-            placements.append((own, Placed(own, own, np.zeros(kind.num_replicas, np.int64))))
+            placements.append((members, Placed(members, members, np.zeros(kind.num_replicas, np.int64))))
     return placements
 
 

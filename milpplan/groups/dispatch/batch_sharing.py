@@ -87,16 +87,16 @@ def exchange(
         ]
         if not swaps:
             break
-        _, other, mine, theirs, target = min(swaps)
-        change = int(units[mine]) - (int(units[theirs]) if theirs >= 0 else 0)
-        moved = int(tokens[mine]) - (int(tokens[theirs]) if theirs >= 0 else 0)
+        _, other, given, taken, target = min(swaps)
+        change = int(units[given]) - (int(units[taken]) if taken >= 0 else 0)
+        moved = int(tokens[given]) - (int(tokens[taken]) if taken >= 0 else 0)
         times[slow] -= change
         times[other] += change
-        token_sums[slow, micro_batch_of[mine]] -= moved
+        token_sums[slow, micro_batch_of[given]] -= moved
         token_sums[other, target] += moved
-        if theirs >= 0:
-            replica_of[theirs], micro_batch_of[theirs] = slow, micro_batch_of[mine]
-        replica_of[mine], micro_batch_of[mine] = other, target
+        if taken >= 0:
+            replica_of[taken], micro_batch_of[taken] = slow, micro_batch_of[given]
+        replica_of[given], micro_batch_of[given] = other, target
     replicas[:], micro_batches[:] = replica_of.tolist(), micro_batch_of.tolist()
 
 
@@ -117,24 +117,24 @@ def _best_swap(
         (larger time after it, other replica, sequence given, sequence taken or -1, micro-batch); None if no swap
         is faster.
     """
-    mine, theirs = np.flatnonzero(replica_of == slow), np.flatnonzero(replica_of == other)
+    slow_items, other_items = np.flatnonzero(replica_of == slow), np.flatnonzero(replica_of == other)
     # Swaps with each of theirs, then moves into each of the other's micro-batches.
     open_micro_batches = np.flatnonzero(token_sums[other])
-    taken = np.concatenate([theirs, np.full(open_micro_batches.size, -1)])
-    targets = np.concatenate([micro_batch_of[theirs], open_micro_batches])
-    returned_units = np.concatenate([units[theirs], np.zeros(open_micro_batches.size, np.int64)])
-    returned_tokens = np.concatenate([tokens[theirs], np.zeros(open_micro_batches.size, np.int64)])
-    change = units[mine][:, None] - returned_units[None, :]
-    moved = tokens[mine][:, None] - returned_tokens[None, :]
+    taken = np.concatenate([other_items, np.full(open_micro_batches.size, -1)])
+    targets = np.concatenate([micro_batch_of[other_items], open_micro_batches])
+    returned_units = np.concatenate([units[other_items], np.zeros(open_micro_batches.size, np.int64)])
+    returned_tokens = np.concatenate([tokens[other_items], np.zeros(open_micro_batches.size, np.int64)])
+    change = units[slow_items][:, None] - returned_units[None, :]
+    moved = tokens[slow_items][:, None] - returned_tokens[None, :]
     capacity_tokens = capacity(kind)
     fits = (token_sums[other, targets][None, :] + moved <= capacity_tokens) & (
-        token_sums[slow, micro_batch_of[mine]][:, None] - moved <= capacity_tokens
+        token_sums[slow, micro_batch_of[slow_items]][:, None] - moved <= capacity_tokens
     )
-    after = np.where(fits, np.maximum(times[slow] - change, times[other] + change), np.inf)
-    if not after.size:
+    times_after = np.where(fits, np.maximum(times[slow] - change, times[other] + change), np.inf)
+    if not times_after.size:
         return None
-    row, column = np.unravel_index(int(after.argmin()), after.shape)
-    best_time = float(after[row, column])
+    row, column = np.unravel_index(int(times_after.argmin()), times_after.shape)
+    best_time = float(times_after[row, column])
     if best_time >= times[slow]:
         return None
-    return best_time, other, int(mine[row]), int(taken[column]), int(targets[column])
+    return best_time, other, int(slow_items[row]), int(taken[column]), int(targets[column])

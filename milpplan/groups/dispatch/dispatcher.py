@@ -38,7 +38,7 @@ from milpplan.groups.packing.pack import Packing
 from milpplan.groups.plan import Group, GroupedPlan, check
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Int64Array
-from milpplan.groups.tours import TourPrice, best_tour, tour_prices
+from milpplan.groups.tours import TourCost, best_tour, undominated_tours
 from milpplan.groups.workload.workload import workload_of
 
 # Maximum relaxations solved, and sets packed, for one answer; _MORE times as many for at most _FEW sequences.
@@ -79,8 +79,8 @@ class Dispatch:
     def micro_batches(self, strategy: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """Return the indices of the sequences of each micro-batch of each replica of a strategy."""
         replicas: list[list[list[int]]] = [[] for _ in self.problem.strategies[strategy].replicas]
-        mine = np.flatnonzero(self.strategy == strategy)
-        for index in mine[np.lexsort((mine, self.micro_batch[mine]))].tolist():
+        indices = np.flatnonzero(self.strategy == strategy)
+        for index in indices[np.lexsort((indices, self.micro_batch[indices]))].tolist():
             replica_batches, number = replicas[int(self.replica[index])], int(self.micro_batch[index])
             while len(replica_batches) <= number:
                 replica_batches.append([])
@@ -96,8 +96,10 @@ class Dispatch:
             replicas = self.micro_batches(strategy)
             packings, offset = [], 0
             for kind in problem.kinds_of(strategy):
-                mine = replicas[offset : offset + kind.num_replicas]
-                packings.append(Packing(kind, tuple(self._counted(workload.lengths, replica) for replica in mine)))
+                kind_replicas = replicas[offset : offset + kind.num_replicas]
+                packings.append(
+                    Packing(kind, tuple(self._counted(workload.lengths, replica) for replica in kind_replicas))
+                )
                 offset += kind.num_replicas
             groups.append(Group(strategy, tuple(packings)))
         plan = GroupedPlan(problem, self.home, tuple(groups), self.time_ns)
@@ -143,8 +145,8 @@ class Dispatcher:
             self._tables[s] = tuple(tables)
         max_size = min(len(strategies), self.problem.max_strategies)
         self._own = tuple(sorted(plan.order))
-        self._tours: dict[tuple[int, ...], tuple[TourPrice, ...]] = {
-            used: tour_prices(self.problem, used)
+        self._tours: dict[tuple[int, ...], tuple[TourCost, ...]] = {
+            used: undominated_tours(self.problem, used)
             for size in range(1, max_size + 1)
             for used in itertools.combinations(strategies, size)
         }
@@ -261,11 +263,10 @@ class _BatchSearch:
         self._duals: DualValues = {}
 
     def bound_ns(self) -> float:
-        """Return the smallest bound of plans that may be shorter than the incumbent; infinite if there are
-        none."""
+        """Return the smallest bound of plans that may be faster than the incumbent; infinite without such."""
         return min([self._closed_ns, *(bound for bound, _, _ in self._queue)])
 
-    def run(self, tours: dict[tuple[int, ...], tuple[TourPrice, ...]], first: tuple[int, ...]) -> None:
+    def run(self, tours: dict[tuple[int, ...], tuple[TourCost, ...]], first: tuple[int, ...]) -> None:
         """Relax and split until the effort is spent or the bound is reached.
 
         The set ``first`` is relaxed first: its incumbent closes most other sets.
@@ -367,11 +368,11 @@ class _BatchSearch:
             placed = self._placed(s, members)
             if placed is None:
                 return None
-            for kind, (own, kind_placed) in zip(self.batch.kinds[s], placed, strict=True):
-                strategy[own] = s
-                replica[own] = kind_placed.replica + kind.table.first_replica
-                micro_batch[own] = kind_placed.micro_batch
-                if own.size:
+            for kind, (members_of_kind, kind_placed) in zip(self.batch.kinds[s], placed, strict=True):
+                strategy[members_of_kind] = s
+                replica[members_of_kind] = kind_placed.replica + kind.table.first_replica
+                micro_batch[members_of_kind] = kind_placed.micro_batch
+                if members_of_kind.size:
                     times[s] = max(times.get(s, 0), kind_placed.time_ns)
         tour = best_tour(self.problem, tuple(sorted(times)), times)
         if tour.time_ns < self.known_ns:
@@ -384,17 +385,21 @@ class _BatchSearch:
         kinds = self.batch.kinds[s]
         placements: list[PlacedIndices] = []
         for j, kind in enumerate(kinds):
-            own = members[s, j]
-            placed = place(kind, self.index[own], self.batch.lengths)
+            members_of_kind = members[s, j]
+            placed = place(kind, self.index[members_of_kind], self.batch.lengths)
             if placed is not None:
-                placements.append((own, placed))
+                placements.append((members_of_kind, placed))
         if len(placements) == len(kinds):
             return placements
         if not self._is_single_stage(s):
             return None
         all_members = np.concatenate([members[s, j] for j in range(len(kinds))])
         together = place_together(kinds, self.index[all_members], self.batch.lengths)
-        return None if together is None else [(all_members[own], placed) for own, placed in together]
+        return (
+            None
+            if together is None
+            else [(all_members[members_of_kind], placed) for members_of_kind, placed in together]
+        )
 
     def _members(self, counts: dict[tuple[int, int], Int64Array]) -> dict[tuple[int, int], Int64Array]:
         """Assign sequences to kinds: of each length, the first sequences to the first kind, and so on."""

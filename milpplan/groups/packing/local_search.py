@@ -1,5 +1,4 @@
-"""Local search in a group: moves and swaps of sequences that shorten the slowest replica, each simulated
-exactly."""
+"""Local search in a group: moves and swaps that shorten the slowest replica, each simulated exactly."""
 
 from __future__ import annotations
 
@@ -61,31 +60,31 @@ def improve(packings: Sequence[Packing], rounds: int, deadline: float = float("i
                 best = (exchange[0], other, *exchange[1:])
         if best is None:
             break
-        _, other, here, there = best
-        slow.put(here)
+        _, other, slow_packed, other_packed = best
+        slow.put(slow_packed)
         if other is not slow:
-            other.put(there)
+            other.put(other_packed)
     kinds = [packing.kind for packing in packings]
     return [Packing(kind, tuple(replica.packed for replica in replicas if replica.kind is kind)) for kind in kinds]
 
 
 def _best_exchange(slow: _Replica, other: _Replica) -> tuple[int, Int64Array, Int64Array] | None:
     """Return the exchange with the smallest maximum of both times, if it is below the slow replica's time."""
-    here, there = slow.packed, other.packed
-    if not len(there):
-        there = np.zeros((1, here.shape[1]), np.int64)
-    candidates = _candidates(slow, other.kind, here, there, slow is other)
+    slow_packed, other_packed = slow.packed, other.packed
+    if not len(other_packed):
+        other_packed = np.zeros((1, slow_packed.shape[1]), np.int64)
+    candidates = _candidates(slow, other.kind, slow_packed, other_packed, slow is other)
     if not len(candidates):
         return None
-    micro, k, target, returned = candidates.T
+    micro_batch, k, target, returned = candidates.T
     rows = np.arange(len(candidates))
     loads_here = np.tile(slow.loads(), (len(candidates), 1))
-    loads_here[rows, micro] += _change(slow.kind, k, returned)
+    loads_here[rows, micro_batch] += _change(slow.kind, k, returned)
     if slow is other:
         loads_here[rows, target] -= _change(slow.kind, k, returned)
         times = pipeline_times_ns(slow.kind.pipeline, loads_here)
     else:
-        loads_before = there @ other.kind.units + other.kind.pipeline.micro_batch_units
+        loads_before = other_packed @ other.kind.units + other.kind.pipeline.micro_batch_units
         loads_there = np.tile(loads_before, (len(candidates), 1))
         loads_there[rows, target] -= _change(other.kind, k, returned)
         times = np.maximum(
@@ -94,7 +93,7 @@ def _best_exchange(slow: _Replica, other: _Replica) -> tuple[int, Int64Array, In
     for index in np.argsort(times, kind="stable")[:20].tolist():
         if times[index] >= slow.time_ns:
             return None
-        first, second = _applied(here, there, slow is other, candidates[index])
+        first, second = _applied(slow_packed, other_packed, slow is other, candidates[index])
         if in_flight_fits(slow.kind, first) and in_flight_fits(other.kind, second):
             return int(times[index]), first, second
     return None
@@ -106,19 +105,23 @@ def _change(kind: Kind, k: Int64Array, returned: Int64Array) -> Int64Array:
     return np.asarray(units[returned] - units[k])
 
 
-def _candidates(slow: _Replica, other: Kind, here: Int64Array, there: Int64Array, same: bool) -> Int64Array:
+def _candidates(
+    slow: _Replica, other: Kind, slow_packed: Int64Array, other_packed: Int64Array, same: bool
+) -> Int64Array:
     """List exchanges that keep tokens within the capacities.
 
     Returns:
         Rows (micro-batch, k given, micro-batch of the other, k received or K for none).
     """
-    kind, num_lengths = slow.kind, here.shape[1]
+    kind, num_lengths = slow.kind, slow_packed.shape[1]
     lengths = np.append(kind.lengths, 0)
-    capacity_here = kind.pipeline.micro_batch_tokens - here @ kind.lengths
-    capacity_there = other.pipeline.micro_batch_tokens - there @ kind.lengths
-    give = np.argwhere(here > 0)
-    take = np.argwhere(there > 0)
-    take = np.concatenate([take, np.column_stack([np.arange(len(there)), np.full(len(there), num_lengths)])])
+    capacity_here = kind.pipeline.micro_batch_tokens - slow_packed @ kind.lengths
+    capacity_there = other.pipeline.micro_batch_tokens - other_packed @ kind.lengths
+    give = np.argwhere(slow_packed > 0)
+    take = np.argwhere(other_packed > 0)
+    take = np.concatenate(
+        [take, np.column_stack([np.arange(len(other_packed)), np.full(len(other_packed), num_lengths)])]
+    )
     give_index = np.repeat(np.arange(len(give)), len(take))
     take_index = np.tile(np.arange(len(take)), len(give))
     rows = np.column_stack([give[give_index], take[take_index]])
@@ -132,15 +135,15 @@ def _candidates(slow: _Replica, other: Kind, here: Int64Array, there: Int64Array
 
 
 def _applied(
-    here: Int64Array, there: Int64Array, same: bool, candidate: Int64Array
+    slow_packed: Int64Array, other_packed: Int64Array, same: bool, candidate: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Apply an exchange. Returns the micro-batches of both replicas, without empty ones."""
-    micro, k, target, returned = candidate.tolist()
-    first = here.copy()
-    second = first if same else there.copy()
-    first[micro, k] -= 1
+    micro_batch, k, target, returned = candidate.tolist()
+    first = slow_packed.copy()
+    second = first if same else other_packed.copy()
+    first[micro_batch, k] -= 1
     second[target, k] += 1
     if returned < first.shape[1]:
         second[target, returned] -= 1
-        first[micro, returned] += 1
+        first[micro_batch, returned] += 1
     return first[first.any(axis=1)], second[second.any(axis=1)]

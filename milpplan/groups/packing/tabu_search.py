@@ -91,8 +91,8 @@ def balance(packings: Sequence[Packing], rounds: int = _MAX_ROUNDS, cutoff_ns: f
     for packing in packings:
         number = packing.kind.num_replicas
         counts = np.zeros((number, packing.kind.units.size), np.int64)
-        mine = (best >= offset) & (best < offset + number)
-        np.add.at(counts, (best[mine] - offset, search.lengths_of[mine]), 1)
+        of_kind = (best >= offset) & (best < offset + number)
+        np.add.at(counts, (best[of_kind] - offset, search.lengths_of[of_kind]), 1)
         result.append(_packing(packing.kind, counts))
         offset += number
     return result
@@ -103,11 +103,13 @@ class _Search:
 
     def __init__(self, packings: Sequence[Packing]) -> None:
         kinds = [packing.kind for packing in packings for _ in packing.replicas]
-        held = [replica.sum(axis=0) for packing in packings for replica in packing.replicas]
+        replica_counts = [replica.sum(axis=0) for packing in packings for replica in packing.replicas]
         self.lengths_of: Int64Array = np.concatenate(
-            [np.repeat(np.arange(counts.size), counts) for counts in held]
+            [np.repeat(np.arange(counts.size), counts) for counts in replica_counts]
         ).astype(np.int64)
-        self.where = np.repeat(np.arange(len(held)), [int(counts.sum()) for counts in held])
+        self.replica_of = np.repeat(
+            np.arange(len(replica_counts)), [int(counts.sum()) for counts in replica_counts]
+        )
         self.tokens_of = kinds[0].lengths[self.lengths_of]
         # Time of each sequence on each replica [n, R], infinite where it does not fit.
         self.cost: FloatArray = np.stack(
@@ -118,11 +120,13 @@ class _Search:
             axis=1,
         )
         capacity = [_capacity(kind) for kind in kinds]
-        items = np.arange(self.where.size)
-        self.free_tokens = np.array(capacity) - np.bincount(self.where, self.tokens_of, len(kinds))
+        items = np.arange(self.replica_of.size)
+        self.free_tokens = np.array(capacity) - np.bincount(self.replica_of, self.tokens_of, len(kinds))
         empty = np.array([kind.pipeline.micro_batch_units * kind.pipeline.parts for kind in kinds], np.float64)
         # An idle replica counts its empty micro-batch too, so no time is too short.
-        self.times: FloatArray = np.bincount(self.where, self.cost[items, self.where], len(kinds)) + empty
+        self.times: FloatArray = (
+            np.bincount(self.replica_of, self.cost[items, self.replica_of], len(kinds)) + empty
+        )
         self.tabu_until = np.zeros(self.cost.shape, np.int64)
         self.random = np.random.default_rng(1)
 
@@ -133,7 +137,7 @@ class _Search:
         effort = 0
         for turn in range(rounds):
             if self.times.max() < best_ns:
-                best_ns, best = float(self.times.max()), self.where.copy()
+                best_ns, best = float(self.times.max()), self.replica_of.copy()
             if effort > _EFFORT or best_ns <= cutoff_ns:
                 break
             effort += self._turn(best_ns * (1.0 - _STEP), turn)
@@ -141,9 +145,9 @@ class _Search:
 
     def _turn(self, target: float, turn: int) -> int:
         """Make the best move or swap. Returns the number evaluated."""
-        over = np.flatnonzero(self.times[self.where] > target)
+        over = np.flatnonzero(self.times[self.replica_of] > target)
         if over.size > _MANY:
-            over = np.flatnonzero(self.where == self.times.argmax())
+            over = np.flatnonzero(self.replica_of == self.times.argmax())
         excess = np.maximum(0.0, self.times - target)
         moves = self._moves(over, excess, target, turn)
         swaps = self._swaps(over, excess, target, turn)
@@ -157,48 +161,51 @@ class _Search:
             self._put(int(over[i]), int(to), turn)
         else:
             i, j = np.unravel_index(int(swaps.argmin()), swaps.shape)
-            here, there = int(self.where[over[i]]), int(self.where[j])
-            self._put(int(over[i]), there, turn)
-            self._put(int(j), here, turn)
+            first_replica, second_replica = int(self.replica_of[over[i]]), int(self.replica_of[j])
+            self._put(int(over[i]), second_replica, turn)
+            self._put(int(j), first_replica, turn)
         return size
 
     def _moves(self, over: Int64Array, excess: FloatArray, target: float, turn: int) -> FloatArray:
         """Return the change of the excess by each move [over, R]; infinite for illegal moves."""
-        here = self.where[over]
+        source = self.replica_of[over]
         cost = self.cost[over]
-        own_cost = cost[np.arange(over.size), here]
-        decrease = np.maximum(0.0, self.times[here] - own_cost - target) - excess[here]
+        own_cost = cost[np.arange(over.size), source]
+        decrease = np.maximum(0.0, self.times[source] - own_cost - target) - excess[source]
         increase = np.maximum(0.0, self.times + cost - target) - excess
         added = decrease[:, None] + increase
         illegal = (self.tokens_of[over][:, None] > self.free_tokens) | (self.tabu_until[over] > turn)
-        illegal[np.arange(over.size), here] = True
+        illegal[np.arange(over.size), source] = True
         return np.where(illegal, np.inf, added)
 
     def _swaps(self, over: Int64Array, excess: FloatArray, target: float, turn: int) -> FloatArray:
         """Return the change of the excess by each swap [over, n]; infinite for illegal swaps."""
-        here, there = self.where[over], self.where
-        items = np.arange(there.size)
-        own_cost, other_cost = self.cost[over, here], self.cost[items, there]
+        source, partner = self.replica_of[over], self.replica_of
+        items = np.arange(partner.size)
+        own_cost, other_cost = self.cost[over, source], self.cost[items, partner]
         # Times of j on i's replica, and of i on j's.
-        back, forth = self.cost[:, here].T, self.cost[over][:, there]
-        decrease = np.maximum(0.0, (self.times[here] - own_cost - target)[:, None] + back) - excess[here][:, None]
+        back, forth = self.cost[:, source].T, self.cost[over][:, partner]
+        decrease = (
+            np.maximum(0.0, (self.times[source] - own_cost - target)[:, None] + back) - excess[source][:, None]
+        )
         increase = (
-            np.maximum(0.0, (self.times[there] - other_cost - target)[None, :] + forth) - excess[there][None, :]
+            np.maximum(0.0, (self.times[partner] - other_cost - target)[None, :] + forth)
+            - excess[partner][None, :]
         )
         moved = self.tokens_of[over][:, None] - self.tokens_of[None, :]
-        illegal = (moved > self.free_tokens[there][None, :]) | (-moved > self.free_tokens[here][:, None])
-        illegal |= here[:, None] == there[None, :]
-        illegal |= (self.tabu_until[over][:, there] > turn) | (turn < self.tabu_until[:, here].T)
+        illegal = (moved > self.free_tokens[partner][None, :]) | (-moved > self.free_tokens[source][:, None])
+        illegal |= source[:, None] == partner[None, :]
+        illegal |= (self.tabu_until[over][:, partner] > turn) | (turn < self.tabu_until[:, source].T)
         # Swaps of equal lengths change nothing.
         illegal |= moved == 0
         return np.where(illegal | ~np.isfinite(decrease + increase), np.inf, decrease + increase)
 
     def _put(self, item: int, replica: int, turn: int) -> None:
         """Move a sequence to another replica, and make the reverse move tabu."""
-        here = int(self.where[item])
-        self.times[here] -= self.cost[item, here]
+        source = int(self.replica_of[item])
+        self.times[source] -= self.cost[item, source]
         self.times[replica] += self.cost[item, replica]
-        self.free_tokens[here] += self.tokens_of[item]
+        self.free_tokens[source] += self.tokens_of[item]
         self.free_tokens[replica] -= self.tokens_of[item]
-        self.where[item] = replica
-        self.tabu_until[item, here] = turn + _TABU_ROUNDS + int(self.random.integers(_TABU_ROUNDS))
+        self.replica_of[item] = replica
+        self.tabu_until[item, source] = turn + _TABU_ROUNDS + int(self.random.integers(_TABU_ROUNDS))

@@ -24,7 +24,7 @@ _SHOWN: Final = 40
 # Room for about five million lines.
 _MAX_BYTES: Final = 32 * MIB
 # Sequences drawn for a number of tokens; no step has more.
-_MOST_DRAWN: Final = 2**14
+_MAX_DRAWN: Final = 2**14
 _LINES: Final = "Write one length a line, or a histogram as JSON."
 
 
@@ -149,7 +149,7 @@ def read_lengths(
         _MAX_BYTES,
     )
     if text.lstrip().startswith("{"):
-        number = _MOST_DRAWN if num_sequences is None and num_tokens is not None else num_sequences
+        number = _MAX_DRAWN if num_sequences is None and num_tokens is not None else num_sequences
         return _drawn(path, text, number, seed)
     return _lines(path, text)
 

@@ -29,7 +29,7 @@ Edge = Annotated[int, Field(ge=0, le=LONGEST)]
 
 
 class Histogram(Record):
-    """How many sequences have a length above one edge and up to the next; within a bin all are as likely."""
+    """Histogram of lengths: counts by bin, above one edge and up to the next; uniform within a bin."""
 
     bin_edges: Annotated[tuple[Edge, ...], Field(min_length=2)]
     counts: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -37,6 +37,7 @@ class Histogram(Record):
 
     @model_validator(mode="after")
     def _bins(self) -> Self:
+        """Check that edges rise, and that counts belong to the bins."""
         if len(self.counts) != len(self.bin_edges) - 1:
             raise ValueError(
                 f"{len(self.bin_edges)} edges need {len(self.bin_edges) - 1} counts, not {len(self.counts)}"
@@ -119,7 +120,7 @@ Distribution = LogNormalRecord | ParetoRecord | MixtureRecord
 
 
 class WorkloadFile(RootModel[Histogram | Annotated[Distribution, Field(discriminator="distribution")]]):
-    """What ``--lengths`` takes beside plain lengths: a histogram or a distribution."""
+    """Input of ``--lengths`` beside plain lengths: a histogram or a distribution."""
 
 
 _DISTRIBUTIONS: Final[dict[str, type[LogNormalRecord] | type[ParetoRecord] | type[MixtureRecord]]] = {
@@ -130,10 +131,10 @@ _DISTRIBUTIONS: Final[dict[str, type[LogNormalRecord] | type[ParetoRecord] | typ
 
 
 def read_workload(text: str, source: str) -> Histogram | Mixture:
-    """The histogram or distribution of a JSON text; ``source`` names it in messages.
+    """Parse the histogram or distribution of a JSON text; ``source`` names it in messages.
 
     Raises:
-        InvalidInputError: no JSON, or fields that are missing, unknown or out of range.
+        InvalidInputError: the text is no JSON, or fields are missing, unknown or out of range.
     """
     document: dict[str, Any] = parse_json(text, source)
     if "bin_edges" in document or "counts" in document:
@@ -147,6 +148,7 @@ def read_workload(text: str, source: str) -> Histogram | Mixture:
 
 
 def _checked(record: type[RecordType], document: dict[str, Any], source: str) -> RecordType:
+    """Validate a record; errors point to the schema."""
     try:
         return validated(record, document, source)
     except InvalidInputError as error:
@@ -155,7 +157,7 @@ def _checked(record: type[RecordType], document: dict[str, Any], source: str) ->
 
 
 def described(mixture: Mixture, source: str = "") -> MixtureRecord:
-    """A distribution as a record to write; ``source`` says where it is from."""
+    """Describe a distribution as a record to write; ``source`` says where it comes from."""
     parts = tuple(
         LogNormalShare(share=share, mean_log=part.mean_log, sigma_log=part.sigma_log)
         if isinstance(part, LogNormal)
