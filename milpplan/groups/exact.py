@@ -18,7 +18,7 @@ Rows, in the order of the functions that add them:
 **Exact**: empty slots take no time and no transfer, and before the first micro-batch they change nothing in the
 order of 1F1B. With e empty slots, stage p's first P - p - 1 forwards are e empty forwards and the others; the e
 empty backwards that follow alternate with e further forwards; and then the first real backward follows P - p
-forwards, as without empty slots. So with ``unit_ns`` = 1 the optimum is the least time of all plans; with
+forwards, as without empty slots. So with ``unit_ns`` = 1 the optimum is the minimum time of all plans; with
 larger units it is a lower bound, because every duration is rounded down.
 """
 

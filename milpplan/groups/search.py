@@ -252,15 +252,15 @@ class _Search:
                 return
             new_kinds = [kind for kind in pipelines if kind not in learned]
             learned |= {kind: IdleTimeBound(kind, self.cuts[kind]) for kind in new_kinds}
-            waits = {kind: learned[kind] for kind in pipelines}
+            idle_times = {kind: learned[kind] for kind in pipelines}
             if new_kinds:
-                self._learn_from_best(record, waits)
+                self._learn_from_best(record, idle_times)
             old_values = record.bound_ns, self.best.time_ns
             try:
-                has_learned, loads = self._learn(record, waits)
+                has_learned, loads = self._learn(record, idle_times)
                 if not has_learned and loads is not None and corrections[record.used] < _SHARES:
                     corrections[record.used] += 1
-                    self._correct_by_packings(record, loads, waits)
+                    self._correct_by_packings(record, loads, idle_times)
             except SolverError:
                 # A backend that refuses rows of this size leaves what is proved already.
                 return
@@ -270,7 +270,7 @@ class _Search:
             if not has_learned and not progress:
                 return
 
-    def _learn_from_best(self, record: SetRecord, waits: dict[Kind, IdleTimeBound]) -> None:
+    def _learn_from_best(self, record: SetRecord, idle_times: dict[Kind, IdleTimeBound]) -> None:
         """Learn idle time around the longest sequences that the incumbent gives to kinds of the set."""
         assert self.best is not None
         packings = [packing for group in self.best.groups for packing in group.packings]
@@ -278,8 +278,8 @@ class _Search:
             longest = [
                 int(np.flatnonzero(replica.any(axis=0))[-1]) for replica in packing.replicas if replica.any()
             ]
-            if packing.kind in waits and longest:
-                waits[packing.kind].learn(max(longest), *self._interval(record, 1))
+            if packing.kind in idle_times and longest:
+                idle_times[packing.kind].learn(max(longest), *self._interval(record, 1))
 
     def _guess_ns(self, record: SetRecord) -> int:
         """Estimate the time of a step."""
@@ -296,7 +296,7 @@ class _Search:
         return record.bound_ns - max(constants), self.best.time_ns - min(constants) + 2 * unit_ns
 
     def _learn(
-        self, record: SetRecord, waits: dict[Kind, IdleTimeBound]
+        self, record: SetRecord, idle_times: dict[Kind, IdleTimeBound]
     ) -> tuple[bool, dict[Kind, Int64Array] | None]:
         """Solve a set's assignment program with the learned idle time, and learn from its answer.
 
@@ -307,20 +307,22 @@ class _Search:
         unit_ns = self._unit_ns(self.best.time_ns)
         fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
         low, high = self._interval(record, unit_ns)
-        capacity_rows = {kind: idle_time.capacity_row(low, high) for kind, idle_time in waits.items()}
+        capacity_rows = {kind: idle_time.capacity_row(low, high) for kind, idle_time in idle_times.items()}
         program = assignment_program(self.problem, record.used, self.cuts, unit_ns, fractions, waits=capacity_rows)
         values = self._solve_program(record, program.program, unit_ns, "waits")
         if values is None:
             return False, None
         loads = dict(zip(program.kinds, program.loads(values).values(), strict=True))
-        longest = {kind: np.flatnonzero(loads[kind]) for kind in waits if record.bound_ns < self.target_ns()}
+        longest = {kind: np.flatnonzero(loads[kind]) for kind in idle_times if record.bound_ns < self.target_ns()}
         learned = [
-            waits[kind].learn(int(lengths[-1]), low, high) for kind, lengths in longest.items() if lengths.size
+            idle_times[kind].learn(int(lengths[-1]), low, high)
+            for kind, lengths in longest.items()
+            if lengths.size
         ]
         return any(learned), loads
 
     def _correct_by_packings(
-        self, record: SetRecord, loads: dict[Kind, Int64Array], waits: dict[Kind, IdleTimeBound]
+        self, record: SetRecord, loads: dict[Kind, Int64Array], idle_times: dict[Kind, IdleTimeBound]
     ) -> None:
         """Pack an answer, then those of programs corrected by the excess of packings over their bounds."""
         assert self.best is not None
@@ -333,7 +335,7 @@ class _Search:
             self._keep(plan_from_packings(self.problem, packings))
             capacity_rows = {
                 kind: idle_time.capacity_row(*interval).after(packings[kind].time_ns, loads[kind], kind)
-                for kind, idle_time in waits.items()
+                for kind, idle_time in idle_times.items()
             }
             program = assignment_program(self.problem, record.used, self.cuts, unit_ns, waits=capacity_rows)
             limits = Limits(time_limit_s=1.0, relative_gap=self.relative_gap / 64)

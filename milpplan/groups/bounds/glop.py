@@ -68,11 +68,11 @@ def least(
     low: FloatArray | float = 0.0,
     high: FloatArray | float = np.inf,
 ) -> LinearSolution | None:
-    """Minimise ``cost @ x`` with ``A x <= b`` for ``at_most`` = (A, b), ``A x = b`` for ``equal`` and ``low <= x
-    <= high``.
+    """Minimise ``cost @ x``.
 
-    Matrices are dense, sparse, or ``Entries``, both of one type. Dual values ``at_most`` and ``equal`` are the
-    derivatives of the optimum by b; those of ``at_most`` are not positive.
+    Subject to ``A x <= b`` for ``at_most`` = (A, b), ``A x = b`` for ``equal`` and ``low <= x <= high``. Matrices
+    are dense, sparse, or ``Entries``, both of one type. Dual values are the derivatives of the optimum by b; those
+    of ``at_most`` are not positive.
 
     Returns:
         The solution; None if there is no optimum.

@@ -95,8 +95,7 @@ class PipelineTable:
         )
 
     def shape(self, number: int, load: float) -> FloatArray:
-        """Return best loads of ``number`` micro-batches as shares of the whole: the nearest known shape,
-        stretched.
+        """Stretch the nearest known shape to ``number`` micro-batches: best loads as shares of the total.
 
         Larger numbers than known get equal loads between the rise and the fall.
         """
