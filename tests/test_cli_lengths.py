@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from milpplan.cli import planning
 from milpplan.cli.app import app
+from milpplan.cli.commands.solve import solve
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.side_by_side.team_dispatch import TeamDispatcher
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
@@ -254,14 +254,14 @@ TAKEN = {
     *("backend", "time_limit", "gap", "seed", "workers", "lengths", "max_strategies", "tokens_per_step", "align"),
     *("padding", "mask", "buckets", "bucket_count", "baselines", "side_by_side", "unlike_replicas", "hetu", "out"),
     # Only --target has a price.
-    *("as_json", "price_limit", "ignore"),
+    *("as_json", "price_limit", "ignore", "verbose"),
 }
 """Options that lengths know."""
 
 
 def test_no_option_is_passed_over(lines: Path) -> None:
     """An option of ``solve`` is known with lengths, or refused by name before anything is sought."""
-    assert set(inspect.signature(planning.solve).parameters) == TAKEN | set(REFUSED)
+    assert set(inspect.signature(solve).parameters) == TAKEN | set(REFUSED)
     for words in REFUSED.values():
         code, _, errors = run("--lengths", str(lines), *words)
         assert code == 2, words

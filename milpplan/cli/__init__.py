@@ -1,4 +1,4 @@
-"""The command line. stdout is the result, stderr the talk."""
+"""The command line: results on stdout, progress and messages on stderr."""
 
 import os
 import sys
@@ -9,10 +9,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the ``milpplan`` program: what takes long to import comes after Ctrl-C has a meaning."""
+    """Start the ``milpplan`` program. Ctrl-C is handled before anything that takes long is imported."""
     interrupts.leave_at_once()
     for name in ("stdout", "stderr"):
-        # A stream that the caller has closed is as good as one that nobody reads.
+        # A stream that the caller has closed becomes a stream that nobody reads.
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     from milpplan.cli.app import run

@@ -1,4 +1,4 @@
-"""Several kinds of hardware in one solve, prices of accelerators, and what a whole run costs."""
+"""The work of ``solve`` on several kinds of hardware: prices of accelerators, and costs of a whole run."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from milpplan.reports.documents.document import document_text, result_document
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.text.candidates import choice_document, choice_report
 
-MOST_CANDIDATES = 16
+MAX_CANDIDATES = 16
 
 
 def names_of(hardware: str | None) -> list[str]:
-    """The kinds of hardware of a command line: words with commas between them."""
+    """Read the kinds of hardware of a command line: words with commas between them."""
     names = [name.strip() for name in (hardware or "").split(",")]
-    if len(names) > 1 and (len(set(names)) < len(names) or "" in names or len(names) > MOST_CANDIDATES):
+    if len(names) > 1 and (len(set(names)) < len(names) or "" in names or len(names) > MAX_CANDIDATES):
         raise InvalidInputError(
             f"HARDWARE is {shown(hardware)}.",
-            f"Expected one description, or two to {MOST_CANDIDATES} different ones with commas between them.",
+            f"Expected one description, or two to {MAX_CANDIDATES} different ones with commas between them.",
             "Correct HARDWARE.",
         )
     return names
 
 
 def prices(text: str | None, names: Sequence[str], tokens: float | None) -> dict[str, float]:
-    """The price of an accelerator-hour of every kind of hardware; empty where none is given.
+    """Read the price of an accelerator-hour of every kind of hardware; empty where none is given.
 
     Raises:
         InvalidInputError: no number, no hardware of the name, one that is missing, or no tokens to pay for.
@@ -80,8 +80,9 @@ def run(
     options: SolveOptions,
     out: Path | None,
     as_json: bool,
+    verbose: bool,
 ) -> ExitCode:
-    """Solve on every kind of hardware, print them in order, write the best one's result."""
+    """Solve on every kind of hardware, print them in order, write the best result."""
     if out is not None:
         check_writable(out)
     arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
@@ -97,18 +98,18 @@ def run(
     ):
         found.append(choose(candidates, replace(options, callback=callback)))
     with undisturbed():
-        return _told(found[0], options, out, as_json)
+        return _told(found[0], options, out, as_json, verbose)
 
 
-def _told(choice: Choice, options: SolveOptions, out: Path | None, as_json: bool) -> ExitCode:
-    """Print the candidates in order, write the best one's result."""
+def _told(choice: Choice, options: SolveOptions, out: Path | None, as_json: bool, verbose: bool) -> ExitCode:
+    """Print the candidates in order, write the best result."""
     for outcome in choice.outcomes:
         if outcome.result.message:
             say(f"{outcome.candidate.name}: {outcome.result.message}")
     if as_json:
         emit(document_text(choice_document(choice, options.gap)))
     else:
-        show(choice_report(choice, options.gap))
+        show(choice_report(choice, options.gap, verbose))
     best = choice.best
     if out is not None and best is not None:
         document = result_document(best.result, options.gap, totals=best.totals)
@@ -118,7 +119,7 @@ def _told(choice: Choice, options: SolveOptions, out: Path | None, as_json: bool
 
 
 def _priced(problem: Problem, price_of: Mapping[str, float]) -> Problem:
-    """With prices the least GPU-hours of each kind of hardware are what its least cost comes from."""
+    """Minimise GPU-hours where there are prices: the minimum cost of each kind of hardware follows from them."""
     if not price_of:
         return problem
     return problem.model_copy(update={"job": problem.job.model_copy(update={"objective": "gpu_hours"})})

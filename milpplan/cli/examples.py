@@ -1,4 +1,4 @@
-"""What ``--help`` shows under "Examples": for each command what people run it for, and the words."""
+"""Examples of every command in its ``--help``: what people run it for, and the words."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "--price-per-gpu-hour dgx-h100=2.5,dgx-b200=4.5",
         ),
     ),
+    "solve-lengths": (
+        (
+            "The best step for sequences of several lengths",
+            "llama2-7b dgx-a100-80 --gpus 16 --lengths examples/lengths.txt",
+        ),
+        (
+            "With one strategy, beside the rules of HotSPa and FlexSP",
+            "llama2-7b dgx-a100-80 --gpus 16 --lengths examples/lengths.txt --max-strategies 1 --baselines",
+        ),
+    ),
     "min-gpus": (
         ("As few H100 as Llama-3 70B trains on", "llama3-70b dgx-h100 --global-batch 512"),
         (
@@ -35,12 +45,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "certify": (("Prove a result again with another solver", "plan.json"),),
     "compare": (("What differs between two plans, and what that costs", "old.json new.json"),),
     "explain": (
-        ("What binds the plan and what more would be worth", "plan.json"),
+        ("What limits the plan, and what more memory or bandwidth would gain", "plan.json"),
         ("Why not tensor parallelism of 8", "plan.json --why-not tp=8"),
     ),
     "traffic": (
         ("Who sends how much to whom", "plan.json"),
-        ("The same as a page", "plan.json --html traffic.html"),
+        ("Traffic as a page", "plan.json --html traffic.html"),
     ),
     "switch": (("What moves when a job changes its plan", "before.json after.json"),),
     "sweep": (("Solve all cells of a study, or go on", "examples/studies/llama3-70b-which-gpu.toml"),),
@@ -57,7 +67,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gap": (
         ("How far your script is from the best", "run.sh --from megatron --hardware dgx-h100"),
-        ("The same from a pipe, such as a job's command line", "- --from megatron --hardware dgx-h100 < run.sh"),
+        ("From a pipe, such as a job's command line", "- --from megatron --hardware dgx-h100 < run.sh"),
         ("In money, for a run of 15 trillion tokens", "plan.json --tokens 15e12 --price-per-gpu-hour 2.5"),
     ),
     "validate": (("The simulator against published runs", ""), ("Against your own", "--runs my_runs.json")),
@@ -74,13 +84,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "init": (("Answer a few questions; then milpplan solve --job job.toml", "job.toml"),),
     "doctor": (("Are the solvers sound?", ""),),
 }
-"""Words after the command's name, by command."""
+"""Pairs of a purpose and the words after the command's name, by command."""
 TOGETHER = re.compile(r"(?:-\S+|>) [^-]\S*|\S+")
-"""A word, or an option with its value."""
+"""Pattern of a word, or of an option with its value."""
 
 
 def wrapped(words: str, width: int) -> list[str]:
-    """A command line on lines of at most ``width`` columns, to be pasted as it is; a word is never cut."""
+    """Break a command line into lines of at most ``width`` columns that can be pasted; a word is never cut."""
     lines = [""]
     for word in TOGETHER.findall(words):
         if lines[-1] and len(lines[-1]) + len(word) + 3 > width:

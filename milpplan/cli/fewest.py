@@ -1,4 +1,4 @@
-"""``milpplan min-gpus``: the fewest accelerators that a job needs."""
+"""The work of ``milpplan min-gpus``: the fewest accelerators that a job needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from milpplan.cli import arguments, interrupts
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
-from milpplan.cli.solving import within_range
+from milpplan.cli.solving import evidence_of, within_range
 from milpplan.explain.fewest import Fewest, fewest_gpus
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import SolveOptions
@@ -18,8 +18,10 @@ from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.text.fewest import fewest_document, fewest_report
 
 
-def run(problem: Problem, options: SolveOptions, widen: bool, out: Path | None, as_json: bool) -> ExitCode:
-    """Look for the fewest, print them with their plan and with what fewer lack."""
+def run(
+    problem: Problem, options: SolveOptions, widen: bool, out: Path | None, as_json: bool, verbose: bool
+) -> ExitCode:
+    """Find the minimum number of GPUs, print it with its plan and with what smaller numbers lack."""
     arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
     if out is not None:
         check_writable(out)
@@ -41,7 +43,7 @@ def run(problem: Problem, options: SolveOptions, widen: bool, out: Path | None, 
         if as_json:
             emit(document_text(document))
         else:
-            show(fewest_report(found, options.gap))
+            show(fewest_report(found, options.gap, evidence_of(found.result), verbose))
         if out is not None and found.result.plan is not None:
             write_whole(out, document_text(document.result))
             say(f"Written to {out}.")

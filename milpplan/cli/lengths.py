@@ -103,6 +103,16 @@ def are_asked(asked: LengthOptions) -> bool:
     return asked.path is not None
 
 
+def need_file(asked: LengthOptions) -> None:
+    """Check the options of ``solve-lengths``.
+
+    Raises:
+        InvalidInputError: there is no file of lengths, or an option is no positive number.
+    """
+    if not are_asked(asked):
+        raise InvalidInputError("There is no file of lengths.", "Expected --lengths FILE.", "Add --lengths FILE.")
+
+
 def refuse(options: Mapping[str, object]) -> None:
     """Refuse options of ``solve`` that lengths do not know, by name with what is given."""
     given = [name for name, value in options.items() if value]

@@ -1,14 +1,27 @@
-"""The options of ``milpplan solve``: name, meaning and shape on the command line."""
+"""Arguments and options that several commands share: name, meaning and shape on the command line.
+
+``rich_help_panel`` names the section of a long help that an option is listed in; options without one come first.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli.completion import hardware_like, models_like
 from milpplan.cli.job_file import read_words
+
+JOB: Final = "Model and job"
+PLANS: Final = "Plans to choose from"
+COST: Final = "Objective, deadline and cost"
+PROOF: Final = "Search and proof"
+OUTPUT: Final = "Output"
+LENGTHS: Final = "Sequences of several lengths"
+
+LAUNCHERS: Final = "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel"
+"""Launchers, as the help shows them."""
 
 Model = Annotated[
     str | None,
@@ -34,8 +47,9 @@ JobFile = Annotated[
         metavar="JOB.toml",
         is_eager=True,
         callback=read_words,
-        help="Take these arguments and options from a file (`milpplan init` writes one); the command line goes "
-        "before it.",
+        help="Read arguments and options from a file (`milpplan init` writes one); command-line options override "
+        "the file.",
+        rich_help_panel=JOB,
     ),
 ]
 Ignore = Annotated[
@@ -44,7 +58,12 @@ Ignore = Annotated[
         "--ignore",
         metavar="KEY",
         help="Leave out this key of the model's config.json, whatever it costs; the answer names it. Repeatable.",
+        rich_help_panel=JOB,
     ),
+]
+IgnoreFlag = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="FLAG", help="Ignore this flag when pricing. Repeatable."),
 ]
 Gpus = Annotated[
     str | None,
@@ -56,29 +75,48 @@ Gpus = Annotated[
     ),
 ]
 GlobalBatch = Annotated[
-    str | None, typer.Option("--global-batch", metavar="B|LO:HI[:STEP]", help="Sequences a step, or a range.")
+    str | None,
+    typer.Option("--global-batch", metavar="B|LO:HI[:STEP]", help="Global batch size (sequences), or a range."),
 ]
 Calculon = Annotated[
     tuple[Path, Path, Path] | None,
     typer.Option(
         "--calculon",
         metavar="MODEL.json EXECUTION.json SYSTEM.json",
-        help="Three files of Calculon in place of ours.",
+        help="Read three files of Calculon instead of MODEL and HARDWARE.",
+        rich_help_panel=JOB,
     ),
 ]
 SeqLen = Annotated[
     str | None,
-    typer.Option("--seq-len", metavar="S", help="Tokens a sequence.", show_default="the model's own"),
+    typer.Option("--seq-len", metavar="S", help="Sequence length (tokens).", show_default="the model's own"),
 ]
 Precision = Annotated[str, typer.Option("--precision", metavar="bf16|fp8", help="Format of the matrix products.")]
-Attention = Annotated[str, typer.Option("--attention", metavar="flash|unfused", help="Attention kernel.")]
+Attention = Annotated[
+    str,
+    typer.Option("--attention", metavar="flash|unfused", help="Attention kernel.", rich_help_panel=JOB),
+]
 GradDtype = Annotated[
-    str, typer.Option("--grad-dtype", metavar="fp32|bf16", help="Format in which gradients are accumulated.")
+    str,
+    typer.Option(
+        "--grad-dtype",
+        metavar="fp32|bf16",
+        help="Format in which gradients are accumulated.",
+        rich_help_panel=JOB,
+    ),
 ]
 Inference = Annotated[
-    bool, typer.Option("--inference", help="Forwards alone (a prefill): no gradients, no optimizer, no recompute.")
+    bool,
+    typer.Option(
+        "--inference",
+        help="Forward only (prefill): no gradients, no optimizer, no recomputation.",
+        rich_help_panel=JOB,
+    ),
 ]
-Backend = Annotated[str, typer.Option("--backend", metavar="auto|cpsat|cbc|highs", help="Solver.")]
+Backend = Annotated[
+    str,
+    typer.Option("--backend", metavar="auto|cpsat|cbc|highs", help="Solver.", rich_help_panel=PROOF),
+]
 SpaceKind = Annotated[
     str,
     typer.Option(
@@ -96,6 +134,7 @@ ScheduleNames = Annotated[
         metavar="NAME,...|all",
         help="Pipeline schedules to choose from: gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe-v, or all.",
         show_default="1f1b,interleaved",
+        rich_help_panel=PLANS,
     ),
 ]
 Fix = Annotated[
@@ -111,10 +150,11 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="NAME",
-        help="Let the planner also decide on: offload (weights, activations, optimizer states in the host's "
-        "memory), tp-overlap (tensor-parallel communication in tiles), scatter-gather (between stages), "
-        "kept-gathered (inputs that are not gathered again), placement (the order of the degrees on the cluster), "
-        "replicas (of different make, on two to four node types), or all. Repeatable.",
+        help="Also decide on what is off by default: offload (weights, activations, optimizer states in the "
+        "host's memory), tp-overlap (tensor-parallel communication in tiles), scatter-gather (between stages), "
+        "kept-gathered (inputs that are not gathered again), placement (the order of the degrees on the "
+        "cluster), replicas (heterogeneous ones, on two to four node types), or all. Repeatable.",
+        rich_help_panel=PLANS,
     ),
 ]
 Target = Annotated[
@@ -128,7 +168,13 @@ Target = Annotated[
 ]
 TargetVersion = Annotated[
     str | None,
-    typer.Option("--target-version", metavar="V", help="Its version.", show_default="the newest known"),
+    typer.Option(
+        "--target-version",
+        metavar="V",
+        help="Version of the --target.",
+        show_default="the newest known",
+        rich_help_panel=PLANS,
+    ),
 ]
 PriceLimit = Annotated[
     float,
@@ -136,101 +182,194 @@ PriceLimit = Annotated[
         "--price-limit",
         metavar="S",
         min=0.0,
-        help="With --target: seconds to prove what the restriction costs; 0 does not ask.",
+        help="With --target: seconds to prove what the restriction costs; 0: do not ask.",
+        rich_help_panel=PLANS,
     ),
 ]
 Forbid = Annotated[
     list[str] | None,
-    typer.Option("--forbid", metavar="NAME=VALUE,...", help="Forbid such layouts, as tp=8,pp=4. Repeatable."),
+    typer.Option(
+        "--forbid",
+        metavar="NAME=VALUE,...",
+        help="Forbid layouts with these values, such as tp=8,pp=4. Repeatable.",
+        rich_help_panel=PLANS,
+    ),
 ]
 ObjectiveName = Annotated[
     str,
     typer.Option(
         "--objective",
         metavar="NAME",
-        help="step_time_per_token, num_gpus (the fewest that fit, or meet a deadline), or gpu_hours (the least of "
-        "the whole run).",
+        help="Minimise step_time_per_token, num_gpus (that fit, or meet a deadline), or gpu_hours (of the whole "
+        "run).",
+        rich_help_panel=COST,
     ),
 ]
 DeadlineHours = Annotated[
-    float | None, typer.Option("--deadline-hours", metavar="H", help="The whole run takes at most this.")
+    float | None,
+    typer.Option("--deadline-hours", metavar="H", help="Hours that the whole run may take.", rich_help_panel=COST),
 ]
 DeadlineDays = Annotated[
-    float | None, typer.Option("--deadline-days", metavar="D", help="The same in days of 24 hours.")
+    float | None,
+    typer.Option("--deadline-days", metavar="D", help="The deadline in days of 24 hours.", rich_help_panel=COST),
 ]
 Price = Annotated[
     str | None,
     typer.Option(
         "--price-per-gpu-hour",
         metavar="P|NAME=P,...",
-        help="Price of an hour of one accelerator, of each kind of hardware if there are several: what the whole "
-        "run of --tokens costs.",
+        help="Price of an hour of one accelerator, of each kind of hardware if there are several: the answer "
+        "says what the whole run of --tokens costs.",
+        rich_help_panel=COST,
     ),
 ]
-Tokens = Annotated[float | None, typer.Option("--tokens", metavar="T", help="Tokens of the whole run.")]
+Tokens = Annotated[
+    float | None,
+    typer.Option("--tokens", metavar="T", help="Tokens of the whole run.", rich_help_panel=COST),
+]
 TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit", metavar="S", help="Stop after S seconds with the best plan and its gap."),
 ]
-Gap = Annotated[float, typer.Option("--gap", metavar="REL", help="Relative tolerance of the proof.")]
+Gap = Annotated[
+    float,
+    typer.Option("--gap", metavar="REL", help="Relative tolerance of the proof.", rich_help_panel=PROOF),
+]
 SolveGap = Annotated[
     float | None,
     typer.Option(
-        "--gap", metavar="REL", help="Relative tolerance of the proof.", show_default="0.0001; with --lengths 0.01"
+        "--gap",
+        metavar="REL",
+        help="Relative tolerance of the proof.",
+        show_default="0.0001",
+        rich_help_panel=PROOF,
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=2_147_483_647, metavar="N", help="Solvers' seed.")]
+LengthsGap = Annotated[
+    float | None,
+    typer.Option(
+        "--gap",
+        metavar="REL",
+        help="Relative tolerance of the proof.",
+        show_default="0.01",
+        rich_help_panel=PROOF,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed", min=0, max=2_147_483_647, metavar="N", help="Seed of the solvers.", rich_help_panel=PROOF
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
         "--workers",
         min=1,
         metavar="N",
-        help="Processes that prove, for --space any and --lengths; 1: this one.",
+        help="Processes that prove, for --space any and several lengths; 1: this one.",
         show_default="CPUs, at most 4",
+        rich_help_panel=PROOF,
     ),
 ]
 Witness = Annotated[
-    bool, typer.Option("--witness/--no-witness", help="A second solver confirms every bound that decides.")
+    bool,
+    typer.Option(
+        "--witness/--no-witness",
+        help="Let a second solver confirm every bound that decides.",
+        rich_help_panel=PROOF,
+    ),
 ]
-WarmStart = Annotated[Path | None, typer.Option("--warm-start", metavar="PLAN.json", help="A plan to start from.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Also write the result here.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+WarmStart = Annotated[
+    Path | None,
+    typer.Option("--warm-start", metavar="PLAN.json", help="Plan to start from.", rich_help_panel=PROOF),
+]
 CheckEnds = Annotated[
     bool,
-    typer.Option("--check-ends", help="Solve again at both ends of the hardware's uncertainty (three solves)."),
+    typer.Option(
+        "--check-ends",
+        help="Solve again at both ends of the hardware's uncertainty (three solves).",
+        rich_help_panel=PROOF,
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Also write the result here.")]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Also print stages, where time and memory go, all evidence, and the search."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Variable of the script, as make takes it. Repeatable."),
+]
+Arguments = Annotated[
+    str | None,
+    typer.Option("--args", metavar="WORDS", help='Arguments that the script is given; "": none.'),
 ]
 Lengths = Annotated[
     Path | None,
     typer.Option(
         "--lengths",
         metavar="FILE",
-        help="Sequences of several lengths in one step: one length a line, or a histogram or a law as JSON. "
-        "--global-batch: how many of them (first of the file, or drawn); --seq-len: cut longer ones. Stops after "
-        "60 s unless --time-limit says otherwise.",
+        help="Lengths of the sequences of a step: one a line, or a histogram or a law as JSON. --global-batch: "
+        "how many of them (first of the file, or drawn); --seq-len: cut longer ones.",
+        rich_help_panel=LENGTHS,
+    ),
+]
+LengthsTimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit",
+        metavar="S",
+        help="Stop after S seconds with the best step and its gap.",
+        show_default="60",
     ),
 ]
 MaxStrategies = Annotated[
     int | None,
     typer.Option(
-        "--max-strategies", metavar="K", help="Strategies that take turns in a step.", show_default="2 (lengths)"
+        "--max-strategies",
+        metavar="K",
+        help="Maximum number of strategies that take turns in a step.",
+        show_default="2",
+        rich_help_panel=LENGTHS,
     ),
 ]
 TokensPerStep = Annotated[
     int | None,
-    typer.Option("--tokens-per-step", metavar="T", help="With --lengths: as many of its sequences as T tokens."),
+    typer.Option(
+        "--tokens-per-step",
+        metavar="T",
+        help="Take as many sequences as T tokens hold.",
+        rich_help_panel=LENGTHS,
+    ),
+]
+Align = Annotated[
+    int | None,
+    typer.Option(
+        "--align",
+        metavar="N",
+        help="Pad every sequence to a multiple of N tokens.",
+        show_default="128",
+        rich_help_panel=LENGTHS,
+    ),
 ]
 Padding = Annotated[
     bool,
     typer.Option(
         "--padding",
-        help="With --lengths: micro-batches hold sequences of one bucket, padded to its end, not packed.",
+        help="Do not pack: a micro-batch holds sequences of one bucket, padded to its end.",
+        rich_help_panel=LENGTHS,
     ),
 ]
 Mask = Annotated[
     str | None,
     typer.Option(
-        "--mask", metavar="causal|full", help="With --lengths: what a query attends to.", show_default="causal"
+        "--mask",
+        metavar="causal|full",
+        help="What a query attends to.",
+        show_default="causal",
+        rich_help_panel=LENGTHS,
     ),
 ]
 Buckets = Annotated[
@@ -238,7 +377,8 @@ Buckets = Annotated[
     typer.Option(
         "--buckets",
         metavar="END,...",
-        help="With --lengths: every sequence is padded to the end of its bucket (a multiple of --align).",
+        help="Pad every sequence to the end of its bucket (a multiple of --align).",
+        rich_help_panel=LENGTHS,
     ),
 ]
 BucketCount = Annotated[
@@ -246,27 +386,34 @@ BucketCount = Annotated[
     typer.Option(
         "--bucket-count",
         metavar="N",
-        help="With --lengths: the N buckets with the fewest FLOPs of padded sequences.",
+        help="Choose the N buckets with the fewest FLOPs of padded sequences.",
+        rich_help_panel=LENGTHS,
     ),
 ]
 Baselines = Annotated[
     bool,
-    typer.Option("--baselines", help="With --lengths: what the rules of HotSPa and FlexSP, and bucketing, take."),
+    typer.Option(
+        "--baselines",
+        help="Also price the rules of HotSPa and FlexSP, and bucketing.",
+        rich_help_panel=LENGTHS,
+    ),
 ]
 SideBySide = Annotated[
     bool | None,
     typer.Option(
         "--side-by-side/--turns-only",
-        help="With --lengths: context parallelism of several degrees on different GPUs at once as well, or only"
-        " strategies in turn.",
+        help="Also run several degrees of context parallelism on different GPUs at once, or only strategies in "
+        "turn.",
         show_default="side by side, unless --padding",
+        rich_help_panel=LENGTHS,
     ),
 ]
 UnlikeReplicas = Annotated[
     bool,
     typer.Option(
         "--unlike-replicas",
-        help="With --lengths: replicas of different tensor, context and pipeline parallelism at once as well.",
+        help="Also run replicas of different tensor, context and pipeline parallelism at once.",
+        rich_help_panel=LENGTHS,
     ),
 ]
 Hetu = Annotated[
@@ -274,13 +421,8 @@ Hetu = Annotated[
     typer.Option(
         "--hetu",
         metavar="DIR",
-        help="With --lengths --turns-only --fix cp=1: the files of HotSPa's runtime, into a directory.",
+        help="With --turns-only --fix cp=1: write the files of HotSPa's runtime into a directory.",
         show_default=False,
-    ),
-]
-Align = Annotated[
-    int | None,
-    typer.Option(
-        "--align", metavar="N", help="With --lengths: sequences are padded to multiples.", show_default="128"
+        rich_help_panel=LENGTHS,
     ),
 ]

@@ -173,6 +173,17 @@ class Commands(TyperGroup):
             _clean_usage(error)
             raise
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands by section."""
+        width = formatter.width - 6 - max(map(len, self.commands))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            section = str(getattr(command, "rich_help_panel", None) or "Commands")
+            sections.setdefault(section, []).append((name, command.get_short_help_str(width)))
+        for section, records in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(records)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         with interrupts.raised():

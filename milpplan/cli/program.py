@@ -1,15 +1,13 @@
-"""The program: what all commands share. ``milpplan.cli.app`` has it with its commands."""
+"""The program and its options before the command. ``milpplan.cli.app`` adds the commands."""
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import Annotated
 
 import typer
 
 import milpplan
-from milpplan.cli.command import Command
 from milpplan.cli.outcome import Commands, emit, of_error, say_error, unwritten
 from milpplan.errors import InvalidInputError
 
@@ -21,17 +19,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help=(
-        "Proved-best parallel training plans for large language models. Exit codes: 0 optimal within the "
-        "tolerance, 2 wrong usage or bad input, 3 proved infeasible, 4 a plan that is not proved within the "
-        "tolerance (its gap is printed), 5 stopped with none, 6 internal failure."
+        "Proved-best parallel training plans for large language models. Results on stdout, progress on stderr. "
+        "Exit codes: 0 optimal within the tolerance, 2 wrong usage or bad input, 3 proved infeasible, 4 a plan "
+        "that is not proved within the tolerance (its gap is printed), 5 stopped without a plan, 6 internal "
+        "failure."
     ),
 )
-command = partial(app.command, cls=Command)
-"""Registers a function as a command."""
 
 
 def run() -> None:
-    """Run the command of ``sys.argv``."""
+    """Run the command in ``sys.argv``."""
     try:
         app()
     except (InvalidInputError, OSError) as error:

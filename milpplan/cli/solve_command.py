@@ -1,4 +1,4 @@
-"""``milpplan solve``: from its words to a problem, to one of the ways to solve it."""
+"""The words of ``milpplan solve`` as a problem, and the solver that suits them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from milpplan.cli import arguments, candidates, solving
 from milpplan.cli.calculon import Files, problem_of
 from milpplan.cli.lengths import LengthOptions, are_asked, refuse
 from milpplan.cli.lengths import solve as solve_lengths
-from milpplan.cli.outcome import ExitCode
+from milpplan.cli.outcome import ExitCode, say
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.result import SolveOptions
 from milpplan.problem.problem import Problem
@@ -21,7 +21,7 @@ DEFAULT_GAP: Final = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveWords:
-    """The command's arguments and options as typer gives them, by their names in ``planning.solve``."""
+    """The command's arguments and options as typer gives them, by the names of its parameters."""
 
     model: str | None
     hardware: str | None
@@ -68,10 +68,11 @@ class SolveWords:
     unlike_replicas: bool
     hetu: Path | None
     out: Path | None
+    verbose: bool
     as_json: bool
 
     def problem(self, hardware: str | None) -> Problem:
-        """The problem on one kind of hardware, with the space that ``--target`` can run."""
+        """Build the problem on one kind of hardware, with the space that ``--target`` can run."""
         from milpplan.launchers.restriction import restrict
 
         whole = self.whole(hardware)
@@ -86,13 +87,13 @@ class SolveWords:
         return whole
 
     def whole(self, hardware: str | None) -> Problem:
-        """The problem on one kind of hardware, for any launcher."""
+        """Build the problem on one kind of hardware, for any launcher."""
         named = {"MODEL": self.model, "HARDWARE": hardware}
         fix, allow = self.fix or [], self.allow or []
         return problem_of(self.calculon, named, self.job(), self.space, fix, allow, self.schedule)
 
     def job(self) -> dict[str, Any]:
-        """The options that describe the job."""
+        """Collect the options that describe the job."""
         return {
             "gpus": self.gpus,
             "global_batch": self.global_batch,
@@ -108,7 +109,7 @@ class SolveWords:
         }
 
     def lengths_asked(self) -> LengthOptions:
-        """The options that describe sequences of several lengths."""
+        """Collect the options that describe sequences of several lengths."""
         return LengthOptions(
             path=self.lengths,
             max_strategies=self.max_strategies,
@@ -126,7 +127,7 @@ class SolveWords:
         )
 
     def options(self, problem: Problem) -> SolveOptions:
-        """How to solve it."""
+        """Collect the options of the search."""
         start = None if self.warm_start is None else solving.starting_plan(problem, self.warm_start)
         return SolveOptions(
             backend=self.backend,
@@ -141,7 +142,7 @@ class SolveWords:
 
 
 def run(words: SolveWords) -> ExitCode:
-    """Solve as asked, print, write; the exit code says how it ended."""
+    """Solve as the words ask, print and write the answer; the exit code says how it ended."""
     if are_asked(words.lengths_asked()):
         return _of_lengths(words)
     names = candidates.names_of(words.hardware)
@@ -149,14 +150,14 @@ def run(words: SolveWords) -> ExitCode:
     problem = words.problem(names[0] or None)
     options = words.options(problem)
     if len(names) > 1:
-        return candidates.run(names, words.problem, price_of, options, words.out, words.as_json)
+        return candidates.run(names, words.problem, price_of, options, words.out, words.as_json, words.verbose)
     whole = words.whole(names[0] or None) if words.target is not None and words.price_limit else None
-    asked = solving.Asked(words.check_ends, price_of.get(names[0]), whole, words.price_limit)
+    asked = solving.Asked(words.check_ends, price_of.get(names[0]), whole, words.price_limit, words.verbose)
     return solving.run(problem, options, words.out, words.as_json, asked)
 
 
 def _of_lengths(words: SolveWords) -> ExitCode:
-    """A step of sequences of several lengths."""
+    """Solve ``solve --lengths``, the older form of ``solve-lengths``."""
     refuse(
         {
             "--calculon": words.calculon,
@@ -178,4 +179,6 @@ def _of_lengths(words: SolveWords) -> ExitCode:
     asked = words.lengths_asked()
     named = {"MODEL": words.model, "HARDWARE": words.hardware}
     limits = words.gap, words.time_limit, words.backend, words.workers
-    return solve_lengths(named, words.job(), words.space, words.fix or [], asked, limits, words.out, words.as_json)
+    code = solve_lengths(named, words.job(), words.space, words.fix or [], asked, limits, words.out, words.as_json)
+    say("`milpplan solve --lengths` is now `milpplan solve-lengths`, with the same options.")
+    return code

@@ -1,4 +1,4 @@
-"""Solve and simulate as commands: progress, the result, the file, the exit code."""
+"""The work of ``solve`` and ``simulate``: progress, the answer, the file, the exit code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from milpplan.calibration.error_bars import error_bar, robustness
 from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.cli import arguments, interrupts
+from milpplan.cli.next_steps import next_steps
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show
 from milpplan.cli.progress import shown_progress
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError, MilpplanError
@@ -28,7 +29,8 @@ from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.reports.documents.document import document_text, read_plan, result_document, simulation_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.terminal import simulation_report, solve_report
+from milpplan.reports.text.solve_text import solve_report
+from milpplan.reports.text.terminal import simulation_report
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import check_plan
 from milpplan.simulation.simulator import simulate as simulate_plan
@@ -37,32 +39,36 @@ from milpplan.validation.ablation import evidence
 from milpplan.validation.evidence import Evidence
 
 MAX_WORK_ITEMS = 33_554_432
-"""Most virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
+"""Maximum of virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
 
 INTERRUPTED: Final = InfeasibleError(
     "No plan satisfies the request: proved.",
     "Expected a problem with a plan.",
     "The search for what would help was interrupted; run it again to know.",
 )
-"""Explanation where nobody waited for the explanation."""
+"""Explanation of an infeasible problem whose diagnosis was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to say beside the plan: whether it is best at both ends of the hardware's uncertainty too, what the
-    whole run costs at a price of an accelerator-hour, and what the restriction to a launcher costs (``whole`` is
-    the problem without it, solved for so many seconds)."""
+    """Questions beside the plan, and how the answer is printed."""
 
     check_ends: bool = False
+    """Solve again at both ends of the hardware's uncertainty."""
     price_per_gpu_hour: float | None = None
+    """Price of an accelerator-hour, for the cost of the whole run."""
     whole: Problem | None = None
+    """The problem without the restriction to a launcher, to prove what the restriction costs."""
     whole_limit_s: float = 0.0
+    """Seconds for ``whole``."""
+    verbose: bool = False
+    """Print everything, and not only the first screen."""
 
 
 def run(
     problem: Problem, options: SolveOptions, out: Path | None, as_json: bool, asked: Asked | None = None
 ) -> ExitCode:
-    """Solve, print, write; the exit code says how it ended."""
+    """Solve a problem, print and write the answer; the exit code says how it ended."""
     asked = asked or Asked()
     arguments.positive(options.time_limit_s, "--time-limit", "number of seconds")
     if out is not None:
@@ -78,7 +84,7 @@ def run(
     ):
         found.append(_Told(solve(problem, replace(options, callback=callback))))
         _add(found[0], options, deadline, asked)
-    # The plan is there: neither another signal nor the time limit may lose it.
+    # Neither another signal nor the time limit may lose the plan now.
     with undisturbed(), within_range():
         if interrupts.asked_to_stop():
             found[0].result = replace(found[0].result, message=interrupts.STOPPED)
@@ -87,7 +93,7 @@ def run(
 
 @dataclass(slots=True)
 class _Told:
-    """A result, and what is said about it: as much as there was time for."""
+    """A result and its comments; a comment is None if there was no time for it."""
 
     result: PlanResult
     bar: ErrorBar | None = None
@@ -97,10 +103,10 @@ class _Told:
 
 
 def _add(told: _Told, options: SolveOptions, deadline: Deadline, asked: Asked) -> None:
-    """Return what is asked for beside the result, in the time that is left."""
+    """Add the comments to a result in the time that is left."""
     result = told.result
     if result.status == "infeasible":
-        # Without what would help, if nobody waits for that.
+        # This explanation stays if the diagnosis below is interrupted.
         told.why = INTERRUPTED
         told.why = explain(result.problem, options.forbid, Effort(deadline=deadline.until))
     told.known = evidence_of(result)
@@ -128,7 +134,11 @@ def _tell(told: _Told, options: SolveOptions, out: Path | None, as_json: bool, a
         if as_json:
             emit(text)
         elif why is None:
-            show(solve_report(result, options.gap, bar, robust, known, totals))
+            steps = tuple(next_steps(result, out, asked.verbose))
+            report = solve_report(
+                result, options.gap, bar, robust, known, totals, verbose=asked.verbose, next_steps=steps
+            )
+            show(report)
         if why is not None:
             say_error(why)
     finally:
@@ -138,7 +148,7 @@ def _tell(told: _Told, options: SolveOptions, out: Path | None, as_json: bool, a
 
 
 def _why_not_proved(result: PlanResult, options: SolveOptions) -> str:
-    """What kept a search from its proof that neither the user nor the time limit has stopped; else nothing."""
+    """Say why a search ended without its proof although nobody stopped it; empty where it did not."""
     limit = options.time_limit_s
     # A solver that is given the rest of the time ends a little before it.
     stopped = result.message or (limit is not None and result.wall_time_s > 0.95 * limit)
@@ -155,7 +165,7 @@ SolveEnd = Callable[[Problem], tuple[Plan | None, float | None]]
 
 
 def _end_solver(result: PlanResult, options: SolveOptions, deadline: Deadline) -> SolveEnd:
-    """A function that solves the problem of an end from the best plan: its plan, and its bound in seconds."""
+    """Make a function that solves the problem at an end from the best plan: its plan, and its bound in seconds."""
     if result.problem.hardware.uncertainty is None:
         say("The hardware has no uncertainty: there are no ends to check.")
 
@@ -167,7 +177,7 @@ def _end_solver(result: PlanResult, options: SolveOptions, deadline: Deadline) -
 
 
 def uncertainty(result: PlanResult, solve_end: SolveEnd | None) -> tuple[ErrorBar | None, Robustness | None]:
-    """The error bar of the best plan, and whether it is best at both ends; solved again there if asked for."""
+    """Compute the best plan's error bar, and whether it is best at both ends; ``solve_end`` solves there again."""
     problem, plan = result.problem, result.plan
     if plan is None or result.step_time_s is None or problem.other_hardware:
         return None, None
@@ -176,7 +186,7 @@ def uncertainty(result: PlanResult, solve_end: SolveEnd | None) -> tuple[ErrorBa
 
 
 def evidence_of(result: PlanResult) -> Evidence | None:
-    """What measured runs say about the plan, and about its choice among the runners-up."""
+    """Look up what measured runs say about the plan, and about its choice among the runners-up."""
     if result.plan is None or result.step_time_s is None or result.problem.inference:
         return None
     return evidence(result.problem, result.plan, result.step_time_s, result.runners_up)
@@ -185,20 +195,20 @@ def evidence_of(result: PlanResult) -> Evidence | None:
 def compared(
     result: PlanResult, robust: Robustness | None, known: Evidence | None
 ) -> tuple[tuple[Plan, float], ...]:
-    """The runners-up and their step times, where something that is said about the plan compares it with them."""
+    """Simulate the runners-up, where robustness or evidence compares the plan with them."""
     if robust is None and (known is None or not known.ablations):
         return ()
     return tuple((plan, simulate_plan(result.problem, plan).step_time_s) for plan in result.runners_up)
 
 
 def within_range() -> np.errstate:
-    """Numbers that leave the range of floats or 64-bit integers raise instead of becoming nonsense."""
+    """Raise where a number leaves the range of floats or 64-bit integers, instead of computing on."""
     return np.errstate(over="raise", invalid="raise", divide="raise")
 
 
 def _written(out: Path | None, text: str, code: ExitCode) -> ExitCode:
-    """Write the document; a failure is told, after the result has been printed. Where there is no plan, and no
-    proof that there is none, a plan of an earlier run is worth more."""
+    """Write the document, and report a failure. Without a plan and without a proof of infeasibility nothing is
+    written, because the file may hold a plan of an earlier run."""
     if out is None:
         return code
     if code == ExitCode.STOPPED_WITHOUT_PLAN:
@@ -214,7 +224,7 @@ def _written(out: Path | None, text: str, code: ExitCode) -> ExitCode:
 
 
 def starting_plan(problem: Problem, path: Path) -> Plan:
-    """The plan of a file, as a start for a problem.
+    """Read the plan of a file, as a start for a problem.
 
     Raises:
         IllegalPlanError: it is no plan for this model, or for none of these numbers of GPUs and batches.
@@ -243,7 +253,7 @@ def simulate_file(path: Path | None, as_json: bool, read: tuple[Problem, Plan] |
 
 
 def check_plan_of_file(problem: Problem, plan: Plan) -> None:
-    """The plan belongs to the problem, breaks no rule, and is of a size that can be simulated."""
+    """Check that a plan belongs to the problem, breaks no rule, and is of a size that can be simulated."""
     arguments.check_size(problem.job)
     check_plan(problem, plan)
     layout = plan.layout
@@ -264,7 +274,7 @@ def check_plan_of_file(problem: Problem, plan: Plan) -> None:
 
 
 def _check_numbers(report: StepReport) -> None:
-    """Sums that left the range of 64-bit integers come back negative."""
+    """Refuse negative sums: they left the range of 64-bit integers."""
     peaks = [stage.memory.peak_bytes for stage in report.stages]
     if report.step_time_ns <= 0 or min(peaks) < 0:
         raise OverflowError("a step time or a memory size left the range of 64-bit integers")

@@ -29,7 +29,7 @@ from milpplan.optimize.uneven.layer_branching import BranchingTree
 from milpplan.optimize.uneven.layer_local_search import improve
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
 from milpplan.reports.documents.document import result_document
-from milpplan.reports.text.terminal import solve_report
+from milpplan.reports.text.solve_text import solve_report
 from milpplan.reports.words.spaces import space_text
 from milpplan.simulation.layout_columns import BoolArray, IntArray
 from milpplan.simulation.layout_costs import usable_memory_bytes

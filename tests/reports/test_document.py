@@ -27,7 +27,7 @@ from milpplan.reports.documents.document import (
 )
 from milpplan.reports.documents.plan_file import PlanDocument, PlanFile, plan_document
 from milpplan.reports.files import write_whole
-from milpplan.reports.text.terminal import solve_report
+from milpplan.reports.text.solve_text import solve_report
 from tests.refusals import in_three_parts
 from tests.simulation.cases import even_plan, problem_of
 from tests.small import small_problem

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from milpplan import solve
-from milpplan.reports.text.terminal import simulation_report, solve_report
+from milpplan.reports.text.solve_text import solve_report
+from milpplan.reports.text.terminal import simulation_report
 from tests.small import small_problem
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from milpplan.explain.candidates import Choice, Outcome
 from milpplan.problem.records import Record
 from milpplan.reports.documents.document import ResultDocument, result_document
+from milpplan.reports.text.solve_text import plan_lines
 from milpplan.reports.text.terminal import plan_report, report_table
 from milpplan.reports.words.run_totals import RunDocument, run_document
 from milpplan.reports.words.spaces import scope_text
@@ -78,8 +79,8 @@ def _ahead(choice: Choice) -> float | None:
     return rivals / best.value - 1.0
 
 
-def choice_report(choice: Choice, tolerance: float) -> RenderableType:
-    """Show the winner and its lead, a row for every candidate, and the winner's plan."""
+def choice_report(choice: Choice, tolerance: float, verbose: bool = False) -> RenderableType:
+    """Who wins and by how much, a row for every candidate, then the winner's plan."""
     table = report_table("candidates", "hardware", "GPUs", "step", "days", "GPU-hours", "cost", "gap", "status")
     for outcome in choice.outcomes:
         table.add_row(*_row(outcome))
@@ -87,7 +88,8 @@ def choice_report(choice: Choice, tolerance: float) -> RenderableType:
     best = choice.best
     if best is not None and best.result.plan is not None and best.result.report is not None:
         parts += [Text(), Text(printable(f"the plan on {best.candidate.name}:"), "bold")]
-        parts += plan_report(best.result.problem, best.result.plan, best.result.report)
+        lines = plan_report if verbose else plan_lines
+        parts += lines(best.result.problem, best.result.plan, best.result.report)
         scope = scope_text(best.result.problem, best.result.forbid)
         parts.append(Text(f"\nproof: {scope}; the same space on every candidate"))
     return Group(*parts)

@@ -11,8 +11,9 @@ from milpplan.explain.fewest import Fewest
 from milpplan.problem.problem import MAX_GPUS
 from milpplan.problem.records import Record
 from milpplan.reports.documents.document import ResultDocument, result_document
-from milpplan.reports.text.terminal import solve_report
+from milpplan.reports.text.solve_text import solve_report
 from milpplan.units import counted, printable
+from milpplan.validation.evidence import Evidence
 from milpplan.version import __version__
 
 
@@ -47,9 +48,12 @@ def fewest_document(fewest: Fewest, tolerance: float) -> FewestDocument:
     )
 
 
-def fewest_report(fewest: Fewest, tolerance: float) -> RenderableType:
-    """Show the number, the smaller numbers that provably have no plan with the reason, and the plan."""
-    return Group(_headline(fewest), Text(), solve_report(fewest.result, tolerance))
+def fewest_report(
+    found: Fewest, tolerance: float, evidence: Evidence | None = None, verbose: bool = False
+) -> RenderableType:
+    """Render the minimum number, the smaller numbers that are proved to have no plan, and the plan."""
+    plan = solve_report(found.result, tolerance, evidence=evidence, verbose=verbose)
+    return Group(_headline(found), Text(), plan)
 
 
 def _headline(found: Fewest) -> Text:

@@ -74,7 +74,7 @@ def _parts(result: LengthsResult) -> Iterator[RenderableType]:
         f"Best single strategy: {static.strategy}, {seconds_text(static.step_time_s)}, proved at least "
         f"{seconds_text(static.lower_bound_s)}"
     )
-    yield Text(f"{_verdict(result)} ({result.num_sets:,} sets left open by their work and reductions alone)")
+    yield Text(_verdict(result))
     yield _groups(result)
     if result.turns:
         what = "Replicas" if result.is_unlike else "Degrees side by side, in the order of their starts"

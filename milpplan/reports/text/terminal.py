@@ -1,8 +1,10 @@
-"""Text of solve and simulate. Numbers get their units here, through ``milpplan.units``."""
+"""A plan and its simulated step on a terminal: layout, stages, time and memory, as tables.
+
+Numbers get their units here, through ``milpplan.units``.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -12,63 +14,26 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.calibration.records import ErrorBar, Robustness
-from milpplan.explain.run_totals import RunTotals
-from milpplan.optimize.result import PlanResult
+from milpplan.calibration.records import ErrorBar
 from milpplan.problem.plan import Layout, Plan, VirtualStage
 from milpplan.problem.problem import Problem
-from milpplan.reports.documents.document import layouts_document, tolerance_text
-from milpplan.reports.words.error_bars import error_bar_text, robustness_text
+from milpplan.reports.words.error_bars import error_bar_text
 from milpplan.reports.words.evidence import evidence_text
 from milpplan.reports.words.node_types import cluster_text, node_types_text, replicas_text
-from milpplan.reports.words.run_totals import run_text
-from milpplan.reports.words.spaces import scope_text
-from milpplan.reports.words.target import target_price_text
 from milpplan.simulation.report import StepReport
-from milpplan.units import counted, gap_text, gib_text, percent_text, printable, rate_text, seconds_text
+from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
 
 MAX_STAGE_ROWS = 16
-"""Number of pipeline ranks above which equal neighbours share a row."""
-SHOWN_RULES = 3
+"""With more pipeline ranks, equal neighbours share a row."""
 MAX_COLUMNS = 1000
-"""Maximum width; no table here is wider."""
+"""Width without wrapping: beyond that of any table here."""
 
 
-def solve_report(
-    result: PlanResult,
-    tolerance: float,
-    bar: ErrorBar | None = None,
-    robust: Robustness | None = None,
-    evidence: Evidence | None = None,
-    totals: RunTotals | None = None,
-) -> RenderableType:
-    """Show everything about a result with a plan, or the headline alone without a plan."""
-    parts: list[RenderableType] = [_headline(result, tolerance)]
-    if result.any_chunks_gap is not None and result.any_chunks_gap > max(tolerance, result.gap or 0.0):
-        parts.append(
-            Text(
-                f"over interleaved chunks of any size: at most {percent_text(result.any_chunks_gap)} less "
-                "(proved; --space any looks for them)"
-            )
-        )
-    if result.target_price is not None:
-        parts.append(Text(printable(target_price_text(result.problem, result.target_price))))
-    if result.plan is not None and result.report is not None:
-        run = [] if totals is None else [hanging("whole run", run_text(totals))]
-        parts += [_rates(result.report), *run, *_known(bar, robust, evidence)]
-        parts += [*_left_out(result.problem), Text()]
-        parts += plan_report(result.problem, result.plan, result.report)
-    return Group(*parts, *_proof(result))
-
-
-def _known(bar: ErrorBar | None, robust: Robustness | None, evidence: Evidence | None) -> Iterator[RenderableType]:
-    """Show the effect of the hardware's uncertainty, if it has one, and the measured runs that support the
-    plan."""
+def _known(bar: ErrorBar | None, evidence: Evidence | None) -> Iterator[RenderableType]:
+    """The step's error bar, where the hardware has an uncertainty, and what measured runs say about the plan."""
     if bar is not None:
         yield hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
-    if robust is not None:
-        yield hanging("choice", robustness_text(robust))
     if evidence is not None:
         yield hanging("evidence", printable(evidence_text(evidence)))
 
@@ -80,7 +45,7 @@ def simulation_report(
     bar: ErrorBar | None = None,
     evidence: Evidence | None = None,
 ) -> RenderableType:
-    """Show everything about a simulated plan."""
+    """Render everything about one simulated plan."""
     headline = step_headline(problem, plan, report)
     if not report.fits:
         tiers = (
@@ -89,27 +54,25 @@ def simulation_report(
         )
         over = [f"{gib_text(size)} of {gib_text(room)}{where}" for where, size, room in tiers if size > room]
         headline.append(f"; does not fit: {', '.join(over)}", "bold red")
-    known = _known(bar, None, evidence)
-    return Group(
-        headline, _rates(report), *known, *_left_out(problem), Text(), *plan_report(problem, plan, report)
-    )
+    known = _known(bar, evidence)
+    return Group(headline, _rates(report), *known, *left_out(problem), Text(), *plan_report(problem, plan, report))
 
 
-def _left_out(problem: Problem) -> Iterator[RenderableType]:
-    """Name the parts of the model that the user left out: the answer lacks them."""
+def left_out(problem: Problem) -> Iterator[RenderableType]:
+    """Name the keys of the model's config that the user left out, and whose cost is not in the answer."""
     if problem.model.ignored_keys:
         keys = ", ".join(problem.model.ignored_keys)
         yield hanging("ignored", printable(f"{keys} of the model's config: what they add is not priced"))
 
 
 def step_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
-    """Write the model, the cluster and the time of a step."""
+    """Name the model, the cluster and the time of a step."""
     line = Text(printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: "), "bold")
     return line.append(f"{seconds_text(report.step_time_s)} a step", "bold green")
 
 
 def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
-    """Write the headline of a plan that is shown although it does not fit."""
+    """Name model, cluster and step time of a plan that may not fit, and say so."""
     line = step_headline(problem, plan, report)
     if not report.fits:
         line.append("; does not fit in memory, so the step is only what it would be", "bold red")
@@ -117,14 +80,21 @@ def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
 
 
 def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:
-    """Show layout and stages, and the parts of time and memory."""
+    """Show the layout, the stages, and where the time and the memory go."""
     yield from _layout_lines(plan.layout)
-    if problem.other_hardware:
-        text = replicas_text(problem, plan, report) or node_types_text(report)
-        yield hanging("nodes", printable(text))
+    nodes = nodes_text(problem, plan, report)
+    if nodes:
+        yield hanging("nodes", printable(nodes))
     yield Text()
     yield from _stage_tables(plan, report)
     yield _SideBySide(_time_table(report), _memory_table(report, plan.layout.pp))
+
+
+def nodes_text(problem: Problem, plan: Plan, report: StepReport) -> str:
+    """Name the stages or replicas on each node type; empty on a cluster of one type."""
+    if not problem.other_hardware:
+        return ""
+    return replicas_text(problem, plan, report) or node_types_text(report)
 
 
 class _SideBySide:
@@ -140,46 +110,21 @@ class _SideBySide:
         yield from (grid,) if fits else self.tables
 
 
-def _headline(result: PlanResult, tolerance: float) -> Text:
-    model = scope_text(result.problem, result.forbid)
-    if result.status == "optimal":
-        text, style = f"optimal within {tolerance_text(tolerance)} for {model}:\n", "bold green"
-    elif result.plan is not None:
-        text = f"best plan so far, not proved within {tolerance_text(tolerance)} for {model}:\n"
-        style = "bold yellow"
-    elif result.status == "infeasible":
-        return Text(f"infeasible: proved for {model}", "bold red")
-    else:
-        headline = Text(f"stopped before any plan was found ({model})", "bold yellow")
-        if result.lower_bound_s is not None:
-            headline.append(f"\nno plan takes less than {seconds_text(result.lower_bound_s)} a step: proved")
-        return headline
-    headline = Text(text, style)
-    if result.step_time_s is not None:
-        headline.append(f"{seconds_text(result.step_time_s)} a step")
-    if result.lower_bound_s is not None:
-        headline.append(f", bound {seconds_text(result.lower_bound_s)}")
-    if result.objective is not None and result.objective_name == "gpu_hours":
-        headline.append(f", {rate_text(result.objective)} GPU-hours")
-    if result.objective is not None and result.objective_name == "num_gpus":
-        headline.append(f", {rate_text(result.objective)} GPUs")
-    if result.gap is not None:
-        headline.append(f", gap {gap_text(result.gap)}")
-    elif result.objective_name != "num_gpus":
-        headline.append(", nothing proved yet of better ones")
-    return headline
-
-
 def _rates(report: StepReport) -> Text:
     return Text(
         f"{rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}, peak memory "
-        f"{gib_text(report.peak_memory_bytes)} of {gib_text(report.usable_memory_bytes)} usable: "
-        f"{_verdict(report)}"
+        f"{memory_text(report)}"
     )
 
 
+def memory_text(report: StepReport) -> str:
+    """Write peak, usable memory, verdict and margin: ``67.9 GiB of 75.3 GiB usable: safe, 7.3 GiB left``."""
+    peak, usable = gib_text(report.peak_memory_bytes), gib_text(report.usable_memory_bytes)
+    return f"{peak} of {usable} usable: {_verdict(report)}"
+
+
 def _verdict(report: StepReport) -> str:
-    """Describe whether the memory suffices, and the margin or shortage."""
+    """Verdict on the memory, with what is left or lacking."""
     margin = gib_text(abs(report.memory_margin_bytes))
     if report.memory_margin_bytes < 0:
         return f"does not fit, {margin} too much"
@@ -209,13 +154,13 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
     }
     chosen = ", ".join(f"{name}: {'yes' if on else 'no'}" for name, on in switches.items())
     yield hanging("sharding", f"ZeRO {layout.zero_stage}; {chosen}")
-    further = list(_further(layout))
+    further = list(execution_words(layout))
     if further:
         yield hanging("execution", "; ".join(further))
 
 
-def _further(layout: Layout) -> Iterator[str]:
-    """Describe switches that are off in most layouts."""
+def execution_words(layout: Layout) -> Iterator[str]:
+    """Name the switches of a layout that are off by default and on here."""
     if layout.tp_overlap != "none":
         yield f"tensor-parallel overlap: {layout.tp_overlap}"
     if layout.pp_scatter_gather:
@@ -231,13 +176,13 @@ def report_table(title: str, *columns: str) -> Table:
     """Make an empty table of a report: the first column holds words, the others numbers."""
     table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
-        # A word that is too long for a narrow terminal continues on the next line, so that it is never cut.
+        # A word that is too long for a narrow terminal continues on the next line.
         table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
     return table
 
 
 def _runs(values: Iterable[int]) -> str:
-    """Write 5, 5, 5, 4 as ``3x5 4``, and only zeros as ``0``."""
+    """Write 5, 5, 5, 4 as ``3x5 4``, and nothing but zeros as ``0``."""
     lengths = [(value, len(list(same))) for value, same in groupby(values)]
     if len(lengths) == 1 and not lengths[0][0]:
         return "0"
@@ -254,7 +199,7 @@ def _held(stages: tuple[VirtualStage, ...]) -> tuple[str, ...]:
 
 
 def _stage_tables(plan: Plan, report: StepReport) -> Iterator[Table]:
-    """Make a table of the stages, or with heterogeneous replicas a table per node type."""
+    """One table, or with heterogeneous replicas a table of a replica on each node type."""
     pp, layout = plan.layout.pp, plan.layout.model_copy(update={"replica_micro_batches": ()})
     if not plan.layout.replica_micro_batches:
         yield _stage_table(plan, report)
@@ -304,15 +249,21 @@ def _time_table(report: StepReport) -> Table:
     for name, seconds in report.breakdown_s.items():
         if seconds:
             share = percent_text(seconds / report.step_time_s)
-            table.add_row(Text(name.replace("_", " ")), seconds_text(seconds), share)
+            table.add_row(Text(_part_label(name)), seconds_text(seconds), share)
     table.add_section()
     table.add_row("step", seconds_text(report.step_time_s), percent_text(1.0))
     hidden = {name: seconds for name, seconds in report.hidden_s.items() if seconds}
     if hidden:
         table.add_section()
     for name, seconds in hidden.items():
-        table.add_row(Text(name.replace("_", " ")), seconds_text(seconds), "")
+        table.add_row(Text(_part_label(name)), seconds_text(seconds), "")
     return table
+
+
+def _part_label(name: str) -> str:
+    """Label of a part of the step."""
+    part, _, kind = name.rpartition("_")
+    return f"ZeRO communication ({kind})" if part == "zero" else name.replace("_", " ")
 
 
 def _memory_table(report: StepReport, pp: int) -> Table:
@@ -336,7 +287,7 @@ def _memory_table(report: StepReport, pp: int) -> Table:
         table.add_section()
         table.add_row("on the host", gib_text(host), _share(host, capacity))
         table.add_row(
-            "host, the most", gib_text(report.host_memory_bytes), _share(report.host_memory_bytes, capacity)
+            "host, maximum", gib_text(report.host_memory_bytes), _share(report.host_memory_bytes, capacity)
         )
         table.add_row("host, usable", gib_text(capacity), "")
     return table
@@ -346,43 +297,10 @@ def _share(size: int, usable: int) -> str:
     return percent_text(size / usable) if usable > 0 else "-"
 
 
-def _proof(result: PlanResult) -> Iterator[RenderableType]:
-    """Show the outcome of the layouts, and the solvers' work."""
-    if result.layouts is not None:
-        yield from _fates(result)
-    work = result.work
-    yield hanging(
-        "solver",
-        f"backend {work.backend}{f' ({work.versions})' if work.versions else ''}: {work.simulations:,} "
-        f"simulations, {work.relaxations:,} relaxations, {work.integer_programs:,} integer programs "
-        f"({work.witnessed:,} witnessed); {seconds_text(result.wall_time_s)}",
-    )
-
-
-def _fates(result: PlanResult) -> Iterator[RenderableType]:
-    """Describe the outcome of the layouts, and the rules that refused most."""
-    layouts = layouts_document(result)
-    fates = (
-        f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "
-        f"relaxations, {layouts.solved:,} solved, {layouts.open:,} open"
-    )
-    yield hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
-    if layouts.pruned_fraction is not None:
-        # Rounded down, so that 100 % means all layouts.
-        share = percent_text(math.floor(layouts.pruned_fraction * 1e5) / 1e5, 3)
-        left = layouts.solved + layouts.open
-        yield hanging("pruned", f"{share} of the legal layouts, with proof: all but {left:,}")
-    refused = sorted(((count, name) for name, count in layouts.rejected.items() if count), reverse=True)
-    if refused:
-        top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])
-        more = f" and {len(refused) - SHOWN_RULES} more rules" if len(refused) > SHOWN_RULES else ""
-        yield hanging("refused", f"by {top}{more}")
-
-
-def hanging(name: str, text: str) -> RenderableType:
-    """Make a line with its name in front and a hanging indent."""
+def hanging(name: str, text: str, style: str = "") -> RenderableType:
+    """Put a name in front of a text, whose further lines are indented as far."""
     grid = Table.grid(padding=0)
     grid.add_column(width=10)
     grid.add_column()
-    grid.add_row(Text(name), Text(text))
+    grid.add_row(Text(name), Text(text, style))
     return grid

@@ -89,7 +89,8 @@ def evidence_sentence(evidence: EvidenceDocument) -> str:
     runs = f"{counted(evidence.num_runs, 'measured run')} on {evidence.generation}"
     if evidence.unexercised:
         share = f" ({percent_text(evidence.share, 0)} of the step)" if evidence.share else ""
-        return f"The cost model was held to {runs}; none has this plan's {', '.join(evidence.unexercised)}{share}."
+        terms = ", ".join(term.replace("_", " ") for term in evidence.unexercised)
+        return f"The cost model was held to {runs}. No measured run covers {terms}{share}."
     worst = worst_error(evidence.terms)
     error = "" if worst is None else f", with mean errors of at most {percent_text(worst, 0)}"
     return f"The cost model was held to {runs}, which have every part of this plan{error}."
@@ -98,6 +99,12 @@ def evidence_sentence(evidence: EvidenceDocument) -> str:
 def worst_error(terms: Sequence[TermDocument] | Sequence[TermEvidence]) -> float | None:
     """Find the largest mean error of the runs of any term, as a fraction; None where no run has an error."""
     return max((term.mean_abs_error for term in terms if term.mean_abs_error is not None), default=None)
+
+
+def worst_term(terms: Sequence[TermEvidence]) -> TermEvidence | None:
+    """Find the term whose runs have the largest mean error; None where no run has an error."""
+    worst = worst_error(terms)
+    return next((term for term in terms if worst is not None and term.mean_abs_error == worst), None)
 
 
 def evidence_text(evidence: Evidence) -> str:
@@ -117,38 +124,37 @@ def evidence_text(evidence: Evidence) -> str:
 def _terms_text(evidence: Evidence) -> str:
     missing = sorted(evidence.unexercised, key=lambda term: -(term.share or 0.0))
     if missing:
-        terms = ", ".join(f"{term.words} ({_share_text(term)})" for term in missing)
+        terms = ", ".join(f"{term.words} ({share_text(term)})" for term in missing)
         return f"terms that no scored run on {evidence.generation} exercises: {terms}"
     text = f"scored runs on {evidence.generation} exercise every term of this plan"
     if not evidence.terms:
         return text
     least = min(evidence.terms, key=lambda term: term.num_runs)
     runs, sources = counted(least.num_runs, "run"), counted(least.num_sources, "source")
-    text = f"{text}, {least.words} the least ({runs} of {sources})"
-    worst = worst_error(evidence.terms)
+    text = f"{text}; least tested: {least.words} ({runs} of {sources})"
+    worst = worst_term(evidence.terms)
     if worst is None:
         return text
-    words = next(term.words for term in evidence.terms if term.mean_abs_error == worst)
-    return f"{text}; mean errors of at most {percent_text(worst, 0)} (of the runs that have {words})"
+    error = percent_text(worst.mean_abs_error or 0.0, 0)
+    return f"{text}; mean errors of at most {error} (of the runs that have {worst.words})"
 
 
-def _share_text(term: TermEvidence) -> str:
-    """Write ``7 % of the step``, in whole per cents because the term is unchecked."""
+def share_text(term: TermEvidence) -> str:
+    """Write the share of a term as ``7 % of the step``: whole per cents, because no run checks it."""
     share = term.share or 0.0
     return f"{percent_text(share, 0)} of the step" if share >= LEAST_SHOWN else "below 1 % of the step"
 
 
 def _choice_texts(evidence: Evidence) -> Iterator[str]:
-    """Describe whether the plan stays ahead of the others without the terms, and with the terms doubled."""
-    kept = "that the search kept"
-    others = f"the {counted(evidence.num_plans, 'other plan')} {kept}"
-    beaten, lost_to = others, f"one of {others}"
+    """Whether the plan stays ahead of the others without the terms, and with them twice."""
+    others = f"the {counted(evidence.num_plans, 'other plan')} of the search"
+    beaten, winner = others, f"one of {others}"
     if evidence.num_plans == 1:
-        beaten = lost_to = f"the other plan {kept}"
-    for ablated in evidence.ablations:
-        if ablated.rival_s is None:
+        beaten = winner = "the other plan of the search"
+    for one in evidence.ablations:
+        if one.rival_s is None:
             continue
-        terms = "without these terms" if ablated.times == 0 else "with these terms doubled"
-        verdict = f"beats {beaten}" if ablated.still_best else f"loses to {lost_to}"
-        times = f"{seconds_text(ablated.best_s)} against {seconds_text(ablated.rival_s)}"
-        yield f"{terms} this plan {verdict} ({times})"
+        cost = "nothing" if one.times == 0 else "2x as much"
+        verdict = f"this plan still beats {beaten}" if one.still_best else f"{winner} wins"
+        times = f"{seconds_text(one.best_s)} against {seconds_text(one.rival_s)}"
+        yield f"if these terms cost {cost}, {verdict} ({times})"

@@ -127,7 +127,7 @@ def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
 def _nodes(problem: Problem, plan: Plan, report: StepReport) -> Iterator[str]:
     """Describe the nodes of the stages or replicas, in a cluster of several types."""
     if plan.layout.replica_micro_batches:
-        yield f"The replicas are of different make: {replicas_text(problem, plan, report)}."
+        yield f"The replicas are heterogeneous: {replicas_text(problem, plan, report)}."
     elif problem.other_hardware:
         yield f"Every stage is on nodes of one type: {node_types_text(report)}."
 
@@ -141,12 +141,14 @@ def _recompute(problem: Problem, plan: Plan) -> Iterator[str]:
     if not full and not selective:
         yield "Nothing is recomputed: all activations are kept until their backward."
         return
-    parts = []
-    if selective:
-        parts.append(f"{selective} drop what is cheap to work out again (selective)")
-    if full:
-        parts.append(f"{full} keep their input only and run their forward twice (full)")
-    yield f"To save memory, of {layers} layers {' and '.join(parts)}."
+    meanings = {
+        "selective": (selective, "activations that are cheap to compute are computed twice"),
+        "full": (full, "only inputs are kept, and forwards run twice"),
+    }
+    for mode, (number, meaning) in meanings.items():
+        if number:
+            who = f"All {layers}" if number == layers else f"{number} of {layers}"
+            yield f"{who} layers use {mode} recomputation to save memory: {meaning}."
 
 
 def _switches(layout: Layout) -> Iterator[str]:

@@ -9,6 +9,7 @@ from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Record
 from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
+from milpplan.units import percent_text
 
 SAME_SHARE = 1e-3
 """Difference up to which the two ends of a price are printed as one value, and below which a price counts as
@@ -70,11 +71,12 @@ def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument
     """Describe the price of the restriction to a launcher, as an interval where the proofs leave one."""
     least, most = price.least_fraction, price.most_fraction
     more = "slower" if problem.job.objective == "step_time_per_token" else f"more {problem.job.objective}"
+    proved = f"(proved; --target {problem.space.target})"
     best = f"than the best of any launcher (the same space without --target {problem.space.target})"
     if most <= 0:
-        return f"no plan of any launcher is better (proved; --target {problem.space.target})"
+        return f"no plan of any launcher is better {proved}"
     if most <= SAME_SHARE:
-        return f"no plan of any launcher is more than {most:.2%} better (proved; --target {problem.space.target})"
+        return f"no plan of any launcher is more than {percent_text(most, 2)} better {proved}"
     if most - least <= SAME_SHARE:
-        return f"{(least + most) / 2:.1%} {more} {best}, proved"
-    return f"between {least:.1%} and {most:.1%} {more} {best}: so far is proved"
+        return f"{percent_text((least + most) / 2)} {more} {best}, proved"
+    return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"

@@ -1,4 +1,4 @@
-"""``milpplan gap``: the judgement of plans that anybody made."""
+"""The command ``gap``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from milpplan.cli import options as o
-from milpplan.cli.launching import NAMES, Arguments, Settings
-from milpplan.cli.program import command
 
 Files = Annotated[
     list[Path] | None,
@@ -18,12 +16,14 @@ Files = Annotated[
         help="Plan files; with --from files of a launcher, - for standard input. Several: a table.",
     ),
 ]
-From = Annotated[str | None, typer.Option("--from", metavar=NAMES, help="The launcher whose files these are.")]
+From = Annotated[
+    str | None, typer.Option("--from", metavar=o.LAUNCHERS, help="The launcher whose files these are.")
+]
 Target = Annotated[
     str | None,
     typer.Option(
         "--target",
-        metavar=NAMES,
+        metavar=o.LAUNCHERS,
         help="Also judge by the best that this launcher can run.",
         show_default="that of --from",
     ),
@@ -41,10 +41,6 @@ Gpus = Annotated[
 VocabSize = Annotated[
     int | None,
     typer.Option("--vocab-size", metavar="N", min=1, help="Their vocabulary.", show_default="theirs"),
-]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option("--ignore", metavar="FLAG", help="Accept not to see what this flag costs. Repeatable."),
 ]
 Whole = Annotated[
     str,
@@ -75,7 +71,6 @@ Best = Annotated[
 ]
 
 
-@command()
 def gap(
     files: Files = None,
     source: From = None,
@@ -85,9 +80,9 @@ def gap(
     model: Model = None,
     gpus: Gpus = None,
     vocab_size: VocabSize = None,
-    ignore: Ignore = None,
-    settings: Settings = None,
-    arguments: Arguments = None,
+    ignore: o.IgnoreFlag = None,
+    settings: o.Settings = None,
+    arguments: o.Arguments = None,
     space: Whole = "free",
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
@@ -99,11 +94,12 @@ def gap(
     out: Best = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Judge plans that anybody made: how far from the proved best, what closes the gap, what it costs. Exits with
-    0 if every gap is proved to the tolerance, 3 if a plan does not fit, 4 if a gap is only known to a range."""
-    from milpplan.cli import gap as judging
+    """Judge plans that anybody made: how far they are from the proved best, what closes the gap, what it costs.
+    Exits with 0 if every gap is proved to the tolerance, 3 if a plan does not fit, 4 if a gap is only proved to a
+    range."""
+    from milpplan.cli import gap as gap_work
 
-    where = judging.Source(
+    where = gap_work.Source(
         source,
         target,
         hardware,
@@ -115,7 +111,7 @@ def gap(
         tuple(settings or ()),
         arguments,
     )
-    wanted = judging.Wanted(
+    wanted = gap_work.Wanted(
         space, schedule, tuple(allow or ()), time_limit, tolerance, tokens, price, report, out, as_json
     )
-    raise typer.Exit(int(judging.run(files or [], where, wanted)))
+    raise typer.Exit(int(gap_work.run(files or [], where, wanted)))

@@ -1,4 +1,4 @@
-"""``milpplan report``: a plan as a page to show, and as a trace to look into."""
+"""The command ``report``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-from milpplan.cli.program import command
 
-
-@command()
 def report(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
     out: Annotated[
@@ -30,7 +27,7 @@ def report(
         typer.Option("--within", metavar="SHARE", help="Alternatives take at most this share more."),
     ] = 0.01,
 ) -> None:
-    """Show a plan: one page that needs no network, and a trace of its step. A solve's file brings its proof."""
+    """Write a plan as a page that needs no network, and its step as a trace. A solve's file brings its proof."""
     from milpplan.cli import report as reporting
 
     raise typer.Exit(int(reporting.run(plan, out, trace, time_limit, within)))

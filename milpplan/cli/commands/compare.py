@@ -1,0 +1,22 @@
+"""The command ``compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milpplan.cli import options as o
+
+
+def compare(
+    plans: Annotated[
+        list[Path], typer.Argument(metavar="PLAN.json ...", help="Plan files; the first is the base.")
+    ],
+    as_json: o.AsJson = False,
+) -> None:
+    """Compare plans: what differs, how long a step of each takes, and where the difference comes from."""
+    from milpplan.cli import compare as comparing
+
+    raise typer.Exit(int(comparing.run(plans, as_json)))

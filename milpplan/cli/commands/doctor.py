@@ -1,0 +1,28 @@
+"""The command ``doctor``."""
+
+from __future__ import annotations
+
+import typer
+
+from milpplan.cli.outcome import ExitCode, say, show
+
+
+def doctor() -> None:
+    """Check the installed solvers on small programs that broken solvers have got wrong. Exits with 6 if a solver
+    gives a wrong answer, with 2 if a solver cannot run here and none is wrong."""
+    from milpplan.optimize.milp.solver_self_test import run_canaries
+    from milpplan.reports.text.doctor_text import canary_table
+
+    say("Running the canary programs; this takes a few seconds.")
+    results = run_canaries()
+    show(canary_table(results))
+    wrong = sum(result.answered and not result.passed for result in results)
+    unanswered = sum(not result.answered for result in results)
+    if wrong:
+        say(f"{wrong} of {len(results)} checks failed.")
+    if unanswered:
+        say(f"{unanswered} of {len(results)} checks could not run here.")
+    if not wrong and not unanswered:
+        say(f"All {len(results)} checks passed.")
+    code = ExitCode.INTERNAL_FAILURE if wrong else ExitCode.BAD_INPUT if unanswered else ExitCode.OPTIMAL
+    raise typer.Exit(int(code))

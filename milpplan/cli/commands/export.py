@@ -1,0 +1,71 @@
+"""The command ``export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milpplan.cli import options as o
+from milpplan.cli.outcome import ExitCode, emit, say
+from milpplan.version import __version__
+
+
+def export(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, or the JSON of a solve.")],
+    to: Annotated[str, typer.Option("--to", metavar=o.LAUNCHERS, help="The launcher.")],
+    target_version: Annotated[
+        str | None,
+        typer.Option("--target-version", metavar="V", help="Its version.", show_default="the newest known"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE|DIR",
+            help="Write the script here; into a directory (a name without suffix) all.",
+        ),
+    ] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Write the files that start a plan with a launcher, checked against the launcher's own rules."""
+    from milpplan.cli.solving import check_plan_of_file
+    from milpplan.launchers.restriction import version_of
+    from milpplan.launchers.targets import launch_document, target_named
+    from milpplan.reports.documents.claims import result_in
+    from milpplan.reports.documents.document import read_plan
+
+    target = target_named(to, "--to")
+    version = version_of(target.capability, target_version)
+    problem, decided = read_plan(plan)
+    check_plan_of_file(problem, decided)
+    # A script that somebody launches for weeks is not made from a result that somebody has changed.
+    result_in(plan)
+    launch = target.export(problem, decided, version)
+    files = target.files(launch, __version__)
+    if out is not None:
+        _write(files, out)
+    if as_json:
+        emit(launch_document(launch))
+    elif out is None:
+        emit(next(iter(files.values())))
+    for note in launch.notes:
+        say(f"Note: {note}")
+    raise typer.Exit(int(ExitCode.OPTIMAL))
+
+
+def _write(files: dict[str, str], out: Path) -> None:
+    """Write all files into a directory, or the first file to a path; write nothing unless all can be written."""
+    from milpplan.reports.files import check_writable, make_directory, write_whole
+
+    into = out.is_dir() or not (out.suffix or out.exists())
+    places = {out / name: text for name, text in files.items()} if into else {out: next(iter(files.values()))}
+    if into:
+        make_directory(out, "--out", parents=False)
+    for place in places:
+        check_writable(place)
+    for place, text in places.items():
+        write_whole(place, text)
+        say(f"Written to {place}.")

@@ -1,0 +1,98 @@
+"""The command ``import``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milpplan.cli import options as o
+from milpplan.cli.outcome import ExitCode, emit, say, show
+
+if TYPE_CHECKING:
+    from milpplan.launchers.records import Imported
+
+
+def import_plan(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A script, a command line, or a .yaml of arguments; -: standard input."
+        ),
+    ],
+    source: Annotated[str, typer.Option("--from", metavar=o.LAUNCHERS, help="The launcher.")],
+    hardware: Annotated[str, typer.Option("--hardware", metavar="NAME", help="The cluster: a name or a file.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="NAME", help="The model, checked against the file.", show_default="the file's"
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", metavar="N", min=1, help="Processes.", show_default="the file's"),
+    ] = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option("--vocab-size", metavar="N", min=1, help="Its vocabulary.", show_default="the file's"),
+    ] = None,
+    ignore: o.IgnoreFlag = None,
+    settings: o.Settings = None,
+    arguments: o.Arguments = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="PLAN.json", help="Write the plan file here.")
+    ] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Read the plan from a launcher's files and simulate it. Flags that cannot be priced are refused."""
+    from milpplan.cli.launcher_text import launcher_text
+    from milpplan.launchers.targets import target_named
+    from milpplan.problem.catalog import load_hardware, load_model
+    from milpplan.reports.files import check_writable
+
+    target = target_named(source, "--from")
+    cluster = load_hardware(hardware)
+    spec = None if model is None else load_model(model)
+    if out is not None:
+        check_writable(out)
+    text, name = launcher_text(file, settings or (), arguments)
+    imported = target.read(text, name, cluster, gpus, spec, vocab_size, ignore or [])
+    _tell(imported, out, as_json)
+    raise typer.Exit(int(ExitCode.OPTIMAL))
+
+
+def _tell(imported: Imported, out: Path | None, as_json: bool) -> None:
+    """Print flags and notes on stderr, the simulated plan or the plan file on stdout, and write the file."""
+    from milpplan.cli.solving import check_plan_of_file, within_range
+    from milpplan.reports.documents.document import document_text
+    from milpplan.reports.documents.plan_file import ImportedFile, plan_document
+    from milpplan.reports.files import write_whole
+    from milpplan.reports.text.terminal import simulation_report
+    from milpplan.simulation.simulator import simulate
+
+    check_plan_of_file(imported.problem, imported.plan)
+    for what, flags in (
+        ("Not known to the launcher", imported.unknown_flags),
+        ("Ignored", imported.ignored_flags),
+    ):
+        for flag in flags:
+            say(f"{what}: {flag}")
+    for note in imported.notes:
+        say(f"Note: {note}")
+    file = ImportedFile(
+        plan=plan_document(imported.plan),
+        problem=imported.problem,
+        unknown_flags=imported.unknown_flags,
+        ignored_flags=imported.ignored_flags,
+        notes=imported.notes,
+    )
+    text = document_text(file)
+    if as_json:
+        emit(text)
+    else:
+        with within_range():
+            show(simulation_report(imported.problem, imported.plan, simulate(imported.problem, imported.plan)))
+    if out is not None:
+        write_whole(out, text)
+        say(f"Written to {out}.")

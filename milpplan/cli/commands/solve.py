@@ -1,0 +1,65 @@
+"""The command ``solve``."""
+
+from __future__ import annotations
+
+import typer
+
+from milpplan.cli import options as o
+
+
+def solve(
+    model: o.Model = None,
+    hardware: o.Hardware = None,
+    gpus: o.Gpus = None,
+    global_batch: o.GlobalBatch = None,
+    seq_len: o.SeqLen = None,
+    precision: o.Precision = "bf16",
+    target: o.Target = None,
+    space: o.SpaceKind = "free",
+    fix: o.Fix = None,
+    time_limit: o.TimeLimit = None,
+    out: o.Out = None,
+    verbose: o.Verbose = False,
+    job: o.JobFile = None,
+    calculon: o.Calculon = None,
+    ignore: o.Ignore = None,
+    attention: o.Attention = "flash",
+    grad_dtype: o.GradDtype = "fp32",
+    inference: o.Inference = False,
+    schedule: o.ScheduleNames = None,
+    allow: o.Allow = None,
+    forbid: o.Forbid = None,
+    target_version: o.TargetVersion = None,
+    price_limit: o.PriceLimit = 60.0,
+    objective: o.ObjectiveName = "step_time_per_token",
+    deadline_hours: o.DeadlineHours = None,
+    deadline_days: o.DeadlineDays = None,
+    tokens: o.Tokens = None,
+    price: o.Price = None,
+    gap: o.SolveGap = None,
+    backend: o.Backend = "auto",
+    seed: o.Seed = 1,
+    workers: o.Workers = None,
+    witness: o.Witness = True,
+    warm_start: o.WarmStart = None,
+    check_ends: o.CheckEnds = False,
+    as_json: o.AsJson = False,
+    lengths: o.Lengths = None,
+    max_strategies: o.MaxStrategies = None,
+    tokens_per_step: o.TokensPerStep = None,
+    align: o.Align = None,
+    padding: o.Padding = False,
+    mask: o.Mask = None,
+    buckets: o.Buckets = None,
+    bucket_count: o.BucketCount = None,
+    baselines: o.Baselines = False,
+    side_by_side: o.SideBySide = None,
+    unlike_replicas: o.UnlikeReplicas = False,
+    hetu: o.Hetu = None,
+) -> None:
+    """Find the best plan for a model on a cluster, and prove it. For sequences of several lengths, see
+    `milpplan solve-lengths`."""
+    words = {name: value for name, value in locals().items() if name != "job"}
+    from milpplan.cli.solve_command import SolveWords, run
+
+    raise typer.Exit(int(run(SolveWords(**words))))

@@ -1,0 +1,344 @@
+"""The answer of ``solve`` on a terminal: a first screen of at most 25 lines, and everything else after it.
+
+The first screen says what the plan is, how long a step takes and how far that can be wrong, whether it fits, what
+is proved, the doubt that matters most, and what to do next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from milpplan.calibration.records import ErrorBar, Robustness
+from milpplan.explain.run_totals import RunTotals
+from milpplan.optimize.result import PlanResult
+from milpplan.problem.plan import Layout, Plan, Schedule
+from milpplan.problem.problem import Problem
+from milpplan.reports.documents.document import layouts_document, tolerance_text
+from milpplan.reports.text.terminal import (
+    execution_words,
+    hanging,
+    left_out,
+    memory_text,
+    nodes_text,
+    plan_report,
+    step_headline,
+)
+from milpplan.reports.words.error_bars import error_bar_text, robustness_text
+from milpplan.reports.words.evidence import evidence_text, share_text, worst_term
+from milpplan.reports.words.run_totals import run_text
+from milpplan.reports.words.spaces import scope_text
+from milpplan.reports.words.target import target_price_text
+from milpplan.simulation.report import StepReport
+from milpplan.units import counted, gap_text, percent_text, printable, rate_text, seconds_text
+from milpplan.validation.evidence import Evidence
+
+SHOWN_RULES: Final = 3
+"""Rules that are named of all that refused layouts."""
+SHOWN_TERMS: Final = 2
+"""Terms without a measured run that the first screen names."""
+SCHEDULE_NAMES: Final[dict[Schedule, str]] = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+    "zb-h1": "ZB-H1",
+    "zb-v": "ZB-V",
+    "dualpipe-v": "DualPipeV",
+}
+SHARDED: Final = (
+    "",
+    "optimizer states",
+    "gradients and optimizer states",
+    "weights, gradients and optimizer states",
+)
+"""What the replicas shard at each stage of ZeRO."""
+
+
+def solve_report(
+    result: PlanResult,
+    tolerance: float,
+    bar: ErrorBar | None = None,
+    robust: Robustness | None = None,
+    evidence: Evidence | None = None,
+    totals: RunTotals | None = None,
+    *,
+    verbose: bool = False,
+    next_steps: Sequence[str] = (),
+) -> RenderableType:
+    """Render the answer of a solve.
+
+    Args:
+        result: What the search found.
+        tolerance: Relative tolerance of the proof.
+        bar: Uncertainty of the step time from the hardware's constants.
+        robust: Comparison with other plans at both ends of that uncertainty.
+        evidence: What measured runs say about the plan.
+        totals: Days, GPU-hours and cost of the whole run.
+        verbose: Add stages, where time and memory go, all evidence and the search.
+        next_steps: What to do next, a line each.
+    """
+    parts: list[RenderableType]
+    if result.plan is None or result.report is None:
+        parts = [_without_plan(result)]
+    else:
+        parts = [
+            _title(result.problem, result.plan, result.report),
+            *plan_lines(result.problem, result.plan, result.report),
+            *_trust(result, tolerance, bar, robust, evidence),
+            *_asked(result, robust, totals),
+        ]
+        if verbose:
+            parts += _details(result, tolerance, bar, robust, evidence)
+    if verbose or result.plan is None:
+        parts += _search(result)
+    if next_steps:
+        parts.append(hanging("next", "\n".join(next_steps)))
+    return Group(*parts)
+
+
+def _without_plan(result: PlanResult) -> Text:
+    """Say that there is no plan, or that none was found in time."""
+    scope = scope_text(result.problem, result.forbid)
+    if result.status == "infeasible":
+        return Text(f"infeasible: proved for {scope}", "bold red")
+    headline = Text(f"stopped before any plan was found ({scope})", "bold yellow")
+    if result.lower_bound_s is not None:
+        headline.append(f"\nno plan takes less than {seconds_text(result.lower_bound_s)} a step: proved")
+    return headline
+
+
+def _title(problem: Problem, plan: Plan, report: StepReport) -> Text:
+    title = step_headline(problem, plan, report)
+    return title.append(f", {rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}", "default")
+
+
+def plan_lines(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:
+    """Describe a plan by its degrees, in words, and by the nodes of its stages."""
+    layout = plan.layout
+    degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep", "etp", "pp", "vpp", "dp")}
+    typed = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
+    typed += [f"micro_batch_size={layout.micro_batch_size}", f"zero_stage={layout.zero_stage}"]
+    typed += [f"schedule={layout.schedule}"] if layout.pp > 1 else []
+    if layout.rank_order != Layout.model_fields["rank_order"].default:
+        typed.append(f"rank_order={layout.rank_order}")
+    yield hanging("plan", f"{' '.join(typed)} ({counted(layout.num_gpus, 'GPU')})")
+    yield hanging("in words", printable(f"{'; '.join(_words(problem, plan))}."))
+    further = "; ".join(execution_words(layout))
+    if further:
+        yield hanging("execution", further)
+    nodes = nodes_text(problem, plan, report)
+    if nodes:
+        yield hanging("nodes", printable(nodes))
+
+
+def _words(problem: Problem, plan: Plan) -> Iterator[str]:
+    """What is split over which GPUs, from the layer to the batch, then what is recomputed."""
+    layout, layers = plan.layout, problem.model.num_layers
+    if layout.tp > 1:
+        also = ", with sequence parallelism" if layout.sequence_parallel else ""
+        yield f"every layer on {layout.tp} GPUs (tensor parallel{also})"
+    if layout.cp > 1:
+        yield f"every sequence on {layout.cp} GPUs (context parallel)"
+    if layout.ep > 1 or layout.etp > 1:
+        cut = f", each on {layout.etp} GPUs" if layout.etp > 1 else ""
+        yield f"experts in {counted(layout.ep, 'group')}{cut} (expert parallel)"
+    if layout.pp > 1:
+        pieces = f" of {layout.vpp} pieces each" if layout.vpp > 1 else ""
+        yield f"{layers} layers in {layout.pp} stages{pieces} (pipeline, {SCHEDULE_NAMES[layout.schedule]})"
+    number = " or ".join(f"{each:,}" for each in layout.replica_micro_batches or (layout.num_micro_batches,))
+    batches = counted(number, "micro-batch", "micro-batches")
+    each = f"{batches} of {counted(layout.micro_batch_size, 'sequence')}"
+    replicas = f"{counted(layout.dp, 'replica')}, each with {each}" if layout.dp > 1 else f"1 replica with {each}"
+    sharded = f", which shard {SHARDED[layout.zero_stage]} (ZeRO {layout.zero_stage})"
+    yield replicas + (sharded if layout.zero_stage and layout.dp > 1 else "")
+    if not problem.inference:
+        yield _recomputed(plan, layers)
+
+
+def _recomputed(plan: Plan, layers: int) -> str:
+    used: dict[str, int] = {}
+    for stage in plan.virtual_stages:
+        for mode, count in (("selective", stage.recompute.selective), ("full", stage.recompute.full)):
+            if count:
+                used[mode] = used.get(mode, 0) + count
+    if not used:
+        return "no recomputation"
+    if list(used.values()) == [layers]:
+        return f"all {layers} layers use {next(iter(used))} recomputation"
+    return " and ".join(f"{count} of {layers} layers use {mode} recomputation" for mode, count in used.items())
+
+
+def _trust(
+    result: PlanResult,
+    tolerance: float,
+    bar: ErrorBar | None,
+    robust: Robustness | None,
+    evidence: Evidence | None,
+) -> Iterator[RenderableType]:
+    """Step time with its error, memory with its margin, the proof, and the doubt that matters most."""
+    assert result.plan is not None
+    assert result.report is not None
+    yield hanging("step", printable(_step(result, bar, evidence)))
+    memory = memory_text(result.report)
+    if result.report.memory_verdict == "tight":
+        memory += "; try it before you rely on it"
+    elif evidence is not None and evidence.num_runs and not evidence.num_memory_runs:
+        memory += f"; no measured run on {evidence.generation} says whether it fitted"
+    yield hanging("memory", printable(memory))
+    style = "bold green" if result.status == "optimal" else "bold yellow"
+    yield hanging("proof", _proof(result, tolerance), style)
+    doubt = _doubt(result, robust, evidence)
+    if doubt:
+        yield hanging("doubt", printable(doubt))
+    yield from left_out(result.problem)
+
+
+def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -> str:
+    """The step time with its error: never less than what the hardware's uncertainty or measured runs say."""
+    step_s = result.step_time_s or 0.0
+    parts = [seconds_text(step_s)]
+    if bar is not None:
+        below, above = bar.below_s / bar.step_time_s, bar.above_s / bar.step_time_s
+        low, high = seconds_text(bar.step_time_s - bar.below_s), seconds_text(bar.step_time_s + bar.above_s)
+        parts.append(
+            f"one sigma {low} to {high} (-{percent_text(below)}, +{percent_text(above)}; overlay {bar.overlay})"
+        )
+    worst = None if evidence is None or evidence.unexercised else worst_term(evidence.terms)
+    if worst is not None:
+        error = percent_text(worst.mean_abs_error or 0.0, 0)
+        parts.append(f"mean errors of at most {error} (of the measured runs that have {worst.words})")
+    elif bar is None and (evidence is not None or result.problem.inference):
+        parts.append("its error is not known")
+    return ", ".join(parts)
+
+
+def _proof(result: PlanResult, tolerance: float) -> str:
+    """What is proved, for which cost model and which declared space."""
+    scope = scope_text(result.problem, result.forbid)
+    within = f"within {tolerance_text(tolerance)} for {scope}"
+    start = f"optimal {within}" if result.status == "optimal" else f"best plan so far, not proved {within}"
+    facts = []
+    if result.lower_bound_s is not None:
+        job = result.problem.job
+        fixed = isinstance(job.num_gpus, int) and isinstance(job.global_batch_size, int)
+        bound = seconds_text(result.lower_bound_s)
+        facts.append(f"no plan takes less than {bound} a step" if fixed else f"bound {bound} a step")
+    if result.objective is not None and result.objective_name == "gpu_hours":
+        facts.append(f"{rate_text(result.objective)} GPU-hours")
+    if result.objective is not None and result.objective_name == "num_gpus":
+        facts.append(counted(rate_text(result.objective), "GPU"))
+    if result.gap is not None:
+        facts.append(f"gap {gap_text(result.gap)}")
+    elif result.objective_name != "num_gpus":
+        facts.append("nothing is proved yet of better plans")
+    return f"{start}: {', '.join(facts)}" if facts else start
+
+
+def _doubt(result: PlanResult, robust: Robustness | None, evidence: Evidence | None) -> str:
+    """The doubt that matters most: another plan may be faster, then the step may be wrong."""
+    if robust is not None and not robust.still_best:
+        lost = next(end for end in robust.ends if not end.still_best)
+        side = "faster" if lost.end == "fast" else "slower"
+        return (
+            f"with all constants one sigma {side} another plan wins ({seconds_text(lost.rival_s or 0.0)} against "
+            f"{seconds_text(lost.best_s)})"
+        )
+    if evidence is None:
+        alone = "no measured run is of a forward pass alone: nothing of this plan is checked"
+        return alone if result.problem.inference else ""
+    if not evidence.num_runs:
+        return f"no measured run on {evidence.generation} is known: nothing of this plan is checked there"
+    if evidence.unexercised or evidence.elsewhere:
+        return _unmeasured(evidence)
+    if evidence.terms:
+        least = min(evidence.terms, key=lambda term: term.num_runs)
+        runs, sources = counted(least.num_runs, "measured run"), counted(least.num_sources, "source")
+        return f"least tested: {least.words} ({runs} of {sources})"
+    return ""
+
+
+def _unmeasured(evidence: Evidence) -> str:
+    """What no measured run covers, and whether the choice hangs on it."""
+    terms = sorted(evidence.unexercised, key=lambda term: -(term.share or 0.0))
+    names = [f"{term.words} ({share_text(term)})" for term in terms] or list(evidence.elsewhere)
+    shown = ", ".join(names[:SHOWN_TERMS])
+    shown += f" and {len(names) - SHOWN_TERMS} more" if len(names) > SHOWN_TERMS else ""
+    whose = "" if terms else ", which only other plans use"
+    text = f"no measured run on {evidence.generation} covers {shown}{whose}"
+    for one in sorted(evidence.ablations, key=lambda ablation: -ablation.times):
+        if not one.still_best and one.rival_s is not None:
+            cost = "2x as much" if one.times else "nothing"
+            times = f"{seconds_text(one.rival_s)} against {seconds_text(one.best_s)}"
+            return f"{text}. If that costs {cost}, another plan wins ({times})"
+    return text
+
+
+def _asked(result: PlanResult, robust: Robustness | None, totals: RunTotals | None) -> Iterator[RenderableType]:
+    """Answers to what an option asked for."""
+    if robust is not None and robust.solved:
+        yield hanging("choice", robustness_text(robust))
+    if result.target_price is not None:
+        yield hanging("launcher", printable(target_price_text(result.problem, result.target_price)))
+    if totals is not None:
+        yield hanging("whole run", run_text(totals))
+
+
+def _details(
+    result: PlanResult,
+    tolerance: float,
+    bar: ErrorBar | None,
+    robust: Robustness | None,
+    evidence: Evidence | None,
+) -> Iterator[RenderableType]:
+    """All evidence, then layout, stages, and where the time and the memory go."""
+    assert result.plan is not None
+    assert result.report is not None
+    yield Text()
+    if result.any_chunks_gap is not None and result.any_chunks_gap > max(tolerance, result.gap or 0.0):
+        saved = f"uneven interleaving could save at most {percent_text(result.any_chunks_gap)}"
+        yield hanging("splits", f"{saved} (proved; --space any looks for it)")
+    if bar is not None:
+        yield hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
+    if robust is not None and not robust.solved:
+        yield hanging("choice", robustness_text(robust))
+    if evidence is not None:
+        yield hanging("evidence", printable(evidence_text(evidence)))
+    yield Text()
+    yield from plan_report(result.problem, result.plan, result.report)
+
+
+def _search(result: PlanResult) -> Iterator[RenderableType]:
+    """What happened to the layouts, and which solvers did the work."""
+    if result.layouts is not None:
+        yield from _fates(result)
+    work = result.work
+    yield hanging(
+        "solver",
+        f"backend {work.backend}{f' ({work.versions})' if work.versions else ''}: {work.simulations:,} "
+        f"simulations, {work.relaxations:,} relaxations, {work.integer_programs:,} integer programs "
+        f"({work.witnessed:,} witnessed); {seconds_text(result.wall_time_s)}",
+    )
+
+
+def _fates(result: PlanResult) -> Iterator[RenderableType]:
+    """What happened to the layouts, and which rules refused the largest numbers of them."""
+    layouts = layouts_document(result)
+    fates = (
+        f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "
+        f"relaxations, {layouts.solved:,} solved, {layouts.open:,} open"
+    )
+    yield hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
+    if layouts.pruned_fraction is not None:
+        # Rounded down, so that 100 % means all of them.
+        share = percent_text(math.floor(layouts.pruned_fraction * 1e5) / 1e5, 3)
+        left = layouts.solved + layouts.open
+        yield hanging("pruned", f"{share} of the legal layouts, with proof: all but {left:,}")
+    refused = sorted(((count, name) for name, count in layouts.rejected.items() if count), reverse=True)
+    if refused:
+        top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])
+        more = f" and {len(refused) - SHOWN_RULES} more rules" if len(refused) > SHOWN_RULES else ""
+        yield hanging("refused", f"by {top}{more}")
