@@ -61,12 +61,13 @@ def test_the_widest_space_is_named() -> None:
 
 
 def test_a_proved_plan_exits_with_zero() -> None:
-    """The headline names the tolerance, the cost model's version and the space; no colours in a pipe."""
+    """The proof names the tolerance, the cost model's version and the space; no colours in a pipe."""
     result = run(*SOLVE)
     assert result.exit_code == 0
-    headline = " ".join(result.stdout.split())
+    words = " ".join(result.stdout.split())
     model = f"cost model milpplan {milpplan.__version__}, space uniform"
-    assert headline.startswith(f"optimal within 1e-4 for {model}:")
+    assert words.count("optimal") == 1
+    assert f"proof optimal within 1e-4 for {model}: no plan takes less than " in words
     assert "\x1b" not in result.stdout
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
     assert result.stderr == ""
@@ -297,7 +298,8 @@ def test_a_search_that_no_solver_can_finish_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(solving, "solve", lambda problem, options: result)
     ended = run(*SOLVE, "--gap", "0")
     assert ended.exit_code == 4
-    assert ended.stdout.startswith("best plan so far, not proved within 0 for cost model")
+    assert "proof     best plan so far, not proved within 0 for cost model" in ended.stdout
+    assert "optimal" not in ended.stdout
     assert "gap 1.0e-07" in ended.stdout
     assert "no solver could prove --gap 0" in ended.stderr
     assert "stopped" not in ended.output

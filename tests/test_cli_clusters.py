@@ -109,7 +109,7 @@ def test_replicas_of_different_make_are_solved_simulated_and_said(tmp_path: Path
     """The report says how many replicas are on which nodes and what each does; the JSON has the stages of both,
     and simulates to the same time."""
     path = tmp_path / "plan.json"
-    result = run(*REPLICAS, "--out", str(path))
+    result = run(*REPLICAS, "--verbose", "--out", str(path))
     assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
     assert "4 replicas on dgx-a100-80 with" in words

@@ -36,7 +36,7 @@ def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[
     if launcher is not None:
         yield f"milpplan export {file} --to {launcher} --out launch"
     elif not result.problem.inference and not result.problem.other_hardware:
-        yield "--target megatron finds the best plan that Megatron-LM can run; no launcher can run this one"
+        yield "no launcher can run this plan; --target megatron (or another) finds the best that it can run"
     yield f"milpplan report {file} --out report.html"
 
 

@@ -132,7 +132,7 @@ def test_what_is_pruned_of_a_range_of_batches() -> None:
     assert layouts.legal == len(result.layouts.space)
     assert layouts.pruned_fraction == pytest.approx(1 - (layouts.solved + layouts.open) / layouts.legal)
     console = Console(file=StringIO(), width=100)
-    console.print(solve_report(result, 1e-4))
+    console.print(solve_report(result, 1e-4, verbose=True))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert layouts.solved > 0
     assert f"of the legal layouts, with proof: all but {layouts.solved + layouts.open:,}" in text

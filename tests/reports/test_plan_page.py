@@ -291,12 +291,12 @@ def test_what_is_proved_says_what_it_rests_on() -> None:
         }
     )
     text = Reader(plan_page(shown(), result)).text
-    assert "Price of that launcher: 5.0% slower than the best of any launcher" in text
+    assert "Price of that launcher: 5.0 % slower than the best of any launcher" in text
     assert "held to 20 measured runs on Hopper" in text
     assert "errors of at most 8 %" in text
     for update, words in (
         ({"num_runs": 0}, "No measured run on Hopper is known"),
-        ({"unexercised": ("ring",), "share": 0.03}, "none has this plan's ring (3 % of the step)"),
+        ({"unexercised": ("ring",), "share": 0.03}, "No measured run covers ring (3 % of the step)"),
     ):
         assert words in evidence_sentence(evidence.model_copy(update=update))
 

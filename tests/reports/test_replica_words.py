@@ -42,7 +42,7 @@ def test_words_say_what_each_type_does() -> None:
     assert f"2 replicas on dgx-a100-80 with {slow} micro-batches each" in words
     assert f"2 replicas on dgx-h100 with {fast} micro-batches each" in words
     assert f"{slow} or {fast} micro-batches of 1 sequence" in words
-    assert "different make" in result._repr_html_()
+    assert "The replicas are heterogeneous: 2 replicas on" in result._repr_html_()
 
 
 def test_page_and_trace_have_a_row_group_for_each_make() -> None:

@@ -19,7 +19,7 @@ def printed(width: int) -> str:
     assert result.plan is not None
     assert result.report is not None
     console = Console(file=StringIO(), width=width)
-    console.print(solve_report(result, 1e-4))
+    console.print(solve_report(result, 1e-4, verbose=True))
     console.print(simulation_report(result.problem, result.plan, result.report))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(len(line) for line in text.splitlines()) <= width

@@ -151,7 +151,8 @@ def _words(problem: Problem, plan: Plan) -> Iterator[str]:
         yield f"{layers} layers in {layout.pp} stages{pieces} (pipeline, {SCHEDULE_NAMES[layout.schedule]})"
     number = " or ".join(f"{each:,}" for each in layout.replica_micro_batches or (layout.num_micro_batches,))
     batches = counted(number, "micro-batch", "micro-batches")
-    each = f"{batches} of {counted(layout.micro_batch_size, 'sequence')}"
+    length = counted(problem.job.sequence_length, "token")
+    each = f"{batches} of {counted(layout.micro_batch_size, 'sequence')} of {length}"
     replicas = f"{counted(layout.dp, 'replica')}, each with {each}" if layout.dp > 1 else f"1 replica with {each}"
     sharded = f", which shard {SHARDED[layout.zero_stage]} (ZeRO {layout.zero_stage})"
     yield replicas + (sharded if layout.zero_stage and layout.dp > 1 else "")
@@ -205,7 +206,8 @@ def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -
         below, above = bar.below_s / bar.step_time_s, bar.above_s / bar.step_time_s
         low, high = seconds_text(bar.step_time_s - bar.below_s), seconds_text(bar.step_time_s + bar.above_s)
         parts.append(
-            f"one sigma {low} to {high} (-{percent_text(below)}, +{percent_text(above)}; overlay {bar.overlay})"
+            f"error bar {low} to {high} (one sigma, -{percent_text(below)}, +{percent_text(above)}; overlay "
+            f"{bar.overlay})"
         )
     worst = None if evidence is None or evidence.unexercised else worst_term(evidence.terms)
     if worst is not None:
