@@ -1,4 +1,4 @@
-"""From the words on the command line to a problem; every mistake is an ``InvalidInputError``."""
+"""Words of the command line as a problem; every mistake is an ``InvalidInputError``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from milpplan.simulation.layout_columns import SWITCHES, WORDS
 from milpplan.units import HOURS_PER_DAY, SECONDS_PER_HOUR
 
 MAX_CANDIDATES: Final = 4_096
-"""Most combinations of a number of GPUs and a batch in one problem."""
+"""Maximum of combinations of a number of GPUs and a batch in one problem."""
 OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
 OBJECTIVES: Final = ("step_time_per_token", "num_gpus", "gpu_hours")
 
@@ -40,7 +40,7 @@ _FIXABLE = tuple(name for name in Space.model_fields if name not in NOT_LISTS)
 
 
 def whole(text: str, option: str, most: int, or_else: str = "") -> int:
-    """A positive integer of at most ``most``; ``or_else`` says what else the option takes."""
+    """Read a positive integer of at most ``most``; ``or_else`` says what else the option takes."""
     try:
         value = int(text)
     except ValueError:
@@ -55,7 +55,7 @@ def whole(text: str, option: str, most: int, or_else: str = "") -> int:
 
 
 def count_or_range(text: str, option: str, most: int) -> int | Range:
-    """``N``, ``LO:HI`` or ``LO:HI:STEP``."""
+    """Read ``N``, ``LO:HI`` or ``LO:HI:STEP``."""
     parts = text.split(":")
     if len(parts) == 1:
         return whole(text, option, most, OR_A_RANGE)
@@ -74,7 +74,7 @@ def positive(value: float | None, option: str, what: str) -> None:
 
 
 def record(kind: type[RecordType], source: str, /, **values: Any) -> RecordType:
-    """A validated record; what is wrong is named after ``source``."""
+    """Validate a record; an error says that the values are those of ``source``."""
     try:
         return kind(**values)
     except ValidationError as error:
@@ -82,7 +82,7 @@ def record(kind: type[RecordType], source: str, /, **values: Any) -> RecordType:
 
 
 def choice(text: str, option: str, known: Iterable[str]) -> str:
-    """One of the known words."""
+    """Check that a text is a known word, and suggest the closest where it is not."""
     names = tuple(known)
     if text in names:
         return text
@@ -95,7 +95,7 @@ def choice(text: str, option: str, known: Iterable[str]) -> str:
 
 
 def assignments(text: str, option: str, known: tuple[str, ...]) -> dict[str, object]:
-    """``tp=8,pp=4`` as a mapping from fields of a layout to values."""
+    """Read ``tp=8,pp=4`` as a mapping from fields of a layout to values."""
     values: dict[str, object] = {}
     for part in text.split(","):
         name, equals, word = (piece.strip() for piece in part.partition("="))
@@ -146,7 +146,7 @@ def _value(name: str, word: str, option: str) -> object:
 
 
 def fixed_values(options: Iterable[str]) -> dict[str, object]:
-    """All ``--fix`` options together; naming a field twice is a contradiction."""
+    """Read all ``--fix`` options together; two values for a field are an error."""
     values: dict[str, object] = {}
     for text in options:
         for name, value in assignments(text, "--fix", _FIXABLE).items():
@@ -160,7 +160,7 @@ def fixed_values(options: Iterable[str]) -> dict[str, object]:
 
 
 def forbidden_values(options: Iterable[str]) -> tuple[Mapping[str, object], ...]:
-    """One partial layout for each ``--forbid`` option."""
+    """Read a partial layout from each ``--forbid`` option."""
     return tuple(assignments(text, "--forbid", tuple(Layout.model_fields)) for text in options)
 
 
@@ -172,11 +172,11 @@ ALLOWED: Final[dict[str, dict[str, tuple[bool | str, ...]]]] = {
     "placement": {"rank_order": RANK_ORDERS},
     "replicas": {"mixing": MIXINGS},
 }
-"""What ``--allow`` opens: switches that are otherwise at their defaults."""
+"""Fields of the space and their values, by the word of ``--allow`` that opens them; off by default."""
 
 
 def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object]:
-    """Fields of the space that all ``--allow`` options open together."""
+    """Collect the fields of the space that all ``--allow`` options open."""
     values: dict[str, object] = {}
     for text in options:
         for word in text.split(","):
@@ -201,12 +201,12 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
 
 
 def _all_of(problem: Problem) -> list[dict[str, tuple[bool | str, ...]]]:
-    """Everything that a problem can open."""
+    """List everything that a problem can open."""
     return [part for name, part in ALLOWED.items() if name != "replicas" or problem.other_hardware]
 
 
 def schedules(text: str) -> tuple[Schedule, ...]:
-    """The schedules of ``--schedule``: names with commas between them, or ``all``."""
+    """Read the schedules of ``--schedule``: names with commas between them, or ``all``."""
     words = [word.strip() for word in text.split(",")]
     if words == ["all"]:
         return SCHEDULES
@@ -229,7 +229,7 @@ def problem_of(
     allow: Iterable[str] = (),
     schedule: str | None = None,
 ) -> Problem:
-    """The problem of a command line; ``job`` holds the options that describe the job."""
+    """Build the problem of a command line; ``job`` holds the options that describe the job."""
     if model in hardware_names() and hardware in model_names():
         raise InvalidInputError(
             f"{model} is a hardware description, and {hardware} a model.",
@@ -264,7 +264,7 @@ def problem_of(
 
 
 def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedule: str | None) -> Problem:
-    """The problem with what ``--allow``, ``--schedule`` and ``--fix`` make of its space."""
+    """Open and narrow the space of a problem as ``--allow``, ``--schedule`` and ``--fix`` say."""
     opened = allowed_values(allow, problem)
     values = fixed_values(fix)
     if schedule is not None:
@@ -286,7 +286,7 @@ def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedul
 
 
 def deadline_hours(hours: float | None, days: float | None) -> float | None:
-    """The deadline in hours, given in hours or in days.
+    """Convert a deadline, given in hours or in days, to hours.
 
     Raises:
         InvalidInputError: both are given, or days that are no number of days.
@@ -316,7 +316,7 @@ def _check_deadline(objective: str, hours: float | None, tokens: float | None) -
 
 
 def check_size(job: Job) -> None:
-    """Refuse jobs beyond any machine, whose layouts alone would fill the memory of this one."""
+    """Refuse jobs beyond any cluster, whose layouts alone would fill the memory here."""
     gpus, batches = _extent(job.num_gpus), _extent(job.global_batch_size)
     checks = (
         ("The number of GPUs", gpus[0], MAX_GPUS),
@@ -334,14 +334,14 @@ def check_size(job: Job) -> None:
 
 
 def _extent(values: int | Range) -> tuple[int, int]:
-    """Largest value and number of values."""
+    """Largest value of a range, and its number of values."""
     if isinstance(values, int):
         return values, 1
     return values.maximum, (values.maximum - values.minimum) // values.step + 1
 
 
 def schema_of(kind: str) -> type[BaseModel]:
-    """The record whose JSON Schema ``milpplan schema`` prints."""
+    """Find the record whose JSON Schema ``milpplan schema`` prints."""
     from milpplan.groups.document import DispatchFile, GroupedPlanFile
     from milpplan.groups.workload.workload_file import WorkloadFile
     from milpplan.lengths.side_by_side.team_file import TeamDispatchFile

@@ -1,4 +1,4 @@
-"""``--calculon MODEL EXECUTION SYSTEM``: Calculon's three files in place of our own."""
+"""The option ``--calculon MODEL EXECUTION SYSTEM``: Calculon's three files instead of our own."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FROM_FILES: Final = (
     "tokens",
     "ignore",
 )
-"""What the files say, and no option beside them."""
+"""Options that the files replace."""
 
 
 def simulate(files: Files | None, plan: Path | None, as_json: bool) -> ExitCode:
-    """Simulate a plan file, or Calculon's files; then say what of those is priced in another way."""
+    """Simulate a plan file, or Calculon's files; then say what Calculon prices differently."""
     if files is None:
         if plan is None:
             raise _missing("PLAN.json", "a plan file")
@@ -62,7 +62,7 @@ def problem_of(
     allow: Iterable[str] = (),
     schedule: str | None = None,
 ) -> Problem:
-    """The problem of Calculon's files, or of the words of the command line.
+    """Build the problem of Calculon's files, or of the words of the command line.
 
     Args:
         files: the paths; None: all is in the words.
@@ -103,7 +103,7 @@ def problem_of(
 
 
 def _refuse_beside(named: Mapping[str, str | None], job: Mapping[str, Any]) -> None:
-    """Options that say what the files say; those with defaults are refused where they say something else."""
+    """Refuse options that the files replace; those with defaults are refused where they differ from the files."""
     given = [name for name, value in named.items() if value is not None]
     defaults = {
         "kind": "training",

@@ -1,4 +1,4 @@
-"""Measurements to an overlay as a command."""
+"""The work of ``calibrate``: an overlay from measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(
     time_limit_s: float | None,
     as_json: bool,
 ) -> ExitCode:
-    """Fit, print, write."""
+    """Fit the constants, print and write the overlay."""
     positive(time_limit_s, "--time-limit", "number of seconds")
     check_writable(out)
     console = Console(file=sys.stderr)

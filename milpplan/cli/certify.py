@@ -1,4 +1,4 @@
-"""Certify as a command: a result, the same result built again from its problem and its plan, the second proof.
+"""The work of ``certify``: a result, the same result built again from its problem and its plan, the second proof.
 
 Nothing is believed but what a result is about: its problem, plan and forbidden layouts, the tolerance and price
 that were asked for, the other plans that it compares with, and its bounds, which the second proof must reach. All
@@ -85,7 +85,7 @@ OF_VERDICT = {
     "unproved": ExitCode.STOPPED_WITH_PLAN,
 }
 UNCONFIRMED = ("certificate.versions", "infeasible")
-"""Fields that speak of the run's surroundings: others than here do not refute a result, but are not confirmed."""
+"""Fields about the surroundings of the run: different ones do not refute a result, but are not confirmed."""
 SHOWN_DIFFERENCES = 3
 
 
@@ -140,7 +140,7 @@ def run(
 
 
 def _folder(path: Path) -> Path:
-    """An empty directory to write into."""
+    """Make an empty directory to write into."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InvalidInputError(
             f"--programs is {str(path)!r}, which is not an empty directory.",
@@ -158,14 +158,14 @@ def _folder(path: Path) -> Path:
 
 @dataclass(slots=True)
 class Programs:
-    """Writes programs as MPS files into a directory, as they come."""
+    """Writer of programs as MPS files into a directory, in the order in which they come."""
 
     folder: Path
     num_written: int = 0
     num_too_fine: int = 0
 
     def __call__(self, program: Program) -> None:
-        """Write one."""
+        """Write a program."""
         try:
             write_mps(program, self.folder / f"program-{self.num_written + 1:04}.mps")
         except InvalidInputError:
@@ -174,7 +174,7 @@ class Programs:
             self.num_written += 1
 
     def words(self) -> str:
-        """How many there are, and what to do with them."""
+        """Say how many files there are, and what to do with them."""
         if not self.num_written + self.num_too_fine:
             return f"No integer program was needed: bounds and relaxations decided all; {self.folder} is empty."
         lost = f" {self.num_too_fine} with numbers above 1e12 were not written." if self.num_too_fine else ""
@@ -186,7 +186,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """A certification, and the certifier's own sentence on what is certified."""
+    """A certification, and the sentence about what it certifies."""
 
     certification: Certification
     proof: str = NOTHING
@@ -217,7 +217,7 @@ def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Ce
     try:
         built = rebuilt(document, claim, source)
     except (ArithmeticError, LookupError, TypeError, ValueError):
-        # A price of 1e300 has a cost that is no number, forbidden layouts may name fields that none has. Whatever
+        # A price of 1e300 has an infinite cost, and forbidden layouts may name unknown fields. Whatever
         # a solve wrote can be built again, so a result that cannot be was not written by one.
         check = Check("every field computed again", False, "values that no result has")
         return Certified(Certification((check,), proofs.options.backend, None, "refuted"))
@@ -240,7 +240,7 @@ def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Ce
 
 
 def _with(done: Certification, more: Iterator[tuple[Check, Verdict]]) -> Certification:
-    """A certification with further checks, up to the first that fails."""
+    """Add checks to a certification, up to the first that fails."""
     for check, failing in more:
         done = replace(done, checks=(*done.checks, check))
         if not check.passed:
@@ -255,7 +255,7 @@ def _compared(found: list[Difference]) -> Check:
 
 
 def _words_of(one: Difference) -> str:
-    """A difference without the document's own words: nobody shall read these here."""
+    """Describe a difference without the document's own words, which may be forged."""
     number = isinstance(one.claimed, int | float)
     claimed = f"is {one.claimed} in the file" if number else "is something else in the file"
     return f"{one.field} {claimed}, {shown(one.built)} computed again"
@@ -266,7 +266,7 @@ def _unconfirmed(found: list[Difference]) -> Check:
 
 
 def _check_claims(document: ResultDocument, source: str) -> None:
-    """Refuse what this version cannot prove again."""
+    """Refuse a document that this version cannot prove again."""
     certificate = document.certificate
     assert certificate is not None
     here = cost_model_text(document.problem)
@@ -314,7 +314,7 @@ def claim_of(document: ResultDocument, source: str) -> ClaimedResult:
 
 
 def rebuilt(document: ResultDocument, claim: ClaimedResult, source: str) -> ResultDocument:
-    """Build a result again from what it is about and the bounds that it claims.
+    """Build a result again from its problem and the bounds that it claims.
 
     Raises:
         InvalidInputError: one of its other plans is not well-formed.
@@ -326,7 +326,7 @@ def rebuilt(document: ResultDocument, claim: ClaimedResult, source: str) -> Resu
     ends = {} if document.robustness is None else {end.end: end for end in document.robustness.ends}
 
     def claimed_end(there: Problem) -> tuple[Plan | None, float | None]:
-        """Return what the document says of the solve at an end."""
+        """Return the document's plan and bound for the solve at an end."""
         end = ends[next(name for name, _ in ENDS if joint_end(problem, name) == there)]
         if end.solved is None or (end.lower_bound_s is None and has_one_step_time(problem)):
             raise ValueError("an end that was solved again has a plan and a bound")
@@ -367,7 +367,7 @@ def rebuilt(document: ResultDocument, claim: ClaimedResult, source: str) -> Resu
 
 
 def _explained(document: ResultDocument, claim: ClaimedResult) -> MilpplanError:
-    """Why there is no plan; nobody may have waited for that."""
+    """Explain why there is no plan; None if the explanation was interrupted."""
     said = document.infeasible
     if said is not None and (said.seen, said.expected, said.do) == _words(INTERRUPTED):
         return INTERRUPTED
@@ -379,7 +379,7 @@ def _words(error: MilpplanError) -> tuple[str, str, str]:
 
 
 def _result_again(document: ResultDocument, claim: ClaimedResult, source: str) -> PlanResult:
-    """The result of a solve with the claimed plan and bounds; what is not certified is the document's."""
+    """Build the result with the claimed plan and bounds; fields that are not certified are the document's."""
     problem, plan = document.problem, claim.plan
     report = None if plan is None else simulate(problem, plan)
     value = None if plan is None or report is None else objective_of(problem, plan, report)
@@ -427,18 +427,18 @@ def _status(without: Status, gap: float | None, tolerance: float) -> Status:
 
 
 def _step_bound(problem: Problem, claim: ClaimedResult, report: StepReport | None) -> float | None:
-    """The bound of the step time: the objective's in seconds; where the fewest GPUs are sought one by itself."""
+    """Bound of the step time: the objective's in seconds; a bound of its own where the number of GPUs is minimised."""
     listed = listed_problem(problem, claim.plan)
     if report is None or claim.bound is None or not has_one_step_time(listed):
         return None
     if problem.job.objective == "num_gpus":
-        # A bound that was left out is not one that agrees.
+        # A missing bound does not agree with any.
         return 0.0 if claim.lower_bound_s is None else claim.lower_bound_s
     return claim.bound / printed_unit(problem)[0] / of_one_second(problem)
 
 
 def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) -> tuple[Plan, ...]:
-    """The plans that a result compares with: plans of the space that fit."""
+    """Read the plans that a result compares with: plans of the space that fit."""
     problem = document.problem
     plans = tuple(other.plan.restored(source) for other in document.runners_up)
     if not plans:
@@ -456,7 +456,7 @@ def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) ->
 
 
 def _price(document: ResultDocument, result: PlanResult, claim: ClaimedResult, source: str) -> TargetPrice | None:
-    """Price the restriction to a launcher from the best plan and the bound that are claimed without it."""
+    """Price the restriction to a launcher from the plan and the bound that are claimed without it."""
     claimed = None if document.target is None else document.target.price
     target = document.problem.space.target
     if claimed is None or target is None or result.objective is None or result.objective_bound is None:
@@ -484,7 +484,7 @@ def _price(document: ResultDocument, result: PlanResult, claim: ClaimedResult, s
 def _others_proved(
     document: ResultDocument, claim: ClaimedResult, proofs: SecondProofs
 ) -> Iterator[tuple[Check, Verdict]]:
-    """Prove again what is claimed of other problems: without the launcher, and at the ends of the uncertainty."""
+    """Prove the claims about other problems: without the launcher, and at the ends of the uncertainty."""
     problem = document.problem
     price = None if document.target is None else document.target.price
     if price is not None and price.space is not None:

@@ -17,12 +17,12 @@ _GROUP: Final = re.compile(rf"(?P<name>.+):(?P<gpus>[0-9]{{1,{MAX_DIGITS}}})")
 
 
 def is_cluster(text: str) -> bool:
-    """Whether the word names several node types, as in ``dgx-a100-80:64+dgx-h100:64``."""
+    """Tell whether a word names several node types, as in ``dgx-a100-80:64+dgx-h100:64``."""
     return "+" in text and any(_GROUP.fullmatch(part) for part in text.split("+"))
 
 
 def cluster(text: str, gpus: str | None) -> tuple[HardwareSpec, tuple[NodeGroup, ...], str]:
-    """The first node type, the groups of the others, and the number of all GPUs as a word.
+    """Read the first node type, the groups of the others, and the number of all GPUs as a word.
 
     Raises:
         InvalidInputError: a part without a number, too many parts, or ``--gpus`` that is not their sum.
@@ -49,7 +49,7 @@ def cluster(text: str, gpus: str | None) -> tuple[HardwareSpec, tuple[NodeGroup,
 
 
 def _group(part: str, whole: str) -> tuple[str, int]:
-    """Name and number of one part."""
+    """Read name and number of GPUs of a node type."""
     found = _GROUP.fullmatch(part)
     count = int(found["gpus"]) if found else 0
     if found is None or not count:
@@ -62,7 +62,7 @@ def _group(part: str, whole: str) -> tuple[str, int]:
 
 
 def numbers(word: str) -> Any:
-    """``1-0`` as an order of node types or shares of replicas; the record says whether it is one."""
+    """Read ``1-0`` as an order of node types or shares of replicas; the record checks it."""
     try:
         return tuple(int(part) for part in word.split("-"))
     except ValueError:

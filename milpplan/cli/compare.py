@@ -1,4 +1,4 @@
-"""Compare as a command: every file read and simulated, then set side by side."""
+"""The work of ``compare``: read and simulate every file, then print them side by side."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from milpplan.reports.text.comparison import Side, comparison_document, comparis
 from milpplan.simulation.simulator import simulate
 
 MOST_PLANS = 6
-"""More columns than this no terminal shows."""
+"""Maximum of plans: a terminal shows no more columns."""
 
 
 def run(paths: Sequence[Path], as_json: bool) -> ExitCode:
-    """Compare the plans of some files with the first one's."""
+    """Compare the plans of several files with the plan of the first."""
     if not 2 <= len(paths) <= MOST_PLANS:
         raise InvalidInputError(
             f"{len(paths)} plan file{'' if len(paths) == 1 else 's'} to compare.",
@@ -39,7 +39,7 @@ def run(paths: Sequence[Path], as_json: bool) -> ExitCode:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """File names without their endings; whole paths where two would be the same."""
+    """Name the files without their endings, or by their paths where two names would be equal."""
     stems = [path.stem for path in paths]
     if len(set(stems)) == len(stems):
         return stems

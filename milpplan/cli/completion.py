@@ -1,17 +1,17 @@
-"""What a shell offers after Tab: names of models and hardware. Files it completes by itself."""
+"""Completion after Tab: names of models and hardware. The shell completes files by itself."""
 
 from __future__ import annotations
 
 
 def models_like(incomplete: str) -> list[str]:
-    """Shipped models that begin so."""
+    """List the shipped models that start with a text."""
     from milpplan.problem.catalog import model_names
 
     return [name for name in model_names() if name.startswith(incomplete)]
 
 
 def hardware_like(incomplete: str) -> list[str]:
-    """Shipped hardware and software stacks that begin so; after a comma, for the next of several."""
+    """List the shipped hardware and stacks that start with a text, or with the part after its last comma."""
     from milpplan.problem.catalog import hardware_names, stack_names
 
     before, comma, word = incomplete.rpartition(",")
@@ -19,5 +19,5 @@ def hardware_like(incomplete: str) -> list[str]:
 
 
 def presets_like(incomplete: str) -> list[str]:
-    """Both."""
+    """List the shipped models and hardware that start with a text."""
     return [*models_like(incomplete), *hardware_like(incomplete)]

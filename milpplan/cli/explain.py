@@ -1,4 +1,4 @@
-"""Explain as a command: wishes from words, progress, the report, the exit code."""
+"""The work of ``explain``: questions from words, progress, the report, the exit code."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(path: Path, why_not: list[str], time_limit_s: float, gap: float, as_json
 
 
 def wish(text: str) -> Mapping[str, object]:
-    """``tp=8,recompute=full`` as fields and values.
+    """Read ``tp=8,recompute=full`` as fields and values.
 
     Raises:
         InvalidInputError: a field without a value, or twice.
@@ -93,7 +93,7 @@ def wish(text: str) -> Mapping[str, object]:
 
 @contextmanager
 def _asking() -> Iterator[Callable[[str], None] | None]:
-    """A callback that shows on a terminal what is being asked; None where stderr is not one."""
+    """Make a callback that shows the current question on a terminal; None where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return

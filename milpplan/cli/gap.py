@@ -1,4 +1,4 @@
-"""Gap as a command: plans from any file, each judged, the report, the page, the exit code."""
+"""The work of ``gap``: plans from any file, each judged, the report, the page, the exit code."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from milpplan.reports.text.gap_text import gap_report, gaps_table
 from milpplan.units import counted
 
 DECLARED = "declared"
-"""The space of a plan file itself."""
+"""Word of ``--space`` for the space that the plan file declares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the plans are: the options that say how files are read."""
+    """Options about how the files of the plans are read."""
 
     launcher: str | None
     target: str | None
@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked about every plan, and where the answers go."""
+    """Options about the judgement of every plan, and where the answers go."""
 
     space: str
     schedule: str | None
@@ -71,7 +71,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One plan to be judged, with what its file said beside it."""
+    """A plan to be judged, with the flags and notes of its file."""
 
     problem: Problem
     plan: Plan
@@ -81,7 +81,7 @@ class Case:
 
 
 def run(files: Sequence[Path], source: Source, wanted: Wanted) -> ExitCode:
-    """Judge the plans of some files."""
+    """Judge the plans of files, print and write the answers."""
     _check(files, source, wanted)
     runs_on = source.target or source.launcher
     if runs_on is not None:
@@ -93,7 +93,7 @@ def run(files: Sequence[Path], source: Source, wanted: Wanted) -> ExitCode:
         with shown_progress("step_time_per_token") as solves.callback, within_range():
             for name, read in _readers(files, source):
                 try:
-                    # The time limit is one plan's.
+                    # The time limit is for each plan.
                     with interrupts.limited(wanted.time_limit_s):
                         judged.append(_judged(name, read(), runs_on, wanted, solves))
                 except MilpplanError as error:
@@ -154,7 +154,7 @@ def _check(files: Sequence[Path], source: Source, wanted: Wanted) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Launches:
-    """Files of a launcher, all for one cluster."""
+    """Files of a launcher, all for the same cluster."""
 
     target: Target
     hardware: HardwareSpec
@@ -162,7 +162,7 @@ class _Launches:
     source: Source
 
     def read(self, path: Path) -> Case:
-        """The plan of a file."""
+        """Read the plan of a file."""
         options = (self.source.gpus, self.model, self.source.vocab_size, list(self.source.ignore))
         text, name = launcher_text(path, self.source.settings, self.source.arguments)
         found = self.target.read(text, name, self.hardware, *options)
@@ -170,7 +170,7 @@ class _Launches:
 
 
 def _readers(files: Sequence[Path], source: Source) -> Iterator[tuple[str, _Reader]]:
-    """A name and a way to read for every plan."""
+    """Pair every plan's name with a function that reads it."""
     if source.calculon is not None:
         yield source.calculon[1].stem, _Reader(None, None, source.calculon)
         return
@@ -185,7 +185,7 @@ def _readers(files: Sequence[Path], source: Source) -> Iterator[tuple[str, _Read
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """How one plan is read, when its turn comes."""
+    """Make the function that reads a plan when its turn comes."""
 
     path: Path | None
     launches: _Launches | None
@@ -201,8 +201,8 @@ class _Reader:
 
 
 def _calculon_case(read: CalculonFiles) -> Case:
-    """An execution of Calculon; what it leaves of its networks is not there for other plans either, which is
-    told."""
+    """Read an execution of Calculon. GPUs of its networks that it leaves unused are not there for other plans
+    either, and a note says so."""
     problem, plan = calculon_run(read)
     told, hardware = notes(read), problem.hardware
     pod = 0 if hardware.pods is None else hardware.pods.num_gpus
@@ -243,7 +243,7 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
     if wanted.space != DECLARED:
         problem = problem.model_copy(update={"space": SPACES[wanted.space]})
     problem = arguments.narrowed(problem, [], wanted.allow, wanted.schedule)
-    # A launcher's space has the plan's own switches as far as the launcher does.
+    # A launcher's space has those of the plan's own switches that the launcher has.
     whole = problem.model_copy(update={"space": widened(problem.space, case.plan.layout)})
     told = gap(
         problem,
@@ -259,7 +259,7 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
 
 
 def _told(judged: Sequence[Judged], failed: Sequence[Failed], wanted: Wanted) -> None:
-    """Print, and write what was asked for."""
+    """Print the report, and write the page and the best plan."""
     document = gap_document(judged, failed)
     if wanted.as_json:
         emit(document_text(document))
@@ -277,14 +277,14 @@ def _told(judged: Sequence[Judged], failed: Sequence[Failed], wanted: Wanted) ->
 
 
 def replace_seen(lost: Failed) -> MilpplanError:
-    """The error of a file of several, with its name."""
+    """Add the file's name to an error, where there are several files."""
     error = lost.error
     seen = error.seen if lost.name in error.seen else f"{lost.name}: {error.seen}"
     return InvalidInputError(seen, error.expected, error.do)
 
 
 def _write_best(one: Judged, out: Path) -> None:
-    """The fastest plan known that the launcher can run, or of the whole space, as a plan file."""
+    """Write the fastest known plan that the launcher can run, or of the whole space, as a plan file."""
     space = one.gap.spaces[0]
     if space.best is None:
         raise IllegalPlanError(
@@ -295,7 +295,7 @@ def _write_best(one: Judged, out: Path) -> None:
 
 
 def _exit_code(gaps: Sequence[GapReport], any_failed: bool) -> ExitCode:
-    """The worst of all plans: bad input, does not fit, not proved."""
+    """Combine the exit codes of all plans into the worst: bad input, does not fit, not proved."""
     if any_failed:
         return ExitCode.BAD_INPUT
     if any(not told.report.fits for told in gaps):

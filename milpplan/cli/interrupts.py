@@ -1,5 +1,7 @@
-"""Ctrl-C, SIGTERM and the time limit before, during and after a command. Imports nothing of weight: it has to be
-there first."""
+"""Ctrl-C, SIGTERM and the time limit before, during and after a command.
+
+This module imports nothing that takes long, because it is loaded first.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,21 @@ STOPPED: Final = "Interrupted."
 STOPPED_WITHOUT_PLAN: Final = 5
 """Exit code of the program, defined here because ``milpplan.cli.outcome`` takes long to import."""
 REPEATED_S: Final = 1.0
-"""A signal that comes again within this time is the same one: ``timeout`` sends its own twice."""
+"""Seconds in which a repeated signal is ignored: ``timeout`` sends its own twice."""
 LATE_S: Final = 1.5
-"""After the time limit a command ends by itself, with what is found; what has not looked at the clock for so long
-is interrupted as by Ctrl-C."""
+"""Seconds after the time limit at which a command that has not ended by itself is interrupted as by Ctrl-C."""
 
 HEARD: Final = tuple(one for name in ("SIGINT", "SIGTERM") if (one := getattr(signal, name, None)) is not None)
 _last: dict[str, float] = {}
-"""When what interrupts the command came last (of ``time.monotonic``): "signal", "limit"."""
+"""Time (of ``time.monotonic``) of the last interruption, by its kind: "signal" or "limit"."""
 
 
 def leave_at_once() -> None:
-    """From now on Ctrl-C and SIGTERM end the program with a message and an exit code, until a command says
-    otherwise; each unless it is ignored, as Ctrl-C is by what a shell has started in the background.
+    """Let Ctrl-C and SIGTERM end the program with a message and an exit code, until a command says otherwise.
 
-    Nothing has been found or written yet. A ``KeyboardInterrupt`` would not do: imports and destructors print
-    it as a traceback, or swallow it.
+    A signal that is ignored stays so, as Ctrl-C does in a process that a shell has started in the background.
+    Nothing has been found or written yet. ``KeyboardInterrupt`` does not suffice: imports and destructors print it
+    as a traceback, or swallow it.
     """
     for one in HEARD:
         if signal.getsignal(one) in (signal.default_int_handler, signal.SIG_DFL):
@@ -43,8 +44,10 @@ def leave_at_once() -> None:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Ctrl-C and SIGTERM, by which `timeout` and batch systems end a program, raise ``KeyboardInterrupt`` inside,
-    and no longer matter behind: the result has been printed."""
+    """Raise ``KeyboardInterrupt`` at Ctrl-C and SIGTERM inside the block, and ignore both after it.
+
+    `timeout` and batch systems end a program by SIGTERM. After the block the result has been printed.
+    """
     heard = [one for one in HEARD if signal.getsignal(one) is _leave]
     _last.clear()
     for one in heard:
@@ -58,11 +61,13 @@ def raised() -> Iterator[None]:
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """Inside ``raised``, Ctrl-C and SIGTERM end the program at once again: nothing has been found yet, and imports
-    and destructors lose an exception."""
+    """Let Ctrl-C and SIGTERM end the program at once, for a part of ``raised`` that has no result yet.
+
+    Imports and destructors may lose an exception.
+    """
     heard = [one for one in HEARD if signal.getsignal(one) is _raise]
     if threading.current_thread() is not threading.main_thread():
-        # No other thread may say what a signal does.
+        # Only the main thread may set what a signal does.
         heard = []
     for one in heard:
         signal.signal(one, _leave)
@@ -75,13 +80,13 @@ def leaving() -> Iterator[None]:
 
 @contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """End what is inside a little after its time limit, whatever it does, as Ctrl-C would."""
+    """Interrupt the block ``LATE_S`` after its time limit, as Ctrl-C would."""
     main = threading.current_thread() is threading.main_thread()
     if seconds is None or not main or not hasattr(signal, "setitimer"):
         yield
         return
     before = signal.signal(signal.SIGALRM, _raise_over)
-    # More than an alarm can be set to is as good as no limit.
+    # An alarm cannot be set any later, which is as good as no limit.
     signal.setitimer(signal.ITIMER_REAL, min(seconds + LATE_S, 1e8))
     try:
         yield
@@ -92,7 +97,7 @@ def limited(seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def keeping(found: Sized) -> Iterator[None]:
-    """End the block at an interrupt; where something is ``found`` by then, the command goes on with that."""
+    """End the block at an interrupt, and continue the command with what is in ``found``, if anything is."""
     try:
         yield
     except KeyboardInterrupt:
@@ -101,19 +106,19 @@ def keeping(found: Sized) -> Iterator[None]:
 
 
 def asked_to_stop() -> bool:
-    """Tell whether a signal has come: an exception may get lost in a destructor or an import."""
+    """Tell whether a signal has come, because its exception may be lost in a destructor or an import."""
     return "signal" in _last
 
 
 def message() -> str:
-    """Return what to say where nothing was found."""
+    """Return the message for an interruption before anything was found."""
     return OVER if "limit" in _last and "signal" not in _last else MESSAGE
 
 
 def leave_solvers(code: object) -> None:
-    """Leave at once, with the exit code ``code``, where a solver that was interrupted still runs.
+    """End the process at once with an exit code, if an interrupted solver still runs.
 
-    A solver that comes back from C++ while Python winds up ends its thread there, which aborts the program.
+    A solver that returns from C++ while Python shuts down ends its thread there, which aborts the program.
     """
     if threading.active_count() == 1 or not isinstance(code, int):
         return
@@ -121,7 +126,7 @@ def leave_solvers(code: object) -> None:
 
     if solver_runs():
         for stream in (sys.stdout, sys.stderr):
-            # Nobody reads it any more, then.
+            # Nobody reads the stream any more.
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
@@ -141,8 +146,9 @@ def _raise_over(signum: int, frame: Any) -> None:
 
 
 def _interrupt(frame: FrameType | None) -> None:
-    """Raise ``KeyboardInterrupt``, but not inside NumPy: where its C code calls Python (to compare rows), it
-    replaces what is raised there by an error of its own. The next line of its caller raises then.
+    """Raise ``KeyboardInterrupt``, or at the next line of NumPy's caller if the signal came inside NumPy.
+
+    Where NumPy's C code calls Python (to compare rows), it replaces an exception by an error of its own.
 
     Args:
         frame: What the signal interrupted.
@@ -160,13 +166,13 @@ def _interrupt(frame: FrameType | None) -> None:
         sys.settrace(None)
         raise KeyboardInterrupt
 
-    # Frames that run already are traced where they have a function for it, once any tracing is on.
+    # A running frame is traced if it has a trace function and any tracing is on.
     caller.f_trace = next_line
     sys.settrace(lambda frame, event, arg: None)
 
 
 def _leave(signum: int, frame: Any) -> None:
-    # No flush and no destructors: imports may be half done.
+    # Without flush and destructors, because imports may be half done.
     if sys.stderr is not None:
         os.write(2, f"{MESSAGE}\n".encode())
     os._exit(STOPPED_WITHOUT_PLAN)

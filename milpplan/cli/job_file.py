@@ -1,4 +1,4 @@
-"""Job files: the words of ``solve`` in a TOML file, and the questions of ``milpplan init`` that write one."""
+"""Job files: the words of ``solve`` in a TOML file, and the questions of ``milpplan init`` that write it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ASIDE = ("job", "help")
 
 
 def read_words(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the defaults of a command's arguments and options from a job file; the command line goes before it.
+    """Take the defaults of arguments and options from a job file; command-line options override the file.
 
     Raises:
         InvalidInputError: the file cannot be read, or names no argument and no option of the command.
@@ -29,7 +29,7 @@ def read_words(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _words(command: Any, table: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Values by parameter."""
+    """Collect the values of a job file by parameter."""
     from milpplan.problem.reading import shown
 
     parameters = {name: one for one in command.params for name in _names(one)}
@@ -55,7 +55,7 @@ def _words(command: Any, table: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _names(parameter: Any) -> list[str]:
-    """What a file may call a parameter: an option's long names, an argument's name."""
+    """Names of a parameter in a file: an option's long names, or an argument's name."""
     if parameter.param_type_name == "option":
         long = [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]
         return [name.removeprefix("--") for name in long if name.removeprefix("--") not in ASIDE]
@@ -63,7 +63,7 @@ def _names(parameter: Any) -> list[str]:
 
 
 def ask(path: Path, force: bool) -> str:
-    """The text of a job file, from answers to a few questions.
+    """Ask a few questions and return the text of a job file.
 
     Raises:
         InvalidInputError: the file exists, or there are no more answers.
@@ -89,9 +89,13 @@ def ask(path: Path, force: bool) -> str:
         return lambda text: arguments.count_or_range(text, option, most)
 
     gpus = _answer("GPUs (a number, or LO:HI:STEP)", count(MAX_GPUS, "GPUs"), str(8 * node))
-    batch = _answer("Sequences a step (a number, or LO:HI:STEP)", count(MAX_BATCH, "the batch"), "512")
+    batch = _answer(
+        "Global batch size in sequences (a number, or LO:HI:STEP)", count(MAX_BATCH, "the batch"), "512"
+    )
     length = str(spec.default_sequence_length)
-    length = _answer("Tokens a sequence", lambda text: arguments.whole(text, "the length", MAX_SEQUENCE), length)
+    length = _answer(
+        "Sequence length in tokens", lambda text: arguments.whole(text, "the length", MAX_SEQUENCE), length
+    )
     precision = _answer(
         "Precision, bf16 or fp8", lambda text: arguments.choice(text, "precision", ("bf16", "fp8")), "bf16"
     )
@@ -118,7 +122,7 @@ def _amount(text: str) -> None:
 
 
 def _answer(question: str, check: Callable[[str], object], default: str | None = None) -> str:
-    """An answer that passes its check; wrong ones are told and asked again."""
+    """Ask until an answer passes its check."""
     from milpplan.cli.outcome import say, say_error
 
     while True:

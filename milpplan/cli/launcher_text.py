@@ -1,4 +1,4 @@
-"""The text of a launcher's file, or of a command line from standard input, with what its user says of it."""
+"""The text of a launcher's file or of a command line from standard input, with --set and --args."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STANDARD_INPUT: Final = Path("-")
 
 
 def launcher_text(path: Path, settings: Sequence[str] = (), arguments: str | None = None) -> tuple[str, str]:
-    """(text, name) of a launcher's file; ``-`` is standard input.
+    """Read the text and the name of a launcher's file; ``-`` is standard input.
 
     Args:
         path: the file.
@@ -32,7 +32,7 @@ def launcher_text(path: Path, settings: Sequence[str] = (), arguments: str | Non
 
 
 def _decided(text: str, name: str, settings: Sequence[str], arguments: str | None) -> str:
-    """The script, after lines that set what its user says; they stand in its first line, whose number is kept."""
+    """Set variables and arguments in the first line of a script, so that line numbers stay."""
     if not settings and arguments is None:
         return text
     if name.lower().endswith((".yaml", ".yml", ".json", ".toml", ".py")):

@@ -1,4 +1,4 @@
-"""``milpplan solve ... --lengths FILE``: a step of sequences of several lengths as a command."""
+"""The work of ``solve-lengths``: a step of sequences of several lengths."""
 
 from __future__ import annotations
 
@@ -29,46 +29,56 @@ DEFAULT_TIME_LIMIT_S = 60.0
 DEFAULT_GAP = 0.01
 DEFAULT_STRATEGIES = 2
 DEFAULT_ALIGNMENT = 128
-# Ends of buckets that are said.
+# Maximum of printed ends of buckets.
 _SHOWN_ENDS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LengthOptions:
-    """What the command line says about lengths: the file, strategies a step, tokens a step, multiples that lengths
-    are padded to, how sequences are put together and attended to, ends or number of buckets, whether others' rules
-    are priced, whether degrees run side by side, where HotSPa's configuration goes, and the seed of what is drawn.
-    None: not given."""
+    """Options about lengths; None where an option is not given."""
 
     path: Path | None
+    """File of the lengths."""
     max_strategies: int | None
+    """Maximum number of strategies in turn."""
     tokens_per_step: int | None
+    """Tokens of the sequences that are taken from the file."""
     align: int | None
+    """Token quantum: lengths are padded to multiples of it."""
     padding: bool
+    """Pad the sequences of a micro-batch, instead of packing them."""
     mask: str | None
+    """Attention mask: causal or full."""
     buckets: str | None
+    """Ends of buckets, with commas between them."""
     bucket_count: int | None
+    """Number of buckets to choose."""
     baselines: bool
+    """Price the rules of other planners."""
     side_by_side: bool | None
+    """Allow several degrees of context parallelism at once."""
     unlike_replicas: bool
+    """Allow heterogeneous replicas."""
     hetu: Path | None
+    """Directory for the files of HotSPa's runtime."""
     seed: int
+    """Seed of lengths that are drawn."""
 
     @property
     def alignment(self) -> int:
-        """Lengths are padded to multiples of this."""
+        """Token quantum, given or by default."""
         return DEFAULT_ALIGNMENT if self.align is None else self.align
 
     @property
     def rules(self) -> SequenceRules:
-        """How sequences are put together and attended to."""
+        """Rules by which sequences form micro-batches, and their attention mask."""
         if self.mask not in (None, "causal", "full"):
             raise InvalidInputError(f"--mask is {self.mask}.", "Expected causal or full.", "Correct --mask.")
         return SequenceRules("full" if self.mask == "full" else "causal", self.padding)
 
 
 def are_asked(asked: LengthOptions) -> bool:
-    """Whether a file of lengths is given.
+    """Check the options about lengths, and tell whether a file is given.
 
     Raises:
         InvalidInputError: the other options are given without the file, or are no positive numbers.
@@ -114,7 +124,7 @@ def need_file(asked: LengthOptions) -> None:
 
 
 def refuse(options: Mapping[str, object]) -> None:
-    """Refuse options of ``solve`` that lengths do not know, by name with what is given."""
+    """Refuse, by name, the given options of ``solve`` that do not apply to lengths."""
     given = [name for name, value in options.items() if value]
     if given:
         raise InvalidInputError(
@@ -125,8 +135,8 @@ def refuse(options: Mapping[str, object]) -> None:
 
 
 def workload(options: LengthOptions, model: ModelSpec, batch: str | None, cut: str | None) -> Workload:
-    """The sequences of the step: the first of the file, or drawn from what it describes; longer ones ``cut``, and
-    all padded to their buckets, if there are some."""
+    """Read the sequences of the step: the first of the file, or drawn from its histogram or law. Longer sequences
+    are ``cut``, and all are padded to their buckets, if there are any."""
     longest = None if cut is None else arguments.whole(cut, "--seq-len", MAX_SEQUENCE)
     number = None if batch is None else arguments.whole(batch, "--global-batch", MAX_BATCH)
     assert options.path is not None
@@ -144,7 +154,7 @@ def workload(options: LengthOptions, model: ModelSpec, batch: str | None, cut: s
 
 
 def _ends(options: LengthOptions, model: ModelSpec, found: Workload) -> list[int] | None:
-    """Ends of the buckets, given or the best; None without buckets."""
+    """Find the ends of the buckets, given or the best; None without buckets."""
     if options.buckets is not None and options.bucket_count is not None:
         raise InvalidInputError(
             "Both --buckets and --bucket-count are given.", "Expected one of them.", "Leave out the other."
@@ -167,7 +177,7 @@ def solve(
     out: Path | None,
     as_json: bool,
 ) -> ExitCode:
-    """Solve, print, write; ``limits``: gap, seconds, backend, processes."""
+    """Solve the step, print and write the answer; ``limits``: gap, seconds, backend, processes."""
     gap, time_limit_s, backend, workers = limits
     gap = DEFAULT_GAP if gap is None else gap
     arguments.positive(time_limit_s, "--time-limit", "number of seconds")
@@ -222,7 +232,7 @@ def _told(
 
 
 def _check_hetu(options: LengthOptions, problem: Problem) -> None:
-    """Refuse a model or a space whose steps HotSPa's runtime cannot run, before any is sought."""
+    """Refuse, before the search, a model or a space whose steps HotSPa's runtime cannot run."""
     check_model(problem.model)
     needed = {
         "degrees side by side": ("--turns-only", options.side_by_side is not False),
@@ -240,7 +250,7 @@ def _check_hetu(options: LengthOptions, problem: Problem) -> None:
 
 
 def _write_hetu(problem: Problem, result: LengthsResult, folder: Path) -> None:
-    """The files of HotSPa's runtime, and what they do not say."""
+    """Write the files of HotSPa's runtime, and print what they leave out."""
     step = hotspa_step(problem, result)
     places = {folder / name: text for name, text in step.launch.files.items()}
     for place in places:

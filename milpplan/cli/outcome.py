@@ -1,4 +1,4 @@
-"""Exit codes, and what is printed when a command cannot do what was asked."""
+"""Exit codes, output on stdout and stderr, and messages of errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WIDTH = 100
 
 
 class ExitCode(IntEnum):
-    """What scripts branch on."""
+    """Exit code of the program."""
 
     OPTIMAL = 0
     BAD_INPUT = 2
@@ -47,32 +47,31 @@ OF_STATUS: dict[Status, ExitCode] = {
 
 
 def of_error(error: MilpplanError) -> ExitCode:
-    """The exit code of an error."""
+    """Return the exit code of an error."""
     if isinstance(error, InfeasibleError):
         return ExitCode.INFEASIBLE
     return ExitCode.INTERNAL_FAILURE if isinstance(error, SolverError) else ExitCode.BAD_INPUT
 
 
 def say(text: str) -> None:
-    """One line of talk on stderr."""
+    """Print a line on stderr."""
     _write(sys.stderr, printable(text) + "\n")
 
 
 def emit(text: str) -> None:
-    """Text of the result on stdout; a reader that has gone away is not an error."""
+    """Print text of the result on stdout; a reader that has closed the pipe is no error."""
     _write(sys.stdout, cleaned(text))
 
 
 def show(renderable: RenderableType) -> None:
-    """A result for people on stdout: with colours and the terminal's width on a terminal, plain otherwise."""
+    """Print a result for people on stdout: with colours and the terminal's width on a terminal, plain otherwise."""
     with _reaching(sys.stdout):
         _write(sys.stdout, rendered(renderable, sys.stdout).strip("\n") + "\n")
 
 
 def rendered(renderable: RenderableType, stream: Any) -> str:
-    """The text of a renderable as that stream's terminal, or a file, should get it. Its only control characters
-    set colours."""
-    # Rich, and the reports below, are not imported by who only asks for help.
+    """Render for the terminal, or the file, behind a stream. The only control characters set colours."""
+    # Rich takes long to import, and --help does without.
     from rich.console import Console
     from rich.segment import Segment, Segments
 
@@ -96,7 +95,7 @@ def _write(stream: Any, text: str) -> None:
 
 @contextmanager
 def _reaching(stream: Any) -> Iterator[None]:
-    """A reader that has gone away is not an error; talk that reaches nobody neither; a lost result is one."""
+    """Raise if a result cannot be written; closed pipes and lost messages on stderr are no errors."""
     try:
         yield
     except OSError as error:
@@ -107,7 +106,7 @@ def _reaching(stream: Any) -> Iterator[None]:
 
 
 def unwritten(error: OSError) -> InvalidInputError:
-    """Standard output takes no more."""
+    """Build the error for a standard output that takes no more."""
     return InvalidInputError(
         f"The result cannot be written to standard output: {error.strerror}.",
         "Expected a terminal, a pipe, or a file on a disk with room.",
@@ -116,18 +115,17 @@ def unwritten(error: OSError) -> InvalidInputError:
 
 
 def say_error(error: MilpplanError) -> None:
-    """The three parts of an error on stderr: what was seen, what was expected, what to do."""
-
+    """Print the three parts of an error on stderr: what was seen, what was expected, what to do."""
     say(f"error: {error.seen}")
     say(f"  {error.expected or 'Expected input as the help describes it.'}")
     say(f"  {error.do or 'See `milpplan --help` and `milpplan schema`.'}")
 
 
 def is_beyond_numbers(error: BaseException) -> bool:
-    """Tell whether an error comes from numbers, or depths, that nobody has: no bug, wherever they are noticed."""
+    """Tell whether an error comes from absurd numbers or nesting in the input, and is no bug."""
     if isinstance(error, ArithmeticError | MemoryError | RecursionError):
         return True
-    # What pydantic says of a value outside the range of its field.
+    # pydantic reports values outside the range of their fields so.
     found = error.errors(include_url=False) if type(error).__name__ == "ValidationError" else ()  # type: ignore[attr-defined]
     if found:
         return all(one["type"] in _OUT_OF_RANGE for one in found)
@@ -156,14 +154,14 @@ def beyond_numbers(error: BaseException) -> InvalidInputError:
 
 
 def _clean_usage(error: Exception) -> None:
-    """typer prints its usage errors itself."""
+    """Remove control characters from a usage error, which typer prints itself."""
     message = getattr(error, "message", None)
     if isinstance(message, str):
         error.message = printable(message)  # type: ignore[attr-defined]
 
 
 class Commands(TyperGroup):
-    """The group of commands; turns what they raise into a message and an exit code."""
+    """Group of all commands, which turns their exceptions into a message and an exit code."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the options before the command."""

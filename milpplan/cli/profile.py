@@ -1,4 +1,4 @@
-"""A machine's own measurements to an overlay as a command."""
+"""The work of ``profile``: an overlay from measurements of this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(
     time_limit_s: float,
     as_json: bool,
 ) -> ExitCode:
-    """Measure (or read what was measured), fit, print, write."""
+    """Measure (or read measurements), fit, print and write the overlay."""
     load_hardware(hardware)
     check_writable(out)
     if source is None:
@@ -62,7 +62,7 @@ def run(
 
 
 def _measured(hardware: str, device: str | None, quick: bool, time_limit_s: float) -> Measurements:
-    """Everything that time allows, with a line on a terminal."""
+    """Measure as much as the time allows, with a line of progress on a terminal."""
     console, start_s = Console(file=sys.stderr), time.monotonic()
     with console.status("starting PyTorch") as status:
         machine, found = open_machine(device)
@@ -89,7 +89,7 @@ def _check_apart(out: Path, raw: Path) -> None:
 
 
 def _check_only_reading(source: Path, others: dict[str, object]) -> None:
-    """--from measures nothing."""
+    """Refuse options about measuring beside --from."""
     given = [option for option, value in others.items() if value]
     if given:
         raise InvalidInputError(

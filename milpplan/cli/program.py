@@ -32,7 +32,7 @@ def run() -> None:
     try:
         app()
     except (InvalidInputError, OSError) as error:
-        # Outside the commands only --help and --version write.
+        # Errors of the commands are handled there; only --help and --version can raise here.
         refusal = error if isinstance(error, InvalidInputError) else unwritten(error)
         say_error(refusal)
         sys.exit(of_error(refusal))
@@ -51,4 +51,4 @@ def _milpplan(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
 ) -> None:
-    """Options before the command."""
+    """Declare the options before the command."""

@@ -1,4 +1,4 @@
-"""What a solve says on a terminal while it runs: a live line, and one line for every better plan."""
+"""Progress of a solve on a terminal: a live line, and a line for every better plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milpplan.units import gap_text, rate_text, seconds_text
 
 @contextmanager
 def shown_progress(objective: Objective) -> Iterator[Callable[[Progress], None] | None]:
-    """A callback for ``solve`` that talks on stderr; None where stderr is not a terminal."""
+    """Make a callback for ``solve`` that prints on stderr; None where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -34,7 +34,7 @@ def shown_progress(objective: Objective) -> Iterator[Callable[[Progress], None] 
 
 
 def progress_line(progress: Progress, objective: Objective) -> str:
-    """Incumbent, bound, gap, layouts open, seconds."""
+    """Format incumbent, bound, gap, open layouts and seconds."""
     incumbent, bound = progress.incumbent, progress.bound
     gap = "-"
     if incumbent and bound is not None:

@@ -1,4 +1,4 @@
-"""The page and the trace of a plan as a command."""
+"""The work of ``report``: the page and the trace of a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from milpplan.version import __version__
 
 
 def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float, within: float) -> ExitCode:
-    """Read, simulate, write the page and the trace; both are checked for writing before anything is computed."""
+    """Simulate a plan, write its page and its trace; that both can be written is checked first."""
     _check_outputs(out, trace)
     if not 0 <= time_limit_s < float("inf"):
         raise InvalidInputError(
@@ -45,7 +45,7 @@ def run(path: Path, out: Path | None, trace: Path | None, time_limit_s: float, w
     problem, plan = read_plan(path)
     check_plan_of_file(problem, plan)
     other = written_by_another(path)
-    # What another version has sealed cannot be checked here, and is not shown.
+    # A proof that another version has sealed cannot be checked here, and is not shown.
     found = None if other else result_in(path)
     files: dict[Path, str] = {}
     with within_range():
@@ -102,7 +102,7 @@ def _page(
 
 
 def _old(found: ResultDocument, report: StepReport) -> tuple[str, ...]:
-    """Why the proof in a file does not speak about what this version simulates."""
+    """Say why the proof in a file is not about the step that this version simulates."""
     certificate, step, here = found.certificate, found.step_time_s, cost_model_text(found.problem)
     if certificate is not None and certificate.cost_model != here:
         return (

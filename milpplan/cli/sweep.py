@@ -1,4 +1,4 @@
-"""A design study as a command: progress, the files, the summary, the exit code."""
+"""The work of ``sweep``: a design study with progress, files, summary and exit code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADS = {"num_gpus": "GPUs", "global_batch_size": "batch", "sequence_length": "t
 
 
 class SweepDocument(Record):
-    """What a sweep prints with ``--json``: cells by status, files, and the table of results."""
+    """Document of a sweep: cells by status, files, and the table of results."""
 
     milpplan_version: str
     study: str
@@ -50,7 +50,7 @@ class SweepDocument(Record):
 def run(
     path: Path, out: Path | None, workers: int | None, ray: bool, retry_failed: bool, as_json: bool
 ) -> ExitCode:
-    """Solve what is not yet solved, write the results, print the summary."""
+    """Solve the cells that are not solved yet, write the results, print the summary."""
     study = read_study(path)
     sweep = Sweep(study, cells(study, path.parent))
     directory = out if out is not None else path.with_name(f"{path.stem}-results")
@@ -98,7 +98,7 @@ def _code(sweep: Sweep, interrupted: bool) -> ExitCode:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[StudyProgress], None]]:
-    """Progress on stderr: a bar on a terminal, a line now and then elsewhere."""
+    """Show progress on stderr: a bar on a terminal, a line every ``QUIET_S`` seconds elsewhere."""
     if not sys.stderr.isatty():
         yield _lines()
         return
@@ -125,7 +125,7 @@ def _lines() -> Callable[[StudyProgress], None]:
 
 
 def _words(progress: StudyProgress) -> str:
-    """Time left and failed cells."""
+    """Describe the time left and the failed cells."""
     failures = f"  {progress.failed:,} failed" if progress.failed else ""
     if progress.done == progress.total:
         return f"done{failures}"
@@ -134,7 +134,7 @@ def _words(progress: StudyProgress) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """h:mm:ss."""
+    """Format a duration as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
@@ -152,7 +152,7 @@ def _document(sweep: Sweep, directory: Path, files: list[Path], table: list[Row]
 
 
 def _summary(sweep: Sweep, directory: Path, files: list[Path], table: list[Row]) -> RenderableType:
-    """Counts, the cells with the least cost (or GPU-hours), messages of failed cells, and the files."""
+    """Show counts, the cells of minimum cost (or GPU-hours), messages of failed cells, and the files."""
     counts = ", ".join(f"{number:,} {status.replace('_', ' ')}" for status, number in sweep.counts().items())
     parts: list[RenderableType] = [
         Text(f"{printable(sweep.study.name)}: {counted(len(sweep.cells), 'cell')}, {counts}", "bold")
@@ -172,7 +172,7 @@ def _summary(sweep: Sweep, directory: Path, files: list[Path], table: list[Row])
 
 
 def _cells_table(sweep: Sweep, table: list[Row]) -> RenderableType:
-    """The best cell for every model on every variant of the hardware."""
+    """Show the best cell for every model on every variant of the hardware."""
     priced = all(row["cost_per_trillion_tokens"] is not None for row in table)
     measure = "cost_per_trillion_tokens" if priced else "gpu_hours_per_trillion_tokens"
     best: dict[tuple[object, ...], Row] = {}

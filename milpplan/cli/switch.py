@@ -1,4 +1,4 @@
-"""A switch between two plan files as a command."""
+"""The work of ``switch``: from one plan file to another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milpplan.switching.records import SENDERS
 def run(
     source: Path, target: Path, senders: str, bandwidths: str | None, as_json: bool, out: Path | None
 ) -> ExitCode:
-    """Plan the switch of every kind of state, print, write."""
+    """Plan the switch of every kind of state, print and write it."""
     chosen = next(one for one in SENDERS if one == arguments.choice(senders, "--senders", SENDERS))
     rates = None if bandwidths is None else _rates(bandwidths)
     if out is not None:
@@ -49,7 +49,7 @@ def run(
 
 
 def _rates(text: str) -> tuple[float, float]:
-    """``200e9,25e9`` as two rates.
+    """Read ``200e9,25e9`` as two rates.
 
     Raises:
         InvalidInputError: they are not two numbers.
@@ -66,7 +66,7 @@ def _rates(text: str) -> tuple[float, float]:
 
 
 def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
-    """Both plans, with the problem of the first.
+    """Read both plans, with the problem of the first.
 
     Raises:
         InvalidInputError: they are not of one model on one kind of hardware with gradients of one precision.

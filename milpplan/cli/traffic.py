@@ -1,4 +1,4 @@
-"""The traffic of a plan as a command."""
+"""The work of ``traffic``: the bytes of a step of a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from milpplan.units import counted
 
 
 def run(path: Path, algorithm: str, as_json: bool, out: Path | None, html: Path | None) -> ExitCode:
-    """Count, print, write the document and the page."""
+    """Count the traffic, print it, write the document and the page."""
     chosen = next(one for one in ALGORITHMS if one == arguments.choice(algorithm, "--algorithm", ALGORITHMS))
     if html is not None:
         require_jinja()

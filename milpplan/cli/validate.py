@@ -1,4 +1,4 @@
-"""Predictions against measured runs as a command."""
+"""The work of ``validate``: predictions against measured runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from milpplan.validation.summary import summarise
 from milpplan.validation.tables import report
 
 MAX_TOLD = 20
-"""Most rejected records that are told one by one."""
+"""Maximum of rejected records that are reported one by one."""
 
 
 def run(runs: Path | None, as_json: bool, plot: Path | None, stacks: bool = True, each: bool = False) -> ExitCode:
-    """Compare, print, draw; bad input where a record was rejected, although the others are reported.
+    """Compare runs with the simulator, print and draw; bad input if a record is rejected, beside the others' report.
 
     ``stacks``: with the constants that were fitted to each framework. ``each``: print every run.
     """
@@ -48,7 +48,7 @@ def run(runs: Path | None, as_json: bool, plot: Path | None, stacks: bool = True
 
 
 def _compared(file: RunFile, stacks: bool) -> Validation:
-    """The comparison, with a bar on a terminal."""
+    """Compare all runs, with a bar on a terminal."""
     console = Console(file=sys.stderr)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("simulating", total=len(file.runs))
