@@ -102,7 +102,7 @@ def told(leave_at_once=interrupts.leave_at_once):
 interrupts.leave_at_once = told
 # Canaries that take long without a solver: importing protobuf swallows a Ctrl-C now and then.
 doctor = types.ModuleType("milpplan.optimize.milp.solver_self_test")
-doctor.CanaryResult, doctor.run_canaries = object, lambda: time.sleep(30)
+doctor.SelfTestResult, doctor.run_canaries = object, lambda: time.sleep(30)
 sys.modules["milpplan.optimize.milp.solver_self_test"] = doctor
 main()
 """
@@ -233,11 +233,11 @@ from milpplan.cli import main, solving
 
 tell = solving.solve_report
 
-def interrupted(*args):
+def interrupted(*args, **options):
     # While the result is written.
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
         signal.raise_signal(one)
-    return tell(*args)
+    return tell(*args, **options)
 
 solving.solve_report = interrupted
 main()

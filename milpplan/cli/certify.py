@@ -427,7 +427,7 @@ def _status(without: Status, gap: float | None, tolerance: float) -> Status:
 
 
 def _step_bound(problem: Problem, claim: ClaimedResult, report: StepReport | None) -> float | None:
-    """Bound of the step time: the objective's in seconds; a bound of its own where the number of GPUs is minimised."""
+    """Bound of the step time: the objective's in seconds, or its own where the number of GPUs is minimised."""
     listed = listed_problem(problem, claim.plan)
     if report is None or claim.bound is None or not has_one_step_time(listed):
         return None

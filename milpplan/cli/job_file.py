@@ -89,12 +89,10 @@ def ask(path: Path, force: bool) -> str:
         return lambda text: arguments.count_or_range(text, option, most)
 
     gpus = _answer("GPUs (a number, or LO:HI:STEP)", count(MAX_GPUS, "GPUs"), str(8 * node))
-    batch = _answer(
-        "Global batch size in sequences (a number, or LO:HI:STEP)", count(MAX_BATCH, "the batch"), "512"
-    )
+    batch = _answer("Global batch size (sequences, or LO:HI:STEP)", count(MAX_BATCH, "the batch"), "512")
     length = str(spec.default_sequence_length)
     length = _answer(
-        "Sequence length in tokens", lambda text: arguments.whole(text, "the length", MAX_SEQUENCE), length
+        "Sequence length (tokens)", lambda text: arguments.whole(text, "the length", MAX_SEQUENCE), length
     )
     precision = _answer(
         "Precision, bf16 or fp8", lambda text: arguments.choice(text, "precision", ("bf16", "fp8")), "bf16"

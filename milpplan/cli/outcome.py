@@ -64,7 +64,7 @@ def emit(text: str) -> None:
 
 
 def show(renderable: RenderableType) -> None:
-    """Print a result for people on stdout: with colours and the terminal's width on a terminal, plain otherwise."""
+    """Print a result for people on stdout: with colours and in the terminal's width, or plain into a file."""
     with _reaching(sys.stdout):
         _write(sys.stdout, rendered(renderable, sys.stdout).strip("\n") + "\n")
 

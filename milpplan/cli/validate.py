@@ -23,7 +23,7 @@ MAX_TOLD = 20
 
 
 def run(runs: Path | None, as_json: bool, plot: Path | None, stacks: bool = True, each: bool = False) -> ExitCode:
-    """Compare runs with the simulator, print and draw; bad input if a record is rejected, beside the others' report.
+    """Compare runs with the simulator, print and draw; rejected records make the exit code one of bad input.
 
     ``stacks``: with the constants that were fitted to each framework. ``each``: print every run.
     """
