@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from milpplan.cli import arguments, interrupts
+from milpplan.cli.next_steps import next_steps
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import within_range
@@ -106,11 +107,12 @@ def _told(choice: Choice, options: SolveOptions, out: Path | None, as_json: bool
     for outcome in choice.outcomes:
         if outcome.result.message:
             say(f"{outcome.candidate.name}: {outcome.result.message}")
+    best = choice.best
     if as_json:
         emit(document_text(choice_document(choice, options.gap)))
     else:
-        show(choice_report(choice, options.gap, verbose))
-    best = choice.best
+        steps = () if best is None else tuple(next_steps(best.result, out, verbose))
+        show(choice_report(choice, options.gap, verbose, steps))
     if out is not None and best is not None:
         document = result_document(best.result, options.gap, totals=best.totals)
         write_whole(out, document_text(document))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from milpplan.cli import arguments, interrupts
+from milpplan.cli.next_steps import next_steps
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import evidence_of, within_range
@@ -43,7 +44,8 @@ def run(
         if as_json:
             emit(document_text(document))
         else:
-            show(fewest_report(found, options.gap, evidence_of(found.result), verbose))
+            steps = tuple(next_steps(found.result, out, verbose))
+            show(fewest_report(found, options.gap, evidence_of(found.result), verbose, steps))
         if out is not None and found.result.plan is not None:
             write_whole(out, document_text(document.result))
             say(f"Written to {out}.")

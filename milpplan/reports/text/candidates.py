@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Literal
 
@@ -13,7 +13,7 @@ from milpplan.explain.candidates import Choice, Outcome
 from milpplan.problem.records import Record
 from milpplan.reports.documents.document import ResultDocument, result_document
 from milpplan.reports.text.solve_text import plan_lines
-from milpplan.reports.text.terminal import plan_report, report_table
+from milpplan.reports.text.terminal import hanging, memory_text, plan_report, report_table
 from milpplan.reports.words.run_totals import RunDocument, run_document
 from milpplan.reports.words.spaces import scope_text
 from milpplan.units import gap_text, money_text, percent_text, printable, rate_text, seconds_text
@@ -23,8 +23,8 @@ UNITS = {"cost": "cost", "gpu_hours": "GPU-hours", "s_per_token": "time a token"
 
 
 class CandidateDocument(Record):
-    """Candidate hardware. ``value`` is the measure of its best plan, ``bound`` a lower bound over its space;
-    absent where there is provably no plan."""
+    """A kind of hardware. ``value`` and ``bound`` are in the unit of the measure: what its plan takes, and what
+    no plan of its space undercuts (absent where it is proved that none exists)."""
 
     hardware: str
     price_per_gpu_hour: float | None
@@ -79,8 +79,17 @@ def _ahead(choice: Choice) -> float | None:
     return rivals / best.value - 1.0
 
 
-def choice_report(choice: Choice, tolerance: float, verbose: bool = False) -> RenderableType:
-    """Who wins and by how much, a row for every candidate, then the winner's plan."""
+def choice_report(
+    choice: Choice, tolerance: float, verbose: bool = False, next_steps: Sequence[str] = ()
+) -> RenderableType:
+    """Render who wins and by how much, a row for every candidate, and the winner's plan.
+
+    Args:
+        choice: Candidates with their results.
+        tolerance: Relative tolerance of the proofs.
+        verbose: Show the plan with its stages, time and memory.
+        next_steps: What to do next, a line each.
+    """
     table = report_table("candidates", "hardware", "GPUs", "step", "days", "GPU-hours", "cost", "gap", "status")
     for outcome in choice.outcomes:
         table.add_row(*_row(outcome))
@@ -90,8 +99,11 @@ def choice_report(choice: Choice, tolerance: float, verbose: bool = False) -> Re
         parts += [Text(), Text(printable(f"the plan on {best.candidate.name}:"), "bold")]
         lines = plan_report if verbose else plan_lines
         parts += lines(best.result.problem, best.result.plan, best.result.report)
+        parts += [] if verbose else [hanging("memory", memory_text(best.result.report))]
         scope = scope_text(best.result.problem, best.result.forbid)
-        parts.append(Text(f"\nproof: {scope}; the same space on every candidate"))
+        parts.append(hanging("proof", f"{scope}; the same space on every candidate"))
+    if next_steps:
+        parts.append(hanging("next", "\n".join(next_steps)))
     return Group(*parts)
 
 

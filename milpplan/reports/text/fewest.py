@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from rich.console import Group, RenderableType
@@ -49,10 +50,14 @@ def fewest_document(fewest: Fewest, tolerance: float) -> FewestDocument:
 
 
 def fewest_report(
-    found: Fewest, tolerance: float, evidence: Evidence | None = None, verbose: bool = False
+    found: Fewest,
+    tolerance: float,
+    evidence: Evidence | None = None,
+    verbose: bool = False,
+    next_steps: Sequence[str] = (),
 ) -> RenderableType:
     """Render the minimum number, the smaller numbers that are proved to have no plan, and the plan."""
-    plan = solve_report(found.result, tolerance, evidence=evidence, verbose=verbose)
+    plan = solve_report(found.result, tolerance, evidence=evidence, verbose=verbose, next_steps=next_steps)
     return Group(_headline(found), Text(), plan)
 
 
