@@ -35,7 +35,7 @@ def solved() -> LengthsResult:
     "when",
     [
         "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
-        "milpplan.lengths.heterogeneous.search.UnlikeBound.within",
+        "milpplan.lengths.heterogeneous.search.HeterogeneousBound.within",
         "milpplan.lengths.single.single_strategy_search.SingleStrategySearch.run",
         "milpplan.lengths.turns.turn_search.TurnSearch.screened",
         "milpplan.lengths.turns.turn_search.TurnSearch._price",

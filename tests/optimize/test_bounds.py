@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Plan, load_hardware, load_model
-from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, lagrangian_memory, layout_bounds
+from milpplan.optimize.bounds import lagrangian_memory
+from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layout_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.problem.problem import Job, Problem, Space

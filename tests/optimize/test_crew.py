@@ -22,7 +22,7 @@ from milpplan import PlanResult, Problem, solve
 from milpplan.errors import InvalidInputError, UnavailableError
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.search.best_first import layout_workers
+from milpplan.optimize.search import layout_workers
 from milpplan.optimize.search.layout_queue import Begun
 from milpplan.optimize.search.layout_workers import moves
 from milpplan.optimize.search.worker import Worker, WorkerInit
@@ -269,7 +269,7 @@ def test_time_passes_without_an_answer() -> None:
 
 SCRIPT = """
 import os, time
-from milpplan.optimize.search.best_first import layout_workers
+from milpplan.optimize.search import layout_workers
 from milpplan.optimize.search.worker_process import WorkerProcess
 from milpplan import solve
 from tests.optimize.test_crew import SOON, any_problem

@@ -31,8 +31,8 @@ def test_ctrl_c_still_reaches_python_after_the_canaries() -> None:
     without a word the next time."""
     script = (
         "import signal, time\n"
-        "from milpplan.optimize import doctor\n"
-        "doctor._cpsat_published()\n"
+        "from milpplan.optimize.milp import solver_self_test\n"
+        "solver_self_test._cpsat_published()\n"
         "try:\n    signal.raise_signal(signal.SIGINT)\n    time.sleep(10)\n"
         "except KeyboardInterrupt:\n    print('heard')\n"
     )

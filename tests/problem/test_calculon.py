@@ -17,7 +17,8 @@ import pytest
 from milpplan import Layout, simulate
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.space.layout_table import broken_rules
-from milpplan.problem.calculon import system, translation
+from milpplan.problem.calculon import system as calculon_system
+from milpplan.problem.calculon import translation
 from milpplan.problem.calculon.fields import CalculonExecution, CalculonModel, CalculonSystem
 from milpplan.problem.calculon.networks import placed
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_problem, calculon_run
@@ -88,7 +89,7 @@ def test_parameters_are_calculons_own_count() -> None:
 )
 def test_step(size: float, expected: float) -> None:
     """The first efficiency, from the largest size, whose size is reached."""
-    assert system.step(STEPS, size) == expected
+    assert calculon_system.step(STEPS, size) == expected
 
 
 def test_gemm_table_adds_the_times_of_flops_and_bytes() -> None:
@@ -104,12 +105,12 @@ def test_gemm_table_adds_the_times_of_flops_and_bytes() -> None:
 def test_gemm_table_lies_between_its_corners() -> None:
     """Shapes off the grid have an efficiency between those of the corners of their cell."""
     system = validated(CalculonSystem, tree("system") | {"processing_mode": "roofline"}, "system")
-    table = GemmTable.model_validate(system.gemm_table(system, "float16"))
+    table = GemmTable.model_validate(calculon_system.gemm_table(system, "float16"))
     rng = np.random.default_rng(1)
     for shape in np.exp(rng.uniform(np.log(128), np.log(65536), size=(200, 3))):
         corners = [(2.0 ** np.floor(np.log2(x)), 2.0 ** np.ceil(np.log2(x))) for x in shape]
         values = [
-            2 * m * n * k / 300e12 / system.product_s(system, "float16", int(m), int(n), int(k))
+            2 * m * n * k / 300e12 / calculon_system.product_s(system, "float16", int(m), int(n), int(k))
             for m, n, k in itertools.product(*corners)
         ]
         assert min(values) - 1e-9 <= float(interpolate_table(table, *shape)) <= max(values) + 1e-9
@@ -117,7 +118,7 @@ def test_gemm_table_lies_between_its_corners() -> None:
 
 def test_size_curve_keeps_its_steps() -> None:
     """Level between the thresholds, and right on both sides of each."""
-    curve = SizeCurve.model_validate(system.size_curve(((100.0, 0.95), (1.0, 0.7), (0.0, 0.3)), 1e6))
+    curve = SizeCurve.model_validate(calculon_system.size_curve(((100.0, 0.95), (1.0, 0.7), (0.0, 0.3)), 1e6))
     for size, expected in ((1.0, 0.3), (0.99e6, 0.3), (1e6, 0.7), (99e6, 0.7), (1e8, 0.95), (1e12, 0.95)):
         assert float(interpolate_curve(curve, size)) == pytest.approx(expected)
 

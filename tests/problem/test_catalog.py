@@ -111,9 +111,9 @@ def test_gpt_oss_alternates_windows() -> None:
 
 def test_packaged_presets_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an installed wheel the presets inside the package are used, not a checkout beside it."""
-    (tmp_path / "models").mkdir()
+    (tmp_path / "presets" / "models").mkdir(parents=True)
     text = preset_text("llama3-8b").replace('"llama3-8b"', '"only-one"')
-    (tmp_path / "models" / "only-one.toml").write_text(text)
+    (tmp_path / "presets" / "models" / "only-one.toml").write_text(text)
     monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
     assert model_names() == ("only-one",)
     assert load_model("only-one").num_layers == 32

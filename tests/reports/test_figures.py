@@ -19,7 +19,8 @@ from milpplan.groups.workload.workload import workload_of
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.library import DRAWN
-from milpplan.reports.notebook.html import figures, result_html
+from milpplan.reports.notebook import figures
+from milpplan.reports.notebook.html import result_html
 from milpplan.simulation.report import BREAKDOWN
 from milpplan.units import GIB, seconds_text
 from tests.reports.pages import piped, solved
