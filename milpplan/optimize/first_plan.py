@@ -39,7 +39,7 @@ OFFLOADS: Final = ("offload_weights", "offload_activations", "offload_optimizer"
 """Fields that are turned on at last."""
 
 
-def first_plan(problem: Problem, means: SolveContext) -> Plan | None:
+def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
     """A plan of the problem's space that fits, found soon; None where no such part of the space has one, or none
     was found in the time.
 
@@ -47,11 +47,11 @@ def first_plan(problem: Problem, means: SolveContext) -> Plan | None:
         problem: the problem.
         means: options, solvers and time of the solve; what this takes is counted there.
     """
-    quiet = replace(means, options=replace(means.options, callback=None, on_program=None))
+    quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
     for part in _parts(problem):
-        if means.out_of_time():
+        if context.out_of_time():
             return None
-        space = layout_space(part, means.options.forbid)
+        space = layout_space(part, context.options.forbid)
         if not len(space):
             continue
         search = Search(part, space, quiet, time.monotonic(), first_only=True)

@@ -171,13 +171,13 @@ def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) 
     """One search; ``known`` are plans to start from, beside the caller's."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
-    means = SolveContext(options, backend_named(options.backend), witnesses(options), deadline)
+    context = SolveContext(options, backend_named(options.backend), witnesses(options), deadline)
     starts = [*([] if options.warm_start is None else [options.warm_start]), *known]
     search, message = None, ""
     try:
-        first = None if known else first_plan(problem, means)
+        first = None if known else first_plan(problem, context)
         starts += [] if first is None else [first]
-        search = Search(problem, layout_space(problem, options.forbid), means, started, tuple(starts))
+        search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
         search.run()
     except KeyboardInterrupt:
         message = "" if deadline is not None and time.monotonic() >= deadline else "Interrupted."
@@ -188,7 +188,7 @@ def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) 
     with undisturbed() as heard:
         if search is None:
             own = [plan for plan in starts if plan is not options.warm_start]
-            result = _unsearched(problem, means, own, started)
+            result = _unsearched(problem, context, own, started)
         else:
             if message:
                 # The last line of the log is what the result says.
@@ -251,12 +251,12 @@ def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[
     for plan in best[:MOVED_PLANS]:
         if plan.layout.vpp > 1 and not plan.layout.replica_micro_batches:
             costs = costs_of(problem, plan.layout)
-            setting = LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem))
-            known.append(moved(setting, plan, deadline))
+            context = LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem))
+            known.append(moved(context, plan, deadline))
     return known
 
 
-def _unsearched(problem: Problem, means: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
+def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
     """Return the result before the layouts of the space are: the best of some plans of the space, and no bound."""
     best: tuple[float, Plan, StepReport] | None = None
     for plan in starts:
@@ -282,19 +282,19 @@ def _unsearched(problem: Problem, means: SolveContext, starts: Sequence[Plan], s
         enumerated=0,
         layouts=None,
         log=(),
-        work=_work(means, "feasible"),
-        forbid=means.options.forbid,
+        work=_work(context, "feasible"),
+        forbid=context.options.forbid,
         wall_time_s=time.monotonic() - started,
         details={"usable_memory_bytes": usable_memory_bytes(problem), "least_memory_bytes": None},
     )
 
 
-def _work(means: SolveContext, status: Status) -> SolverWork:
+def _work(context: SolveContext, status: Status) -> SolverWork:
     """Return what the solvers did."""
-    counters = means.counters
+    counters = context.counters
     return SolverWork(
-        backend=means.options.backend,
-        versions=means.backend.version() if counters.integer_programs else "",
+        backend=context.options.backend,
+        versions=context.backend.version() if counters.integer_programs else "",
         relaxations=counters.relaxations,
         integer_programs=counters.integer_programs,
         witnessed=counters.witnessed,
@@ -331,14 +331,14 @@ def _result(problem: Problem, options: SolveOptions, search: Search, started: fl
         enumerated=search.whole.enumerated,
         layouts=search.result(),
         log=tuple(search.log),
-        work=_work(search.means, status),
+        work=_work(search.context, status),
         wall_time_s=time.monotonic() - started,
         runners_up=tuple(other for _, other in search.offered if other != plan),
         forbid=options.forbid,
         details={
             "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),
             "least_memory_bytes": search.least_memory(),
-            "unavailable": tuple(f"{seen} {do}" for seen, do in search.means.unavailable.items()),
+            "unavailable": tuple(f"{seen} {do}" for seen, do in search.context.unavailable.items()),
         },
     )
 

@@ -59,10 +59,10 @@ def free_cases() -> Iterator[tuple[Problem, LayoutContext, Costed]]:
         if (case := free_problem(seed)) is None:
             continue
         problem, layout = case
-        setting = LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
-        plans = costed_plans(problem, layout, setting.costs)
-        if len(plans.step_time_ns) <= 30_000 and (plans.peak_bytes <= setting.capacity_bytes).any():
-            yield problem, setting, plans
+        context = LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
+        plans = costed_plans(problem, layout, context.costs)
+        if len(plans.step_time_ns) <= 30_000 and (plans.peak_bytes <= context.capacity_bytes).any():
+            yield problem, context, plans
 
 
 CASES = free_cases()
@@ -78,16 +78,16 @@ def some(count: int) -> list[tuple[Problem, LayoutContext, Costed]]:
 
 
 def narrowed_somewhere(
-    rng: random.Random, setting: LayoutContext, plans: Costed
+    rng: random.Random, context: LayoutContext, plans: Costed
 ) -> tuple[LayoutContext, IntArray, BoolArray]:
     """The setting with limits around a plan that fits, the layers of that plan [J], and which plans fit and are
     within the limits."""
-    fits = plans.peak_bytes <= setting.capacity_bytes
+    fits = plans.peak_bytes <= context.capacity_bytes
     split = plans.layers[rng.choice(np.flatnonzero(fits).tolist())]
-    least = np.maximum(split - rng.randint(0, 2), [low for low, _ in setting.layer_bounds])
+    least = np.maximum(split - rng.randint(0, 2), [low for low, _ in context.layer_bounds])
     most = split + rng.randint(0, 2)
-    narrow = replace(setting, layer_bounds=tuple(zip(least.tolist(), most.tolist(), strict=True)))
-    tight = narrow.tightened(np.full(setting.layout.pp, setting.problem.model.num_layers))
+    narrow = replace(context, layer_bounds=tuple(zip(least.tolist(), most.tolist(), strict=True)))
+    tight = narrow.tightened(np.full(context.layout.pp, context.problem.model.num_layers))
     assert tight is not None
     return tight, split, fits & (plans.layers >= least).all(axis=1) & (plans.layers <= most).all(axis=1)
 
@@ -98,16 +98,16 @@ def cases() -> list[tuple[Problem, LayoutContext, Costed]]:
     return some(7)
 
 
-def splits_of(setting: LayoutContext) -> list[tuple[int, ...]]:
+def splits_of(context: LayoutContext) -> list[tuple[int, ...]]:
     """Every split within the limits of the stages, the ranks and the fullest inner stage."""
-    P, total = setting.layout.pp, setting.problem.model.num_layers
+    P, total = context.layout.pp, context.problem.model.num_layers
     found = []
-    for head in product(*(range(low, high + 1) for low, high in setting.layer_bounds[:-1])):
+    for head in product(*(range(low, high + 1) for low, high in context.layer_bounds[:-1])):
         split = (*head, total - sum(head))
-        low, high = setting.layer_bounds[-1]
+        low, high = context.layer_bounds[-1]
         sums = [sum(split[rank::P]) for rank in range(P)]
-        inside = all(least <= held <= most for held, (least, most) in zip(sums, setting.rank_bounds, strict=True))
-        peaked = setting.peak == 0 or max(split[: num_inner(setting.layout)]) >= setting.peak
+        inside = all(least <= held <= most for held, (least, most) in zip(sums, context.rank_bounds, strict=True))
+        peaked = context.peak == 0 or max(split[: num_inner(context.layout)]) >= context.peak
         if low <= split[-1] <= high and inside and peaked:
             found.append(split)
     return found
@@ -117,11 +117,11 @@ def test_ranks_hold_no_more_than_counting_allows(cases: list[tuple[Problem, Layo
     """No rank of a plan that fits, at or below a step time, holds more layers of a kind, and the limit is reached
     by some plan often enough to be one."""
     reached = 0
-    for problem, setting, plans in cases:
-        kinds, P = np.array(problem.model.layer_kinds), setting.layout.pp
-        fits = plans.peak_bytes <= setting.capacity_bytes
+    for problem, context, plans in cases:
+        kinds, P = np.array(problem.model.layer_kinds), context.layout.pp
+        fits = plans.peak_bytes <= context.capacity_bytes
         for cutoff in np.quantile(plans.step_time_ns[fits], [0.0, 0.2, 1.0], method="lower").tolist():
-            most = most_on_ranks(setting, int(cutoff))
+            most = most_on_ranks(context, int(cutoff))
             for layers in np.unique(plans.layers[fits & (plans.step_time_ns <= cutoff)], axis=0):
                 stage = np.repeat(np.arange(len(layers)), layers)
                 held = np.zeros_like(most)
@@ -135,11 +135,11 @@ def test_ranks_hold_no_more_than_counting_allows(cases: list[tuple[Problem, Layo
 def test_tighter_limits_lose_no_split(count: int, least: int) -> None:
     """Limits that follow from others leave the same splits, and none exactly where there are none."""
     rng, none = random.Random(1), 0
-    for problem, setting, _ in some(count):
-        layers, P = problem.model.num_layers, setting.layout.pp
+    for problem, context, _ in some(count):
+        layers, P = problem.model.num_layers, context.layout.pp
         for _ in range(40):
-            narrow = setting
-            for stage in rng.sample(range(setting.num_stages), 2):
+            narrow = context
+            for stage in rng.sample(range(context.num_stages), 2):
                 low = rng.randint(0, 2)
                 narrow = narrow.with_stage(stage, low, rng.randint(low, layers))
             narrow = narrow.with_rank(rng.randrange(P), *sorted(rng.choices(range(layers + 1), k=2)))
@@ -155,26 +155,26 @@ def test_tighter_limits_lose_no_split(count: int, least: int) -> None:
 def test_parts_share_out_every_split(count: int) -> None:
     """Whatever the point, each split of a node is in exactly one of its parts, and every part is narrower."""
     rng, shared = random.Random(2), 0
-    for _, setting, _ in some(8):
-        whole = splits_of(setting)
-        if setting.only_split() is not None:
+    for _, context, _ in some(8):
+        whole = splits_of(context)
+        if context.only_split() is not None:
             continue
         shared += 1
         for _ in range(count):
             weights = np.array([rng.random() for _ in range(4)])
             points = np.array(rng.choices(whole, k=4))
             layers = points[0].astype(float) if rng.random() < 0.5 else weights / weights.sum() @ points
-            for pieces in (parts(setting, layers), *ways(setting, layers)):
+            for pieces in (parts(context, layers), *ways(context, layers)):
                 assert sorted(split for piece in pieces for split in splits_of(piece)) == sorted(whole)
-                assert all(piece != setting for piece in pieces)
+                assert all(piece != context for piece in pieces)
     assert shared > 3
 
 
 def test_the_strongest_way_raises_its_weaker_part_most() -> None:
     """By the product of the two least rises; rises beyond the cutoff count no more than reaching it, and a way
     that closes all its parts is taken without a look at the others."""
-    _, setting, _ = some(1)[0]
-    nodes = [replace(setting, peak=number) for number in range(6)]
+    _, context, _ = some(1)[0]
+    nodes = [replace(context, peak=number) for number in range(6)]
     found, asked = [nodes[0:2], nodes[2:4], nodes[4:6]], []
 
     def by(rises: list[float]) -> int:
@@ -195,20 +195,20 @@ def test_the_strongest_way_raises_its_weaker_part_most() -> None:
 def test_moves_make_plans_faster_and_fit(cases: list[tuple[Problem, LayoutContext, Costed]]) -> None:
     """Moving layers ends at a plan of the space that fits, is no slower, and is faster in some cases."""
     faster = 0
-    for problem, setting, plans in cases:
-        fits = plans.peak_bytes <= setting.capacity_bytes
+    for problem, context, plans in cases:
+        fits = plans.peak_bytes <= context.capacity_bytes
         slow = int(np.where(fits, plans.step_time_ns, -1).argmax())
-        plan = fitted_plan(setting, plans.layers[slow])
+        plan = fitted_plan(context, plans.layers[slow])
         if plan is None:
             continue
-        graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
-        attempt = LayoutState(setting, graph, [], NEVER, 0, 0.0, None, Counters())
-        step = improve(attempt, plan, np.inf)
-        assert attempt.best is not None
-        best = attempt.best[1]
-        stages = plan_stages(setting.costs, problem.model.layer_kinds, best)
-        peak = max(part.peak_bytes for part in rank_memory(setting.layout, setting.costs, stages))
-        assert peak <= setting.capacity_bytes
+        graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
+        state = LayoutState(context, graph, [], NEVER, 0, 0.0, None, Counters())
+        step = improve(state, plan, np.inf)
+        assert state.best is not None
+        best = state.best[1]
+        stages = plan_stages(context.costs, problem.model.layer_kinds, best)
+        peak = max(part.peak_bytes for part in rank_memory(context.layout, context.costs, stages))
+        assert peak <= context.capacity_bytes
         before = simulate(problem, plan).step_time_ns
         assert step == simulate(problem, best).step_time_ns <= before
         assert step >= plans.step_time_ns[fits].min()
@@ -220,18 +220,18 @@ def test_trees_end_at_the_best_plan(cases: list[tuple[Problem, LayoutContext, Co
     """However little is looked at, the bound is no more than the best plan's step; looked at to the end, the best
     plan is found or proved not to be below the cutoff."""
     partial = 0
-    for _, setting, plans in cases:
-        best = int(plans.step_time_ns[plans.peak_bytes <= setting.capacity_bytes].min())
+    for _, context, plans in cases:
+        best = int(plans.step_time_ns[plans.peak_bytes <= context.capacity_bytes].min())
         solver = LayoutSolver(SolveOptions(gap=0.0), backend("highs"), [], None)
         cutoff = int(best * 1.05)
-        first = solver.resolve(setting, cutoff, 0, effort=0)
+        first = solver.resolve(context, cutoff, 0, effort=0)
         assert first.bound_ns <= best
         assert first.step_time_ns is None or first.step_time_ns >= best
         partial += first.fate == "open"
-        after = solver.resolve(setting, min(cutoff, first.step_time_ns or cutoff), first.bound_ns, effort=2)
+        after = solver.resolve(context, min(cutoff, first.step_time_ns or cutoff), first.bound_ns, effort=2)
         found = [step for step in (first.step_time_ns, after.step_time_ns) if step is not None]
         assert min(found) == best
-        below = solver.resolve(setting, best - 1, 0, effort=2)
+        below = solver.resolve(context, best - 1, 0, effort=2)
         assert below.plan is None
         assert below.bound_ns <= best
         assert below.bound_ns == best or below.fate == "open"
@@ -242,14 +242,14 @@ def test_a_tree_that_counting_closes_has_nothing_to_look_at(
     cases: list[tuple[Problem, LayoutContext, Costed]],
 ) -> None:
     """Below what any plan can take no node is opened, and the layout is closed."""
-    for _, setting, plans in cases:
+    for _, context, plans in cases:
         solver = LayoutSolver(SolveOptions(gap=0.0), backend("highs"), [], None)
-        attempt = solver.attempt(setting, int(plans.step_time_ns.min()) // 50, 0)
-        tree = BranchingTree(attempt, solver._split)
-        tree.run(attempt, 4)
+        state = solver.new_state(context, int(plans.step_time_ns.min()) // 50, 0)
+        tree = BranchingTree(state, solver._split)
+        tree.run(state, 4)
         assert tree.finished
-        assert attempt.closed
-        assert attempt.best is None
+        assert state.closed
+        assert state.best is None
 
 
 @pytest.mark.parametrize(("num_layers", "expected"), [(ANY_SPLIT_LAYERS, "any"), (ANY_SPLIT_LAYERS + 1, "even")])

@@ -229,8 +229,8 @@ def test_a_space_taken_apart_piece_by_piece_has_the_same_optimum(make: Any, seed
         known = solve(problem)
         rooms = (SMALL, replace(SMALL, groups=3), replace(SMALL, layouts=1))
         for budget in rooms:
-            means = SolveContext(SolveOptions(), backend("auto"), [], None, budget=budget)
-            search = Search(problem, layout_space(problem), means, 0.0)
+            context = SolveContext(SolveOptions(), backend("auto"), [], None, budget=budget)
+            search = Search(problem, layout_space(problem), context, 0.0)
             search.run()
             fates = search.result()
             assert sum(fates.count(fate) for fate in FATES) == len(search.whole)
@@ -253,8 +253,8 @@ def test_a_large_space_is_bounded_before_it_is_taken_apart() -> None:
     """With few groups made at once most blocks are excluded whole, and the answer is the same."""
     problem = opened(model="llama2-7b", rank_order=RANK_ORDERS)
     known = solve(problem, any_chunks=False)
-    means = SolveContext(SolveOptions(), backend("auto"), [], None, budget=Budget(groups_at_once=2_000))
-    search = Search(problem, layout_space(problem), means, 0.0)
+    context = SolveContext(SolveOptions(), backend("auto"), [], None, budget=Budget(groups_at_once=2_000))
+    search = Search(problem, layout_space(problem), context, 0.0)
     search.run()
     assert search.best is not None
     assert known.report is not None

@@ -20,7 +20,7 @@ from tests.optimize.problems import random_problem
 from tests.optimize.test_branching import NEVER, splits_of
 
 
-def settings(count: int) -> list[LayoutContext]:
+def contexts(count: int) -> list[LayoutContext]:
     """Interleaved layouts with free splits, of models with several kinds of layers."""
     found: list[LayoutContext] = []
     for seed in range(1000):
@@ -39,48 +39,48 @@ def settings(count: int) -> list[LayoutContext]:
     return found
 
 
-SETTINGS = settings(8)
+SETTINGS = contexts(8)
 
 
-def narrowed(setting: LayoutContext, rng: random.Random) -> tuple[LayoutContext, list[tuple[int, ...]]]:
+def narrowed(context: LayoutContext, rng: random.Random) -> tuple[LayoutContext, list[tuple[int, ...]]]:
     """Tighter limits to some virtual stages, and all splits within them, of which there are some."""
     while True:
-        narrow = setting
-        for stage in rng.sample(range(setting.num_stages), 3):
-            low, high = sorted(rng.choices(range(setting.min_layers(stage), setting.max_layers(stage) + 1), k=2))
+        narrow = context
+        for stage in rng.sample(range(context.num_stages), 3):
+            low, high = sorted(rng.choices(range(context.min_layers(stage), context.max_layers(stage) + 1), k=2))
             narrow = narrow.with_stage(stage, low, high)
         if splits := splits_of(narrow):
             return narrow, splits
 
 
-def runs_of(setting: LayoutContext, split: tuple[int, ...]) -> IntArray:
+def runs_of(context: LayoutContext, split: tuple[int, ...]) -> IntArray:
     """Layers of each run in every virtual stage, [J, R]."""
     ends = np.cumsum((0, *split)).tolist()
-    return np.array([run_positions(setting.runs, *pair) for pair in pairwise(ends)])
+    return np.array([run_positions(context.runs, *pair) for pair in pairwise(ends)])
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_limits_of_stages_say_how_many_layers_are_up_to_each(setting: LayoutContext) -> None:
+@pytest.mark.parametrize("context", SETTINGS)
+def test_limits_of_stages_say_how_many_layers_are_up_to_each(context: LayoutContext) -> None:
     """Exactly the fewest of any split."""
     rng = random.Random(3)
     for _ in range(20):
-        narrow, splits = narrowed(setting, rng)
-        first, last = layers_up_to(narrow.layer_bounds, setting.problem.model.num_layers)
+        narrow, splits = narrowed(context, rng)
+        first, last = layers_up_to(narrow.layer_bounds, context.problem.model.num_layers)
         held = np.array(splits)
         assert (first == held.cumsum(axis=1).min(axis=0)).all()
         assert (last == held[:, ::-1].cumsum(axis=1)[:, ::-1].min(axis=0)).all()
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_rows_of_layers_hold_for_every_split(setting: LayoutContext) -> None:
+@pytest.mark.parametrize("context", SETTINGS)
+def test_rows_of_layers_hold_for_every_split(context: LayoutContext) -> None:
     """The same layers on other virtual stages break some often."""
-    rng, J = random.Random(4), setting.num_stages
-    compact = CompactRelaxation(setting, NEVER)
-    names, K = compact.program.rows.names, len(setting.problem.model.kinds)
-    kinds = [kind for kind, _ in setting.runs]
+    rng, J = random.Random(4), context.num_stages
+    compact = CompactRelaxation(context, NEVER)
+    names, K = compact.program.rows.names, len(context.problem.model.kinds)
+    kinds = [kind for kind, _ in context.runs]
     broken = 0
     for _ in range(10):
-        narrow, splits = narrowed(setting, rng)
+        narrow, splits = narrowed(context, rng)
         rows, lower, upper = compact.limits(narrow)
         assert {names[row].split("[")[0] for row in (rows[0], rows[-1])} == {"stage_holds_layers", "kinds_end"}
         for split in rng.sample(splits, min(20, len(splits))):
@@ -96,12 +96,12 @@ def test_rows_of_layers_hold_for_every_split(setting: LayoutContext) -> None:
     assert broken > 5
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_menus_hold_what_has_a_place_in_the_model(setting: LayoutContext) -> None:
+@pytest.mark.parametrize("context", SETTINGS)
+def test_menus_hold_what_has_a_place_in_the_model(context: LayoutContext) -> None:
     """A virtual stage may hold so many layers of each run exactly where some split says so."""
     rng, left_out = random.Random(5), 0
     for _ in range(20):
-        narrow, splits = narrowed(setting, rng)
+        narrow, splits = narrowed(context, rng)
         held = np.stack([runs_of(narrow, split) for split in splits])
         for stage, (fewest, most) in enumerate(narrow.layer_bounds):
             counts = narrow.placed_counts(stage, most)
@@ -113,14 +113,14 @@ def test_menus_hold_what_has_a_place_in_the_model(setting: LayoutContext) -> Non
 def test_choices_of_ranks_within_limits_are_those_of_splits() -> None:
     """Of every rank all choices are left that hold what some split has there, and many others are not."""
     rng, left_out = random.Random(6), 0
-    for setting in SETTINGS:
-        choices = [rank_choices(setting, rank) for rank in range(setting.layout.pp)]
+    for context in SETTINGS:
+        choices = [rank_choices(context, rank) for rank in range(context.layout.pp)]
         known = [own for own in choices if own is not None]
         if len(known) < len(choices):
             continue
-        relaxation = RankRelaxation(CompactRelaxation(setting, NEVER), known)
+        relaxation = RankRelaxation(CompactRelaxation(context, NEVER), known)
         for _ in range(10):
-            narrow, splits = narrowed(setting, rng)
+            narrow, splits = narrowed(context, rng)
             within = np.split(relaxation._within(narrow), relaxation.offsets[1:-1])
             held = np.stack([runs_of(narrow, split) for split in splits])
             for own, kept in zip(known, within, strict=True):

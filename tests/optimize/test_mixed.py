@@ -190,8 +190,8 @@ def test_ranks_have_the_memory_of_their_type() -> None:
         problem = mixed_problem(seed)
         layout = layout_space(problem).at(0)
         capacities = rank_capacities(problem, layout)
-        setting = LayoutContext.of(problem, layout, costs_of(problem, layout), max(capacities))
-        assert [setting.capacity_of(rank) for rank in range(layout.pp)] == list(capacities)
+        context = LayoutContext.of(problem, layout, costs_of(problem, layout), max(capacities))
+        assert [context.capacity_of(rank) for rank in range(layout.pp)] == list(capacities)
         (costed,) = costed_layouts(problem, [layout])
         for row in rng.sample(range(len(costed.step_time_ns)), min(5, len(costed.step_time_ns))):
             report = simulate(problem, costed.plan(row))

@@ -121,11 +121,11 @@ def test_paths_bound_real_plans(count: int, name: str) -> None:
 def test_most_layers_keeps_good_plans(problem: Problem, seed: int) -> None:
     """No virtual stage of a plan that fits, at or below the cutoff, holds more layers than ``most_layers``."""
     layout = a_layout(problem, seed)
-    setting = LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
-    plans = costed_plans(problem, layout, setting.costs)
+    context = LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
+    plans = costed_plans(problem, layout, context.costs)
     for cutoff in np.quantile(plans.step_time_ns, [0.0, 0.1, 0.5, 1.0], method="lower").tolist():
-        most = most_layers(setting, int(cutoff))
-        kept = (plans.step_time_ns <= cutoff) & (plans.peak_bytes <= setting.capacity_bytes)
+        most = most_layers(context, int(cutoff))
+        kept = (plans.step_time_ns <= cutoff) & (plans.peak_bytes <= context.capacity_bytes)
         assert (plans.layers[kept] <= most).all()
 
 
@@ -139,10 +139,10 @@ def test_menus_keep_something_as_good(problem: Problem, seed: int) -> None:
         plan = random_plan(rng, problem, layout)
         stages = plan_stages(costs, problem.model.layer_kinds, plan)
         peak = max(part.peak_bytes for part in rank_memory(layout, costs, stages))
-        setting = LayoutContext.of(with_memory(problem, peak), layout, costs, peak)
+        context = LayoutContext.of(with_memory(problem, peak), layout, costs, peak)
         for j, (stage, held) in enumerate(zip(stages, plan.virtual_stages, strict=True)):
-            menu = stage_menu(setting, j, problem.model.num_layers)
-            same = (menu.runs == runs_of(setting, *held.layers)).all(axis=1)
+            menu = stage_menu(context, j, problem.model.num_layers)
+            same = (menu.runs == runs_of(context, *held.layers)).all(axis=1)
             good = same & (menu.terms[Term.BACKWARD] <= stage.terms[Term.BACKWARD, 0])
             if layout.vpp > 1:
                 good &= menu.kept_bytes <= stage.kept_bytes[0]
@@ -152,29 +152,29 @@ def test_menus_keep_something_as_good(problem: Problem, seed: int) -> None:
             assert (others == np.delete(stage.terms, Term.BACKWARD, axis=0)).all()
 
 
-def runs_of(setting: LayoutContext, start: int, stop: int) -> list[int]:
+def runs_of(context: LayoutContext, start: int, stop: int) -> list[int]:
     """Layers of each run among layers ``start`` to ``stop - 1``."""
     held, first = [], 0
-    for _, count in setting.runs:
+    for _, count in context.runs:
         held.append(max(0, min(stop, first + count) - max(start, first)))
         first += count
     return held
 
 
-def best_in_memory(problem: Problem, setting: LayoutContext) -> list[tuple[int, Plan]]:
+def best_in_memory(problem: Problem, context: LayoutContext) -> list[tuple[int, Plan]]:
     """(step time, plan) of the best plans that fit, and of some others."""
-    plans = costed_plans(problem, setting.layout, setting.costs)
-    fits = np.flatnonzero(plans.peak_bytes <= setting.capacity_bytes)
+    plans = costed_plans(problem, context.layout, context.costs)
+    fits = np.flatnonzero(plans.peak_bytes <= context.capacity_bytes)
     order = fits[np.argsort(plans.step_time_ns[fits], kind="stable")]
     rows = [*order[:20], *order[20 :: max(1, len(order) // 20)]]
     return [(int(plans.step_time_ns[row]), plans.plan(int(row))) for row in rows]
 
 
-def choice_of(program: LayoutProgram, setting: LayoutContext, plan: Plan) -> list[int] | None:
+def choice_of(program: LayoutProgram, context: LayoutContext, plan: Plan) -> list[int] | None:
     """Items of the menus that make up exactly this plan; None if one was left out of them."""
     choice = []
     for menu, stage in zip(program.menus, plan.virtual_stages, strict=True):
-        same = (menu.runs == runs_of(setting, *stage.layers)).all(axis=1)
+        same = (menu.runs == runs_of(context, *stage.layers)).all(axis=1)
         same &= (menu.full == stage.recompute.full) & (menu.selective == stage.recompute.selective)
         found = np.flatnonzero(same)
         if not len(found):
@@ -183,30 +183,30 @@ def choice_of(program: LayoutProgram, setting: LayoutContext, plan: Plan) -> lis
     return choice
 
 
-def with_split_of(setting: LayoutContext, plan: Plan) -> LayoutContext:
+def with_split_of(context: LayoutContext, plan: Plan) -> LayoutContext:
     """The layers of a plan fixed, and what each rank then recomputes at least."""
     split = tuple(stage.num_layers for stage in plan.virtual_stages)
-    graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
-    bounds = SplitBounds(setting, graph, analytic_paths(setting.layout))
-    return setting.with_split(split, bounds.least_backward_ns(split))
+    graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
+    bounds = SplitBounds(context, graph, analytic_paths(context.layout))
+    return context.with_split(split, bounds.least_backward_ns(split))
 
 
 def assert_rows_hold(problem: Problem, layout: Layout, share: float, one_split: bool = False) -> int:
     """Every plan at or below a cutoff satisfies every row of a program with many paths; returns how many
     plans the menus contain. ``one_split``: of the plans with the layers of the best one."""
     costs = constants(problem, layout)
-    setting = LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem))
-    plans = best_in_memory(problem, setting)
+    context = LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem))
+    plans = best_in_memory(problem, context)
     if not plans:
         return 0
     if one_split:
-        setting = with_split_of(setting, plans[0][1])
+        context = with_split_of(context, plans[0][1])
         ends = [stage.layers for stage in plans[0][1].virtual_stages]
         plans = [entry for entry in plans if [stage.layers for stage in entry[1].virtual_stages] == ends]
     steps = sorted(step for step, _ in plans)
     cutoff = steps[int(share * (len(steps) - 1))]
-    menus = [stage_menu(setting, j, problem.model.num_layers) for j in range(setting.num_stages)]
-    program = LayoutProgram(setting, menus, cutoff)
+    menus = [stage_menu(context, j, problem.model.num_layers) for j in range(context.num_stages)]
+    program = LayoutProgram(context, menus, cutoff)
     for path in analytic_paths(layout):
         program.add_path(path)
     rng = random.Random(layout.num_gpus)
@@ -218,7 +218,7 @@ def assert_rows_hold(problem: Problem, layout: Layout, share: float, one_split: 
     built = program.program(base, unit)
     contained = 0
     for step, plan in plans:
-        choice = choice_of(program, setting, plan) if step <= cutoff else None
+        choice = choice_of(program, context, plan) if step <= cutoff else None
         if choice is None:
             continue
         contained += 1
@@ -255,10 +255,10 @@ def test_no_rank_recomputes_less_than_the_least(problem: Problem, seed: int) -> 
     """In every plan that fits, each rank's backwards take at least what is the least for its split."""
     layout = a_layout(problem, seed)
     costs = constants(problem, layout)
-    setting = LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem))
-    for _, plan in best_in_memory(problem, setting)[:8]:
+    context = LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem))
+    for _, plan in best_in_memory(problem, context)[:8]:
         backward = matrix(problem, costs, plan)[Term.BACKWARD]
-        least = with_split_of(setting, plan).least_backward_ns
+        least = with_split_of(context, plan).least_backward_ns
         assert (backward.reshape(layout.vpp, layout.pp).sum(axis=0) >= np.array(least)).all()
 
 
@@ -296,9 +296,9 @@ def test_compact_relaxation_holds_for_every_plan(problem: Problem, seed: int) ->
         plan = random_plan(rng, problem, layout)
         stages = plan_stages(costs, problem.model.layer_kinds, plan)
         peak = max(part.peak_bytes for part in rank_memory(layout, costs, stages))
-        setting = LayoutContext.of(with_memory(problem, peak), layout, costs, peak)
+        context = LayoutContext.of(with_memory(problem, peak), layout, costs, peak)
         step = int(step_times_ns(layout, costs, durations(stages)))
-        compact = CompactRelaxation(rng.choice((setting, with_split_of(setting, plan))), step)
+        compact = CompactRelaxation(rng.choice((context, with_split_of(context, plan))), step)
         values = compact_values(compact, problem, plan)
         assert (compact.durations(values.astype(np.float64)) <= durations(stages)).all()
         others = [

@@ -81,12 +81,12 @@ def test_no_step_is_shorter_than_a_peak_path_through_any_inner_stage() -> None:
 def test_the_least_peak_is_that_of_all_splits(cases: list[tuple[Problem, LayoutContext, Costed]]) -> None:
     """No split within the limits has a lower fullest inner stage, and where they leave any, some has just that."""
     rng, equal = random.Random(4), 0
-    for problem, setting, _ in cases:
-        inner = num_inner(setting.layout)
+    for problem, context, _ in cases:
+        inner = num_inner(context.layout)
         for _ in range(30):
-            stage = rng.randrange(setting.num_stages)
-            narrow = setting.with_stage(stage, *sorted(rng.choices(range(problem.model.num_layers), k=2)))
-            tight = narrow.tightened(np.full(setting.layout.pp, problem.model.num_layers))
+            stage = rng.randrange(context.num_stages)
+            narrow = context.with_stage(stage, *sorted(rng.choices(range(problem.model.num_layers), k=2)))
+            tight = narrow.tightened(np.full(context.layout.pp, problem.model.num_layers))
             splits = [] if tight is None else splits_of(tight)
             if tight is None or not splits:
                 continue
@@ -104,27 +104,27 @@ def test_the_least_peak_is_that_of_all_splits(cases: list[tuple[Problem, LayoutC
 def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem, LayoutContext, Costed]]) -> None:
     """In any setting its bound is at most the fastest plan's step, and no less than that of the known paths."""
     rng, looked_at, higher = random.Random(5), 0, 0
-    for _, setting, plans in cases:
-        graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
-        fits = plans.peak_bytes <= setting.capacity_bytes
+    for _, context, plans in cases:
+        graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
+        fits = plans.peak_bytes <= context.capacity_bytes
         slowest = int(plans.step_time_ns[fits].max())
-        timed = EventTimeRelaxation(CompactRelaxation(setting, slowest), graph)
-        inner = num_inner(setting.layout)
+        timed = EventTimeRelaxation(CompactRelaxation(context, slowest), graph)
+        inner = num_inner(context.layout)
         for _ in range(8):
-            tight, split, within = narrowed_somewhere(rng, setting, plans)
+            tight, split, within = narrowed_somewhere(rng, context, plans)
             tight = replace(tight, peak=int(split[:inner].max()) if rng.random() < 0.5 else 0)
             within &= plans.layers[:, :inner].max(axis=1) >= tight.peak
             proved, layers = timed.solve(tight)
             assert layers is not None
             assert proved <= plans.step_time_ns[within].min()
-            pool = [*analytic_paths(setting.layout), *chunk_paths(setting.layout)]
-            attempt = LayoutState(tight, graph, pool, slowest, 0, 0.0, None, Counters())
-            start = compact_start(attempt)
+            pool = [*analytic_paths(context.layout), *chunk_paths(context.layout)]
+            state = LayoutState(tight, graph, pool, slowest, 0, 0.0, None, Counters())
+            start = compact_start(state)
             assert start is not None
             start[1].solve()
             start[1].prove()
-            assert proved >= attempt.bound_ns * (1 - 1e-5)
-            higher += proved > attempt.bound_ns * (1 + 1e-3)
+            assert proved >= state.bound_ns * (1 - 1e-5)
+            higher += proved > state.bound_ns * (1 + 1e-3)
             looked_at += 1
     assert looked_at == 8 * len(cases)
     assert higher > 5
@@ -134,15 +134,15 @@ def test_the_graph_in_the_relaxation_is_exact_where_a_split_fits_without_recompu
     """With layers of one kind: also what the ends of the model gather and reduce, with layers or without."""
     exact, empty = 0, 0
     alike_layers = (case for case in free_cases() if len(case[0].model.kinds) == 1)
-    for _, setting, plans in islice(alike_layers, 8):
-        graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
-        fits = plans.peak_bytes <= setting.capacity_bytes
-        timed = EventTimeRelaxation(CompactRelaxation(setting, int(plans.step_time_ns[fits].max())), graph)
-        for split in splits_of(setting):
+    for _, context, plans in islice(alike_layers, 8):
+        graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
+        fits = plans.peak_bytes <= context.capacity_bytes
+        timed = EventTimeRelaxation(CompactRelaxation(context, int(plans.step_time_ns[fits].max())), graph)
+        for split in splits_of(context):
             alike = (plans.layers == split).all(axis=1)
             fastest = int(plans.step_time_ns[alike].min())
             if fits[alike][plans.step_time_ns[alike] == fastest].any():
-                proved, _ = timed.solve(setting.with_split(split))
+                proved, _ = timed.solve(context.with_split(split))
                 assert (1 - 1e-5) * fastest <= proved <= fastest
                 exact, empty = exact + 1, empty + (split[0] == 0) + (split[-1] == 0)
     assert exact > 10
@@ -156,9 +156,9 @@ def test_trees_with_the_graph_in_the_relaxation_end_at_the_best_plan(
     solved: list[int] = []
     solve = EventTimeRelaxation.solve
 
-    def counted(self: EventTimeRelaxation, setting: LayoutContext) -> tuple[int, FloatArray | None]:
-        solved.append(setting.num_stages)
-        return solve(self, setting)
+    def counted(self: EventTimeRelaxation, context: LayoutContext) -> tuple[int, FloatArray | None]:
+        solved.append(context.num_stages)
+        return solve(self, context)
 
     monkeypatch.setattr(layer_branching, "PATH_NODES", 0)
     monkeypatch.setattr(EventTimeRelaxation, "solve", counted)
@@ -171,5 +171,5 @@ def test_paths_take_over_where_the_solver_gives_up(
 ) -> None:
     """A relaxation without an answer costs time, not the proof."""
     monkeypatch.setattr(layer_branching, "PATH_NODES", 0)
-    monkeypatch.setattr(EventTimeRelaxation, "solve", lambda self, setting: (0, None))
+    monkeypatch.setattr(EventTimeRelaxation, "solve", lambda self, context: (0, None))
     check_trees(cases)

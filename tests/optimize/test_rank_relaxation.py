@@ -34,37 +34,37 @@ def cases() -> list[Case]:
     return some(4)
 
 
-def stage_terms(setting: LayoutContext, plans: Costed, row: int) -> IntArray:
+def stage_terms(context: LayoutContext, plans: Costed, row: int) -> IntArray:
     """Durations of a listed plan, [Term, J]."""
     stages, start = [], 0
     for count, full, selective in zip(plans.layers[row], plans.full[row], plans.selective[row], strict=True):
         recompute = Recompute(full=int(full), selective=int(selective))
         stages.append(VirtualStage(layers=(start, start + int(count)), recompute=recompute))
         start += int(count)
-    plan = Plan(layout=setting.layout, virtual_stages=tuple(stages))
-    return durations(plan_stages(setting.costs, setting.problem.model.layer_kinds, plan))
+    plan = Plan(layout=context.layout, virtual_stages=tuple(stages))
+    return durations(plan_stages(context.costs, context.problem.model.layer_kinds, plan))
 
 
-def bound_of(attempt: LayoutState, relaxation: CompactRelaxation | RankRelaxation) -> int:
+def bound_of(state: LayoutState, relaxation: CompactRelaxation | RankRelaxation) -> int:
     """Proved with the known paths."""
-    run = rounds_on(attempt, relaxation)
+    run = rounds_on(state, relaxation)
     assert run is not None
-    relaxation.narrow(run.relaxation, attempt.setting)
-    run.relaxation.set_sides(*relaxation.path_limits(attempt.setting, attempt.pool, run.base, run.unit))
+    relaxation.narrow(run.relaxation, state.context)
+    run.relaxation.set_sides(*relaxation.path_limits(state.context, state.pool, run.base, run.unit))
     run.solve()
     run.prove()
-    return attempt.bound_ns
+    return state.bound_ns
 
 
 def test_a_choice_serves_every_rank_of_every_plan(cases: list[Case]) -> None:
     """With the same layers in every chunk, and no longer forwards or backwards."""
     rng, ranks = random.Random(7), 0
     work = [Term.FORWARD, Term.BACKWARD]
-    for _, setting, plans in cases:
-        choices = [rank_choices(setting, rank) for rank in range(setting.layout.pp)]
-        fits = np.flatnonzero(plans.peak_bytes <= setting.capacity_bytes).tolist()
+    for _, context, plans in cases:
+        choices = [rank_choices(context, rank) for rank in range(context.layout.pp)]
+        fits = np.flatnonzero(plans.peak_bytes <= context.capacity_bytes).tolist()
         for row in rng.sample(fits, min(20, len(fits))):
-            terms = stage_terms(setting, plans, row)
+            terms = stage_terms(context, plans, row)
             for own in choices:
                 assert own is not None
                 held = list(own.stages)
@@ -78,19 +78,19 @@ def test_a_choice_serves_every_rank_of_every_plan(cases: list[Case]) -> None:
 def test_whole_ranks_bound_every_plan_and_more_nearly(cases: list[Case]) -> None:
     """In any setting at most the fastest plan's step, and no less than the compact relaxation says."""
     rng, higher = random.Random(8), 0
-    for _, setting, plans in cases:
-        graph = StepGraph.of(setting.layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
-        fits = plans.peak_bytes <= setting.capacity_bytes
+    for _, context, plans in cases:
+        graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
+        fits = plans.peak_bytes <= context.capacity_bytes
         slowest = int(plans.step_time_ns[fits].max())
-        compact = CompactRelaxation(setting, slowest, peak_paths(setting.layout, graph.structure))
-        pool = [*analytic_paths(setting.layout), *chunk_paths(setting.layout)]
-        ranks = RankRelaxation.of(compact, setting, pool, slowest)
+        compact = CompactRelaxation(context, slowest, peak_paths(context.layout, graph.structure))
+        pool = [*analytic_paths(context.layout), *chunk_paths(context.layout)]
+        ranks = RankRelaxation.of(compact, context, pool, slowest)
         assert ranks is not None
         for _ in range(8):
-            tight, _, within = narrowed_somewhere(rng, setting, plans)
-            attempt = LayoutState(tight, graph, pool, slowest, 0, 0.0, None, Counters())
-            known = bound_of(replace(attempt), compact.narrowed(tight))
-            proved = bound_of(attempt, ranks)
+            tight, _, within = narrowed_somewhere(rng, context, plans)
+            state = LayoutState(tight, graph, pool, slowest, 0, 0.0, None, Counters())
+            known = bound_of(replace(state), compact.narrowed(tight))
+            proved = bound_of(state, ranks)
             assert known * (1 - 1e-5) <= proved <= plans.step_time_ns[within].min()
             higher += proved > known * (1 + 1e-3)
     assert higher > 3

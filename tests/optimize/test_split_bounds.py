@@ -30,12 +30,12 @@ def setting_of(problem: Problem, layout: Layout, costs: LayoutCosts) -> LayoutCo
     return LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem))
 
 
-def paths_of(rng: random.Random, problem: Problem, setting: LayoutContext, graph: StepGraph) -> list[CriticalPath]:
+def paths_of(rng: random.Random, problem: Problem, context: LayoutContext, graph: StepGraph) -> list[CriticalPath]:
     """The analytic paths and critical paths of some plans."""
-    plans = [random_plan(rng, problem, setting.layout) for _ in range(4)]
-    stages = [plan_stages(setting.costs, problem.model.layer_kinds, plan) for plan in plans]
+    plans = [random_plan(rng, problem, context.layout) for _ in range(4)]
+    stages = [plan_stages(context.costs, problem.model.layer_kinds, plan) for plan in plans]
     found = [critical_path(graph, durations(held)) for held in stages]
-    return [*analytic_paths(setting.layout), *found]
+    return [*analytic_paths(context.layout), *found]
 
 
 @few_or_many(5, 12, problems())
@@ -46,10 +46,10 @@ def test_no_plan_of_a_split_is_faster(problem: Problem) -> None:
     capacity, table = usable_memory_bytes(problem), layout_costs(problem, columns)
     for row in range(len(columns)):
         layout = columns.at(row)
-        setting = setting_of(problem, layout, table.at(row))
-        graph = StepGraph.of(layout, setting.costs.transfer_ns, setting.costs.barrier_ns)
-        bounds = SplitBounds(setting, graph, paths_of(rng, problem, setting, graph))
-        plans = costed_plans(problem, layout, setting.costs)
+        context = setting_of(problem, layout, table.at(row))
+        graph = StepGraph.of(layout, context.costs.transfer_ns, context.costs.barrier_ns)
+        bounds = SplitBounds(context, graph, paths_of(rng, problem, context, graph))
+        plans = costed_plans(problem, layout, context.costs)
         for split in np.unique(plans.layers, axis=0):
             bound = bounds.bound_ns(split.tolist(), HIGH)
             fits = (plans.layers == split).all(axis=1) & (plans.peak_bytes <= capacity)
@@ -93,8 +93,8 @@ def test_whole_recomputation_is_seen() -> None:
     peak = simulate(problem, uniform_plan(problem, layout, "none")).peak_memory_bytes
 
     def bound(usable_bytes: int, cutoff_ns: int = HIGH) -> int:
-        setting = setting_of(with_memory(problem, usable_bytes), layout, costs)
-        return SplitBounds(setting, graph, analytic_paths(layout)).bound_ns((2,) * 16, cutoff_ns)
+        context = setting_of(with_memory(problem, usable_bytes), layout, costs)
+        return SplitBounds(context, graph, analytic_paths(layout)).bound_ns((2,) * 16, cutoff_ns)
 
     without = bound(2**50)
     assert bound(peak) == without

@@ -9,25 +9,25 @@ from milpplan.simulation.layers.layer_time import ONCE, Phase
 from milpplan.simulation.layout_costs import LayoutCosts
 
 
-def longest_step_ns(setting: LayoutContext) -> int:
+def longest_step_ns(context: LayoutContext) -> int:
     """No plan of the layout takes longer: everything one after another, every layer recomputed wholly, on the
     slowest node type."""
-    layout = setting.layout
-    ranks = {setting.costs.type_of(rank): setting.costs.of_rank(rank) for rank in range(layout.pp)}
-    crossings = sum(setting.costs.crossing_ns(stage) for stage in range(setting.num_stages))
-    transfers = 2 * (setting.num_stages * int(setting.costs.transfer_ns) + crossings)
-    longest = max(_once_ns(setting, costs, transfers) for costs in ranks.values())
+    layout = context.layout
+    ranks = {context.costs.type_of(rank): context.costs.of_rank(rank) for rank in range(layout.pp)}
+    crossings = sum(context.costs.crossing_ns(stage) for stage in range(context.num_stages))
+    transfers = 2 * (context.num_stages * int(context.costs.transfer_ns) + crossings)
+    longest = max(_once_ns(context, costs, transfers) for costs in ranks.values())
     # Twice, and what differs from rank to rank adds up to no more than the sum over the types.
     return 2 * longest * len(ranks)
 
 
-def _once_ns(setting: LayoutContext, costs: LayoutCosts, transfers_ns: int) -> int:
+def _once_ns(context: LayoutContext, costs: LayoutCosts, transfers_ns: int) -> int:
     """Everything one after another on one node type."""
     duration = costs.duration_ns
-    counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(duration))
+    counts = np.bincount(np.array(context.problem.model.layer_kinds), minlength=len(duration))
     extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)
     work = int((duration[:, ONCE].sum(axis=1) + extra) @ counts)
     work += int(costs.embedding_ns.sum() + costs.head_ns.sum()) + transfers_ns
     weights = np.append(counts, [1, 1])
     once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ weights)
-    return setting.layout.num_micro_batches * work + once + int(setting.costs.barrier_ns)
+    return context.layout.num_micro_batches * work + once + int(context.costs.barrier_ns)

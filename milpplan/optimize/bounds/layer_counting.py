@@ -43,32 +43,32 @@ def counted_bound(group: Group, capacity: float, price: FloatArray) -> FloatArra
     return bound
 
 
-def most_on_ranks(setting: LayoutContext, cutoff_ns: int) -> IntArray:
+def most_on_ranks(context: LayoutContext, cutoff_ns: int) -> IntArray:
     """Several chunks: most layers of each kind that a rank holds in a plan at or below a step time, [K, P];
     negative where not even none. Under V schedules from all work of the rank, its memory forgotten."""
-    ranks = range(setting.layout.pp)
-    types = np.array([setting.costs.type_of(rank) for rank in ranks])
-    groups = {kind: _group_of(setting, int((types == kind).argmax())) for kind in set(types.tolist())}
+    ranks = range(context.layout.pp)
+    types = np.array([context.costs.type_of(rank) for rank in ranks])
+    groups = {kind: _group_of(context, int((types == kind).argmax())) for kind in set(types.tolist())}
     least = least_costs([group.costs for group in groups.values()])
     most = np.zeros((len(next(iter(groups.values())).counts), len(types)), dtype=np.int64)
     for kind, group in groups.items():
         own = types == kind
         rule = _most_by_work if group.sort is ScheduleClass.V else _most_by_lines
-        most[:, own] = rule(setting.on_rank(int(own.argmax())), group, cutoff_ns, least)[:, own]
+        most[:, own] = rule(context.on_rank(int(own.argmax())), group, cutoff_ns, least)[:, own]
     return most
 
 
-def _most_by_lines(setting: LayoutContext, group: Group, cutoff_ns: int, before: CostColumns) -> IntArray:
+def _most_by_lines(context: LayoutContext, group: Group, cutoff_ns: int, before: CostColumns) -> IntArray:
     """Most layers of each kind below the lines of ``_lines`` at every price, [K, P]."""
     corners = price_corners(group)
     repeated = np.zeros(len(corners), dtype=np.int64)
     group, before = group.take(repeated), before.take(repeated)
-    lines = _lines(group, float(setting.capacity_bytes), np.concatenate(corners, axis=1), before)
+    lines = _lines(group, float(context.capacity_bytes), np.concatenate(corners, axis=1), before)
     held = [np.floor((cutoff_ns - before.tail - start) / each + ROUNDING) for start, each in lines]
     return np.asarray(np.min(held, axis=(0, 3)).astype(np.int64))
 
 
-def _most_by_work(setting: LayoutContext, group: Group, cutoff_ns: int, before: CostColumns) -> IntArray:
+def _most_by_work(context: LayoutContext, group: Group, cutoff_ns: int, before: CostColumns) -> IntArray:
     """Most layers of each kind in m times a rank's work, [K, P], after the forwards of what the first chunks
     before it hold at least; both ends of the model are on rank 0."""
     costs, m = group.costs, group.micro_batches
@@ -76,7 +76,7 @@ def _most_by_work(setting: LayoutContext, group: Group, cutoff_ns: int, before: 
     if costs.saved is not None:
         # No rank has more pairs with a forward, or a backward, of a chunk.
         each = each - costs.saved.sum(axis=0) * np.maximum(m - group.num_ranks, 0.0)
-    layers = np.cumsum([0, *(setting.min_layers(stage) for stage in range(group.num_ranks - 1))])[:, None]
+    layers = np.cumsum([0, *(context.min_layers(stage) for stage in range(group.num_ranks - 1))])[:, None]
     start = layers * before.forward.min(axis=0) + group.ranks * before.transfer
     start[0] += m * (costs.embedding.sum(axis=0) + costs.head.sum(axis=0))
     start[1:] += before.embedding[0]
@@ -130,19 +130,19 @@ def _least_time(count: float, ranks: list[tuple[FloatArray, FloatArray]]) -> Flo
     return np.asarray(low)
 
 
-def _group_of(setting: LayoutContext, rank: int) -> Group:
+def _group_of(context: LayoutContext, rank: int) -> Group:
     """A single layout as a group whose ranks are all as one of them."""
-    layout, costs = setting.layout, setting.costs.of_rank(rank)
+    layout, costs = context.layout, context.costs.of_rank(rank)
     numbers = {part.name: getattr(costs, part.name) for part in fields(costs) if part.name != "parts"}
     table = LayoutCosts(costs.parts, **{name: np.asarray(value)[..., None] for name, value in numbers.items()})
-    counts = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=len(setting.problem.model.kinds))
+    counts = np.bincount(np.array(context.problem.model.layer_kinds), minlength=len(context.problem.model.kinds))
     return Group(
         layout.pp,
         ScheduleClass.V if layout.schedule in V_SCHEDULES else ScheduleClass.INTERLEAVED,
         np.array([float(layout.num_micro_batches)]),
         np.array([float(layout.vpp)]),
         np.array([SCHEDULES.index(layout.schedule)]),
-        CostColumns.of(table, setting.problem.recompute_modes),
+        CostColumns.of(table, context.problem.recompute_modes),
         counts.astype(np.float64),
         dict,
         0,

@@ -40,7 +40,7 @@ nanoseconds that its transfer to the next takes beyond the shortest."""
 class SplitBounds:
     """Bounds of the splits of one layout; ranks that hold the same in several splits are looked at once."""
 
-    setting: LayoutContext
+    context: LayoutContext
     graph: StepGraph
     paths: Sequence[CriticalPath]
     """Of the layout's step graph; the longest counts."""
@@ -80,24 +80,24 @@ class SplitBounds:
 
     def least_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
         """Least summed backward of each rank's chunks over the choices that fit, [P]; of a split not excluded."""
-        ones, least = np.ones(self.setting.layout.vpp, dtype=np.int64), []
+        ones, least = np.ones(self.context.layout.vpp, dtype=np.int64), []
         for rank, own in enumerate(self._by_rank(self._held(split))):
             menus = self._menus(rank, own)
             value: int | None = None
             if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
-                choices = _fitting_backwards(self.setting, rank, menus)
+                choices = _fitting_backwards(self.context, rank, menus)
                 value = int(choices.sum(axis=0).min()) if choices.shape[1] else None
             elif menus is not None:
-                value = _least_fitting(self.setting, rank, menus, ones)
+                value = _least_fitting(self.context, rank, menus, ones)
             least.append(NEVER_NS if value is None else value)
         return tuple(least)
 
     def _held(self, split: Sequence[int]) -> list[Held]:
         """What every virtual stage holds, [J]."""
-        runs = np.array([0, *accumulate(length for _, length in self.setting.runs)])
+        runs = np.array([0, *accumulate(length for _, length in self.context.runs)])
         edges = np.array([0, *accumulate(split)])[:, None]
         layers = map(tuple, np.diff(np.clip(edges, runs[:-1], runs[1:]), axis=0).tolist())
-        rank_of, costs = self.setting.layout.rank_of, self.setting.costs
+        rank_of, costs = self.context.layout.rank_of, self.context.costs
         return [
             (held, stage == 0, stage == len(split) - 1, costs.type_of(rank_of(stage)), costs.crossing_ns(stage))
             for stage, held in enumerate(layers)
@@ -105,12 +105,12 @@ class SplitBounds:
 
     def _by_rank(self, held: list[Held]) -> list[tuple[Held, ...]]:
         """What the chunks of each rank hold, [P]."""
-        return [tuple(held[j] for j in stages) for stages in self.setting.layout.rank_stages]
+        return [tuple(held[j] for j in stages) for stages in self.context.layout.rank_stages]
 
     def _replays(self, rank: int, own: tuple[Held, ...]) -> IntArray | None:
         """Nanoseconds, beyond the least of each stage alone, that each path spends at least on a rank's backwards
         for lack of memory, [paths]; None where nothing fits."""
-        stages = list(self.setting.layout.rank_stages[rank])
+        stages = list(self.context.layout.rank_stages[rank])
         menus = self._menus(rank, own)
         if menus is None:
             return None
@@ -119,7 +119,7 @@ class SplitBounds:
         if math.prod(map(len, menus)) > MAX_CHOICES:
             backwards = self._at_one_moment(rank, menus, weights)
         else:
-            choices = _fitting_backwards(self.setting, rank, menus)
+            choices = _fitting_backwards(self.context, rank, menus)
             backwards = (weights @ choices).min(axis=1) if choices.shape[1] else None
         if backwards is None:
             return None
@@ -132,11 +132,11 @@ class SplitBounds:
         all choices. None where nothing fits."""
         least = np.array([int(menu.terms[Term.BACKWARD].min()) for menu in menus])
         total = weights @ least
-        stays = weights.sum(axis=1) >= self.setting.layout.num_micro_batches
+        stays = weights.sum(axis=1) >= self.context.layout.num_micro_batches
         distinct, inverse, count = np.unique(weights, axis=0, return_inverse=True, return_counts=True)
         wanted = ascending(inverse[stays])
         for place in wanted[np.argsort(-count[wanted], kind="stable")][:MAX_WEIGHTS].tolist():
-            value = _least_fitting(self.setting, rank, menus, distinct[place])
+            value = _least_fitting(self.context, rank, menus, distinct[place])
             if value is None:
                 return None
             total[inverse == place] = value
@@ -145,7 +145,7 @@ class SplitBounds:
     def _menus(self, rank: int, own: tuple[Held, ...]) -> list[Menu] | None:
         """The choices of a rank's chunks; None where one has none that fits."""
         menus = []
-        for stage, held in zip(self.setting.layout.rank_stages[rank], own, strict=True):
+        for stage, held in zip(self.context.layout.rank_stages[rank], own, strict=True):
             menu = self._menu(stage, held)
             if menu is None:
                 return None
@@ -154,7 +154,7 @@ class SplitBounds:
 
     def _menu(self, stage: int, held: Held) -> Menu | None:
         if (stage, held) not in self.menus:
-            menu = useful_items(self.setting, stage, held[0], self._options(stage, held)[0])
+            menu = useful_items(self.context, stage, held[0], self._options(stage, held)[0])
             self.menus[stage, held] = menu if len(menu) else None
         return self.menus[stage, held]
 
@@ -162,7 +162,7 @@ class SplitBounds:
         """The recompute choices of a virtual stage, whether they fit or not, and the least of each term [Term];
         only their backwards differ."""
         if held not in self.options:
-            options = recompute_options(self.setting, stage, held[0])
+            options = recompute_options(self.context, stage, held[0])
             assert options is not None, "without prices there is a choice"
             self.options[held] = options, options.terms.min(axis=1)
         return self.options[held]
@@ -172,36 +172,36 @@ class SplitBounds:
         return replace(self, paths=paths, replays={})
 
 
-def _fitting_backwards(setting: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
+def _fitting_backwards(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
     """Backward nanoseconds of the rank's chunks under every choice that fits into its memory, [v, choices]."""
     grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
     kept = np.stack([menu.kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     transient = np.stack([menu.transient_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     deferred = np.stack([menu.deferred_bytes[items] for menu, items in zip(menus, grid, strict=True)])
-    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.of_rank(rank).buffer_bytes)
+    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(context.costs.of_rank(rank).buffer_bytes)
     fits = np.ones(grid.shape[1], dtype=np.bool_)
-    for running, live in setting.profiles[rank]:
+    for running, live in context.profiles[rank]:
         used = np.array(live) @ held_bytes(kept, deferred, len(live)) + transient[running]
-        fits &= used <= setting.capacity_of(rank) - states
-    if setting.costs.offloads:
-        fits &= _fit_on_host(setting, rank, menus, grid)
+        fits &= used <= context.capacity_of(rank) - states
+    if context.costs.offloads:
+        fits &= _fit_on_host(context, rank, menus, grid)
     return np.stack([menu.terms[Term.BACKWARD][items[fits]] for menu, items in zip(menus, grid, strict=True)])
 
 
-def _fit_on_host(setting: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
+def _fit_on_host(context: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
     """Which choices of the chunks [v, choices] fit on the host together."""
     kept = np.stack([menu.host_kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
-    room = setting.host_capacity_of(rank) - sum(int(menu.host_state_bytes[0]) for menu in menus)
-    live = np.array([counts for _, counts in setting.profiles[rank]])
+    room = context.host_capacity_of(rank) - sum(int(menu.host_state_bytes[0]) for menu in menus)
+    live = np.array([counts for _, counts in context.profiles[rank]])
     return np.asarray(((live @ kept) <= room).all(axis=0))
 
 
-def _least_fitting(setting: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:
+def _least_fitting(context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:
     """Least sum of weighted backwards over the choices of the chunks that fit at the moment when most
     micro-batches are alive, chunk by chunk over the pairs (bytes, nanoseconds) that nothing beats; None if none
     fits."""
-    running, live = max(setting.profiles[rank], key=lambda profile: sum(profile[1]))
-    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(setting.costs.of_rank(rank).buffer_bytes)
+    running, live = max(context.profiles[rank], key=lambda profile: sum(profile[1]))
+    states = sum(int(menu.state_bytes[0]) for menu in menus) + int(context.costs.of_rank(rank).buffer_bytes)
     v = len(menus)
     sizes = [
         live[chunk] * menu.kept_bytes
@@ -209,7 +209,7 @@ def _least_fitting(setting: LayoutContext, rank: int, menus: Sequence[Menu], wei
         + (menu.transient_bytes if chunk == running else 0)
         for chunk, menu in enumerate(menus)
     ]
-    room = setting.capacity_of(rank) - states - sum(int(size.min()) for size in sizes)
+    room = context.capacity_of(rank) - states - sum(int(size.min()) for size in sizes)
     if room < 0:
         return None
     used = spent = np.zeros(1, dtype=np.int64)

@@ -39,10 +39,10 @@ class CeilingPath:
     backwards: int
 
 
-def has_peaks(setting: LayoutContext) -> bool:
+def has_peaks(context: LayoutContext) -> bool:
     """Whether layers are split freely over interleaved chunks."""
-    layout = setting.layout
-    return layout.schedule == "interleaved" and layout.vpp > 1 and setting.problem.interleaved_layers == "any"
+    layout = context.layout
+    return layout.schedule == "interleaved" and layout.vpp > 1 and context.problem.interleaved_layers == "any"
 
 
 def num_inner(layout: Layout) -> int:
@@ -50,15 +50,15 @@ def num_inner(layout: Layout) -> int:
     return layout.pp * (layout.vpp - 1)
 
 
-def least_peak(setting: LayoutContext) -> int:
+def least_peak(context: LayoutContext) -> int:
     """Layers that the fullest inner virtual stage holds at least."""
-    layout = setting.layout
+    layout = context.layout
     inner, P = num_inner(layout), layout.pp
-    least, most = np.array(setting.layer_bounds, dtype=np.int64).T
-    fewest = np.array(setting.rank_bounds, dtype=np.int64)[:, 0]
+    least, most = np.array(context.layer_bounds, dtype=np.int64).T
+    fewest = np.array(context.rank_bounds, dtype=np.int64)[:, 0]
     on_ranks = -(-(fewest - most[inner:]) // (layout.vpp - 1))
-    everywhere = math.ceil((setting.problem.model.num_layers - int(most[inner:].sum())) / (P * (layout.vpp - 1)))
-    return max(setting.peak, everywhere, int(on_ranks.max()), int(least[:inner].max()))
+    everywhere = math.ceil((context.problem.model.num_layers - int(most[inner:].sum())) / (P * (layout.vpp - 1)))
+    return max(context.peak, everywhere, int(on_ranks.max()), int(least[:inner].max()))
 
 
 def least_passes(slope: IntArray, modes: Collection[str]) -> IntArray:
@@ -72,16 +72,16 @@ def least_passes(slope: IntArray, modes: Collection[str]) -> IntArray:
     return np.array(least, dtype=np.int64)
 
 
-def peak_parts(setting: LayoutContext) -> list[LayoutContext]:
+def peak_parts(context: LayoutContext) -> list[LayoutContext]:
     """The part where no inner virtual stage holds more than the least peak, and the part where one does; none
     where the limits say so already."""
-    inner, peak = num_inner(setting.layout), least_peak(setting)
-    if all(most <= peak for _, most in setting.layer_bounds[:inner]):
+    inner, peak = num_inner(context.layout), least_peak(context)
+    if all(most <= peak for _, most in context.layer_bounds[:inner]):
         return []
-    flat = tuple((least, min(most, peak)) for least, most in setting.layer_bounds[:inner])
+    flat = tuple((least, min(most, peak)) for least, most in context.layer_bounds[:inner])
     return [
-        replace(setting, layer_bounds=(*flat, *setting.layer_bounds[inner:]), peak=peak),
-        replace(setting, peak=peak + 1),
+        replace(context, layer_bounds=(*flat, *context.layer_bounds[inner:]), peak=peak),
+        replace(context, peak=peak + 1),
     ]
 
 

@@ -59,7 +59,7 @@ COUNTS = ("layers", "full", "selective")
 class CompactRelaxation:
     """Columns: (count, stage, kind) in this order, then z, then unplaced layers of each kind."""
 
-    setting: LayoutContext
+    context: LayoutContext
     cutoff_ns: int
     peaks: Sequence[CeilingPath] = ()
     empty: IntArray = field(init=False)
@@ -68,13 +68,13 @@ class CompactRelaxation:
     """Nanoseconds of one unit of each count, [Term, 3, J, K]."""
 
     def __post_init__(self) -> None:
-        setting = self.setting
-        J, K = setting.num_stages, len(setting.problem.model.kinds)
+        context = self.context
+        J, K = context.num_stages, len(context.problem.model.kinds)
         zero = np.zeros(1, dtype=np.int64)
         self.slope = np.zeros((len(Term), 3, J, K), dtype=np.int64)
         empty = []
         for j in range(J):
-            costs, crossing_ns = self._costs_of(j), setting.costs.crossing_ns(j)
+            costs, crossing_ns = self._costs_of(j), context.costs.crossing_ns(j)
             duration = costs.duration_ns
             self.slope[Term.FORWARD, 0, j] = duration[:, Phase.FORWARD]
             self.slope[Term.FORWARD, 1, j] = costs.replayed_forward_ns[1]
@@ -96,22 +96,22 @@ class CompactRelaxation:
             empty.append(stage_options(costs, [], zero, zero, crossing_ns=crossing_ns, **ends).terms[:, 0])
         self.empty = np.stack(empty, axis=1)
         for j in range(J):
-            self._edges(j, J > 1 and setting.min_layers(j) == 0)
+            self._edges(j, J > 1 and context.min_layers(j) == 0)
 
     def _costs_of(self, stage: int) -> LayoutCosts:
         """Constants of a virtual stage's rank."""
-        return self.setting.costs.of_rank(self.setting.layout.rank_of(stage))
+        return self.context.costs.of_rank(self.context.layout.rank_of(stage))
 
     def _edges(self, j: int, may_be_empty: bool) -> None:
         """The buckets at a stage's edges are not sums over its layers: the least they can be."""
-        least = least_edges(self._costs_of(j), j == 0, j == self.setting.num_stages - 1)
+        least = least_edges(self._costs_of(j), j == 0, j == self.context.num_stages - 1)
         for term, value in least.items():
             self.empty[term, j] = min(value, int(self.empty[term, j])) if may_be_empty else value
 
-    def narrowed(self, setting: LayoutContext) -> CompactRelaxation:
+    def narrowed(self, context: LayoutContext) -> CompactRelaxation:
         """The same program for narrower limits: an end of the model that must hold a layer there has the edges of
         one, where this relaxation has those of an empty stage."""
-        ends = [j for j in (0, setting.num_stages - 1) if setting.min_layers(j) > self.setting.min_layers(j) == 0]
+        ends = [j for j in (0, context.num_stages - 1) if context.min_layers(j) > self.context.min_layers(j) == 0]
         if not ends:
             return self
         other = copy(self)
@@ -139,29 +139,29 @@ class CompactRelaxation:
         """fullest_stage: like the rows of paths, with what the peak of the setting adds."""
         rows = self.path_rows([peak.path for peak in self.peaks], base, unit)
         names = [f"fullest_stage[{index}]" for index in range(len(rows))]
-        return replace(rows, names=tuple(names), lower=self.peak_sides(self.setting, base, unit))
+        return replace(rows, names=tuple(names), lower=self.peak_sides(self.context, base, unit))
 
-    def peak_sides(self, setting: LayoutContext, base: int, unit: int) -> IntArray:
+    def peak_sides(self, context: LayoutContext, base: int, unit: int) -> IntArray:
         """Lower sides of ``peak_rows`` in a narrower setting."""
         paths = np.array([self._constant(peak.path) for peak in self.peaks], dtype=np.int64)
-        return np.asarray((paths + self.peak_passes_ns(setting) - base) // unit)
+        return np.asarray((paths + self.peak_passes_ns(context) - base) // unit)
 
-    def peak_passes_ns(self, setting: LayoutContext) -> IntArray:
+    def peak_passes_ns(self, context: LayoutContext) -> IntArray:
         """What the fullest inner virtual stage of a setting adds to every path of a peak at least."""
         passes = np.array([(peak.forwards, peak.backwards) for peak in self.peaks], dtype=np.int64).reshape(-1, 2)
-        return np.asarray(least_peak(setting) * (passes @ self.least_passes_ns))
+        return np.asarray(least_peak(context) * (passes @ self.least_passes_ns))
 
     @cached_property
     def least_passes_ns(self) -> IntArray:
         """What a forward and a backward of a layer take at least, whatever its kind and recomputation, [2]."""
-        return least_passes(self.slope, self.setting.problem.recompute_modes)
+        return least_passes(self.slope, self.context.problem.recompute_modes)
 
     def base_ns(self, paths: list[CriticalPath]) -> int:
         """Largest path of the empty stages: z starts there."""
         return max(self._constant(path) for path in paths)
 
     def _constant(self, path: CriticalPath) -> int:
-        costs = self.setting.costs
+        costs = self.context.costs
         return int(path.length_ns(self.empty, int(costs.transfer_ns), int(costs.barrier_ns)))
 
     def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
@@ -179,13 +179,13 @@ class CompactRelaxation:
     @cached_property
     def program(self) -> Program:
         """All rows but the paths."""
-        setting, modes = self.setting, self.setting.problem.recompute_modes
-        J, K, width = setting.num_stages, self.slope.shape[3], self.num_counts
-        total = np.bincount(np.array(setting.problem.model.layer_kinds), minlength=K)
+        context, modes = self.context, self.context.problem.recompute_modes
+        J, K, width = context.num_stages, self.slope.shape[3], self.num_counts
+        total = np.bincount(np.array(context.problem.model.layer_kinds), minlength=K)
         upper = np.zeros((3, J, K), dtype=np.int64)
         for place, name in enumerate(COUNTS):
             upper[place] = total if name == "layers" or name in modes else 0
-        most = np.array([setting.max_layers(j) for j in range(J)])
+        most = np.array([context.max_layers(j) for j in range(J)])
         upper = np.minimum(upper, most[None, :, None])
         columns = np.concatenate([upper.ravel(), [MOST_UNITS], total])
         names = [f"{name}[{j},{k}]" for name in COUNTS for j in range(J) for k in range(K)]
@@ -211,23 +211,23 @@ class CompactRelaxation:
             objective,
         )
 
-    def limits(self, setting: LayoutContext) -> tuple[IntArray, IntArray, IntArray]:
+    def limits(self, context: LayoutContext) -> tuple[IntArray, IntArray, IntArray]:
         """Rows, lower and upper sides that make the program one of a narrower setting."""
         _, J, K = self.slope.shape[1:]
-        sides = zip(held_sides(setting), order_sides(setting), strict=True)
+        sides = zip(held_sides(context), order_sides(context), strict=True)
         lower, upper = (np.concatenate(side) for side in sides)
         return K + J * K + np.arange(len(lower)), lower, upper
 
-    def narrow(self, relaxation: Relaxation, setting: LayoutContext) -> None:
+    def narrow(self, relaxation: Relaxation, context: LayoutContext) -> None:
         """Make the rows but those of paths, in a relaxation of the program, those of a narrower setting."""
-        relaxation.set_sides(*self.limits(setting))
+        relaxation.set_sides(*self.limits(context))
 
     def path_limits(
-        self, setting: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
+        self, context: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
         """The same of ``peak_rows``, which come right after the program's, and of ``path_rows`` after them."""
         constants = np.array([self._constant(path) for path in paths], dtype=np.int64)
-        lower = np.concatenate([self.peak_sides(setting, base, unit), (constants - base) // unit])
+        lower = np.concatenate([self.peak_sides(context, base, unit), (constants - base) // unit])
         return self.program.num_rows + np.arange(len(lower)), lower, np.full(len(lower), INFINITY)
 
     def _placed(self, total: IntArray) -> Rows:
@@ -243,7 +243,7 @@ class CompactRelaxation:
         """recompute_is_held: f_jk + s_jk - n_jk <= 0, = 0 where every layer must be recomputed."""
         size = self.num_counts // 3
         eye = np.eye(size, dtype=np.int64)
-        lower = MINUS_INFINITY if "none" in self.setting.problem.recompute_modes else 0
+        lower = MINUS_INFINITY if "none" in self.context.problem.recompute_modes else 0
         names = [f"recompute_is_held[{row}]" for row in range(size)]
         return Rows.dense(names, np.hstack([-eye, eye, eye]), lower, 0)
 
@@ -254,41 +254,41 @@ class CompactRelaxation:
         kinds[:, :, : J * K] = np.eye(J * K, dtype=np.int64).reshape(J, K, J * K)
         unplaced = np.zeros((K, self.num_counts + 1 + K), dtype=np.int64)
         unplaced[:, self.num_counts + 1 :] = np.eye(K, dtype=np.int64)
-        held = held_rows(self.setting, kinds.sum(axis=1), unplaced.sum(axis=0))
+        held = held_rows(self.context, kinds.sum(axis=1), unplaced.sum(axis=0))
         rows = Rows.concatenate([*held, *order_rows(kinds, unplaced)])
-        _, lower, upper = self.limits(self.setting)
+        _, lower, upper = self.limits(self.context)
         return [replace(rows, lower=lower, upper=upper), *self._of_kinds(kinds)]
 
     def _of_kinds(self, kinds: IntArray) -> list[Rows]:
         """rank_holds_kind (interleaved): of each kind what a plan at or below the cutoff can hold; ``kinds``
         [J, K, columns]."""
-        if self.setting.layout.vpp == 1:
+        if self.context.layout.vpp == 1:
             return []
-        matrix = kinds[self.setting.places].sum(axis=0).swapaxes(0, 1)
+        matrix = kinds[self.context.places].sum(axis=0).swapaxes(0, 1)
         names = [f"rank_holds_kind[{rank},{kind}]" for kind, rank in np.ndindex(matrix.shape[:2])]
-        most = np.maximum(most_on_ranks(self.setting, self.cutoff_ns), 0).reshape(-1)
+        most = np.maximum(most_on_ranks(self.context, self.cutoff_ns), 0).reshape(-1)
         return [Rows.dense(names, matrix.reshape(len(names), -1), MINUS_INFINITY, most)]
 
     def _memory(self) -> Rows:
         """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation. What
         waits for weight gradients counts like states, whatever is recomputed."""
-        setting = self.setting
-        unit = max(1, setting.capacity_bytes // MEMORY_UNITS)
-        v, J = setting.layout.vpp, setting.num_stages
-        flat = [(rank, running, live) for rank, rows in enumerate(setting.profiles) for running, live in rows]
+        context = self.context
+        unit = max(1, context.capacity_bytes // MEMORY_UNITS)
+        v, J = context.layout.vpp, context.num_stages
+        flat = [(rank, running, live) for rank, rows in enumerate(context.profiles) for running, live in rows]
         matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
         room = np.zeros(len(flat), dtype=np.int64)
         for row, (rank, running, live) in enumerate(flat):
-            costs = setting.costs.of_rank(rank)
+            costs = context.costs.of_rank(rank)
             states = costs.state_bytes.sum(axis=0)
-            stages = list(setting.layout.rank_stages[rank])
+            stages = list(context.layout.rank_stages[rank])
             count = np.array(live[:v], dtype=np.int64)[:, None]
             waiting = np.array(live[v:] or (0,) * v, dtype=np.int64)[:, None]
-            own = np.zeros((3, v, len(setting.problem.model.kinds)), dtype=np.int64)
+            own = np.zeros((3, v, len(context.problem.model.kinds)), dtype=np.int64)
             own[0] = (states[:-2] + count * costs.kept_bytes + waiting * costs.deferred_bytes) // unit
             # The running stage replays one layer: with f + s of at most n layers recomputed, the largest replay
             # is at least their mean, (f dropped_full + s dropped_selective) / n.
-            most = max(1, setting.max_layers(stages[running]))
+            most = max(1, context.max_layers(stages[running]))
             replay = np.zeros_like(count)
             replay[running] = 1
             for place, dropped in ((1, costs.dropped_full_bytes), (2, costs.dropped_selective_bytes)):
@@ -300,46 +300,46 @@ class CompactRelaxation:
             if stages[-1] == J - 1:
                 fixed += int(states[HEAD]) + live[v - 1] * int(costs.head_kept_bytes)
                 fixed += int(waiting[-1, 0]) * int(costs.head_deferred_bytes)
-            workspace = int(costs.workspace_bytes.min()) if setting.min_layers(stages[running]) else 0
+            workspace = int(costs.workspace_bytes.min()) if context.min_layers(stages[running]) else 0
             workspace = max(workspace, int(costs.head_workspace_bytes) * last)
-            room[row] = (setting.capacity_of(rank) - fixed - workspace) // unit
+            room[row] = (context.capacity_of(rank) - fixed - workspace) // unit
         names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]
         return Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)
 
     def _host(self) -> list[Rows]:
         """rank_fits_on_host: bytes on the host, in units rounded as those of the device."""
-        setting = self.setting
-        if not setting.costs.offloads:
+        context = self.context
+        if not context.costs.offloads:
             return []
-        unit = max(1, host_capacity_bytes(setting.problem) // MEMORY_UNITS)
-        flat = [(rank, live) for rank, rows in enumerate(setting.profiles) for live in {live for _, live in rows}]
+        unit = max(1, host_capacity_bytes(context.problem) // MEMORY_UNITS)
+        flat = [(rank, live) for rank, rows in enumerate(context.profiles) for live in {live for _, live in rows}]
         matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
         room = np.zeros(len(flat), dtype=np.int64)
         for row, (rank, live) in enumerate(flat):
-            costs = setting.costs.of_rank(rank)
+            costs = context.costs.of_rank(rank)
             kept = costs.host_kept_bytes
             count = np.array(live, dtype=np.int64)[:, None]
-            own = list(setting.layout.rank_stages[rank])
+            own = list(context.layout.rank_stages[rank])
             matrix[row, 0, own] = (costs.host_state_bytes[:-2] + count * kept[0]) // unit
             # (layers, full, selective), of which the last two keep less.
             matrix[row, 1, own] = (count * (kept[2] - kept[0])) // unit
             matrix[row, 2, own] = (count * (kept[1] - kept[0])) // unit
             ends = int(costs.host_state_bytes[EMBEDDING]) * (rank == 0)
-            ends += int(costs.host_state_bytes[HEAD]) * (rank == setting.layout.stage_ranks[-1])
-            room[row] = (setting.host_capacity_of(rank) - ends) // unit
+            ends += int(costs.host_state_bytes[HEAD]) * (rank == context.layout.stage_ranks[-1])
+            room[row] = (context.host_capacity_of(rank) - ends) // unit
         names = [f"rank_fits_on_host[{rank},{number}]" for number, (rank, _) in enumerate(flat)]
         return [Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)]
 
     def _recomputed(self) -> Rows:
         """rank_recomputes_enough (fixed layers): what a rank's recomputation takes is no less than the least that
         fits. Coefficients and side in units, rounded up: all counts are whole in a plan."""
-        setting, P = self.setting, self.setting.layout.pp
-        if not setting.least_backward_ns:
+        context, P = self.context, self.context.layout.pp
+        if not context.least_backward_ns:
             return Rows.dense([], np.zeros((0, self.num_counts), dtype=np.int64), MINUS_INFINITY, INFINITY)
         matrix = np.zeros((P, *self.slope.shape[1:]), dtype=np.int64)
         lower = np.zeros(P, dtype=np.int64)
-        for rank, least in enumerate(setting.least_backward_ns):
-            stages = list(setting.layout.rank_stages[rank])
+        for rank, least in enumerate(context.least_backward_ns):
+            stages = list(context.layout.rank_stages[rank])
             backward = self.slope[Term.BACKWARD][:, stages]
             unit = max(1, int(backward.max()) // FLOOR_UNITS)
             matrix[rank][:, stages] = -(-backward // unit)
@@ -349,14 +349,14 @@ class CompactRelaxation:
     def _blocks(self) -> list[Rows]:
         """stage_recomputes_block: of n_j <= most_j layers the first n are recomputed, min(n, n_j), which is no
         less than the chord between no layer and the most."""
-        block = self.setting.first_full
+        block = self.context.first_full
         if block is None:
             return []
         _, J, K = self.slope.shape[1:]
         enough = np.zeros((J, 3, J, K), dtype=np.int64)
         no_more = np.zeros_like(enough)
         for j in range(J):
-            most = max(1, self.setting.max_layers(j))
+            most = max(1, self.context.max_layers(j))
             enough[j, 1, j], enough[j, 0, j] = most, -min(block, most)
             no_more[j, 1, j] = 1
         stages = range(J)

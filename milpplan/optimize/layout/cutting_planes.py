@@ -44,7 +44,7 @@ STALL_ROUNDS, STALL_SHARE = 6, 0.02
 class LayoutState:
     """One layout against a cutoff: what is proved, the best plan found, and the paths known of its graph."""
 
-    setting: LayoutContext
+    context: LayoutContext
     graph: StepGraph
     pool: list[CriticalPath]
     cutoff_ns: int
@@ -89,7 +89,7 @@ class LayoutState:
         """Simulate a plan that fits in memory; returns its critical path."""
         if plan is None:
             return None
-        stages = plan_stages(self.setting.costs, self.setting.problem.model.layer_kinds, plan)
+        stages = plan_stages(self.context.costs, self.context.problem.model.layer_kinds, plan)
         paths, steps = self.paths_at(durations(stages)[None])
         self.keep(steps[0], plan)
         return paths[0]
@@ -97,21 +97,21 @@ class LayoutState:
     def alike_chunks(self, point: IntArray) -> list[IntArray]:
         """Free interleaved splits: the point with a rank's work spread evenly over its chunks. Good plans are near
         such points, relaxations with few paths far from them."""
-        setting = self.setting
-        if setting.layout.vpp == 1 or setting.problem.interleaved_layers == "even":
+        context = self.context
+        if context.layout.vpp == 1 or context.problem.interleaved_layers == "even":
             return []
         alike, terms = point.copy(), list(WORK + PAIRED)
-        work = point[terms][:, setting.places]
-        alike[terms] = work.mean(axis=1)[:, list(setting.layout.stage_ranks)]
+        work = point[terms][:, context.places]
+        alike[terms] = work.mean(axis=1)[:, list(context.layout.stage_ranks)]
         return [alike, (point + alike) // 2]
 
     def slower_ranks(self, point: IntArray) -> list[IntArray]:
         """The point with one of some ranks two per cent slower."""
-        P = self.setting.layout.pp
+        P = self.context.layout.pp
         nearby = []
         for rank in ascending(np.linspace(0, P - 1, NEARBY).astype(np.int64)):
             slower = point.copy()
-            own = np.ix_(WORK + PAIRED, self.setting.layout.rank_stages[rank])
+            own = np.ix_(WORK + PAIRED, self.context.layout.rank_stages[rank])
             slower[own] += slower[own] // 50
             nearby.append(slower)
         return nearby
@@ -121,7 +121,7 @@ class LayoutState:
 class CuttingPlanes:
     """One relaxation and the best point found for it."""
 
-    attempt: LayoutState
+    state: LayoutState
     relaxation: Relaxation
     base: int
     unit: int
@@ -136,16 +136,16 @@ class CuttingPlanes:
     """What the last optimum says, in floating point; proved where it passes the cutoff, and at the end."""
     unproved: RelaxationSolution | None = None
 
-    def begin(self, attempt: LayoutState, compact: PathRelaxation) -> None:
+    def begin(self, state: LayoutState, compact: PathRelaxation) -> None:
         """Go on with another attempt at the same graph, on the same program."""
-        self.attempt, self.center, self.center_ns, self.left = attempt, None, np.inf, []
+        self.state, self.center, self.center_ns, self.left = state, None, np.inf, []
         self.bound_ns, self.unproved = 0.0, None
         self.matrix, self.rows = compact.durations, partial(compact.path_rows, base=self.base, unit=self.unit)
 
-    def narrow(self, compact: PathRelaxation, setting: LayoutContext, paths: Sequence[CriticalPath]) -> None:
+    def narrow(self, compact: PathRelaxation, context: LayoutContext, paths: Sequence[CriticalPath]) -> None:
         """Make the relaxation, which has rows of ``paths``, one of a narrower setting."""
-        compact.narrow(self.relaxation, setting)
-        self.relaxation.set_sides(*compact.path_limits(setting, paths, self.base, self.unit))
+        compact.narrow(self.relaxation, context)
+        self.relaxation.set_sides(*compact.path_limits(context, paths, self.base, self.unit))
 
     def value_ns(self) -> float:
         """What the relaxation says in floating point, with the paths known: no bound, and 0 where it fails."""
@@ -154,7 +154,7 @@ class CuttingPlanes:
 
     def stalled(self) -> bool:
         """Whether the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny steps."""
-        self.left.append(self.attempt.cutoff_ns - max(self.bound_ns, self.attempt.bound_ns))
+        self.left.append(self.state.cutoff_ns - max(self.bound_ns, self.state.bound_ns))
         if len(self.left) <= STALL_ROUNDS:
             return False
         return self.left[-1] > self.left[-1 - STALL_ROUNDS] * (1.0 - STALL_SHARE)
@@ -163,11 +163,11 @@ class CuttingPlanes:
         """Solve; None when the solver stopped or time is up. The bound is proved where it passes the cutoff: a
         proof takes as long as a solution, and only the last one counts."""
         solution = self.relaxation.solve()
-        self.attempt.counters.relaxed(self.relaxation.program, solution.iterations)
-        if solution.status != "optimal" or self.attempt.out_of_time():
+        self.state.counters.relaxed(self.relaxation.program, solution.iterations)
+        if solution.status != "optimal" or self.state.out_of_time():
             return None
         self.bound_ns, self.unproved = self.base + self.unit * solution.objective, solution
-        if self.bound_ns > self.attempt.cutoff_ns:
+        if self.bound_ns > self.state.cutoff_ns:
             self.prove()
         return solution
 
@@ -178,7 +178,7 @@ class CuttingPlanes:
         proved = self.relaxation.proved_bound(self.unproved)
         self.unproved = None
         if proved is not None:
-            self.attempt.bound_ns = max(self.attempt.bound_ns, self.base + self.unit * proved)
+            self.state.bound_ns = max(self.state.bound_ns, self.base + self.unit * proved)
 
     def separate(self, solution: RelaxationSolution) -> bool:
         """Add the critical paths near the optimum; False when it is met by its own step time."""
@@ -187,19 +187,19 @@ class CuttingPlanes:
         if self.center is not None:
             points += [share * optimum + (1.0 - share) * self.center for share in INWARD[1:]]
         matrices = [self.matrix(point) for point in points]
-        matrices += self.attempt.alike_chunks(matrices[0])
-        matrices += self.attempt.slower_ranks(matrices[-1])
-        paths, steps = self.attempt.paths_at(np.stack(matrices))
+        matrices += self.state.alike_chunks(matrices[0])
+        matrices += self.state.slower_ranks(matrices[-1])
+        paths, steps = self.state.paths_at(np.stack(matrices))
         self.improved = False
         for point, step in zip(points, steps, strict=False):
             if step < self.center_ns:
                 self.improved = step < self.center_ns * (1 - 1e-4)
                 self.center, self.center_ns = point, step
-        if self.center_ns <= max(self.bound_ns, self.attempt.bound_ns) * (1 + CONVERGED):
+        if self.center_ns <= max(self.bound_ns, self.state.bound_ns) * (1 + CONVERGED):
             return False
         found = _distinct(paths)
-        self.attempt.counters.paths += len(found)
-        self.attempt.pool.extend(found)
+        self.state.counters.paths += len(found)
+        self.state.pool.extend(found)
         rows = self.rows(found)
         self.relaxation.add_rows(rows)
         return len(rows) > 0
@@ -212,39 +212,39 @@ def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
     return list(seen.values())
 
 
-def compact_start(attempt: LayoutState) -> tuple[CompactRelaxation, CuttingPlanes] | None:
+def compact_start(state: LayoutState) -> tuple[CompactRelaxation, CuttingPlanes] | None:
     """The compact relaxation with all known paths; None where the paths pass the cutoff by themselves."""
-    compact = CompactRelaxation(attempt.setting, attempt.cutoff_ns)
-    run = rounds_on(attempt, compact)
+    compact = CompactRelaxation(state.context, state.cutoff_ns)
+    run = rounds_on(state, compact)
     return None if run is None else (compact, run)
 
 
-def rounds_on(attempt: LayoutState, compact: PathRelaxation) -> CuttingPlanes | None:
+def rounds_on(state: LayoutState, compact: PathRelaxation) -> CuttingPlanes | None:
     """Rounds on a relaxation with all known paths; None where they pass the cutoff by themselves."""
-    base = compact.base_ns(attempt.pool)
-    if base > attempt.cutoff_ns:
-        attempt.bound_ns = max(attempt.bound_ns, base)
+    base = compact.base_ns(state.pool)
+    if base > state.cutoff_ns:
+        state.bound_ns = max(state.bound_ns, base)
         return None
-    unit = max(1, (attempt.cutoff_ns - base) // COMPACT_RESOLUTION)
+    unit = max(1, (state.cutoff_ns - base) // COMPACT_RESOLUTION)
     relaxation = Relaxation(compact.program)
     if compact.peaks:
         relaxation.add_rows(compact.peak_rows(base, unit))
-    relaxation.add_rows(compact.path_rows(attempt.pool, base, unit))
+    relaxation.add_rows(compact.path_rows(state.pool, base, unit))
     rows = partial(compact.path_rows, base=base, unit=unit)
-    return CuttingPlanes(attempt, relaxation, base, unit, compact.durations, rows)
+    return CuttingPlanes(state, relaxation, base, unit, compact.durations, rows)
 
 
-def compact_rounds(attempt: LayoutState, most: IntArray, rounds: int) -> list[Menu] | None:
+def compact_rounds(state: LayoutState, most: IntArray, rounds: int) -> list[Menu] | None:
     """Rounds on the compact relaxation. None when its bound passes the cutoff, else the menus of the items that
     its duals leave."""
-    start = compact_start(attempt)
+    start = compact_start(state)
     if start is None:
         return None
     compact, run = start
     best, prices = -np.inf, None
     for _ in range(rounds):
         solution = run.solve()
-        if attempt.closed:
+        if state.closed:
             return None
         if solution is None:
             break
@@ -252,15 +252,15 @@ def compact_rounds(attempt: LayoutState, most: IntArray, rounds: int) -> list[Me
         if bound > best:
             best, prices = bound, price
         more = run.separate(solution)
-        if run.center is not None and run.improved and run.center_ns <= attempt.cutoff_ns:
-            _round(attempt, compact.layers(run.center))
-        if not more or attempt.closed or run.stalled():
+        if run.center is not None and run.improved and run.center_ns <= state.cutoff_ns:
+            _round(state, compact.layers(run.center))
+        if not more or state.closed or run.stalled():
             break
     run.prove()
-    _trim(attempt.pool, attempt.setting.layout.pp)
-    if attempt.closed:
+    _trim(state.pool, state.context.layout.pp)
+    if state.closed:
         return None
-    return _menus(attempt, most, (attempt.cutoff_ns - run.base) / run.unit + 1.0 - best, prices)
+    return _menus(state, most, (state.cutoff_ns - run.base) / run.unit + 1.0 - best, prices)
 
 
 def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
@@ -268,31 +268,31 @@ def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
     del pool[num_analytic : max(num_analytic, len(pool) - MAX_POOL)]
 
 
-def _round(attempt: LayoutState, layers: FloatArray) -> None:
+def _round(state: LayoutState, layers: FloatArray) -> None:
     """A whole plan near fractional layers [J], if one fits."""
-    plan = fitted_plan(attempt.setting, rounded_layers(attempt.setting, layers))
-    path = attempt.try_plan(plan)
+    plan = fitted_plan(state.context, rounded_layers(state.context, layers))
+    path = state.try_plan(plan)
     if path is not None:
-        attempt.pool.append(path)
+        state.pool.append(path)
 
 
-def _menus(attempt: LayoutState, most: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
+def _menus(state: LayoutState, most: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
     """Stage menus of the items that can be in a plan at or below the cutoff; None if one is empty."""
     menus = []
-    for j in range(attempt.setting.num_stages):
+    for j in range(state.context.num_stages):
         stage_prices = None if prices is None else UnitCosts(slack, prices[:, j])
-        menu = stage_menu(attempt.setting, j, int(most[j]), stage_prices)
+        menu = stage_menu(state.context, j, int(most[j]), stage_prices)
         if not len(menu):
             return None
         menus.append(menu)
     return menus
 
 
-def menu_rounds(attempt: LayoutState, program: LayoutProgram, rounds: int) -> None:
+def menu_rounds(state: LayoutState, program: LayoutProgram, rounds: int) -> None:
     """Rounds on the relaxation of the menus: raises the proved bound, and tries whole plans on the way."""
     base, unit = program.scaling()
-    if base > attempt.cutoff_ns:
-        attempt.bound_ns = max(attempt.bound_ns, base)
+    if base > state.cutoff_ns:
+        state.bound_ns = max(state.bound_ns, base)
         return
     relaxation = Relaxation(program.program(base, unit, elastic=True))
     num_items = int(program.offsets[-1])
@@ -303,45 +303,43 @@ def menu_rounds(attempt: LayoutState, program: LayoutProgram, rounds: int) -> No
             program.add_path(path)
         return program.path_rows(known, base, unit)
 
-    run = CuttingPlanes(
-        attempt, relaxation, base, unit, lambda v: program.fractional_durations(v[:num_items]), rows
-    )
+    run = CuttingPlanes(state, relaxation, base, unit, lambda v: program.fractional_durations(v[:num_items]), rows)
     for number in range(rounds):
         solution = run.solve()
-        if attempt.closed or solution is None:
+        if state.closed or solution is None:
             break
         more = run.separate(solution)
         if number % 6 == 0 or not more:
             assert run.center is not None
-            _whole_plans(attempt, program, run.center[:num_items], solution.row_duals)
-        if not more or attempt.closed or run.stalled():
+            _whole_plans(state, program, run.center[:num_items], solution.row_duals)
+        if not more or state.closed or run.stalled():
             break
     run.prove()
 
 
-def _whole_plans(attempt: LayoutState, program: LayoutProgram, values: FloatArray, duals: FloatArray) -> None:
+def _whole_plans(state: LayoutState, program: LayoutProgram, values: FloatArray, duals: FloatArray) -> None:
     """Whole plans near a fractional point."""
-    setting, menus = attempt.setting, program.menus
-    balanced = rank_costs(menus, analytic_paths(setting.layout), setting.layout)
+    context, menus = state.context, program.menus
+    balanced = rank_costs(menus, analytic_paths(context.layout), context.layout)
     for choice in (
-        best_choice(setting, menus, balanced, True),
-        best_choice(setting, menus, _dual_costs(program, duals), False),
-        best_choice(setting, menus, _distances(program, values), False),
+        best_choice(context, menus, balanced, True),
+        best_choice(context, menus, _dual_costs(program, duals), False),
+        best_choice(context, menus, _distances(program, values), False),
     ):
-        try_choice(attempt, program, choice)
+        try_choice(state, program, choice)
 
 
-def try_choice(attempt: LayoutState, program: LayoutProgram, choice: Choice | None) -> None:
+def try_choice(state: LayoutState, program: LayoutProgram, choice: Choice | None) -> None:
     """Simulate a choice of items: its critical path joins the program with those of its neighbours, its plan
     counts if it fits."""
     if choice is None:
         return
     point = program.durations(choice)
-    paths, steps = attempt.paths_at(np.stack([point, *attempt.slower_ranks(point)]))
+    paths, steps = state.paths_at(np.stack([point, *state.slower_ranks(point)]))
     for path in paths:
         program.add_path(path)
     if program.overfull_rank(choice) is None:
-        attempt.keep(steps[0], program.plan(choice))
+        state.keep(steps[0], program.plan(choice))
 
 
 def _dual_costs(program: LayoutProgram, duals: FloatArray) -> list[FloatArray]:

@@ -29,6 +29,6 @@ def settings_of(problem: Problem, layout: Layout, costs: RankCosts | ReplicaCost
     """What is fixed about a layout; with replicas of different make about each of its views."""
     if isinstance(costs, ReplicaCosts):
         return tuple(
-            setting for view in costs.views for setting in settings_of(view.problem, view.layout, view.costs)
+            context for view in costs.views for context in settings_of(view.problem, view.layout, view.costs)
         )
     return (LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem)),)

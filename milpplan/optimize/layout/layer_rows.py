@@ -25,11 +25,11 @@ from milpplan.simulation.layout_columns import IntArray
 Sides = tuple[IntArray, IntArray]
 
 
-def held_rows(setting: LayoutContext, layers: IntArray, unplaced: IntArray) -> list[Rows]:
+def held_rows(context: LayoutContext, layers: IntArray, unplaced: IntArray) -> list[Rows]:
     """Rows of stages and ranks: ``layers`` [J, columns] of every virtual stage, ``unplaced`` [columns]."""
     parts = [("stage", layers)]
-    if setting.layout.vpp > 1:
-        parts.append(("rank", layers[setting.places].sum(axis=0)))
+    if context.layout.vpp > 1:
+        parts.append(("rank", layers[context.places].sum(axis=0)))
     rows = []
     for name, matrix in parts:
         count = range(len(matrix))
@@ -38,10 +38,10 @@ def held_rows(setting: LayoutContext, layers: IntArray, unplaced: IntArray) -> l
     return rows
 
 
-def held_sides(setting: LayoutContext) -> Sides:
+def held_sides(context: LayoutContext) -> Sides:
     """Lower and upper sides of ``held_rows``."""
     lower, upper = [], []
-    for bounds in (setting.layer_bounds, setting.rank_bounds if setting.layout.vpp > 1 else ()):
+    for bounds in (context.layer_bounds, context.rank_bounds if context.layout.vpp > 1 else ()):
         least, most = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
         lower += [np.full(len(most), MINUS_INFINITY), least]
         upper += [most, np.full(len(least), INFINITY)]
@@ -58,14 +58,14 @@ def order_rows(kinds: IntArray, unplaced: IntArray) -> list[Rows]:
     return [Rows.dense(names, matrix.reshape(2 * J * K, width), MINUS_INFINITY)]
 
 
-def order_sides(setting: LayoutContext) -> Sides:
+def order_sides(context: LayoutContext) -> Sides:
     """Lower and upper sides of ``order_rows``."""
-    model = setting.problem.model
+    model = context.problem.model
     K = len(model.kinds)
     if K == 1:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     own = np.array(model.layer_kinds)[:, None] == np.arange(K)
     before = np.concatenate([np.zeros((1, K), dtype=np.int64), own.cumsum(axis=0)])
-    first, last = layers_up_to(setting.layer_bounds, model.num_layers)
+    first, last = layers_up_to(context.layer_bounds, model.num_layers)
     lower = np.concatenate([before[first], before[-1] - before[model.num_layers - last]]).reshape(-1)
     return lower, np.full(len(lower), INFINITY)

@@ -20,11 +20,11 @@ class LayoutOutcome:
     step_time_ns: int | None = None
 
     @staticmethod
-    def of(attempt: LayoutState, fate: Fate) -> LayoutOutcome:
+    def of(state: LayoutState, fate: Fate) -> LayoutOutcome:
         """What an attempt has come to: one that is not open has no plan left at or below its cutoff."""
         if fate != "open":
-            attempt.bound_ns = max(attempt.bound_ns, attempt.cutoff_ns + 1)
-        if attempt.best is None:
-            return LayoutOutcome(attempt.bound_ns, fate)
-        step, plan = attempt.best
-        return LayoutOutcome(min(attempt.bound_ns, step), "open" if fate == "open" else "solved", plan, step)
+            state.bound_ns = max(state.bound_ns, state.cutoff_ns + 1)
+        if state.best is None:
+            return LayoutOutcome(state.bound_ns, fate)
+        step, plan = state.best
+        return LayoutOutcome(min(state.bound_ns, step), "open" if fate == "open" else "solved", plan, step)

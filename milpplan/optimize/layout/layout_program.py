@@ -82,7 +82,7 @@ class ChoiceProgram(Protocol):
 class LayoutProgram:
     """Menus, paths and the scaling of one layout's program; rows are added by the planner as paths are found."""
 
-    setting: LayoutContext
+    context: LayoutContext
     menus: list[Menu]
     cutoff_ns: int
     paths: list[CriticalPath] = field(default_factory=list)
@@ -110,7 +110,7 @@ class LayoutProgram:
 
     def fixed_ns(self, path: CriticalPath) -> int:
         """Transfers and barrier on a path."""
-        costs = self.setting.costs
+        costs = self.context.costs
         return path.num_transfers * int(costs.transfer_ns) + path.barrier_count * int(costs.barrier_ns)
 
     def add_path(self, path: CriticalPath) -> bool:
@@ -190,13 +190,13 @@ class LayoutProgram:
         ``elastic``: layers may stay unplaced at a price above the cutoff, and z has no upper bound, so that the
         relaxation always has an optimum: one above the cutoff proves that no plan is at or below it.
         """
-        builder = ProgramBuilder(self.setting.layout.schedule)
+        builder = ProgramBuilder(self.context.layout.schedule)
         names = [f"x[{menu.stage},{item}]" for menu in self.menus for item in range(len(menu))]
         builder.add_variables(names, 0, 1)
         most = max(0, (self.cutoff_ns - base) // unit) + SLACK_UNITS
         z = builder.add_variable("z", 0, 2**40 if elastic else most)
         prices = [1]
-        for run, (_, length) in enumerate(self.setting.runs if elastic else ()):
+        for run, (_, length) in enumerate(self.context.runs if elastic else ()):
             builder.add_variable(f"unplaced[{run}]", 0, length, integer=False)
             prices.append(UNPLACED_PRICE)
         builder.minimize(range(z, z + len(prices)), prices)
@@ -213,7 +213,7 @@ class LayoutProgram:
             recompute = Recompute(full=int(menu.full[item]), selective=int(menu.selective[item]))
             stages.append(VirtualStage(layers=(start, start + count), recompute=recompute))
             start += count
-        return Plan(layout=self.setting.layout, virtual_stages=tuple(stages))
+        return Plan(layout=self.context.layout, virtual_stages=tuple(stages))
 
     def durations(self, choice: Sequence[int]) -> IntArray:
         """Duration matrix [Term, J] of a choice."""
@@ -230,29 +230,29 @@ class LayoutProgram:
 
     def overfull_rank(self, choice: Sequence[int]) -> int | None:
         """A rank whose exact peak exceeds the capacity, if any."""
-        setting = self.setting
-        for rank, rows in enumerate(setting.profiles):
-            held = [(self.menus[j], choice[j]) for j in setting.layout.rank_stages[rank]]
+        context = self.context
+        for rank, rows in enumerate(context.profiles):
+            held = [(self.menus[j], choice[j]) for j in context.layout.rank_stages[rank]]
             state = sum(int(menu.state_bytes[item]) for menu, item in held)
             kept = np.array([int(menu.kept_bytes[item]) for menu, item in held])
             deferred = np.array([int(menu.deferred_bytes[item]) for menu, item in held])
-            buffers = int(setting.costs.of_rank(rank).buffer_bytes)
+            buffers = int(context.costs.of_rank(rank).buffer_bytes)
             for running, counts in rows:
                 menu, item = held[running]
                 live = int(np.dot(counts, held_bytes(kept, deferred, len(counts))))
                 total = state + live + int(menu.transient_bytes[item]) + buffers
-                if total > setting.capacity_of(rank):
+                if total > context.capacity_of(rank):
                     return rank
                 host = sum(int(part.host_state_bytes[own]) for part, own in held)
                 on_host = [int(part.host_kept_bytes[own]) for part, own in held]
                 host += int(np.dot(counts[: len(held)], on_host))
-                if host > setting.host_capacity_of(rank):
+                if host > context.host_capacity_of(rank):
                     return rank
         return None
 
     def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
         """Exclude the combination of items that a rank cannot hold together."""
-        stages = self.setting.layout.rank_stages[rank]
+        stages = self.context.layout.rank_stages[rank]
         columns = np.array([self.offsets[j] + choice[j] for j in stages], dtype=np.int64)
         self.forbidden.append((columns, len(columns) - 1))
 
@@ -271,7 +271,7 @@ def layers_are_placed_once(program: LayoutProgram, builder: ProgramBuilder) -> N
     columns = np.arange(z)
     runs = np.concatenate([menu.runs for menu in program.menus])
     elastic = builder.num_variables > z + 1
-    for run, (_, length) in enumerate(program.setting.runs):
+    for run, (_, length) in enumerate(program.context.runs):
         held, counts = columns, runs[:, run]
         if elastic:
             held, counts = np.append(held, z + 1 + run), np.append(counts, 1)
@@ -281,7 +281,7 @@ def layers_are_placed_once(program: LayoutProgram, builder: ProgramBuilder) -> N
 def runs_in_order(program: LayoutProgram, builder: ProgramBuilder) -> None:
     """A stage with layers after run r needs all of run r on it or before it."""
     offsets = program.offsets
-    for run, (_, length) in enumerate(program.setting.runs[:-1]):
+    for run, (_, length) in enumerate(program.context.runs[:-1]):
         before = np.zeros(offsets[-1], dtype=np.int64)
         for menu, start, end in zip(program.menus, offsets[:-1], offsets[1:], strict=True):
             before[start:end] = menu.runs[:, run]
@@ -292,7 +292,7 @@ def runs_in_order(program: LayoutProgram, builder: ProgramBuilder) -> None:
 
 def larger_stages_first(program: LayoutProgram, builder: ProgramBuilder) -> None:
     """Even interleaving: an inner stage holds no more layers than the inner stage before it."""
-    if even_splits(program.setting.problem, program.setting.layout) is None:
+    if even_splits(program.context.problem, program.context.layout) is None:
         return
     offsets = program.offsets
     for before, menu in pairwise(program.menus[1:-1]):
@@ -303,12 +303,12 @@ def larger_stages_first(program: LayoutProgram, builder: ProgramBuilder) -> None
 
 def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None:
     """Peak memory of ranks with several virtual stages, one row for each running chunk and live vector."""
-    setting, offsets = program.setting, program.offsets
-    if setting.layout.vpp == 1:
+    context, offsets = program.context, program.offsets
+    if context.layout.vpp == 1:
         return
-    unit = max(1, setting.capacity_bytes // program.memory_units)
-    for rank, rows in enumerate(setting.profiles):
-        stages, v = setting.layout.rank_stages[rank], setting.layout.vpp
+    unit = max(1, context.capacity_bytes // program.memory_units)
+    for rank, rows in enumerate(context.profiles):
+        stages, v = context.layout.rank_stages[rank], context.layout.vpp
         columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
         for number, (running, counts) in enumerate(rows):
             parts = [
@@ -318,7 +318,7 @@ def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None
                 + (program.menus[j].transient_bytes if chunk == running else 0)
                 for chunk, j in enumerate(stages)
             ]
-            room = setting.capacity_of(rank) - int(setting.costs.of_rank(rank).buffer_bytes)
+            room = context.capacity_of(rank) - int(context.costs.of_rank(rank).buffer_bytes)
             builder.add_row(
                 f"rank_fits_in_memory[{rank},{number}]",
                 columns,
@@ -330,12 +330,12 @@ def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None
 
 def rank_fits_on_host(program: LayoutProgram, builder: ProgramBuilder) -> None:
     """Bytes on the host of ranks with several virtual stages, one row for each live vector."""
-    setting, offsets = program.setting, program.offsets
-    if setting.layout.vpp == 1 or not setting.costs.offloads:
+    context, offsets = program.context, program.offsets
+    if context.layout.vpp == 1 or not context.costs.offloads:
         return
-    unit = max(1, host_capacity_bytes(setting.problem) // program.memory_units)
-    for rank, rows in enumerate(setting.profiles):
-        stages = setting.layout.rank_stages[rank]
+    unit = max(1, host_capacity_bytes(context.problem) // program.memory_units)
+    for rank, rows in enumerate(context.profiles):
+        stages = context.layout.rank_stages[rank]
         columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
         for number, counts in enumerate(dict.fromkeys(counts for _, counts in rows)):
             parts = [
@@ -343,15 +343,15 @@ def rank_fits_on_host(program: LayoutProgram, builder: ProgramBuilder) -> None:
                 for chunk, j in enumerate(stages)
             ]
             name, held = f"rank_fits_on_host[{rank},{number}]", np.concatenate(parts) // unit
-            builder.add_row(name, columns, held, MINUS_INFINITY, setting.host_capacity_of(rank) // unit)
+            builder.add_row(name, columns, held, MINUS_INFINITY, context.host_capacity_of(rank) // unit)
 
 
 def rank_recomputes_enough(program: LayoutProgram, builder: ProgramBuilder) -> None:
     """Fixed layers: sum_i backward_ji x_ji over a rank's chunks is no less than the least that fits, which rows
     of memory do not say of fractions. Above the least of each stage, in units rounded for a relaxation."""
-    setting, offsets = program.setting, program.offsets
-    for rank, least in enumerate(setting.least_backward_ns):
-        stages = setting.layout.rank_stages[rank]
+    context, offsets = program.context, program.offsets
+    for rank, least in enumerate(context.least_backward_ns):
+        stages = context.layout.rank_stages[rank]
         columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
         backwards = [program.menus[j].terms[Term.BACKWARD] for j in stages]
         above = np.concatenate([backward - backward.min() for backward in backwards])

@@ -70,26 +70,26 @@ class LayoutSolver(SolveContext):
         """Whether more effort on a layout goes on where the last one ended."""
         return any(place == layout for place, _ in self.trees)
 
-    def resolve(self, setting: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int = 1) -> LayoutOutcome:
+    def resolve(self, context: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int = 1) -> LayoutOutcome:
         """Prove that the layout has no plan at or below ``cutoff_ns``, or find its best one within the gap.
 
         No ``effort``: stop after a few rounds on the compact relaxation, with the bound and a rounded plan if
         that helps. Free interleaved splits are branched for a few nodes and go on there at the next call.
         """
-        most = most_within(setting, cutoff_ns)
+        most = most_within(context, cutoff_ns)
         if most is None:
             return LayoutOutcome(max(bound_ns, cutoff_ns + 1), "bounded")
-        attempt = self.attempt(setting, cutoff_ns, bound_ns)
-        return LayoutOutcome.of(attempt, self._run(attempt, most, effort))
+        state = self.new_state(context, cutoff_ns, bound_ns)
+        return LayoutOutcome.of(state, self._run(state, most, effort))
 
-    def attempt(self, setting: LayoutContext, cutoff_ns: int, bound_ns: int) -> LayoutState:
+    def new_state(self, context: LayoutContext, cutoff_ns: int, bound_ns: int) -> LayoutState:
         """An attempt at a layout, with the paths known of its graph."""
-        layout = setting.layout
+        layout = context.layout
         shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
         key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
         return LayoutState(
-            setting,
-            StepGraph.of(layout, setting.costs.transfer_ns, setting.costs.barrier_ns),
+            context,
+            StepGraph.of(layout, context.costs.transfer_ns, context.costs.barrier_ns),
             self.known_paths.setdefault(key, analytic_paths(layout)),
             cutoff_ns,
             bound_ns,
@@ -98,89 +98,89 @@ class LayoutSolver(SolveContext):
             self.counters,
         )
 
-    def _run(self, attempt: LayoutState, most: IntArray, effort: int) -> Fate:
-        splits = even_splits(attempt.setting.problem, attempt.setting.layout)
-        if splits is None and attempt.setting.layout.vpp > 1:
-            return self._tree(attempt, NODES)
+    def _run(self, state: LayoutState, most: IntArray, effort: int) -> Fate:
+        splits = even_splits(state.context.problem, state.context.layout)
+        if splits is None and state.context.layout.vpp > 1:
+            return self._tree(state, NODES)
         if splits is not None and len(splits) > MAX_SPLITS:
             splits = None
-        bounds = SplitBounds(attempt.setting, attempt.graph, tuple(attempt.pool))
+        bounds = SplitBounds(state.context, state.graph, tuple(state.pool))
         if splits is not None:
-            splits = _bounded_splits(attempt, splits, bounds)
-            if attempt.closed:
+            splits = _bounded_splits(state, splits, bounds)
+            if state.closed:
                 return "bounded"
-        menus = compact_rounds(attempt, most, FULL_ROUNDS if effort else QUICK_ROUNDS)
-        if menus is None or attempt.closed:
+        menus = compact_rounds(state, most, FULL_ROUNDS if effort else QUICK_ROUNDS)
+        if menus is None or state.closed:
             return "relaxed"
         if splits is not None:
             # Now with the critical paths that the rounds have found.
-            bounds = bounds.with_paths(tuple(attempt.pool))
-            splits = _bounded_splits(attempt, splits, bounds)
-            if attempt.closed:
+            bounds = bounds.with_paths(tuple(state.pool))
+            splits = _bounded_splits(state, splits, bounds)
+            if state.closed:
                 return "relaxed"
         if not effort or self.out_of_time():
             return "open"
         if splits is not None:
-            return self._splits(attempt, splits, bounds)
-        return self._whole(attempt, menus)
+            return self._splits(state, splits, bounds)
+        return self._whole(state, menus)
 
-    def _tree(self, attempt: LayoutState, nodes: int) -> Fate:
+    def _tree(self, state: LayoutState, nodes: int) -> Fate:
         """Branch and bound over the layers of the virtual stages."""
-        part, programs = (attempt.setting.layout, part_key(attempt.setting)), self.counters.integer_programs
+        part, programs = (state.context.layout, part_key(state.context)), self.counters.integer_programs
         if part not in self.trees:
-            self.trees[part] = BranchingTree(attempt, self._split)
-        self.trees[part].run(attempt, nodes)
+            self.trees[part] = BranchingTree(state, self._split)
+        self.trees[part].run(state, nodes)
         if self.trees[part].finished:
             del self.trees[part]
-        if not attempt.closed:
+        if not state.closed:
             return "open"
         self.trees.pop(part, None)
         return "solved" if self.counters.integer_programs > programs else "relaxed"
 
     def _split(self, part: LayoutState, split: tuple[int, ...]) -> None:
         """One split of the layers: raises the bound, or finds the best plan."""
-        bounds = SplitBounds(part.setting, part.graph, tuple(part.pool))
+        bounds = SplitBounds(part.context, part.graph, tuple(part.pool))
         part.bound_ns = max(part.bound_ns, bounds.bound_ns(split, part.cutoff_ns))
         if part.closed:
             return
-        part.setting = part.setting.with_split(split, bounds.least_backward_ns(split))
-        most = _most(part.setting, part.cutoff_ns)
+        part.context = part.context.with_split(split, bounds.least_backward_ns(split))
+        most = _most(part.context, part.cutoff_ns)
         menus = None if most is None else compact_rounds(part, most, FULL_ROUNDS)
         if menus is None or part.closed or self._whole(part, menus) != "open":
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
 
-    def _whole(self, attempt: LayoutState, menus: list[Menu]) -> Fate:
+    def _whole(self, state: LayoutState, menus: list[Menu]) -> Fate:
         """The menus' relaxation and, where it does not decide, integer programs."""
-        program = start_program(attempt, menus)
+        program = start_program(state, menus)
         if program is None:
             return "relaxed"
-        menu_rounds(attempt, program, MENU_ROUNDS)
-        if attempt.closed:
+        menu_rounds(state, program, MENU_ROUNDS)
+        if state.closed:
             return "relaxed"
-        trying = partial(try_choice, attempt, program)
-        return "open" if self.out_of_time() else self.programs(attempt, program, trying)
+        trying = partial(try_choice, state, program)
+        return "open" if self.out_of_time() else self.programs(state, program, trying)
 
-    def _splits(self, attempt: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
+    def _splits(self, state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
         """Decide every split of the layers by itself, most promising first; the layout's bound is the least."""
         parts: list[tuple[int, int, LayoutState]] = []
         for number, split in enumerate(splits):
-            setting = attempt.setting.with_split(split, bounds.least_backward_ns(split))
-            part = replace(attempt, setting=setting, best=None)
-            most = _most(part.setting, part.cutoff_ns)
+            context = state.context.with_split(split, bounds.least_backward_ns(split))
+            part = replace(state, context=context, best=None)
+            most = _most(part.context, part.cutoff_ns)
             if most is not None and compact_rounds(part, most, FULL_ROUNDS) is not None and not part.closed:
                 parts.append((part.bound_ns, number, part))
-            attempt.take_best(part)
-        least, fate, programs = attempt.cutoff_ns + 1, "relaxed", self.counters.integer_programs
+            state.take_best(part)
+        least, fate, programs = state.cutoff_ns + 1, "relaxed", self.counters.integer_programs
         for _, _, part in sorted(parts, key=lambda entry: entry[:2]):
-            part.cutoff_ns = min(part.cutoff_ns, attempt.cutoff_ns)
+            part.cutoff_ns = min(part.cutoff_ns, state.cutoff_ns)
             if not part.closed:
-                most = _most(part.setting, part.cutoff_ns)
+                most = _most(part.context, part.cutoff_ns)
                 menus = None if most is None else compact_rounds(part, most, QUICK_ROUNDS)
                 if menus is not None and not part.closed and self._whole(part, menus) == "open":
                     least, fate = min(least, part.bound_ns), "open"
-                attempt.take_best(part)
-        attempt.bound_ns = max(attempt.bound_ns, min(least, attempt.cutoff_ns + 1))
-        if fate == "open" and not attempt.closed:
+                state.take_best(part)
+        state.bound_ns = max(state.bound_ns, min(least, state.cutoff_ns + 1))
+        if fate == "open" and not state.closed:
             return "open"
         return "solved" if self.counters.integer_programs > programs else "relaxed"
 
@@ -191,18 +191,18 @@ class LayoutSolver(SolveContext):
     def _limits(self, seconds: float | None) -> Limits:
         return Limits(time_limit_s=seconds, seed=self.options.seed, cancelled=self.options.cancelled)
 
-    def programs(self, attempt: LayoutState, program: ChoiceProgram, trying: Callable[[Choice], None]) -> Fate:
+    def programs(self, state: LayoutState, program: ChoiceProgram, trying: Callable[[Choice], None]) -> Fate:
         """Integer programs, whose answers ``trying`` simulates, until bound and simulator meet up to their
         rounding; once more in finer units where that leaves more than the gap. Finer units try the tolerances of
         solvers: where they then fail or contradict each other, what the coarser ones proved stays."""
-        fate = self._programs_in(attempt, program, trying, 0)
-        if fate == "open" and attempt.rounded and attempt.gap > 0 and not self.out_of_time():
+        fate = self._programs_in(state, program, trying, 0)
+        if fate == "open" and state.rounded and state.gap > 0 and not self.out_of_time():
             with suppress(SolverError):
-                return self._programs_in(attempt, program, trying, attempt.bound_ns)
+                return self._programs_in(state, program, trying, state.bound_ns)
         return fate
 
     def _programs_in(
-        self, attempt: LayoutState, program: ChoiceProgram, trying: Callable[[Choice], None], proved_ns: int
+        self, state: LayoutState, program: ChoiceProgram, trying: Callable[[Choice], None], proved_ns: int
     ) -> Fate:
         """Integer programs above a base of ``proved_ns`` until bound and simulator meet, or the limit.
 
@@ -210,9 +210,9 @@ class LayoutSolver(SolveContext):
         """
         solver, gap = self.backend, COARSE_GAP
         for _ in range(MAX_PROGRAMS):
-            program.cutoff_ns = attempt.cutoff_ns
+            program.cutoff_ns = state.cutoff_ns
             base, unit = program.scaling(proved_ns)
-            if attempt.closed or base > attempt.cutoff_ns:
+            if state.closed or base > state.cutoff_ns:
                 return "solved"
             current, unit = _scaled(program, base, unit, solver.name == "cpsat")
             limits = replace(self._limits(self.seconds_left()), relative_gap=gap)
@@ -223,15 +223,15 @@ class LayoutSolver(SolveContext):
             self.counters.solved()
             if solution.status == "infeasible":
                 above = int(current.upper[-1]) + 1
-                return self._settle(attempt, current, solution, above, base, unit)
+                return self._settle(state, current, solution, above, base, unit)
             if solution.bound is None or solution.values is None or solution.limit_reached:
                 return "open"
             proved = int(np.ceil(solution.bound - 1e-6))
             known = program.num_rows_found
             choice = _choice_of(program, np.asarray(solution.values))
             trying(choice)
-            if base + unit * proved > attempt.cutoff_ns:
-                return self._settle(attempt, current, solution, proved, base, unit)
+            if base + unit * proved > state.cutoff_ns:
+                return self._settle(state, current, solution, proved, base, unit)
             rank = program.overfull_rank(choice)
             if rank is not None:
                 program.forbid_rank_items(choice, rank)
@@ -244,8 +244,8 @@ class LayoutSolver(SolveContext):
                 solver, program.memory_units = backend("highs"), MEMORY_UNITS
             else:
                 # Bound and simulator have met up to the rounding of the program.
-                attempt.rounded = True
-                return self._settle(attempt, current, solution, proved, base, unit)
+                state.rounded = True
+                return self._settle(state, current, solution, proved, base, unit)
         return "open"
 
     def _answer(self, solver: Backend, program: Program, limits: Limits) -> Solution | None:
@@ -264,15 +264,15 @@ class LayoutSolver(SolveContext):
         return None
 
     def _settle(
-        self, attempt: LayoutState, program: Program, solution: Solution, proved: int, base: int, unit: int
+        self, state: LayoutState, program: Program, solution: Solution, proved: int, base: int, unit: int
     ) -> Fate:
         """Take over as much of a bound as is confirmed."""
         confirmed = self._confirmed(program, solution, proved)
         if confirmed is not None:
-            attempt.bound_ns = max(attempt.bound_ns, base + unit * confirmed)
+            state.bound_ns = max(state.bound_ns, base + unit * confirmed)
             if self.options.on_program is not None:
                 self.options.on_program(_below(program, confirmed))
-        return "solved" if attempt.closed else "open"
+        return "solved" if state.closed else "open"
 
     def _confirmed(self, program: Program, solution: Solution, proved: int) -> int | None:
         """The part of a bound on z that a second solver proves too: all of it, or all but ``SLACK_UNITS``.
@@ -325,27 +325,27 @@ def _below(program: Program, bound: int) -> Program:
 
 
 def _bounded_splits(
-    attempt: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
+    state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
 ) -> tuple[tuple[int, ...], ...]:
     """The splits that the paths known so far do not exclude; the layout's bound is the least of theirs."""
-    known = [bounds.bound_ns(split, attempt.cutoff_ns) for split in splits]
-    attempt.bound_ns = max(attempt.bound_ns, min(known, default=attempt.cutoff_ns + 1))
-    return tuple(split for split, bound in zip(splits, known, strict=True) if bound <= attempt.cutoff_ns)
+    known = [bounds.bound_ns(split, state.cutoff_ns) for split in splits]
+    state.bound_ns = max(state.bound_ns, min(known, default=state.cutoff_ns + 1))
+    return tuple(split for split, bound in zip(splits, known, strict=True) if bound <= state.cutoff_ns)
 
 
-def most_layers(setting: LayoutContext, cutoff_ns: int) -> IntArray:
+def most_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:
     """Most layers each virtual stage can hold without its rank's path passing the cutoff, [J]."""
-    layout = setting.layout
+    layout = context.layout
     P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
-    ranks = [setting.costs.of_rank(rank) for rank in range(P)]
-    counts = np.bincount(np.array(setting.problem.model.layer_kinds))
+    ranks = [context.costs.of_rank(rank) for rank in range(P)]
+    counts = np.bincount(np.array(context.problem.model.layer_kinds))
     if v > 1:
-        least = np.array([setting.min_layers(j) for j in range(setting.num_stages)])[setting.places]
-        on_rank = most_on_ranks(setting, cutoff_ns)
+        least = np.array([context.min_layers(j) for j in range(context.num_stages)])[context.places]
+        on_rank = most_on_ranks(context, cutoff_ns)
         if (np.maximum(on_rank, 0).sum(axis=1) < counts).any():
-            return np.full(setting.num_stages, -1)
+            return np.full(context.num_stages, -1)
         most = on_rank.max(axis=0) - (least.sum(axis=0, keepdims=True) - least)
-        return setting.by_stage(np.maximum(most, -1))
+        return context.by_stage(np.maximum(most, -1))
     schedule = np.array([SCHEDULES.index(layout.schedule)])
     whole, on_forward, on_backward, on_weight, _ = path_coefficients(np.array([float(m)]), schedule, P)
     # Of a whole pass only what it takes on the fastest node type counts.
@@ -369,36 +369,36 @@ def _scaled(program: ChoiceProgram, base: int, unit: int, limited: bool) -> tupl
     return current, unit
 
 
-def most_within(setting: LayoutContext, cutoff_ns: int) -> IntArray | None:
+def most_within(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
     """Most layers of every stage, or None when counting, or the memory of the ends, shows that nothing is left."""
     # Where all ranks are alike and hold one end at most, the layout's memory bound has looked at the ends.
-    alike = setting.layout.schedule not in V_SCHEDULES and not setting.capacities and not setting.costs.offloads
-    most = _most(setting, cutoff_ns)
-    return most if most is not None and (alike or setting.ends_fit()) else None
+    alike = context.layout.schedule not in V_SCHEDULES and not context.capacities and not context.costs.offloads
+    most = _most(context, cutoff_ns)
+    return most if most is not None and (alike or context.ends_fit()) else None
 
 
-def _most(setting: LayoutContext, cutoff_ns: int) -> IntArray | None:
+def _most(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
     """Most layers of every stage, or None when counting shows that nothing is left."""
-    layers = setting.problem.model.num_layers
-    least = np.array([setting.min_layers(j) for j in range(setting.num_stages)])
-    held = np.array([setting.max_layers(j) for j in range(setting.num_stages)])
-    most = np.minimum(most_layers(setting, cutoff_ns), held)
+    layers = context.problem.model.num_layers
+    least = np.array([context.min_layers(j) for j in range(context.num_stages)])
+    held = np.array([context.max_layers(j) for j in range(context.num_stages)])
+    most = np.minimum(most_layers(context, cutoff_ns), held)
     return None if (most < least).any() or most.sum() < layers else most
 
 
-def start_program(attempt: LayoutState, menus: list[Menu]) -> LayoutProgram | None:
+def start_program(state: LayoutState, menus: list[Menu]) -> LayoutProgram | None:
     """The program with all known paths, or None when counting shows that nothing is left."""
-    program = LayoutProgram(attempt.setting, menus, attempt.cutoff_ns)
-    for path in attempt.pool:
+    program = LayoutProgram(state.context, menus, state.cutoff_ns)
+    for path in state.pool:
         program.add_path(path)
-    if not program.drop_hopeless_items() or not _enough(program.menus, attempt.setting):
+    if not program.drop_hopeless_items() or not _enough(program.menus, state.context):
         return None
     return program
 
 
-def _enough(menus: Sequence[Menu], setting: LayoutContext) -> bool:
+def _enough(menus: Sequence[Menu], context: LayoutContext) -> bool:
     """Whether the menus can hold all layers."""
-    total = setting.problem.model.num_layers
+    total = context.problem.model.num_layers
     most = sum(int(menu.layers.max()) for menu in menus)
     least = sum(int(menu.layers.min()) for menu in menus)
     return least <= total <= most

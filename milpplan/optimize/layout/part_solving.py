@@ -15,19 +15,19 @@ PartBounds = dict[tuple[Layout, PartKey], int]
 
 
 def resolve_in_parts(
-    solver: LayoutSolver, known: PartBounds, setting: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int
+    solver: LayoutSolver, known: PartBounds, context: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int
 ) -> LayoutOutcome:
     """``LayoutSolver.resolve`` of a space in parts. Without effort the relaxation of all counts is enough: its
     bound holds for every part, and its rounded plans are of the space."""
     if not effort:
-        if even_splits(setting.problem, setting.layout) is None and setting.layout.vpp > 1:
+        if even_splits(context.problem, context.layout) is None and context.layout.vpp > 1:
             return LayoutOutcome(bound_ns, "open")
-        return solver.resolve(setting, cutoff_ns, bound_ns, 0)
+        return solver.resolve(context, cutoff_ns, bound_ns, 0)
     best: LayoutOutcome | None = None
     fates: set[Fate] = set()
     least = 2**62
-    for part in part_settings(setting):
-        place = (setting.layout, part_key(part))
+    for part in part_settings(context):
+        place = (context.layout, part_key(part))
         proved = max(known.get(place, 0), bound_ns)
         if proved > cutoff_ns:
             least = min(least, proved)

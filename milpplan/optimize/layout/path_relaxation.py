@@ -33,11 +33,11 @@ class PathRelaxation(Protocol):
     def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
         """Rows of paths."""
 
-    def narrow(self, relaxation: Relaxation, setting: LayoutContext) -> None:
+    def narrow(self, relaxation: Relaxation, context: LayoutContext) -> None:
         """Make the rows but those of paths, in a relaxation of the program, those of a narrower setting."""
 
     def path_limits(
-        self, setting: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
+        self, context: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
         """Rows of peaks and paths, lower and upper sides, of a narrower setting."""
 

@@ -116,12 +116,12 @@ class JointProgram:
         for number, (view, own) in enumerate(zip(self.views, self.choices(choice), strict=True)):
             rank = view.overfull_rank(own)
             if rank is not None:
-                return number * view.setting.layout.pp + rank
+                return number * view.context.layout.pp + rank
         return None
 
     def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
         """Exclude the combination of items that a rank cannot hold together."""
-        number, own = divmod(rank, self.views[0].setting.layout.pp)
+        number, own = divmod(rank, self.views[0].context.layout.pp)
         self.views[number].forbid_rank_items(self.choices(choice)[number], own)
 
 

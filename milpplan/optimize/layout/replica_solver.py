@@ -51,10 +51,10 @@ class Joint:
         layers = np.array([stage.num_layers for stage in plan.virtual_stages], dtype=np.int64)
         plans, longest = [], 0
         for view in self.views:
-            own = plan if view is origin else fitted_plan(view.setting, layers)
+            own = plan if view is origin else fitted_plan(view.context, layers)
             if own is None:
                 return
-            stages = plan_stages(view.setting.costs, view.setting.problem.model.layer_kinds, own)
+            stages = plan_stages(view.context.costs, view.context.problem.model.layer_kinds, own)
             paths, steps = view.paths_at(durations(stages)[None])
             if view is not origin:
                 view.pool.append(paths[0])
@@ -90,29 +90,29 @@ class ViewState(LayoutState):
             self.cutoff_ns = self.joint.whole.cutoff_ns
 
     @staticmethod
-    def of(attempt: LayoutState, joint: Joint) -> ViewState:
+    def of(state: LayoutState, joint: Joint) -> ViewState:
         """An attempt as one at a view."""
-        values = {part.name: getattr(attempt, part.name) for part in fields(LayoutState)}
+        values = {part.name: getattr(state, part.name) for part in fields(LayoutState)}
         return ViewState(**values, joint=joint)
 
 
 def resolve_replicas(
     solver: LayoutSolver,
     layout: Layout,
-    settings: tuple[LayoutContext, ...],
+    contexts: tuple[LayoutContext, ...],
     cutoff_ns: int,
     bound_ns: int,
     effort: int,
 ) -> LayoutOutcome:
     """``LayoutSolver.resolve`` of a layout with replicas of different make, from the settings of its views."""
-    joint = Joint(layout, solver.attempt(settings[0], cutoff_ns, bound_ns))
-    joint.views += [ViewState.of(solver.attempt(own, cutoff_ns, bound_ns), joint) for own in settings]
+    joint = Joint(layout, solver.new_state(contexts[0], cutoff_ns, bound_ns))
+    joint.views += [ViewState.of(solver.new_state(own, cutoff_ns, bound_ns), joint) for own in contexts]
     return LayoutOutcome.of(joint.whole, _decide(solver, joint, effort))
 
 
 def _decide(solver: LayoutSolver, joint: Joint, effort: int) -> Fate:
     """Splits by what each view's ranks must recompute, each view by itself, and with effort all views together."""
-    splits = even_splits(joint.views[0].setting.problem, joint.views[0].setting.layout)
+    splits = even_splits(joint.views[0].context.problem, joint.views[0].context.layout)
     known = None if splits is None or len(splits) > MAX_SPLITS else _known_splits(joint, splits)
     if known is not None and not known:
         return "bounded"
@@ -135,7 +135,7 @@ def _rounds(joint: Joint, rounds: int) -> list[list[Menu]] | None:
     menus: list[list[Menu]] = []
     for view in joint.views:
         view.cutoff_ns = joint.whole.cutoff_ns
-        most = most_within(view.setting, view.cutoff_ns)
+        most = most_within(view.context, view.cutoff_ns)
         left = None if most is None else compact_rounds(view, most, rounds)
         if left is None or _closed(joint, view):
             return None
@@ -146,7 +146,7 @@ def _rounds(joint: Joint, rounds: int) -> list[list[Menu]] | None:
 def _known_splits(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[tuple[int, ...], ...]]:
     """The splits that the paths known of no view exclude, the most promising first, with the least backwards of
     each view's ranks; the layout's bound is the least of theirs."""
-    bounds = [SplitBounds(view.setting, view.graph, tuple(view.pool)) for view in joint.views]
+    bounds = [SplitBounds(view.context, view.graph, tuple(view.pool)) for view in joint.views]
     cutoff = joint.whole.cutoff_ns
     known = [(max(own.bound_ns(split, cutoff) for own in bounds), split) for split in splits]
     least = min((bound for bound, _ in known), default=cutoff + 1)
@@ -162,8 +162,8 @@ def _split_by_split(solver: LayoutSolver, joint: Joint, splits: dict[Split, tupl
     for split, backwards in splits.items():
         part = Joint(joint.layout, replace(whole, best=None))
         for view, backward in zip(joint.views, backwards, strict=True):
-            setting = view.setting.with_split(split, backward)
-            part.views.append(replace(view, setting=setting, cutoff_ns=whole.cutoff_ns, joint=part))
+            context = view.context.with_split(split, backward)
+            part.views.append(replace(view, context=context, cutoff_ns=whole.cutoff_ns, joint=part))
         menus = _rounds(part, FULL_ROUNDS)
         own: Fate = "relaxed" if menus is None else _together(solver, part, menus)
         whole.take_best(part.whole)

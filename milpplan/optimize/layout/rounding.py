@@ -18,15 +18,15 @@ from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.stages import StageMemo, StageOptions
 
 
-def rounded_layers(setting: LayoutContext, layers: FloatArray) -> IntArray:
+def rounded_layers(context: LayoutContext, layers: FloatArray) -> IntArray:
     """Whole layers of each stage, [J], from fractional ones: differences of the rounded running sum, each at
     least what the space demands."""
-    splits = even_splits(setting.problem, setting.layout)
+    splits = even_splits(context.problem, context.layout)
     if splits is not None:
-        return _nearest_split(setting, splits, layers)
-    total = setting.problem.model.num_layers
-    least = np.array([setting.min_layers(j) for j in range(setting.num_stages)])
-    most = np.array([setting.max_layers(j) for j in range(setting.num_stages)])
+        return _nearest_split(context, splits, layers)
+    total = context.problem.model.num_layers
+    least = np.array([context.min_layers(j) for j in range(context.num_stages)])
+    most = np.array([context.max_layers(j) for j in range(context.num_stages)])
     whole = np.clip(np.diff(np.rint(np.cumsum(layers)), prepend=0), least, most).astype(np.int64)
     while (missing := total - int(whole.sum())) != 0:
         step = 1 if missing > 0 else -1
@@ -38,13 +38,13 @@ def rounded_layers(setting: LayoutContext, layers: FloatArray) -> IntArray:
     return whole
 
 
-def _nearest_split(setting: LayoutContext, splits: tuple[tuple[int, ...], ...], layers: FloatArray) -> IntArray:
+def _nearest_split(context: LayoutContext, splits: tuple[tuple[int, ...], ...], layers: FloatArray) -> IntArray:
     """The allowed split with the least summed distance."""
-    table = np.array(splits, dtype=np.int64).reshape(-1, setting.num_stages)
-    bounds = np.array(setting.layer_bounds)
+    table = np.array(splits, dtype=np.int64).reshape(-1, context.num_stages)
+    bounds = np.array(context.layer_bounds)
     table = table[((table >= bounds[:, 0]) & (table <= bounds[:, 1])).all(axis=1)]
     if not len(table):
-        return np.zeros(setting.num_stages, dtype=np.int64)
+        return np.zeros(context.num_stages, dtype=np.int64)
     return np.asarray(table[int(np.abs(table - layers).sum(axis=1).argmin())])
 
 
@@ -52,7 +52,7 @@ def _nearest_split(setting: LayoutContext, splits: tuple[tuple[int, ...], ...], 
 class _Rank:
     """Virtual stages of one rank while recomputation is added to them."""
 
-    setting: LayoutContext
+    context: LayoutContext
     memo: StageMemo
     rank: int
     kinds: list[list[int]]
@@ -61,24 +61,24 @@ class _Rank:
 
     def options(self, chunk: int) -> StageOptions:
         """Costs of a chunk as it stands."""
-        stage = self.setting.layout.rank_stages[self.rank][chunk]
+        stage = self.context.layout.rank_stages[self.rank][chunk]
         return self.memo.option(stage, self.kinds[chunk], self.full[chunk], self.selective[chunk])
 
     def worst(self) -> tuple[int, tuple[int, ...]]:
         """(bytes above the capacity, live vector) of the fullest moment, on the device or on the host."""
         held = [self.options(chunk) for chunk in range(len(self.kinds))]
         state = sum(int(option.state_bytes.sum()) for option in held)
-        state += int(self.setting.costs.of_rank(self.rank).buffer_bytes)
+        state += int(self.context.costs.of_rank(self.rank).buffer_bytes)
         kept = np.array([int(option.kept_bytes[0]) for option in held])
         deferred = np.array([option.deferred_bytes for option in held])
         transient = np.array([int(option.transient_bytes[0]) for option in held])
-        running, live = _moments(self.setting.profiles[self.rank])
+        running, live = _moments(self.context.profiles[self.rank])
         bytes_used = live @ held_bytes(kept, deferred, live.shape[1]) + transient[running]
         fullest = int(bytes_used.argmax())
-        excess = state + int(bytes_used[fullest]) - self.setting.capacity_of(self.rank)
-        if self.setting.costs.offloads:
+        excess = state + int(bytes_used[fullest]) - self.context.capacity_of(self.rank)
+        if self.context.costs.offloads:
             on_host = live @ np.array([int(option.host_kept_bytes[0]) for option in held])
-            over = int(sum(option.host_state_bytes for option in held)) - self.setting.host_capacity_of(self.rank)
+            over = int(sum(option.host_state_bytes for option in held)) - self.context.host_capacity_of(self.rank)
             if over + int(on_host.max()) > excess:
                 fullest = int(on_host.argmax())
                 excess = over + int(on_host[fullest])
@@ -86,7 +86,7 @@ class _Rank:
 
     def relieve(self, excess: int, live: tuple[int, ...]) -> bool:
         """Recompute a few more layers where it frees most bytes a nanosecond; False when all are recomputed."""
-        costs, modes = self.setting.costs.of_rank(self.rank), self.setting.problem.recompute_modes
+        costs, modes = self.context.costs.of_rank(self.rank), self.context.problem.recompute_modes
         # What is not kept on the device is kept on the host.
         host = costs.host_kept_bytes
         selectively = costs.dropped_selective_bytes + host[0] - host[1]
@@ -136,28 +136,28 @@ def _moments(profiles: tuple[LiveProfile, ...]) -> tuple[IntArray, IntArray]:
     return np.array([chunk for chunk, _ in profiles]), np.array([live for _, live in profiles])
 
 
-def fitted_plan(setting: LayoutContext, layers: IntArray, memo: StageMemo | None = None) -> Plan | None:
+def fitted_plan(context: LayoutContext, layers: IntArray, memo: StageMemo | None = None) -> Plan | None:
     """The plan with the given layers in each stage and a greedy least recomputation; None if it cannot fit.
     ``memo`` is kept between plans of a layout."""
-    kinds = setting.problem.model.layer_kinds
+    kinds = context.problem.model.layer_kinds
     if int(layers.sum()) != len(kinds):
         return None
-    if setting.first_full is not None or in_parts(setting.problem):
-        return _alike_plan(setting, layers, memo or StageMemo(setting.layout, setting.costs))
-    P, v = setting.layout.pp, setting.layout.vpp
+    if context.first_full is not None or in_parts(context.problem):
+        return _alike_plan(context, layers, memo or StageMemo(context.layout, context.costs))
+    P, v = context.layout.pp, context.layout.vpp
     ends = np.cumsum(layers)
     starts = ends - layers
-    must = "none" not in setting.problem.recompute_modes
-    recompute: list[Recompute] = [Recompute()] * setting.num_stages
-    memo = memo or StageMemo(setting.layout, setting.costs)
+    must = "none" not in context.problem.recompute_modes
+    recompute: list[Recompute] = [Recompute()] * context.num_stages
+    memo = memo or StageMemo(context.layout, context.costs)
     for rank in range(P):
-        stages = setting.layout.rank_stages[rank]
+        stages = context.layout.rank_stages[rank]
         held = [list(kinds[starts[j] : ends[j]]) for j in stages]
-        lightest = "selective" if "selective" in setting.problem.recompute_modes else "full"
+        lightest = "selective" if "selective" in context.problem.recompute_modes else "full"
         whole = [len(part) if must else 0 for part in held]
         none = [0] * v
         state = _Rank(
-            setting,
+            context,
             memo,
             rank,
             held,
@@ -171,13 +171,13 @@ def fitted_plan(setting: LayoutContext, layers: IntArray, memo: StageMemo | None
             excess, live = state.worst()
         for chunk, j in enumerate(stages):
             recompute[j] = Recompute(full=state.full[chunk], selective=state.selective[chunk])
-    return _plan(setting, layers, recompute)
+    return _plan(context, layers, recompute)
 
 
-def _plan(setting: LayoutContext, layers: IntArray, recompute: list[Recompute]) -> Plan:
+def _plan(context: LayoutContext, layers: IntArray, recompute: list[Recompute]) -> Plan:
     ends = np.cumsum(layers)
     return Plan(
-        layout=setting.layout,
+        layout=context.layout,
         virtual_stages=tuple(
             VirtualStage(layers=(int(end - size), int(end)), recompute=choice)
             for size, end, choice in zip(layers, ends, recompute, strict=True)
@@ -185,36 +185,36 @@ def _plan(setting: LayoutContext, layers: IntArray, recompute: list[Recompute]) 
     )
 
 
-def _alike_plan(setting: LayoutContext, layers: IntArray, memo: StageMemo) -> Plan | None:
+def _alike_plan(context: LayoutContext, layers: IntArray, memo: StageMemo) -> Plan | None:
     """The plan with one recompute setting for all stages that fits and recomputes for the shortest time."""
-    modes, most = setting.problem.recompute_modes, int(layers.max())
-    if setting.first_full is not None:
-        blocks = [setting.first_full]
+    modes, most = context.problem.recompute_modes, int(layers.max())
+    if context.first_full is not None:
+        blocks = [context.first_full]
     else:
-        by_block = setting.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes)
+        by_block = context.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes)
         blocks = [0] * ("none" in modes) + list(range(1, most)) * by_block + [most] * ("full" in modes)
-    tried = [_blocks(layers, _first_that_fits(setting, layers, memo, blocks))] if blocks else []
-    if "selective" in modes and setting.first_full is None:
+    tried = [_blocks(layers, _first_that_fits(context, layers, memo, blocks))] if blocks else []
+    if "selective" in modes and context.first_full is None:
         tried.append([Recompute(selective=int(size)) for size in layers])
     found: list[tuple[int, list[Recompute]]] = []
     for recompute in tried:
-        spent = _spent_if_it_fits(setting, layers, memo, recompute)
+        spent = _spent_if_it_fits(context, layers, memo, recompute)
         if spent is not None:
             found.append((spent, recompute))
-    return _plan(setting, layers, min(found, key=lambda entry: entry[0])[1]) if found else None
+    return _plan(context, layers, min(found, key=lambda entry: entry[0])[1]) if found else None
 
 
 def _blocks(layers: IntArray, block: int) -> list[Recompute]:
     return [Recompute(full=min(block, int(size))) for size in layers]
 
 
-def _first_that_fits(setting: LayoutContext, layers: IntArray, memo: StageMemo, blocks: list[int]) -> int:
+def _first_that_fits(context: LayoutContext, layers: IntArray, memo: StageMemo, blocks: list[int]) -> int:
     """The first block that fits, by halving: more recomputed layers hold less (but for what one of them replays).
     The last one where none does."""
     low, high = 0, len(blocks) - 1
     while low < high:
         middle = (low + high) // 2
-        if _spent_if_it_fits(setting, layers, memo, _blocks(layers, blocks[middle])) is None:
+        if _spent_if_it_fits(context, layers, memo, _blocks(layers, blocks[middle])) is None:
             low = middle + 1
         else:
             high = middle
@@ -222,14 +222,14 @@ def _first_that_fits(setting: LayoutContext, layers: IntArray, memo: StageMemo, 
 
 
 def _spent_if_it_fits(
-    setting: LayoutContext, layers: IntArray, memo: StageMemo, recompute: list[Recompute]
+    context: LayoutContext, layers: IntArray, memo: StageMemo, recompute: list[Recompute]
 ) -> int | None:
     """Nanoseconds of all backwards together; None where a rank does not fit."""
-    kinds, ends, spent = setting.problem.model.layer_kinds, np.cumsum(layers), 0
-    for rank, stages in enumerate(setting.layout.rank_stages):
+    kinds, ends, spent = context.problem.model.layer_kinds, np.cumsum(layers), 0
+    for rank, stages in enumerate(context.layout.rank_stages):
         held = [list(kinds[int(ends[j] - layers[j]) : int(ends[j])]) for j in stages]
         full, selective = [recompute[j].full for j in stages], [recompute[j].selective for j in stages]
-        state = _Rank(setting, memo, rank, held, full, selective)
+        state = _Rank(context, memo, rank, held, full, selective)
         if state.worst()[0] > 0:
             return None
         spent += sum(int(state.options(chunk).terms[Term.BACKWARD, 0]) for chunk in range(len(stages)))

@@ -242,20 +242,20 @@ class UnitCosts:
     price: FloatArray
 
 
-def stage_menu(setting: LayoutContext, stage: int, most: int, prices: UnitCosts | None = None) -> Menu:
+def stage_menu(context: LayoutContext, stage: int, most: int, prices: UnitCosts | None = None) -> Menu:
     """All items of a virtual stage with at most ``most`` layers that fit into its rank's memory alone, and for
     whose layers the other virtual stages leave a place in the model."""
-    kinds = np.array([kind for kind, _ in setting.runs])
+    kinds = np.array([kind for kind, _ in context.runs])
     parts = []
-    for counts in setting.placed_counts(stage, most):
+    for counts in context.placed_counts(stage, most):
         if prices is not None and float(prices.price[0, kinds] @ np.array(counts)) > prices.slack:
             continue
-        options = recompute_options(setting, stage, counts, prices)
+        options = recompute_options(context, stage, counts, prices)
         if options is not None:
-            parts.append(useful_items(setting, stage, counts, options))
+            parts.append(useful_items(context, stage, counts, options))
     parts = [part for part in parts if len(part)]
     if not parts:
-        return _empty_menu(stage, len(setting.runs))
+        return _empty_menu(stage, len(context.runs))
     return Menu(
         stage,
         np.concatenate([part.runs for part in parts]),
@@ -271,12 +271,12 @@ def _empty_menu(stage: int, num_runs: int) -> Menu:
 
 
 def _affordable(
-    setting: LayoutContext, counts: tuple[int, ...], full: IntArray, selective: IntArray, prices: UnitCosts
+    context: LayoutContext, counts: tuple[int, ...], full: IntArray, selective: IntArray, prices: UnitCosts
 ) -> BoolArray:
     """Which recompute choices cost no more than the slack."""
     total = np.zeros(len(full))
     before = 0
-    for (kind, _), count in zip(setting.runs, counts, strict=True):
+    for (kind, _), count in zip(context.runs, counts, strict=True):
         wholly = np.clip(full - before, 0, count)
         selectively = np.clip(full + selective - before, 0, count) - wholly
         layers, price_full, price_selective = prices.price[:, kind]
@@ -285,11 +285,11 @@ def _affordable(
     return np.asarray(total <= prices.slack)
 
 
-def _recompute_choices(setting: LayoutContext, num_layers: int) -> tuple[IntArray, IntArray]:
+def _recompute_choices(context: LayoutContext, num_layers: int) -> tuple[IntArray, IntArray]:
     """Every (full, selective) pair the space allows for a number of layers."""
-    if setting.first_full is not None:
-        return np.array([min(setting.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
-    modes = setting.problem.recompute_modes
+    if context.first_full is not None:
+        return np.array([min(context.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
+    modes = context.problem.recompute_modes
     grid = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
     full, selective = grid[0], grid[1]
     keep = full + selective <= num_layers
@@ -303,31 +303,31 @@ def _recompute_choices(setting: LayoutContext, num_layers: int) -> tuple[IntArra
 
 
 def recompute_options(
-    setting: LayoutContext, stage: int, counts: tuple[int, ...], prices: UnitCosts | None = None
+    context: LayoutContext, stage: int, counts: tuple[int, ...], prices: UnitCosts | None = None
 ) -> StageOptions | None:
     """The recompute choices of a virtual stage that holds ``counts`` layers of each run; None without any. Of the
     stage only counts whether it is the model's first or last, its node type, and how far the next one is."""
-    kinds = [kind for (kind, _), count in zip(setting.runs, counts, strict=True) for _ in range(count)]
-    full, selective = _recompute_choices(setting, len(kinds))
+    kinds = [kind for (kind, _), count in zip(context.runs, counts, strict=True) for _ in range(count)]
+    full, selective = _recompute_choices(context, len(kinds))
     if prices is not None:
-        keep = _affordable(setting, counts, full, selective, prices)
+        keep = _affordable(context, counts, full, selective, prices)
         full, selective = full[keep], selective[keep]
     if not len(full):
         return None
     return stage_options(
-        setting.costs.of_rank(setting.layout.rank_of(stage)),
+        context.costs.of_rank(context.layout.rank_of(stage)),
         kinds,
         full,
         selective,
         is_first=stage == 0,
-        is_last=stage == setting.num_stages - 1,
-        crossing_ns=setting.costs.crossing_ns(stage),
+        is_last=stage == context.num_stages - 1,
+        crossing_ns=context.costs.crossing_ns(stage),
     )
 
 
-def useful_items(setting: LayoutContext, stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
+def useful_items(context: LayoutContext, stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
     """The options of a virtual stage that fit its rank and that no other one beats."""
-    options = options.take(_useful(setting, stage, options))
+    options = options.take(_useful(context, stage, options))
     size = len(options.full)
     return Menu(
         stage,
@@ -344,25 +344,25 @@ def useful_items(setting: LayoutContext, stage: int, counts: tuple[int, ...], op
     )
 
 
-def _useful(setting: LayoutContext, stage: int, options: StageOptions) -> IntArray:
+def _useful(context: LayoutContext, stage: int, options: StageOptions) -> IntArray:
     """Options that fit, and are not beaten by one with no longer forward and backward and no more memory."""
-    rank = setting.layout.stage_ranks[stage]
-    chunk = setting.layout.rank_stages[rank].index(stage)
-    buffers = int(setting.costs.of_rank(rank).buffer_bytes)
-    room = setting.capacity_of(rank) - int(options.state_bytes.sum()) - buffers
-    profiles, v = setting.profiles[rank], setting.layout.vpp
+    rank = context.layout.stage_ranks[stage]
+    chunk = context.layout.rank_stages[rank].index(stage)
+    buffers = int(context.costs.of_rank(rank).buffer_bytes)
+    room = context.capacity_of(rank) - int(options.state_bytes.sum()) - buffers
+    profiles, v = context.profiles[rank], context.layout.vpp
     # (live, waiting for weight gradients, whether in backward): the stage's own part of every profile.
     own = {(counts[chunk], sum(counts[chunk + v : chunk + v + 1]), on == chunk) for on, counts in profiles}
     most = max((live for live, _, _ in own), default=0)
-    fits = options.host_state_bytes + most * options.host_kept_bytes <= setting.host_capacity_of(rank)
+    fits = options.host_state_bytes + most * options.host_kept_bytes <= context.host_capacity_of(rank)
     for live, waiting, running in own:
         used = live * options.kept_bytes + waiting * options.deferred_bytes + running * options.transient_bytes
         fits &= used <= room
     rows = np.flatnonzero(fits)
     if not len(rows):
         return rows
-    if setting.costs.offloads:
-        return _undominated(setting, options, rows)
+    if context.costs.offloads:
+        return _undominated(context, options, rows)
     backward = options.terms[Term.BACKWARD, rows]
     order = np.lexsort((options.transient_bytes[rows], options.kept_bytes[rows], backward))
     rows = rows[order]
@@ -371,11 +371,11 @@ def _useful(setting: LayoutContext, stage: int, options: StageOptions) -> IntArr
     return _pareto(options, rows)
 
 
-def _undominated(setting: LayoutContext, options: StageOptions, rows: IntArray) -> IntArray:
+def _undominated(context: LayoutContext, options: StageOptions, rows: IntArray) -> IntArray:
     """With offloading recomputation may shorten forwards and transfers: rows that no other one matches in forward,
     backward and, where a rank has several virtual stages, every kind of memory."""
     table = [*options.terms[[Term.FORWARD, Term.BACKWARD]]]
-    if setting.layout.vpp > 1:
+    if context.layout.vpp > 1:
         table += [options.kept_bytes, options.transient_bytes, options.host_kept_bytes]
     values = np.stack([column[rows] for column in table], axis=1)
     rows = rows[np.lexsort(values.T[::-1])]

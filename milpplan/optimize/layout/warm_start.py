@@ -110,11 +110,11 @@ def chunk_paths(layout: Layout) -> list[CriticalPath]:
     return paths
 
 
-def _positions(setting: LayoutContext) -> list[tuple[int, ...]]:
+def _positions(context: LayoutContext) -> list[tuple[int, ...]]:
     """Layers of each run placed after the first t layers, t = 0 .. L."""
-    placed = [0] * len(setting.runs)
+    placed = [0] * len(context.runs)
     states = [tuple(placed)]
-    for run, (_, length) in enumerate(setting.runs):
+    for run, (_, length) in enumerate(context.runs):
         for _ in range(length):
             placed[run] += 1
             states.append(tuple(placed))
@@ -122,7 +122,7 @@ def _positions(setting: LayoutContext) -> list[tuple[int, ...]]:
 
 
 def _moves(
-    setting: LayoutContext, menu: Menu, costs: FloatArray, states: list[tuple[int, ...]]
+    context: LayoutContext, menu: Menu, costs: FloatArray, states: list[tuple[int, ...]]
 ) -> tuple[IntArray, IntArray, IntArray]:
     """All (start position, end position, item) with the item continuing the layer sequence; of items with the
     same layers only the cheapest."""
@@ -130,7 +130,7 @@ def _moves(
     for item in np.argsort(costs, kind="stable").tolist():
         cheapest.setdefault(tuple(menu.runs[item].tolist()), item)
     items = np.array(list(cheapest.values()), dtype=np.int64)
-    if len(setting.runs) == 1:
+    if len(context.runs) == 1:
         layers = len(states) - 1
         starts, chosen = np.meshgrid(np.arange(layers + 1), items, indexing="ij")
         ends = starts + menu.layers[chosen]
@@ -148,19 +148,19 @@ def _moves(
 
 
 def best_choice(
-    setting: LayoutContext, menus: Sequence[Menu], item_costs: Sequence[FloatArray], bottleneck: bool
+    context: LayoutContext, menus: Sequence[Menu], item_costs: Sequence[FloatArray], bottleneck: bool
 ) -> Choice | None:
     """Items that place all layers in order with the least largest (``bottleneck``) or summed cost.
 
     Exact for these costs, by dynamic programming over (stage, layers placed); None if the layers cannot be placed.
     """
-    states = _positions(setting)
+    states = _positions(context)
     width = len(states)
     value = np.full(width, np.inf)
     value[0] = 0.0
     trail: list[tuple[IntArray, IntArray]] = []
     for menu, costs in zip(menus, item_costs, strict=True):
-        starts, ends, items = _moves(setting, menu, costs, states)
+        starts, ends, items = _moves(context, menu, costs, states)
         total = np.maximum(value[starts], costs[items]) if bottleneck else value[starts] + costs[items]
         order = np.lexsort((total, ends))
         ends_sorted = ends[order]

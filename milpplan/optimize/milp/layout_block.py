@@ -31,21 +31,21 @@ class LayoutBlock:
     of the layout can be at or below the cutoff."""
 
     number: int
-    setting: LayoutContext
+    context: LayoutContext
     weight: Fraction
     program: LayoutProgram | None
     forbidden: list[frozenset[Item]] = field(default_factory=list)
 
     @staticmethod
-    def of(number: int, setting: LayoutContext, weight: Fraction) -> LayoutBlock:
+    def of(number: int, context: LayoutContext, weight: Fraction) -> LayoutBlock:
         """Menus and analytic paths of a layout."""
-        menus = [stage_menu(setting, j, setting.max_layers(j)) for j in range(setting.num_stages)]
+        menus = [stage_menu(context, j, context.max_layers(j)) for j in range(context.num_stages)]
         if not all(len(menu) for menu in menus):
-            return LayoutBlock(number, setting, weight, None)
-        program = LayoutProgram(setting, menus, 0)
-        for path in analytic_paths(setting.layout):
+            return LayoutBlock(number, context, weight, None)
+        program = LayoutProgram(context, menus, 0)
+        for path in analytic_paths(context.layout):
             program.add_path(path)
-        return LayoutBlock(number, setting, weight, program)
+        return LayoutBlock(number, context, weight, program)
 
     @property
     def num_items(self) -> int:
@@ -61,7 +61,7 @@ class LayoutBlock:
         """Objective that no plan is above: all work, transfers and communication one after another."""
         if self.program is None:
             return Fraction(0)
-        layout, costs = self.setting.layout, self.setting.costs
+        layout, costs = self.context.layout, self.context.costs
         work = once = 0
         for menu in self.program.menus:
             work += int(menu.terms[list(WORK)].sum(axis=0).max())
@@ -73,8 +73,8 @@ class LayoutBlock:
     def simulate(self, choice: Choice) -> tuple[CriticalPath, int]:
         """Critical path and step time of a choice of items."""
         assert self.program is not None
-        costs = self.setting.costs
-        graph = StepGraph.of(self.setting.layout, costs.transfer_ns, costs.barrier_ns)
+        costs = self.context.costs
+        graph = StepGraph.of(self.context.layout, costs.transfer_ns, costs.barrier_ns)
         durations = self.program.durations(choice)
         path = critical_path(graph, durations)
         return path, int(path.length_ns(durations, graph.transfer_ns, graph.barrier_ns))

@@ -208,7 +208,7 @@ class _WholeProgram:
         """Simulate the plan of an answer: a new path, a new incumbent, or a combination to forbid."""
         block, choice = self._decoded(program, values)
         assert block.program is not None
-        layout, rank = block.setting.layout, block.program.overfull_rank(choice)
+        layout, rank = block.context.layout, block.program.overfull_rank(choice)
         if rank is not None:
             block.forbid(choice, layout.rank_stages[rank])
             return
@@ -223,7 +223,7 @@ class _WholeProgram:
         (block,) = [block for block in self.blocks if chosen[f"layout[{block.number}]"] == 1]
         assert block.program is not None
         for name in ("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch_size"):
-            assert chosen[name] == getattr(block.setting.layout, name), f"{name} is not that of the layout"
+            assert chosen[name] == getattr(block.context.layout, name), f"{name} is not that of the layout"
         start = self.starts[block.number]
         own = values[start : start + block.num_items]
         return block, [int(np.argmax(own[low:high])) for low, high in pairwise(block.program.offsets)]
@@ -240,9 +240,9 @@ class _WholeProgram:
         """Simulate a balanced plan of a layout: an incumbent, and its critical path."""
         if block.program is None:
             return
-        menus, layout = block.program.menus, block.setting.layout
+        menus, layout = block.program.menus, block.context.layout
         costs = rank_costs(menus, analytic_paths(layout), layout)
-        choice = best_choice(block.setting, menus, costs, True)
+        choice = best_choice(block.context, menus, costs, True)
         if choice is None:
             return
         path, step = block.simulate(choice)
@@ -294,8 +294,8 @@ def _blocks(problem: Problem, columns: LayoutColumns) -> list[LayoutBlock]:
         layout = columns.at(number)
         own = costs.at(number)
         assert not isinstance(own, ReplicaCosts), "refused before"
-        setting = LayoutContext.of(problem, layout, own, capacity)
-        blocks.append(LayoutBlock.of(number, setting, Fraction(largest, layout.global_batch_size)))
+        context = LayoutContext.of(problem, layout, own, capacity)
+        blocks.append(LayoutBlock.of(number, context, Fraction(largest, layout.global_batch_size)))
         items += blocks[-1].num_items
         if items > MAX_ITEMS:
             raise _too_large(f"the menus of {number + 1} layouts have {items:,} items", f"{MAX_ITEMS:,}")

@@ -80,10 +80,10 @@ class Search(ExploredLayouts):
 
     def _groups(self, layouts: int) -> IntArray:
         """The groups to open next, with so many layouts or more, or as many as there is room for."""
-        room = self.means.budget.layouts - len(self.rows)
+        room = self.context.budget.layouts - len(self.rows)
         if room <= 0:
             return np.zeros(0, dtype=np.int64)
-        return self.frontier.first(self.threshold(), min(layouts, room), self.means.out_of_time)
+        return self.frontier.first(self.threshold(), min(layouts, room), self.context.out_of_time)
 
     def _bound_all(self) -> None:
         """Bounds with memory and sharding, in the order of the bounds without them, and uniform plans as
@@ -166,14 +166,14 @@ class Search(ExploredLayouts):
     def bound(self) -> None:
         """The plans to start from, and closed-form bounds of all layouts."""
         self._warm_start()
-        self.frontier.prepare(self.means.out_of_time)
+        self.frontier.prepare(self.context.out_of_time)
         if self.best is not None:
             self.note(force=True)
         self._bound_all()
 
     def is_over(self) -> bool:
         """Tell whether the time limit has passed, or a plan is there and no other is wanted."""
-        return self.means.out_of_time() or (self.first_only and self.best is not None)
+        return self.context.out_of_time() or (self.first_only and self.best is not None)
 
     @property
     def best_value(self) -> float:
@@ -207,7 +207,7 @@ class Search(ExploredLayouts):
 
     def _thresholds(self, best: FloatArray | float) -> FloatArray:
         """The same of any incumbent's objective."""
-        return threshold(best, self.means.options.gap, self.keep_below)
+        return threshold(best, self.context.options.gap, self.keep_below)
 
     def offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
         """Take a plan of a layout that was simulated and fits as incumbent, if it is better."""
@@ -237,8 +237,8 @@ class Search(ExploredLayouts):
         proved = bound * self.scale if 0 < bound < np.inf else None
         progress = Progress(now, incumbent, proved, open_layouts)
         self.log.append(progress)
-        if tell and self.means.options.callback is not None:
-            self.means.options.callback(progress)
+        if tell and self.context.options.callback is not None:
+            self.context.options.callback(progress)
 
     def by_value(self, rows: IntArray, values: FloatArray) -> IntArray:
         """The rows whose value can improve the incumbent, least first."""
@@ -295,7 +295,7 @@ class Search(ExploredLayouts):
     def _take_up(self, rows: IntArray, places: IntArray, steps: FloatArray) -> None:
         """Write down the steps of plans that were simulated (infinite: it does not fit), and offer those among the
         fastest as incumbents."""
-        self.means.counters.simulations += int(np.isfinite(steps).sum())
+        self.context.counters.simulations += int(np.isfinite(steps).sum())
         self.uniform_ns[rows, places] = steps
         self.simulated[rows, places] = True
         self.decide(rows)
@@ -323,7 +323,7 @@ class Search(ExploredLayouts):
         step = fitting_step_ns(self.problem, plan, self.known.at(self.space, row, self.queue))
         if step is None:
             return None
-        self.means.counters.simulations += 1
+        self.context.counters.simulations += 1
         self.offer(row, step, plan)
         return step
 
@@ -335,6 +335,6 @@ class Search(ExploredLayouts):
             layout = LayoutColumns.of([plan.layout])
             step = fitting_step_ns(self.problem, plan, cluster_costs(self.problem, layout).at(0))
             if step is not None:
-                self.means.counters.simulations += 1
+                self.context.counters.simulations += 1
                 weight, limit_ns = (float(values[0]) for values in objective_weights(self.problem, layout))
                 self._offer(weight, limit_ns, step, plan)

@@ -34,9 +34,14 @@ class BranchPhase:
     @staticmethod
     def of(search: Search) -> BranchPhase:
         """With the means of a search."""
-        means = search.means
+        context = search.context
         own = LayoutSolver(
-            means.options, means.backend, means.witnesses, means.deadline, means.counters, means.unavailable
+            context.options,
+            context.backend,
+            context.witnesses,
+            context.deadline,
+            context.counters,
+            context.unavailable,
         )
         return BranchPhase(search, own)
 

@@ -24,7 +24,7 @@ class ExploredLayouts:
 
     problem: Problem
     whole: LayoutSpace
-    means: SolveContext
+    context: SolveContext
     frontier: CandidateLayouts = field(init=False)
     """The groups of layouts that are not looked at one by one: no arrays hold them."""
     space: LayoutSpace = field(init=False)
@@ -44,7 +44,7 @@ class ExploredLayouts:
     simulated: BoolArray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.frontier = CandidateLayouts(self.problem, self.whole, self.means.budget)
+        self.frontier = CandidateLayouts(self.problem, self.whole, self.context.budget)
         none = np.zeros(0, dtype=np.int64)
         self.space, self.memory = self.whole.only(none), np.zeros(0)
         self.weights, self.limits_ns, self.bounds_ns = np.zeros((3, 0))

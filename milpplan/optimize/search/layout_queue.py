@@ -93,15 +93,15 @@ def decided(
 ) -> LayoutResult:
     """Work on one layout against a cutoff in nanoseconds: see ``LayoutSolver.resolve``."""
     layout, bound = case.layout, case.bound_ns
-    settings = settings_of(problem, layout, case.costs)
-    longest = max(longest_step_ns(setting) for setting in settings)
+    contexts = settings_of(problem, layout, case.costs)
+    longest = max(longest_step_ns(context) for context in contexts)
     limit = min(cutoff, longest)
     if layout.replica_micro_batches:
-        found = resolve_replicas(solver, layout, settings, limit, bound, effort)
+        found = resolve_replicas(solver, layout, contexts, limit, bound, effort)
     elif in_parts(problem):
-        found = resolve_in_parts(solver, part_bounds, settings[0], limit, bound, effort)
+        found = resolve_in_parts(solver, part_bounds, contexts[0], limit, bound, effort)
     else:
-        found = solver.resolve(settings[0], limit, bound, effort)
+        found = solver.resolve(contexts[0], limit, bound, effort)
     # Not even the longest step that any plan takes: no plan fits.
     nothing = found.plan is None and found.fate != "open" and longest <= cutoff
     return LayoutResult(case.row, found, "does_not_fit" if nothing else found.fate)

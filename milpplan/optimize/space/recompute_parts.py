@@ -27,22 +27,22 @@ def _one_mode(problem: Problem) -> bool:
     return len(problem.recompute_modes) == 1
 
 
-def part_key(setting: LayoutContext) -> PartKey:
+def part_key(context: LayoutContext) -> PartKey:
     """What tells the parts of a layout apart."""
-    return setting.problem.recompute_modes, setting.first_full
+    return context.problem.recompute_modes, context.first_full
 
 
-def part_settings(setting: LayoutContext) -> Iterator[LayoutContext]:
+def part_settings(context: LayoutContext) -> Iterator[LayoutContext]:
     """The parts of a layout: all layers of one mode, then, where the space has blocks, the first n of every
     virtual stage recomputed wholly."""
-    modes = setting.problem.recompute_modes
+    modes = context.problem.recompute_modes
     for mode in modes:
-        yield replace(setting, problem=_with_modes(setting.problem, mode))
-    if setting.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes):
-        blocks = _with_modes(setting.problem, "none", "full")
+        yield replace(context, problem=_with_modes(context.problem, mode))
+    if context.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes):
+        blocks = _with_modes(context.problem, "none", "full")
         # A block as long as the longest stage is all layers.
-        for number in range(1, max(most for _, most in setting.layer_bounds)):
-            yield replace(setting, problem=blocks, first_full=number)
+        for number in range(1, max(most for _, most in context.layer_bounds)):
+            yield replace(context, problem=blocks, first_full=number)
 
 
 def _with_modes(problem: Problem, *modes: str) -> Problem:

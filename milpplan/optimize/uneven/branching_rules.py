@@ -25,17 +25,17 @@ LEAST_RISE = 1e-4
 """Of what is left to the cutoff: a part that does not rise counts as if it rose by so much."""
 
 
-def ways(setting: LayoutContext, layers: FloatArray) -> list[Way]:
+def ways(context: LayoutContext, layers: FloatArray) -> list[Way]:
     """Ways to part a node that exclude its fractional point, layers [J], and those that say more of the ends and
     of the peak; the ranks and stages that are furthest from whole numbers first."""
-    layers, sums = _within_limits(setting, layers)
+    layers, sums = _within_limits(context, layers)
     stages = _most_broken(layers)[:STAGES]
-    found = [_rank_parts(setting, rank, float(sums[rank])) for rank in _most_broken(sums)[:RANKS]]
-    found += [_stage_parts(setting, stage, float(layers[stage])) for stage in stages]
-    found += [_end_parts(setting, end) for end in _open_ends(setting)]
-    if has_peaks(setting) and (by_peak := peak_parts(setting)):
+    found = [_rank_parts(context, rank, float(sums[rank])) for rank in _most_broken(sums)[:RANKS]]
+    found += [_stage_parts(context, stage, float(layers[stage])) for stage in stages]
+    found += [_end_parts(context, end) for end in _open_ends(context)]
+    if has_peaks(context) and (by_peak := peak_parts(context)):
         found.append(by_peak)
-    return found or [parts(setting, layers)]
+    return found or [parts(context, layers)]
 
 
 def strongest(found: Sequence[Way], rise: Callable[[LayoutContext], float], left: float) -> Way:
@@ -55,71 +55,71 @@ def strongest(found: Sequence[Way], rise: Callable[[LayoutContext], float], left
     return best
 
 
-def parts(setting: LayoutContext, layers: FloatArray) -> Way:
+def parts(context: LayoutContext, layers: FloatArray) -> Way:
     """The node's parts by what the fullest inner virtual stage, one virtual stage, or one rank holds at a
     fractional point, layers [J]: the rule where relaxations of the parts are dear."""
-    layers, sums = _within_limits(setting, layers)
-    if has_peaks(setting) and (by_peak := peak_parts(setting)):
+    layers, sums = _within_limits(context, layers)
+    if has_peaks(context) and (by_peak := peak_parts(context)):
         return by_peak
-    for end in _open_ends(setting):
-        return _end_parts(setting, end)
-    for stage in (0, setting.num_stages - 1):
+    for end in _open_ends(context):
+        return _end_parts(context, end)
+    for stage in (0, context.num_stages - 1):
         if _fraction(layers[stage]) > WHOLE:
-            return _stage_parts(setting, stage, float(layers[stage]))
+            return _stage_parts(context, stage, float(layers[stage]))
     for rank in _most_broken(sums):
-        return _rank_parts(setting, rank, float(sums[rank]))
+        return _rank_parts(context, rank, float(sums[rank]))
     for stage in np.argsort(-_fraction(layers), kind="stable").tolist():
-        low, high = setting.layer_bounds[stage]
+        low, high = context.layer_bounds[stage]
         if low < high:
-            return _stage_parts(setting, stage, float(layers[stage]))
+            return _stage_parts(context, stage, float(layers[stage]))
     raise AssertionError("a node with one split has no parts")
 
 
-def num_splits(setting: LayoutContext) -> float:
+def num_splits(context: LayoutContext) -> float:
     """At most so many splits of the layers are within a node's limits."""
-    return float(np.prod([most - fewest + 1.0 for fewest, most in setting.layer_bounds]))
+    return float(np.prod([most - fewest + 1.0 for fewest, most in context.layer_bounds]))
 
 
-def halves(setting: LayoutContext) -> Way:
+def halves(context: LayoutContext) -> Way:
     """The node's parts by half of what one virtual stage may hold; the first one that has a choice."""
-    stage = next(j for j, (fewest, most) in enumerate(setting.layer_bounds) if fewest < most)
-    return _stage_parts(setting, stage, sum(setting.layer_bounds[stage]) / 2 + 0.25)
+    stage = next(j for j, (fewest, most) in enumerate(context.layer_bounds) if fewest < most)
+    return _stage_parts(context, stage, sum(context.layer_bounds[stage]) / 2 + 0.25)
 
 
-def _within_limits(setting: LayoutContext, layers: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _within_limits(context: LayoutContext, layers: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Layers of the virtual stages, and of the ranks, of a point: where layers stay unplaced it may be outside of
     the limits, and at the limit the parts are smaller still."""
-    sums = np.clip(layers[setting.places].sum(axis=0), *np.array(setting.rank_bounds).T)
-    return np.clip(layers, *np.array(setting.layer_bounds).T), sums
+    sums = np.clip(layers[context.places].sum(axis=0), *np.array(context.rank_bounds).T)
+    return np.clip(layers, *np.array(context.layer_bounds).T), sums
 
 
-def _open_ends(setting: LayoutContext) -> list[int]:
+def _open_ends(context: LayoutContext) -> list[int]:
     """The ends of the model that may hold layers or none: reductions and gathers that nothing hides are known only
     where that is decided."""
-    ends = (0, setting.num_stages - 1)
-    return [end for end in ends if setting.layer_bounds[end][0] == 0 < setting.layer_bounds[end][1]]
+    ends = (0, context.num_stages - 1)
+    return [end for end in ends if context.layer_bounds[end][0] == 0 < context.layer_bounds[end][1]]
 
 
-def _end_parts(setting: LayoutContext, end: int) -> Way:
+def _end_parts(context: LayoutContext, end: int) -> Way:
     """Some layers, or none."""
-    return [setting.with_stage(end, 1, setting.layer_bounds[end][1]), setting.with_stage(end, 0, 0)]
+    return [context.with_stage(end, 1, context.layer_bounds[end][1]), context.with_stage(end, 0, 0)]
 
 
-def _rank_parts(setting: LayoutContext, rank: int, value: float) -> Way:
+def _rank_parts(context: LayoutContext, rank: int, value: float) -> Way:
     """Below and above a fraction."""
-    (low, high), most = setting.rank_bounds[rank], int(np.floor(value))
-    return [setting.with_rank(rank, low, most), setting.with_rank(rank, most + 1, high)]
+    (low, high), most = context.rank_bounds[rank], int(np.floor(value))
+    return [context.with_rank(rank, low, most), context.with_rank(rank, most + 1, high)]
 
 
-def _stage_parts(setting: LayoutContext, stage: int, value: float) -> Way:
+def _stage_parts(context: LayoutContext, stage: int, value: float) -> Way:
     """Below and above a fraction; below, at and above a whole number."""
-    low, high = setting.layer_bounds[stage]
+    low, high = context.layer_bounds[stage]
     whole = round(value)
     if _fraction(np.array(value)) <= WHOLE:
         ranges = [(low, whole - 1), (whole, whole), (whole + 1, high)]
     else:
         ranges = [(low, int(np.floor(value))), (int(np.floor(value)) + 1, high)]
-    return [setting.with_stage(stage, least, most) for least, most in ranges if least <= most]
+    return [context.with_stage(stage, least, most) for least, most in ranges if least <= most]
 
 
 def _most_broken(values: FloatArray) -> list[int]:

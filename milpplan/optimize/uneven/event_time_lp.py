@@ -93,10 +93,10 @@ class EventTimeRelaxation:
             )
         )
 
-    def solve(self, setting: LayoutContext) -> tuple[int, FloatArray | None]:
+    def solve(self, context: LayoutContext) -> tuple[int, FloatArray | None]:
         """A proved bound of a setting in nanoseconds (0: none), and the layers of every virtual stage, [J]."""
-        self.relaxation.set_sides(*self.compact.limits(setting))
-        self.relaxation.set_sides(*self._limits(setting))
+        self.relaxation.set_sides(*self.compact.limits(context))
+        self.relaxation.set_sides(*self._limits(context))
         solution = self.relaxation.solve()
         if solution.status != "optimal":
             # What a solver gives up it often ends from where it stood.
@@ -106,13 +106,13 @@ class EventTimeRelaxation:
         layers = self.compact.layers(solution.values) if solution.status == "optimal" else None
         return (0 if proved is None else proved * self.unit), layers
 
-    def _limits(self, setting: LayoutContext) -> tuple[IntArray, IntArray, IntArray]:
+    def _limits(self, context: LayoutContext) -> tuple[IntArray, IntArray, IntArray]:
         """Rows whose sides depend on a setting, with their lower and upper sides."""
         peaks = np.array(self._peaks, dtype=np.int64).reshape(-1, 3)
         row, term, stage = np.array(self._edges, dtype=np.int64).reshape(-1, 3).T
         sides = np.array(self._sides, dtype=np.int64)
-        sides[peaks[:, 0]] += least_peak(setting) * (peaks[:, 1:] @ self.compact.least_passes_ns)
-        np.add.at(sides, row, (self.compact.narrowed(setting).empty - self.compact.empty)[term, stage])
+        sides[peaks[:, 0]] += least_peak(context) * (peaks[:, 1:] @ self.compact.least_passes_ns)
+        np.add.at(sides, row, (self.compact.narrowed(context).empty - self.compact.empty)[term, stage])
         rows = ascending(np.concatenate([peaks[:, 0], row]))
         lower = sides[rows] // self.unit
         return self.compact.program.num_rows + rows, lower, np.full(len(rows), INFINITY)
@@ -223,7 +223,7 @@ class EventTimeRelaxation:
 
     def _chains(self) -> None:
         """Peaks: see the head of this module."""
-        graph, structure, layout = self.graph, self.graph.structure, self.compact.setting.layout
+        graph, structure, layout = self.graph, self.graph.structure, self.compact.context.layout
         J, P, m = structure.num_virtual_stages, structure.num_stages, structure.num_micro_batches
         down = self._ready + 2
         up = down + J

@@ -57,7 +57,7 @@ Decide = Callable[[LayoutState, tuple[int, ...]], None]
 class BranchingTree:
     """The open nodes of one layout, those with the least bounds first."""
 
-    attempt: LayoutState
+    state: LayoutState
     decide: Decide
     heap: list[tuple[int, int, LayoutContext]] = field(default_factory=list)
     opened: bool = False
@@ -89,73 +89,73 @@ class BranchingTree:
     memo: StageMemo = field(init=False)
 
     def __post_init__(self) -> None:
-        layout, pool = self.attempt.setting.layout, self.attempt.pool
-        self.nearest_ns = NEAR * self.attempt.cutoff_ns
-        self.memo = StageMemo(layout, self.attempt.setting.costs)
-        graph, peaked = self.attempt.graph, has_peaks(self.attempt.setting)
+        layout, pool = self.state.context.layout, self.state.pool
+        self.nearest_ns = NEAR * self.state.cutoff_ns
+        self.memo = StageMemo(layout, self.state.context.costs)
+        graph, peaked = self.state.graph, has_peaks(self.state.context)
         peaks = peak_paths(layout, graph.structure) if peaked else []
-        self.compact = CompactRelaxation(self.attempt.setting, self.attempt.cutoff_ns, peaks)
+        self.compact = CompactRelaxation(self.state.context, self.state.cutoff_ns, peaks)
         self.can_be_timed = peaked and graph.structure.num_nodes <= SMALL_GRAPH
         self.paths = [*pool[: layout.pp], *chunk_paths(layout), *pool[layout.pp :]]
 
     @property
     def finished(self) -> bool:
         """Whether no node is left that could be looked at."""
-        return self.opened and (not self.heap or self.heap[0][0] > self.attempt.cutoff_ns)
+        return self.opened and (not self.heap or self.heap[0][0] > self.state.cutoff_ns)
 
-    def run(self, attempt: LayoutState, nodes: int) -> None:
+    def run(self, state: LayoutState, nodes: int) -> None:
         """Look at so many more nodes at most; the attempt's bound becomes the least of those left open."""
-        self.attempt = attempt
+        self.state = state
         if not self.opened:
             self.opened = True
-            self._open(attempt.bound_ns, [attempt.setting])
+            self._open(state.bound_ns, [state.context])
         for _ in range(nodes):
-            if self.finished or attempt.out_of_time():
+            if self.finished or state.out_of_time():
                 break
-            bound, _, setting = heapq.heappop(self.heap)
-            self._look(bound, setting)
-        least = min(self.heap[0][0] if self.heap else np.inf, self.given_up_ns, attempt.cutoff_ns + 1)
-        attempt.bound_ns = max(attempt.bound_ns, int(least))
+            bound, _, context = heapq.heappop(self.heap)
+            self._look(bound, context)
+        least = min(self.heap[0][0] if self.heap else np.inf, self.given_up_ns, state.cutoff_ns + 1)
+        state.bound_ns = max(state.bound_ns, int(least))
 
     def _near_even(self, layers: FloatArray) -> None:
         """The best of the even plans with nearly the ends of a fractional point, and better ones near it:
         relaxations of splits that do not come out even say little of where the larger chunks belong."""
-        setting = self.attempt.setting
-        space = setting.problem.space.model_copy(update={"interleaved_layers": "even"})
-        even = setting.problem.model_copy(update={"space": space})
-        splits = [np.array(split) for split in even_splits(even, setting.layout) or ()]
+        context = self.state.context
+        space = context.problem.space.model_copy(update={"interleaved_layers": "even"})
+        even = context.problem.model_copy(update={"space": space})
+        splits = [np.array(split) for split in even_splits(even, context.layout) or ()]
         splits.sort(key=lambda split: float(np.abs(split - layers)[[0, -1]].sum()))
-        plan = fastest_of(self.attempt, splits[:EVEN_SPLITS])
+        plan = fastest_of(self.state, splits[:EVEN_SPLITS])
         if plan is not None:
-            self.nearest_ns = min(self.nearest_ns, improve(self.attempt, plan, self.nearest_ns))
+            self.nearest_ns = min(self.nearest_ns, improve(self.state, plan, self.nearest_ns))
 
-    def _open(self, bound: int, settings: list[LayoutContext]) -> None:
+    def _open(self, bound: int, contexts: list[LayoutContext]) -> None:
         """Add nodes that counting does not close."""
-        for setting in settings:
-            narrower = self._tightened(setting)
+        for context in contexts:
+            narrower = self._tightened(context)
             if narrower is not None:
                 heapq.heappush(self.heap, (bound, self.numbered, narrower))
                 self.numbered += 1
 
-    def _tightened(self, setting: LayoutContext) -> LayoutContext | None:
+    def _tightened(self, context: LayoutContext) -> LayoutContext | None:
         """With the limits that follow, also from counting below the cutoff; None where nothing is left."""
-        cutoff = self.attempt.cutoff_ns
+        cutoff = self.state.cutoff_ns
         if self.most is None or self.most[0] != cutoff:
-            self.most = (cutoff, most_on_ranks(self.attempt.setting, cutoff).max(axis=0))
-        return setting.tightened(self.most[1])
+            self.most = (cutoff, most_on_ranks(self.state.context, cutoff).max(axis=0))
+        return context.tightened(self.most[1])
 
     def _parts(self, part: LayoutState, layers: FloatArray) -> list[LayoutContext]:
         """What takes a node's place. Where memory binds, relaxations with the paths known so far say which way to
         part it raises the bound most. Those of whole ranks are small; others pay only near the top of the tree."""
         asks = self.asks and (self.by_ranks is not None or self.looked_at <= ASKED_NODES)
         if not asks or self.rounds is None:
-            return parts(part.setting, layers)
+            return parts(part.context, layers)
         left = float(part.cutoff_ns - part.bound_ns)
-        return strongest(ways(part.setting, layers), partial(self._rise, self.rounds, part), left)
+        return strongest(ways(part.context, layers), partial(self._rise, self.rounds, part), left)
 
-    def _rise(self, run: CuttingPlanes, part: LayoutState, setting: LayoutContext) -> float:
+    def _rise(self, run: CuttingPlanes, part: LayoutState, context: LayoutContext) -> float:
         """How much the relaxation with the paths known so far rises from a node to a part of it."""
-        narrower = self._tightened(setting)
+        narrower = self._tightened(context)
         if narrower is None:
             return float(part.cutoff_ns - part.bound_ns)
         if part.out_of_time():
@@ -164,33 +164,33 @@ class BranchingTree:
         part.counters.relaxations += 1
         return run.value_ns() - part.bound_ns
 
-    def _look(self, bound: int, setting: LayoutContext) -> None:
+    def _look(self, bound: int, context: LayoutContext) -> None:
         """Bound a node; where it stays open, its parts take its place."""
-        part = replace(self.attempt, setting=setting, bound_ns=bound, best=None, pool=self.paths)
-        split = setting.only_split()
+        part = replace(self.state, context=context, bound_ns=bound, best=None, pool=self.paths)
+        split = context.only_split()
         if split is not None:
             part.pool = list(self.paths)
             self.decide(part, split)
         layers = self._bound(part) if split is None else None
-        self.attempt.take_best(part)
-        if part.bound_ns <= self.attempt.cutoff_ns:
+        self.state.take_best(part)
+        if part.bound_ns <= self.state.cutoff_ns:
             if layers is not None:
                 self._open(part.bound_ns, self._parts(part, layers))
                 if self.looked_at == 1:
                     self._near_even(layers)
-                    self._look_at_ranks(setting)
-            elif split is None and num_splits(setting) <= FEW_SPLITS and not self.attempt.out_of_time():
+                    self._look_at_ranks(context)
+            elif split is None and num_splits(context) <= FEW_SPLITS and not self.state.out_of_time():
                 # Where no point satisfies the relaxation, which a solver's word does not prove, splits decide.
-                self._open(part.bound_ns, halves(setting))
+                self._open(part.bound_ns, halves(context))
             else:
                 self.given_up_ns = min(self.given_up_ns, part.bound_ns)
 
-    def _look_at_ranks(self, setting: LayoutContext) -> None:
+    def _look_at_ranks(self, context: LayoutContext) -> None:
         """Bound nodes by what whole ranks hold from now on, where memory binds and paths bound them."""
         self.asks = self.memory_binds and not self.can_be_timed
         if self.asks:
-            cutoff = self.attempt.cutoff_ns
-            self.by_ranks = RankRelaxation.of(self.compact, setting, self.paths, cutoff)
+            cutoff = self.state.cutoff_ns
+            self.by_ranks = RankRelaxation.of(self.compact, context, self.paths, cutoff)
             self.rounds = None if self.by_ranks else self.rounds
 
     def _bound(self, part: LayoutState) -> FloatArray | None:
@@ -198,7 +198,7 @@ class BranchingTree:
         layers = None
         self.looked_at += 1
         if self.can_be_timed and self.looked_at > PATH_NODES:
-            self.timed = self.timed or EventTimeRelaxation(self.compact, self.attempt.graph)
+            self.timed = self.timed or EventTimeRelaxation(self.compact, self.state.graph)
             layers = self._timed_bound(self.timed, part)
         if layers is None and not part.closed:
             self.can_be_timed = self.can_be_timed and self.looked_at <= PATH_NODES
@@ -208,7 +208,7 @@ class BranchingTree:
         return layers
 
     def _timed_bound(self, timed: EventTimeRelaxation, part: LayoutState) -> FloatArray | None:
-        proved, layers = timed.solve(part.setting)
+        proved, layers = timed.solve(part.context)
         part.counters.relaxed(timed.relaxation.program, timed.iterations)
         part.bound_ns = max(part.bound_ns, proved)
         return layers
@@ -220,9 +220,9 @@ class BranchingTree:
         if self.rounds is None:
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
             return None
-        run, compact = self.rounds, (self.by_ranks or self.compact).narrowed(part.setting)
+        run, compact = self.rounds, (self.by_ranks or self.compact).narrowed(part.context)
         run.begin(part, compact)
-        run.narrow(compact, part.setting, self.paths)
+        run.narrow(compact, part.context, self.paths)
         layers = None
         for _ in range(NODE_ROUNDS):
             known = len(self.paths)
@@ -241,21 +241,21 @@ class BranchingTree:
     def _round(self, part: LayoutState, layers: FloatArray) -> None:
         """Whole plans near a fractional point, and better ones near those, of all splits of the layout."""
         known = len(self.paths)
-        setting = part.setting
-        plan = fitted_plan(setting, rounded_layers(setting, layers), self.memo)
+        context = part.context
+        plan = fitted_plan(context, rounded_layers(context, layers), self.memo)
         if plan is not None:
-            part.setting = self.attempt.setting
+            part.context = self.state.context
             self.nearest_ns = min(self.nearest_ns, improve(part, plan, self.nearest_ns))
-            part.setting = setting
+            part.context = context
         if self.rounds is not None:
             self.rounds.relaxation.add_rows(self.rounds.rows(self.paths[known:]))
 
     def _relax(self) -> None:
         """A new relaxation, with the newest paths, the tight ones and those that need no simulation."""
-        analytic, newest = self.attempt.setting.num_stages, len(self.paths) - KEPT_PATHS
+        analytic, newest = self.state.context.num_stages, len(self.paths) - KEPT_PATHS
         kept = [n for n in range(len(self.paths)) if n < analytic or n in self.tight or n >= newest]
         self.paths, self.tight = [self.paths[n] for n in kept], set()
-        self.rounds = rounds_on(replace(self.attempt, pool=self.paths), self.by_ranks or self.compact)
+        self.rounds = rounds_on(replace(self.state, pool=self.paths), self.by_ranks or self.compact)
 
 
 def recomputes(compact: CompactRelaxation, values: FloatArray) -> bool:

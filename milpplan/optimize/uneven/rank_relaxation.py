@@ -54,20 +54,20 @@ class RankChoices:
         return RankChoices(self.stages, self.runs[kept], self.terms[..., kept])
 
 
-def rank_choices(setting: LayoutContext, rank: int) -> RankChoices | None:
+def rank_choices(context: LayoutContext, rank: int) -> RankChoices | None:
     """Every choice of a rank that fits and that no other one beats; None where there is none, or too many to look
     at."""
-    stages = setting.layout.rank_stages[rank]
-    if math.prod(_num_items(*setting.layer_bounds[stage]) for stage in stages) > MOST_PRODUCTS:
+    stages = context.layout.rank_stages[rank]
+    if math.prod(_num_items(*context.layer_bounds[stage]) for stage in stages) > MOST_PRODUCTS:
         return None
-    menus = [stage_menu(setting, stage, setting.max_layers(stage)) for stage in stages]
+    menus = [stage_menu(context, stage, context.max_layers(stage)) for stage in stages]
     if not 0 < math.prod(map(len, menus)) <= MOST_PRODUCTS:
         return None
     grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
     total = sum(menu.layers[items] for menu, items in zip(menus, grid, strict=True))
-    fewest, most = setting.rank_bounds[rank]
+    fewest, most = context.rank_bounds[rank]
     grid = grid[:, (total >= fewest) & (total <= most)]
-    grid = grid[:, _fit(setting, rank, menus, grid)]
+    grid = grid[:, _fit(context, rank, menus, grid)]
     if not grid.size:
         return None
     parts = list(zip(menus, grid, strict=True))
@@ -81,7 +81,7 @@ def _num_items(fewest: int, most: int) -> int:
     return math.comb(most + 3, 3) - math.comb(fewest + 2, 3)
 
 
-def _fit(setting: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
+def _fit(context: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
     """Which choices of the chunks [v, choices] fit into a rank's memory."""
 
     def held(name: str) -> IntArray:
@@ -89,12 +89,12 @@ def _fit(setting: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArra
 
     kept, deferred, transient = held("kept_bytes"), held("deferred_bytes"), held("transient_bytes")
     room = (
-        setting.capacity_of(rank) - int(setting.costs.of_rank(rank).buffer_bytes) - held("state_bytes").sum(axis=0)
+        context.capacity_of(rank) - int(context.costs.of_rank(rank).buffer_bytes) - held("state_bytes").sum(axis=0)
     )
-    host_room = setting.host_capacity_of(rank) - held("host_state_bytes").sum(axis=0)
+    host_room = context.host_capacity_of(rank) - held("host_state_bytes").sum(axis=0)
     host = held("host_kept_bytes")
     fits = np.ones(grid.shape[1], dtype=np.bool_)
-    for running, live in setting.profiles[rank]:
+    for running, live in context.profiles[rank]:
         fits &= np.array(live) @ held_bytes(kept, deferred, len(live)) + transient[running] <= room
         fits &= np.array(live[: len(menus)]) @ host <= host_room
     return fits
@@ -134,18 +134,18 @@ class RankRelaxation:
 
     @staticmethod
     def of(
-        compact: CompactRelaxation, setting: LayoutContext, paths: Sequence[CriticalPath], cutoff_ns: int
+        compact: CompactRelaxation, context: LayoutContext, paths: Sequence[CriticalPath], cutoff_ns: int
     ) -> RankRelaxation | None:
-        """For ``setting`` and narrower ones, with the choices that can be part of a plan at or below the cutoff;
+        """For ``context`` and narrower ones, with the choices that can be part of a plan at or below the cutoff;
         None where there are too many."""
         choices = []
-        for rank in range(setting.layout.pp):
-            own = rank_choices(setting, rank)
+        for rank in range(context.layout.pp):
+            own = rank_choices(context, rank)
             if own is None:
                 return None
             choices.append(own)
         made = RankRelaxation(compact, choices)
-        found = made._take(made._within(setting))
+        found = made._take(made._within(context))
         found = None if found is None else found._without_hopeless(paths, cutoff_ns)
         return found if found is not None and int(found.offsets[-1]) <= MOST_CHOICES else None
 
@@ -168,7 +168,7 @@ class RankRelaxation:
         """What every choice adds to a path beyond the least of its rank, and the path with the least of all."""
         own = [np.einsum("tv,tvi->i", path.counts[:, list(rank.stages)], rank.terms) for rank in self.choices]
         lows = [int(values.min()) for values in own]
-        costs = self.compact.setting.costs
+        costs = self.compact.context.costs
         fixed = path.num_transfers * int(costs.transfer_ns) + path.barrier_count * int(costs.barrier_ns)
         return np.concatenate([values - low for values, low in zip(own, lows, strict=True)]), sum(lows) + fixed
 
@@ -177,9 +177,9 @@ class RankRelaxation:
         """Rows of peaks, right after those of the program."""
         return self.compact.peaks
 
-    def narrowed(self, setting: LayoutContext) -> RankRelaxation:
+    def narrowed(self, context: LayoutContext) -> RankRelaxation:
         """The same: a choice has its own edges."""
-        del setting
+        del context
         return self
 
     def base_ns(self, paths: Sequence[CriticalPath]) -> int:
@@ -203,17 +203,17 @@ class RankRelaxation:
         return self.path_rows([peak.path for peak in self.compact.peaks], base, unit)
 
     def path_limits(
-        self, setting: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
+        self, context: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
         """Rows of ``peak_rows`` with their lower and upper sides in a narrower setting; those of paths stay."""
         del paths
         least = np.array([self._above(peak.path)[1] for peak in self.compact.peaks], dtype=np.int64)
-        lower = (least + self.compact.peak_passes_ns(setting) - base) // unit
+        lower = (least + self.compact.peak_passes_ns(context) - base) // unit
         return self.program.num_rows + np.arange(len(lower)), lower, np.full(len(lower), INFINITY)
 
     def durations(self, values: FloatArray) -> IntArray:
         """Duration matrix [Term, J] of a fractional point."""
-        found = np.zeros((len(Term), self.compact.setting.num_stages), dtype=np.int64)
+        found = np.zeros((len(Term), self.compact.context.num_stages), dtype=np.int64)
         for rank, start, end in zip(self.choices, self.offsets[:-1], self.offsets[1:], strict=True):
             found[:, list(rank.stages)] = np.rint(rank.terms @ values[start:end])
         return found
@@ -230,8 +230,8 @@ class RankRelaxation:
     @cached_property
     def _runs(self) -> IntArray:
         """Layers of each run of every virtual stage in every choice, [J, choices, R]."""
-        setting = self.compact.setting
-        held = np.zeros((setting.num_stages, int(self.offsets[-1]), len(setting.runs)), dtype=np.int64)
+        context = self.compact.context
+        held = np.zeros((context.num_stages, int(self.offsets[-1]), len(context.runs)), dtype=np.int64)
         for rank, start, end in zip(self.choices, self.offsets[:-1], self.offsets[1:], strict=True):
             held[list(rank.stages), start:end] = rank.runs.transpose(1, 0, 2)
         return held
@@ -239,12 +239,12 @@ class RankRelaxation:
     @cached_property
     def program(self) -> Program:
         """All rows but the paths and peaks."""
-        setting, z = self.compact.setting, int(self.offsets[-1])
-        P, R = setting.layout.pp, len(setting.runs)
+        context, z = self.compact.context, int(self.offsets[-1])
+        P, R = context.layout.pp, len(context.runs)
         builder = ProgramBuilder("ranks")
         builder.add_variables([f"x[{column}]" for column in range(z)], 0, 1)
         builder.add_variable("z", 0, MOST_UNITS)
-        for run, (_, length) in enumerate(setting.runs):
+        for run, (_, length) in enumerate(context.runs):
             builder.add_variable(f"unplaced[{run}]", 0, length)
         builder.add_variables([f"undecided[{rank}]" for rank in range(P)], 0, 1)
         builder.minimize(range(z, z + 1 + R + P), [1, *[UNPLACED_PRICE] * (R + P)])
@@ -257,32 +257,32 @@ class RankRelaxation:
 
     def _placed(self, builder: ProgramBuilder) -> None:
         """layers_are_placed_once and runs_in_order."""
-        z, setting, runs = int(self.offsets[-1]), self.compact.setting, self._runs
+        z, context, runs = int(self.offsets[-1]), self.compact.context, self._runs
         columns = np.arange(z)
-        for run, (_, length) in enumerate(setting.runs):
+        for run, (_, length) in enumerate(context.runs):
             unplaced = z + 1 + run
             held = np.append(runs[..., run].sum(axis=0), 1)
             builder.add_row(f"layers_are_placed_once[{run}]", np.append(columns, unplaced), held, length, length)
             before = list(accumulate(runs[..., run]))
-            for stage in range(setting.num_stages if run + 1 < len(setting.runs) else 0):
+            for stage in range(context.num_stages if run + 1 < len(context.runs) else 0):
                 later = runs[stage, :, run + 1 :].sum(axis=1) > 0
                 row = np.append(before[stage] - length * later, 1)
                 builder.add_row(f"runs_in_order[{run},{stage}]", np.append(columns, unplaced), row, 0)
 
-    def narrow(self, relaxation: Relaxation, setting: LayoutContext) -> None:
+    def narrow(self, relaxation: Relaxation, context: LayoutContext) -> None:
         """Leave, in a relaxation that holds the program, the choices within a narrower setting."""
         columns = np.arange(int(self.offsets[-1]))
-        relaxation.set_upper_bounds(columns, self._within(setting).astype(np.int64))
+        relaxation.set_upper_bounds(columns, self._within(context).astype(np.int64))
 
-    def _within(self, setting: LayoutContext) -> BoolArray:
+    def _within(self, context: LayoutContext) -> BoolArray:
         """Which choices are within a setting's limits to stages and ranks, and have a place in the model."""
-        least, most = np.array(setting.layer_bounds, dtype=np.int64).T
-        total, parts = setting.problem.model.num_layers, []
-        first, last = layers_up_to(setting.layer_bounds, total)
-        for choices, (fewest, upper) in zip(self.choices, setting.rank_bounds, strict=True):
+        least, most = np.array(context.layer_bounds, dtype=np.int64).T
+        total, parts = context.problem.model.num_layers, []
+        first, last = layers_up_to(context.layer_bounds, total)
+        for choices, (fewest, upper) in zip(self.choices, context.rank_bounds, strict=True):
             own = np.array(choices.stages)
             held = choices.runs.sum(axis=2)
-            earliest, latest = place_bounds(setting.runs, choices.runs)
+            earliest, latest = place_bounds(context.runs, choices.runs)
             # Before and after a chunk are what other stages hold at least, and the rank's own other chunks.
             more = held - least[own]
             before = np.maximum(first[own] - held, least.cumsum()[own] - held + more.cumsum(axis=1))

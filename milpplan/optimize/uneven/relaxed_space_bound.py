@@ -29,8 +29,8 @@ def bound_of_any_chunks(
     """
     space = problem.space.model_copy(update={"interleaved_layers": "any"})
     # Its progress is none of the solve, whose result is there.
-    means = SolveContext(replace(options, callback=None), backend(options.backend), [], deadline)
-    search = Search(problem.model_copy(update={"space": space}), even.space, means, time.monotonic(), (best,))
+    context = SolveContext(replace(options, callback=None), backend(options.backend), [], deadline)
+    search = Search(problem.model_copy(update={"space": space}), even.space, context, time.monotonic(), (best,))
     # What layers compute alone says nothing of chunks.
     search.frontier = even.frontier.closed_again()
     search.bound()
