@@ -1,4 +1,4 @@
-"""What a search may use: options, solvers and time, and the count of what it did."""
+"""Context of one solve: options, solvers, deadline and counters."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from milpplan.optimize.search.candidate_layouts import BUDGET, Budget
 
 @dataclass(slots=True)
 class SolveContext:
-    """Of one search. ``deadline``: of ``time.monotonic``."""
+    """Options, solvers, deadline (a value of ``time.monotonic``) and counters of one search."""
 
     options: SolveOptions
     backend: Backend
     witnesses: list[Backend]
-    """Asked in turn to confirm a bound that rests on an integer program; none: not confirmed."""
+    """Solvers that are asked in turn to confirm a bound from an integer program; empty: bounds stay unconfirmed.
+    """
     deadline: float | None
     counters: Counters = field(default_factory=Counters)
     unavailable: dict[str, str] = field(default_factory=dict)
-    """Solvers that could not run, by what it says of it: others went on without it."""
+    """Advice for the user by reason, for every solver that could not run and was replaced by another."""
     budget: Budget = BUDGET
 
     def without(self, error: UnavailableError) -> None:
-        """Remember that something could not run."""
+        """Record that a solver could not run."""
         self.unavailable[error.seen] = error.do
 
     def out_of_time(self) -> bool:
-        """Whether the time limit has passed; ends the solve if it was cancelled."""
+        """Return True once the time limit has passed; raise KeyboardInterrupt if the solve was cancelled."""
         end_if(self.options.cancelled)
         return self.deadline is not None and time.monotonic() >= self.deadline

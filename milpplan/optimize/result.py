@@ -1,4 +1,4 @@
-"""What ``solve`` returns, and the callbacks it calls: records only."""
+"""Records that ``solve`` takes and returns, and that its callbacks receive."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One line of the log: seconds since the start, incumbent and proved bound (seconds of step time for the
-    default objective), layouts not yet decided."""
+    """Line of the log.
+
+    ``wall_time_s``: since the start. ``incumbent`` and ``bound``: seconds of step time for the default objective.
+    ``open_layouts``: layouts that are not decided yet.
+    """
 
     wall_time_s: float
     incumbent: float | None
@@ -28,17 +31,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SolveOptions:
-    """How to solve; what to solve is the problem.
+    """Options of a solve.
 
-    ``gap``: relative tolerance of the proof. ``time_limit_s``: stop then, with the best plan and its proved gap.
-    ``witness``: have a second solver confirm every bound that rests on an integer program. ``any_chunks``: bound
-    interleaved chunks of any size as well, where the space has even ones. ``on_program`` is given every integer
-    program that a bound rests on, as the statement that nothing lies below the bound: it has no solution.
-    ``cancelled``, such as the ``is_set`` of a ``threading.Event``, is asked several times a second, also while a
-    solver runs; from when it says yes on, the solve ends as by Ctrl-C, with the best plan so far. ``workers``:
-    processes that branch on layouts over interleaved chunks of any size, this one included; None: as many as
-    there are usable CPUs, at most ``crew.MOST_WORKERS``. Others are started only where there is more to do than
-    their start takes.
+    ``gap``: relative tolerance of the proof. ``time_limit_s``: the solve stops then, with the best plan and its
+    proved gap. ``workers``: processes that branch on layouts with interleaved chunks of any size, this process
+    included; None: the usable CPUs, at most ``layout_workers.MOST_WORKERS``. Other processes are started only
+    where the work outlasts their start. ``witness``: have a second solver confirm every bound that rests on an
+    integer program. ``any_chunks``: bound interleaved chunks of any size as well, where the space has even chunks.
+    ``on_program``: receives every integer program that a bound rests on, stated as "no solution lies below the
+    bound": the program is infeasible. ``cancelled``: asked several times a second, also while a solver runs, e.g.
+    ``threading.Event.is_set``. Once it returns True the solve ends as by Ctrl-C, with the best plan so far.
     """
 
     backend: str = "auto"
@@ -56,13 +58,17 @@ class SolveOptions:
 
 
 Strength = Literal["exact", "tolerance", "none"]
-"""``exact``: no bound that decided rests on a solver's word: duals were re-checked in exact integers, closed forms
-and item prices are floating point with a margin for rounding; ``tolerance``: some rest on integer programs
-(confirmed by a second solver unless ``witness`` is off); ``none``: nothing was proved to the tolerance."""
+"""Basis of a proof.
+
+``exact``: no deciding bound rests on a solver's word. Duals were re-checked in exact integers; closed forms and
+Lagrange multipliers of options are floating point with a margin for rounding. ``tolerance``: some bounds rest on
+integer programs, confirmed by a second solver unless ``witness`` is off. ``none``: nothing was proved to the
+tolerance.
+"""
 
 
 def proof_strength(status: Status, integer_programs: int) -> Strength:
-    """Say what the proof of a result rests on."""
+    """Return the basis of a result's proof."""
     if status not in ("optimal", "infeasible"):
         return "none"
     return "tolerance" if integer_programs else "exact"
@@ -70,7 +76,7 @@ def proof_strength(status: Status, integer_programs: int) -> Strength:
 
 @dataclass(frozen=True, slots=True)
 class SolverWork:
-    """What the solvers did, and with which versions."""
+    """Counts of the solvers' work, with the solvers' versions."""
 
     backend: str
     versions: str = ""
@@ -84,10 +90,14 @@ class SolverWork:
 
 @dataclass(frozen=True, slots=True)
 class TargetPrice:
-    """What the restriction to a launcher's plans costs: the best plan found in the whole space takes
-    ``objective``, and none of it less than ``objective_bound``. The launcher's best takes between
-    ``least_fraction`` and ``most_fraction`` more than that of the whole space, proved. ``space`` is the whole one,
-    ``plan`` its best, ``status`` says whether that is within the tolerance, ``wall_time_s`` is of its solve."""
+    """Cost of restricting the space to a launcher's plans.
+
+    ``objective`` and ``objective_bound``: the best plan found in the whole space, and the proved bound there.
+    ``least_fraction`` and ``most_fraction``: proved interval of how much longer the launcher's best plan takes
+    than the best plan of the whole space, as a fraction. ``status``: ``optimal`` where the whole space's bound is
+    within the tolerance. ``wall_time_s``: of the whole space's solve. ``space`` and ``plan``: the whole space and
+    its best plan.
+    """
 
     objective: float
     objective_bound: float
@@ -102,13 +112,13 @@ class TargetPrice:
     def between(
         value: float, bound: float, best: tuple[Space, Plan, float, float], tolerance: float, wall_time_s: float
     ) -> TargetPrice:
-        """Work out the price of a restriction.
+        """Compute the price of a restriction from two intervals.
 
         Args:
             value: objective of the best plan found under the restriction.
-            bound: proved bound there.
+            bound: proved bound under the restriction.
             best: the whole space, its best plan, that plan's objective and the proved bound.
-            tolerance: within which the whole space's is called optimal.
+            tolerance: relative gap up to which the whole space's solution is called optimal.
             wall_time_s: of the whole space's solve.
         """
         space, plan, objective, objective_bound = best
@@ -127,10 +137,10 @@ class TargetPrice:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """The best plan found and what is proved about it.
+    """Best plan found, with the bound proved on its objective.
 
-    ``objective``, ``objective_bound`` and ``any_chunks_bound`` are in the unit of ``objective_name``; for a fixed
-    batch and number of GPUs ``lower_bound_s`` is the same bound as a step time. ``gap`` is (objective - bound) /
+    ``objective``, ``objective_bound`` and ``any_chunks_bound`` are in the unit of ``objective_name``. For a fixed
+    batch and number of GPUs ``lower_bound_s`` is the bound as a step time. ``gap`` is (objective - bound) /
     objective.
     """
 
@@ -151,20 +161,19 @@ class PlanResult:
     wall_time_s: float
     message: str = ""
     runners_up: tuple[Plan, ...] = ()
-    """The fastest other plans that the search simulated, one a layout, fastest first; not the next best ones of
-    the space: what bounds decided was never simulated."""
+    """Other plans that the search simulated: the fastest of each layout, fastest first. They are not the next best
+    plans of the space, because pruned layouts were never simulated."""
     any_chunks_bound: float | None = None
-    """Where the space has even interleaved chunks only: a proved bound of the objective, in its unit, over chunks
-    of any size as well."""
+    """Proved bound of the objective over interleaved chunks of any size; only where the space has even chunks."""
     forbid: tuple[Mapping[str, object], ...] = ()
-    """Layouts that were forbidden: nothing is said about them."""
+    """Layouts that were forbidden: the result says nothing about them."""
     details: dict[str, Any] = field(default_factory=dict)
     target_price: TargetPrice | None = None
-    """Where the space is restricted to a launcher, and the whole space was solved as well."""
+    """Cost of the restriction to a launcher, where the whole space was solved as well."""
 
     @property
     def any_chunks_gap(self) -> float | None:
-        """Share of the objective that interleaved chunks of any size can gain at most."""
+        """Largest share of the objective that interleaved chunks of any size can gain."""
         if self.any_chunks_bound is None or self.objective is None:
             return None
         return max(0.0, 1.0 - self.any_chunks_bound / self.objective)

@@ -1,4 +1,4 @@
-"""``solve``: the best plan of a problem, with its proof."""
+"""``solve``: find the best plan of a problem and prove its bound."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from milpplan.simulation.simulator import simulate
 
 LOGGER = logging.getLogger("milpplan.search")
 START_GAP = 1e-3
-"""How well the even plan is proved from which the search for splits of any kind starts."""
+"""Relative gap of the even plan from which the search over uneven interleaved splits starts."""
 NO_MEMORY = "Memory ran out: the best plan so far. Free some, or fix or forbid some choices."
 MOVED_PLANS = 6
-"""So many of the best even plans have their layers moved."""
+"""Number of even plans, best first, whose layers a local search moves."""
 
 
 def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any) -> PlanResult:
-    """Find the plan with the least objective, and prove it.
+    """Find the plan with the minimum objective, and prove a lower bound on it.
 
     Args:
         problem: model, hardware, job and space.
         options: how to solve; ``changes`` replace single fields, e.g. ``time_limit_s=60``.
 
     Returns:
-        The best plan with a proved lower bound. ``status`` is ``optimal`` only where bound and simulated time
-        are within ``options.gap``; a time limit or Ctrl-C gives ``feasible`` with the gap reached.
+        The best plan with a proved lower bound. ``status`` is ``optimal`` only where bound and simulated time are
+        within ``options.gap``; a time limit or Ctrl-C gives ``feasible`` with the gap reached.
 
     Raises:
         InvalidInputError: options that make no sense.
@@ -78,28 +78,36 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
 
 
 def fewest(problem: Problem, options: SolveOptions, counts: Iterable[int]) -> PlanResult:
-    """The fewest of some numbers of accelerators, in ascending order, that have a plan, with the best one on them.
+    """Find the smallest number of accelerators that has a plan, and the best plan on it.
 
-    ``details`` of the result hold ``refused`` and ``open_counts``: numbers that are proved to have no plan, and
-    the smaller ones of which that is open.
+    Args:
+        problem: the problem.
+        options: how to solve it.
+        counts: numbers of accelerators to try, in ascending order.
+
+    Returns:
+        The result on that number. Its ``details`` hold ``refused``, the numbers proved to have no plan, and
+        ``open_counts``, the smaller numbers that are neither proved nor refuted.
     """
     return FewestSearch(problem, options, _solve).run(counts)
 
 
 def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
-    """The callback, with the log before it."""
+    """Return a callback that writes each progress to the log and then calls ``callback``."""
 
-    def told(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         LOGGER.debug("%s", progress)
         if callback is not None:
             callback(progress)
 
-    return told
+    return report
 
 
 def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
-    """The problem with fields of the layout, or the recompute mode of all layers, fixed, e.g. ``{"tp": 8,
-    "recompute": "full"}``.
+    """Fix fields of the layout, or the recompute mode of all layers, e.g. ``{"tp": 8, "recompute": "full"}``.
+
+    Returns:
+        The problem with the narrower space.
 
     Raises:
         InvalidInputError: a name or value that no layout has.
@@ -133,11 +141,13 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
 
 
 def _with_mixing(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Shares of the replicas say where the node types differ: between the replicas, or, where there are none,
-    between the stages of replicas that are alike.
+    """Add the ``mixing`` that fixed shares of the replicas imply.
+
+    Node types differ between replicas if the shares are given, and between the stages of equal replicas if the
+    shares are empty.
 
     Raises:
-        InvalidInputError: ``mixing`` is fixed to the other one.
+        InvalidInputError: ``mixing`` is fixed to the other value.
     """
     if "replica_micro_batches" not in values:
         return values
@@ -154,6 +164,7 @@ def _with_mixing(values: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _check(options: SolveOptions) -> None:
+    """Raise ``InvalidInputError`` where an option makes no sense."""
     if not 0 <= options.gap < 1:
         raise InvalidInputError(f"gap={options.gap}.", "Expected 0 <= gap < 1.", "The default is 1e-4.")
     if options.time_limit_s is not None and not options.time_limit_s > 0:
@@ -168,7 +179,7 @@ def _check(options: SolveOptions) -> None:
 
 
 def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) -> PlanResult:
-    """One search; ``known`` are plans to start from, beside the caller's."""
+    """Run one search that starts from the caller's plan, from ``known`` plans, or else from a quick first plan."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
     context = SolveContext(options, backend_named(options.backend), witnesses(options), deadline)
@@ -198,7 +209,7 @@ def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) 
 
 
 def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
-    """The result with what is proved of interleaved chunks of any size, where its space has even ones."""
+    """Add a bound over interleaved chunks of any size, where the problem's space has even chunks only."""
     problem, layouts, plan = result.problem, result.layouts, result.plan
     declared = problem.space.kind == "free" and problem.interleaved_layers == "even"
     if not declared or layouts is None or plan is None or result.message:
@@ -220,8 +231,11 @@ def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
 
 
 def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
-    """Splits of any kind, from a good even one, which is found much sooner: at most half of the time limit goes to
-    it. Its bound says nothing about the others, so it need not be tight."""
+    """Search splits of any kind, starting from a good even split.
+
+    A good even plan is found much sooner. Its search gets at most half of the time limit, and its bound may be
+    loose because it says nothing about the other splits.
+    """
     even = problem.model_copy(update={"space": problem.space.model_copy(update={"interleaved_layers": "even"})})
     limit = options.time_limit_s
     half = None if limit is None else 0.5 * limit
@@ -243,7 +257,7 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
 
 
 def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[Plan]:
-    """The best even plans, and what moving their layers makes of those with interleaving."""
+    """Return the best even plans, and the results of a local search that moves layers of the interleaved plans."""
     from milpplan.optimize.uneven.layer_local_search import moved
 
     best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
@@ -257,7 +271,7 @@ def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[
 
 
 def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
-    """Return the result before the layouts of the space are: the best of some plans of the space, and no bound."""
+    """Build the result of a solve that ended before the space was listed: the best start plan, without a bound."""
     best: tuple[float, Plan, StepReport] | None = None
     for plan in starts:
         report = simulate(problem, plan)
@@ -290,7 +304,7 @@ def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan],
 
 
 def _work(context: SolveContext, status: Status) -> SolverWork:
-    """Return what the solvers did."""
+    """Summarise the work of the solvers."""
     counters = context.counters
     return SolverWork(
         backend=context.options.backend,
@@ -305,7 +319,7 @@ def _work(context: SolveContext, status: Status) -> SolverWork:
 
 
 def _result(problem: Problem, options: SolveOptions, search: Search, started: float) -> PlanResult:
-    """Return what a search has found and proved, ended or not."""
+    """Build the result of a search, whether it was finished or stopped."""
     value, plan = search.best if search.best else (None, None)
     bound = min(search.global_bound(), search.best_value)
     report = None if plan is None else simulate(problem, plan)
@@ -344,6 +358,7 @@ def _result(problem: Problem, options: SolveOptions, search: Search, started: fl
 
 
 def _status(search: Search, options: SolveOptions, gap: float | None) -> Status:
+    """Return the status that the search's incumbent, bound and gap justify."""
     if gap is not None:
         return "optimal" if gap <= options.gap * (1 + 1e-9) else "feasible"
     if search.best is not None:
@@ -352,7 +367,7 @@ def _status(search: Search, options: SolveOptions, gap: float | None) -> Status:
 
 
 def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan | None, value: float) -> None:
-    """The number printed is the simulator's: the search must have used the same."""
+    """Raise ``SolverError`` where the search and the simulator disagree on the value of the plan."""
     assert plan is not None
     assert search.whole.find(plan.layout) is not None
     weight = float(objective_weights(problem, LayoutColumns.of([plan.layout]))[0][0])

@@ -1,6 +1,7 @@
-"""Deciding the layouts of the free space that bounds have left: relaxations of all, then whatever is left in full.
+"""Second phase of a search in the free space: decide the layouts that closed-form bounds leave open.
 
-``search`` imports this where it is needed: the uniform space solves no programs.
+First the relaxations of all these layouts, then each layout in full. ``best_first`` imports this module where it
+needs it, because the uniform space solves no programs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FIRST_PLAN_WORK_S = 4.0
 
 @dataclass(slots=True)
 class BranchPhase:
-    """What a search goes on with after its bounds."""
+    """Second phase of one search, with its layout solver."""
 
     search: Search
     solver: LayoutSolver
@@ -33,9 +34,9 @@ class BranchPhase:
 
     @staticmethod
     def of(search: Search) -> BranchPhase:
-        """With the means of a search."""
+        """Make the phase from the options, solvers and deadline of a search."""
         context = search.context
-        own = LayoutSolver(
+        solver = LayoutSolver(
             context.options,
             context.backend,
             context.witnesses,
@@ -43,14 +44,16 @@ class BranchPhase:
             context.counters,
             context.unavailable,
         )
-        return BranchPhase(search, own)
+        return BranchPhase(search, solver)
 
     def run(self) -> None:
-        """Look for a first plan if no more is wanted, else decide all layouts.
+        """Look for a first plan if ``first_only`` is set, else decide all layouts.
 
-        Compact relaxations of all layouts first: they are cheap and improve the incumbent; then whatever is
-        left in full, the incumbent's layout before the others, which a better incumbent makes cheaper. Layouts
-        with free interleaved splits are branched a few nodes at a time, always the one with the least bound."""
+        Compact relaxations of all layouts come first, because they are cheap and improve the incumbent. The rest
+        is decided in full, the incumbent's layout first, because a better incumbent makes the others cheaper.
+        Layouts with free interleaved splits are branched a few nodes at a time, always the layout with the
+        smallest bound.
+        """
         search = self.search
         self._queue()
         branched = (search.space.vpp_of(search.queue) > 1) & self._any_chunks
@@ -64,56 +67,62 @@ class BranchPhase:
             return
         self._queue()
         best, keep = search.best_value, search.keep_below
-        share = LayoutQueue(search.problem, self.solver, self._case, self.part_bounds, best, keep)
-        # In the order of the queue, which is that of the bounds but for the first.
-        first = search.space.find(search.best[1].layout) if search.best else None
-        values = [-np.inf if row == first else self._value(row) for row in search.queue.tolist()]
-        share.add(zip(values, range(len(values)), search.queue.tolist(), strict=True))
-        with closing(self._decided(share)) as findings:
-            for finding in findings:
-                self._take(finding)
-                if finding.fate == "open" and self._value(finding.row) >= search.threshold():
-                    search.fates[finding.row] = FATES.index("solved")
+        queue = LayoutQueue(search.problem, self.solver, self._task, self.part_bounds, best, keep)
+        # In the order of the bounds, but the incumbent's layout first.
+        incumbent_row = search.space.find(search.best[1].layout) if search.best else None
+        values = [-np.inf if row == incumbent_row else self._value(row) for row in search.queue.tolist()]
+        queue.add(zip(values, range(len(values)), search.queue.tolist(), strict=True))
+        with closing(self._decided(queue)) as results:
+            for result in results:
+                self._take(result)
+                if result.fate == "open" and self._value(result.row) >= search.threshold():
+                    search.fates[result.row] = FATES.index("solved")
                 search.note()
 
     def _roomiest_too(self, rows: IntArray) -> IntArray:
-        """The layouts with the least bounds and, after each of them, one of those that need least memory."""
+        """Return the layouts in the order of their bounds, interleaved with the layouts in the order of their
+        memory."""
         roomiest = rows[np.argsort(self.search.memory[rows], kind="stable")]
         both = np.stack([rows, roomiest], axis=1).ravel()
         return np.asarray(both[np.sort(np.unique(both, return_index=True)[1])])
 
     @property
     def _any_chunks(self) -> bool:
-        """Whether interleaved chunks may have any size."""
+        """True where interleaved chunks may have any size."""
         return self.search.problem.interleaved_layers == "any"
 
-    def _decided(self, share: LayoutQueue) -> Generator[LayoutResult]:
-        """What becomes of layouts; only branching takes so long that processes of its own pay."""
-        return LayoutWorkers(share, lambda: self.search.best_value).run() if self._any_chunks else share.run()
+    def _decided(self, queue: LayoutQueue) -> Generator[LayoutResult]:
+        """Yield the results of the queue's layouts; worker processes are used only where branching takes long
+        enough."""
+        return LayoutWorkers(queue, lambda: self.search.best_value).run() if self._any_chunks else queue.run()
 
     def _queue(self) -> None:
+        """Fill the search's queue with its candidates, smallest bound first."""
         search = self.search
         search.queue = search.by_value(search.candidates, search.values(search.candidates))
 
     def _value(self, row: int) -> float:
+        """Return the lower bound of a layout's objective."""
         return float(self.search.bounds_ns[row] * self.search.weights[row])
 
-    def _case(self, row: int) -> LayoutTask:
+    def _task(self, row: int) -> LayoutTask:
+        """Return the task of deciding a layout."""
         search = self.search
-        costs = search.known.at(search.space, row, search.queue)
+        costs = search.cost_cache.at(search.space, row, search.queue)
         bound, limit = int(search.bounds_ns[row]), float(search.limits_ns[row])
         return LayoutTask(row, search.space.at(row), costs, bound, float(search.weights[row]), limit)
 
     def _relax(self, row: int) -> None:
-        search, case = self.search, self._case(row)
-        cutoff = cutoff_ns(search.best_value, self.solver.options.gap, case.weight, case.limit_ns)
-        self._take(decided(search.problem, self.solver, self.part_bounds, case, cutoff, 0))
+        """Bound a layout by its relaxation only."""
+        search, task = self.search, self._task(row)
+        cutoff = cutoff_ns(search.best_value, self.solver.options.gap, task.weight, task.limit_ns)
+        self._take(decided(search.problem, self.solver, self.part_bounds, task, cutoff, 0))
         search.note()
 
-    def _take(self, finding: LayoutResult) -> None:
-        """Write down what became of a layout."""
-        search, row, found = self.search, finding.row, finding.resolution
-        search.bounds_ns[row] = max(search.bounds_ns[row], float(found.bound_ns))
-        search.fates[row] = FATES.index(finding.fate)
-        if found.plan is not None and found.step_time_ns is not None:
-            search.offer(row, found.step_time_ns, found.plan)
+    def _take(self, result: LayoutResult) -> None:
+        """Store the result of a layout in the search."""
+        search, row, outcome = self.search, result.row, result.resolution
+        search.bounds_ns[row] = max(search.bounds_ns[row], float(outcome.bound_ns))
+        search.fates[row] = FATES.index(result.fate)
+        if outcome.plan is not None and outcome.step_time_ns is not None:
+            search.offer(row, outcome.step_time_ns, outcome.plan)

@@ -1,8 +1,8 @@
-"""Choose the layouts that a search looks at one by one: those of the groups that may improve its incumbent.
+"""Closed layouts of a space, in groups with one bound each, from which the search opens the most promising.
 
-Layouts are looked at in three steps, always those with the least bound first: blocks of which one bound without
-communication is known, the groups of a block (``compute_groups``), the layouts of a group. What is not taken apart
-keeps the bound that is proved of it.
+Layouts are refined in three steps, always those with the smallest bound first: blocks, with a bound that ignores
+communication; the groups of a block (``compute_groups``); the layouts of a group. A block or group that is not
+refined keeps its proved bound.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 Stop = Callable[[], bool]
-"""Tells that time is up."""
+"""Callable that returns True once time is up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of what a search holds at once, and looks at before it asks for the time. What there is no room
-    for keeps the bound that is proved of it.
+    """Limits of what a search stores at once, and of what it handles between two looks at the clock.
 
-    ``layouts``: looked at one by one, some 100 to 200 bytes each and, in the uniform space, what their
-    constants take. ``groups``: closed, some 40 bytes each. ``groups_at_once``: made together, some 400 bytes each
-    while they are; spaces with no more are taken apart at once. ``blocks_at_once``: bounded together.
+    ``layouts``: explored one by one, some 100 to 200 bytes each and, in the uniform space, their constants.
+    ``groups``: closed, some 40 bytes each. ``groups_at_once``: made together, some 400 bytes each meanwhile;
+    spaces with at most this number of groups are split at once. ``blocks_at_once``: bounded together. Layouts
+    beyond the limits keep the bound of their group or block.
     """
 
     layouts: int = 12_000_000
@@ -44,8 +44,8 @@ BUDGET = Budget()
 
 
 class OpenedLayouts(NamedTuple):
-    """Layouts of groups that were just opened, by their rows in the whole space, with the weights and limits of
-    their steps and bounds of these, nanoseconds; all [n]."""
+    """Layouts of groups that were just opened: rows in the whole space, weights and limits (ns) of their steps,
+    and lower bounds of the steps (ns); all [n]."""
 
     rows: IntArray
     weights: FloatArray
@@ -54,8 +54,11 @@ class OpenedLayouts(NamedTuple):
 
 
 class LayoutClass(NamedTuple):
-    """Layouts that share a bound: lower bounds of the objective, numbers of layouts, whether some may fit, whether
-    some have several virtual stages a rank, and whether some have one; all [n]."""
+    """Layouts that share a bound; all [n].
+
+    Lower bounds of the objective, numbers of layouts, and flags: some layouts may fit, some have several virtual
+    stages a rank, some have a single stage a rank.
+    """
 
     values: FloatArray
     sizes: IntArray
@@ -65,11 +68,11 @@ class LayoutClass(NamedTuple):
 
 
 class ClosedLayouts(NamedTuple):
-    """A frontier's state of groups [g] and blocks [b]; replaced as a whole, as Ctrl-C may come between any two
-    lines, and no bound may ever leave a layout out.
+    """State of the groups [g] and blocks [b].
 
-    ``opened``: groups whose layouts are looked at one by one; ``values`` are infinite there. ``order``: all
-    groups, those with the least bounds first.
+    It is replaced as a whole, because Ctrl-C may come between any two lines and no bound may ever leave a layout
+    out. ``opened``: groups whose layouts are explored one by one; their ``values`` are infinite. ``order``: all
+    groups, smallest bound first. ``whole`` and ``block_values``: blocks that are not split, and their bounds.
     """
 
     groups: ComputeGroups
@@ -82,7 +85,7 @@ class ClosedLayouts(NamedTuple):
 
 @dataclass(slots=True)
 class CandidateLayouts:
-    """The layouts of a space that are closed: of each block or group, one bound is all that is known."""
+    """Closed layouts of a space; all that is proved of them is one bound per block or group."""
 
     problem: Problem
     space: LayoutSpace
@@ -92,7 +95,7 @@ class CandidateLayouts:
     """Blocks with layouts that may fit, [b]."""
     weights: FloatArray = field(init=False)
     limits_ns: FloatArray = field(init=False)
-    """Of the steps of the blocks' layouts, [b]."""
+    """Step time limits of the blocks' layouts, [b]."""
     closed: ClosedLayouts = field(init=False)
     bounded: bool = False
     """True once every block has a bound."""
@@ -108,13 +111,13 @@ class CandidateLayouts:
         self.closed = self._closed(groups, np.zeros(0, dtype=np.bool_), whole, values)
 
     def closed_again(self) -> CandidateLayouts:
-        """Return the same blocks and groups with nothing opened."""
+        """Return a copy with the same blocks and groups and nothing opened."""
         again, own = copy(self), self.closed
         again.closed = self._closed(own.groups, np.zeros_like(own.opened), own.whole, own.block_values)
         return again
 
     def prepare(self, stop: Stop) -> None:
-        """Bound every block, or where they have few groups take all of them apart; else ends when time is up."""
+        """Bound every block; where there are few groups, split all blocks at once. Stops when time is up."""
         if self.bounded:
             return
         if int(self.num_groups[self.fits].sum()) > self.budget.groups_at_once:
@@ -125,43 +128,43 @@ class CandidateLayouts:
 
     @property
     def groups(self) -> ComputeGroups:
-        """Those of the blocks that are taken apart."""
+        """Groups of the split blocks."""
         return self.closed.groups
 
     @property
     def values(self) -> FloatArray:
-        """Lower bounds of the objective of the groups, [g]; infinite where one is open."""
+        """Lower bounds of the groups' objective, [g]; infinite for opened groups."""
         return self.closed.values
 
     @property
     def whole(self) -> BoolArray:
-        """Blocks that are not taken apart, [b]."""
+        """Mask of blocks that are not split, [b]."""
         return self.closed.whole
 
     @property
     def block_values(self) -> FloatArray:
-        """Lower bounds of the objective of these blocks, [b]; 0 before anything is known."""
+        """Lower bounds of these blocks' objective, [b]; 0 before they are bounded."""
         return self.closed.block_values
 
     @property
     def num_groups(self) -> IntArray:
-        """Groups of each block, [b]."""
+        """Number of groups of each block, [b]."""
         return np.asarray(self.alike.choices.counts * self.space.stages.counts)
 
     def _bound_blocks(self, stop: Stop) -> None:
-        """Bound the blocks by their kernels alone."""
+        """Bound the blocks by their kernel times only."""
         classes = BlockClasses.of(self.problem, self.space)
         size, done = self.budget.blocks_at_once, 0
-        least = np.zeros(len(classes.first))
-        while done < len(least) and not stop():
-            own = np.arange(done, min(done + size, len(least)))
-            least[own] = classes.least_ns(self.problem, self.space, own)
-            done += len(own)
-        bounds = least[classes.key]
+        bounds_ns = np.zeros(len(classes.first))
+        while done < len(bounds_ns) and not stop():
+            chunk = np.arange(done, min(done + size, len(bounds_ns)))
+            bounds_ns[chunk] = classes.least_ns(self.problem, self.space, chunk)
+            done += len(chunk)
+        bounds = bounds_ns[classes.key]
         values = np.where(bounds > self.limits_ns, np.inf, bounds * self.weights)
         values = np.where(np.isfinite(self.block_values), values, np.inf)
         self.closed = self.closed._replace(block_values=values)
-        self.bounded = done == len(least)
+        self.bounded = done == len(bounds_ns)
 
     @property
     def bound(self) -> float:
@@ -170,19 +173,19 @@ class CandidateLayouts:
 
     @property
     def sizes(self) -> IntArray:
-        """Layouts of each group, [g]."""
+        """Number of layouts of each group, [g]."""
         return self.groups.sizes
 
     def closed_below(self, threshold: float) -> int:
-        """Closed layouts that may be below a value of the objective."""
+        """Return the number of closed layouts whose bound is below a value of the objective."""
         groups = self.groups.sizes[self.values < threshold].sum()
         return int(groups + self.space.sizes[self.block_values < threshold].sum())
 
     def first(self, threshold: float, layouts: int, stop: Stop) -> IntArray:
-        """The closed groups with the least bounds below the threshold, with so many layouts together or more.
+        """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts`` layouts
+        together.
 
-        Blocks with lesser bounds are taken apart before, a number of them at a time: as many as it takes to find a
-        group at all.
+        Blocks with smaller bounds are split first, in batches, until a group is found at all.
         """
         while True:
             chosen = self._chosen(threshold, layouts)
@@ -191,7 +194,7 @@ class CandidateLayouts:
                 if self.groups.sizes[chosen].sum() >= layouts
                 else threshold
             )
-            blocks = self._least(np.flatnonzero(self.block_values < min(last, threshold)))
+            blocks = self._next_blocks(np.flatnonzero(self.block_values < min(last, threshold)))
             if not self._take_apart(blocks, stop):
                 return chosen
             chosen = self._chosen(threshold, layouts)
@@ -199,30 +202,31 @@ class CandidateLayouts:
                 return chosen
 
     def _chosen(self, threshold: float, layouts: int) -> IntArray:
-        """The closed groups with the least bounds below the threshold, with so many layouts or more."""
+        """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts``
+        layouts."""
         order = self.closed.order
         order = order[self.values[order] < threshold]
-        most = int(np.searchsorted(np.cumsum(self.groups.sizes[order]), layouts)) + 1
-        return np.sort(order[:most])
+        count = int(np.searchsorted(np.cumsum(self.groups.sizes[order]), layouts)) + 1
+        return np.sort(order[:count])
 
-    def _least(self, blocks: IntArray) -> IntArray:
-        """Those of some blocks that are taken apart next: the least bounds first, as far as there is room."""
+    def _next_blocks(self, blocks: IntArray) -> IntArray:
+        """Return the blocks to split next: smallest bounds first, within the budget."""
         if not len(blocks):
             return blocks
         order = blocks[np.argsort(self.block_values[blocks], kind="stable")]
         ends = np.cumsum(self.num_groups[order])
-        room = min(self.budget.groups_at_once, self.budget.groups - len(self.values))
-        return np.sort(order[: np.searchsorted(ends, room, side="right")])
+        capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.values))
+        return np.sort(order[: np.searchsorted(ends, capacity, side="right")])
 
     def _take_apart(self, blocks: IntArray, stop: Stop) -> bool:
-        """Make the groups of some blocks until time is up; whether there were any."""
-        found, size, done = [self.groups], self.budget.blocks_at_once, 0
+        """Make the groups of some blocks until time is up. Returns True if there were any blocks."""
+        parts, size, done = [self.groups], self.budget.blocks_at_once, 0
         while done < len(blocks) and not stop():
-            found.append(ComputeGroups.of(self.problem, self.space, self.alike, blocks[done : done + size]))
+            parts.append(ComputeGroups.of(self.problem, self.space, self.alike, blocks[done : done + size]))
             done = min(done + size, len(blocks))
         if not done:
             return False
-        groups = ComputeGroups.joined(found)
+        groups = ComputeGroups.joined(parts)
         opened = np.zeros(len(groups.block), dtype=np.bool_)
         opened[: len(self.closed.opened)] = self.closed.opened
         whole, values = self.whole.copy(), self.block_values.copy()
@@ -233,25 +237,25 @@ class CandidateLayouts:
     def _closed(
         self, groups: ComputeGroups, opened: BoolArray, whole: BoolArray, block_values: FloatArray
     ) -> ClosedLayouts:
-        """Return what is known with some groups, with their values and order from their bounds."""
+        """Return the state with given groups, whose values and order follow from their bounds."""
         bounds = groups.bounds_ns
         values = np.where(bounds > self.limits_ns[groups.block], np.inf, bounds * self.weights[groups.block])
         values = np.where(opened, np.inf, values)
         return ClosedLayouts(groups, opened, values, np.argsort(values, kind="stable"), whole, block_values)
 
     def layouts(self, groups: IntArray) -> OpenedLayouts:
-        """The layouts of some groups, which stay closed until ``open``."""
+        """Return the layouts of some groups; the groups stay closed until ``open``."""
         rows, group = self.groups.layouts(groups)
         block = self.groups.block[group]
         return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], self.groups.bounds_ns[group])
 
     def open(self, groups: IntArray) -> None:
-        """From now on the bounds of these groups are those of their layouts, which are looked at one by one."""
+        """Mark groups as opened: from now on their layouts are explored one by one and carry the bounds."""
         self.closed.opened[groups] = True
         self.values[groups] = np.inf
 
     def pieces(self) -> Iterator[LayoutClass]:
-        """Return what is known of all closed layouts."""
+        """Yield the classes of all closed layouts: first those of groups, then those of whole blocks."""
         closed = np.flatnonzero(~self.closed.opened)
         several = self.groups.interleaved[closed]
         sizes, fit = self.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""What a search knows of the layouts that it looks at one by one."""
+"""Node store of the search: bounds and fates of the layouts that it explores one by one."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from milpplan.simulation.states import least_held_bytes
 
 @dataclass(slots=True)
 class ExploredLayouts:
-    """Layouts of opened groups, by rows in the order in which they were opened: all arrays are of these, [n]."""
+    """Layouts of opened groups, in the order in which they were opened (struct of arrays; all arrays are [n])."""
 
     problem: Problem
     whole: LayoutSpace
     context: SolveContext
     frontier: CandidateLayouts = field(init=False)
-    """The groups of layouts that are not looked at one by one: no arrays hold them."""
+    """Closed layouts: groups and blocks that are not explored one by one and are in no array here."""
     space: LayoutSpace = field(init=False)
-    """The layouts that are."""
+    """Space of the explored layouts only."""
     rows: IntArray = field(init=False)
-    """Their rows in the whole space."""
+    """Rows of the explored layouts in the whole space."""
     weights: FloatArray = field(init=False)
     limits_ns: FloatArray = field(init=False)
     bounds_ns: FloatArray = field(init=False)
     memory: FloatArray = field(init=False)
-    """Lower bounds of the peak, bytes; of the layers' states alone where not ``detailed``."""
+    """Lower bounds of the peak memory, bytes; where not ``detailed``, of the layers' states only."""
     detailed: BoolArray = field(init=False)
-    """Layouts whose bound takes memory and sharding into account."""
+    """True for layouts whose bound takes memory and sharding into account."""
     fates: npt.NDArray[np.int8] = field(init=False)
+    """Indices into ``FATES``."""
     uniform_ns: FloatArray = field(init=False)
     """Bounds of the uniform plans [n, modes], exact where ``simulated``; infinite where they do not fit."""
     simulated: BoolArray = field(init=False)
@@ -54,53 +55,55 @@ class ExploredLayouts:
         self.rows = none
 
     def grow(self, groups: IntArray) -> IntArray:
-        """Look at the layouts of some groups one by one; returns their rows.
+        """Add the layouts of some groups to the arrays. Returns their rows.
 
-        Memory may run out between any two lines: the arrays grow first, and ``rows``, which says how much of them
-        counts, last. The groups stay closed until the caller opens them: so no bound ever leaves a layout out.
+        Memory may run out between any two lines. So the arrays grow first, and ``rows``, whose length says how
+        much of them is valid, grows last. The groups stay closed until the caller opens them, so no bound ever
+        leaves a layout out.
         """
-        found = self.frontier.layouts(groups)
-        start, count = len(self.rows), len(found.rows)
-        held = self._held_bytes(found.rows)
-        too_large = held > usable_memory_bytes(self.problem)
-        self.weights = np.concatenate([self.weights, found.weights])
-        self.limits_ns = np.concatenate([self.limits_ns, found.limits_ns])
-        self.bounds_ns = np.concatenate([self.bounds_ns, found.bounds_ns])
+        opened = self.frontier.layouts(groups)
+        start, count = len(self.rows), len(opened.rows)
+        state_bytes = self._held_bytes(opened.rows)
+        too_large = state_bytes > usable_memory_bytes(self.problem)
+        self.weights = np.concatenate([self.weights, opened.weights])
+        self.limits_ns = np.concatenate([self.limits_ns, opened.limits_ns])
+        self.bounds_ns = np.concatenate([self.bounds_ns, opened.bounds_ns])
         fates = np.where(too_large, FATES.index("does_not_fit"), FATES.index("open")).astype(np.int8)
-        self.memory, self.fates = np.concatenate([self.memory, held]), np.concatenate([self.fates, fates])
+        self.memory, self.fates = np.concatenate([self.memory, state_bytes]), np.concatenate([self.fates, fates])
         self.detailed, self.simulated = (
             np.concatenate([old, np.zeros((count, *old.shape[1:]), dtype=old.dtype)])
             for old in (self.detailed, self.simulated)
         )
         self.uniform_ns = np.concatenate([self.uniform_ns, np.full((count, self.uniform_ns.shape[1]), np.inf)])
-        rows = np.concatenate([self.rows, found.rows])
+        rows = np.concatenate([self.rows, opened.rows])
         self.space = self.whole.only(rows)
         self.rows = rows
         return np.arange(start, start + count)
 
     def _held_bytes(self, rows: IntArray) -> FloatArray:
-        """What the states of layers alone fill of the fullest rank's device at least, by rows of the whole space,
-        [n]; nothing where the node types differ."""
+        """Return lower bounds of the layers' states on the fullest rank, bytes, [n], by rows of the whole space;
+        zeros where node types differ."""
         if self.problem.other_hardware:
             return np.zeros(len(rows))
         return np.asarray(least_held_bytes(self.problem, self.whole.take(rows)) * SAFETY)
 
     def values(self, rows: IntArray | slice = slice(None)) -> FloatArray:
-        """Proved lower bound of the layouts' objective; infinite where no plan fits or meets the deadline."""
+        """Return proved lower bounds of the objective; infinite where no plan fits or meets the deadline."""
         value = self.bounds_ns[rows] * self.weights[rows]
         value = np.where(self.bounds_ns[rows] > self.limits_ns[rows], np.inf, value)
         return np.where(self.fates[rows] == FATES.index("does_not_fit"), np.inf, value)
 
     def least_memory(self) -> float | None:
-        """Least peak (a proved lower bound, bytes) over all layouts; None where some were never asked."""
-        all_ = len(self.rows) == len(self.whole) and self.detailed.all()
-        return float(self.memory.min()) if len(self.memory) and all_ else None
+        """Return the minimum peak memory (a proved lower bound, bytes) over all layouts; None unless all have
+        detailed bounds."""
+        complete = len(self.rows) == len(self.whole) and self.detailed.all()
+        return float(self.memory.min()) if len(self.memory) and complete else None
 
     def decide(self, rows: IntArray) -> None:
-        """Bounds and fates of layouts of the uniform space from their plans."""
+        """Set bounds and fates of layouts of the uniform space from their simulated plans."""
         own = self.uniform_ns[rows]
-        best, place = own.min(axis=1, initial=np.inf), own.argmin(axis=1)
-        simulated = self.simulated[rows, place] & np.isfinite(best)
+        best, mode = own.min(axis=1, initial=np.inf), own.argmin(axis=1)
+        simulated = self.simulated[rows, mode] & np.isfinite(best)
         self.bounds_ns[rows] = best
         self.fates[rows[~np.isfinite(best)]] = FATES.index("does_not_fit")
         self.fates[rows[simulated]] = FATES.index("solved")
