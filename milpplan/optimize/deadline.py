@@ -1,4 +1,4 @@
-"""The time limit of everything that one command, or one call of the library, does."""
+"""Time limit of one command, or of one call of the library."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from dataclasses import dataclass
 from typing import Final
 
 LEAST_S: Final = 0.01
-"""Seconds that a solve gets that begins after the end: solvers want more than nothing."""
+"""Minimum seconds given to a solve that begins after the deadline: solvers reject a limit of zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment of ``time.monotonic``; None: there is no limit. It is made once, where the work begins, and handed
-    down: nothing that is a part of the work starts a limit of its own anew."""
+    """Moment of ``time.monotonic``; None means that there is no limit.
+
+    It is made once, where the work begins, and handed down: no part of the work starts a new limit.
+    """
 
     until: float | None
 
     @staticmethod
     def after(seconds: float | None) -> Deadline:
-        """The deadline so many seconds from now."""
+        """Return the deadline ``seconds`` from now."""
         return Deadline(None if seconds is None else time.monotonic() + seconds)
 
-    def left_s(self, most: float | None = None) -> float | None:
-        """Seconds that are left, at most ``most``; None where neither limits them."""
+    def left_s(self, limit_s: float | None = None) -> float | None:
+        """Return the seconds left, at most ``limit_s``; None where neither is set."""
         if self.until is None:
-            return most
+            return limit_s
         left = max(LEAST_S, self.until - time.monotonic())
-        return left if most is None else min(left, most)
+        return left if limit_s is None else min(left, limit_s)
 
     @property
     def passed(self) -> bool:
-        """Tell whether it is over."""
+        """True once the deadline has passed."""
         return self.until is not None and time.monotonic() >= self.until

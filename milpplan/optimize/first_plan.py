@@ -1,10 +1,10 @@
-"""A first plan, before the space of a problem is listed or bounded: the search of a small part of the space.
+"""First plan of a problem, before its space is listed or bounded, from a search in a small part of the space.
 
-A space may have billions of layouts, and bounds may take minutes to say which of them are worth a look. A
-practitioner tries few: one number of GPUs, one chunk a stage, plain 1F1B, nothing offloaded. Such parts of the
-declared space, each wider than the one before, are searched until a plan fits: first the uniform plans of their
-layouts, then, where none fits, balanced ones (``relaxation``), layouts that are fast and layouts that need little
-memory in turn. The plan is one of the whole space, and no proof rests on where it was found.
+A space may have billions of layouts, and bounding them may take minutes. A practitioner tries few: one number of
+GPUs, one chunk a stage, plain 1F1B, nothing offloaded. Such parts of the declared space, each wider than the one
+before, are searched until a plan fits. In each part the uniform plans of the layouts come first; where none fits,
+balanced plans follow (``layout.compact_relaxation``), of fast layouts and of layouts with small memory in turn.
+The plan is a plan of the whole space, and no proof rests on the part in which it was found.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "offload_activations": (False,),
     "offload_optimizer": (False,),
 }
-"""Values tried first of fields of the space; the others keep all that they have."""
+"""Values tried first for fields of the space; other fields keep all their values."""
 ROOMIER: Final = ("cp", "etp", "micro_batch_size")
-"""Fields that are opened after that: more ranks hold an activation, or experts, between them."""
+"""Fields opened next: more ranks share an activation, or experts."""
 CHUNKED: Final = ("vpp", "schedule")
-"""Fields that are opened next: chunks put the ends of the model where there is room."""
+"""Fields opened after those: chunks put the ends of the model where there is memory."""
 OFFLOADS: Final = ("offload_weights", "offload_activations", "offload_optimizer")
-"""Fields that are turned on at last."""
+"""Fields turned on last."""
 
 
 def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
-    """A plan of the problem's space that fits, found soon; None where no such part of the space has one, or none
-    was found in the time.
+    """Find a plan of the problem's space that fits, quickly.
 
     Args:
         problem: the problem.
-        means: options, solvers and time of the solve; what this takes is counted there.
+        context: context of the solve; the work is counted there.
+
+    Returns:
+        The plan; None where no part of the space has one, or none was found in time.
     """
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
     for part in _parts(problem):
@@ -62,8 +64,8 @@ def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
 
 
 def _parts(problem: Problem) -> Iterator[Problem]:
-    """Parts of the problem's space, each of one number of GPUs and one batch: the largest numbers first, on which
-    most plans fit."""
+    """Yield parts of the problem's space, each with one number of GPUs and one batch; largest numbers first,
+    because most plans fit on them."""
     job = problem.job
     sizes = dict.fromkeys((job.num_gpus_values[-1], job.num_gpus_values[len(job.num_gpus_values) // 2]))
     plain = _narrowed(problem, PLAIN)
@@ -78,7 +80,7 @@ def _parts(problem: Problem) -> Iterator[Problem]:
 
 
 def _job(problem: Problem, gpus: int) -> Job:
-    """The job on one number of GPUs, with the batch that has most divisors in common with it."""
+    """Return the job on ``gpus`` GPUs, with the batch that has the largest power of two in common with it."""
     batches = problem.job.global_batch_values
     batch = max(batches, key=lambda value: (_common(value, gpus), value))
     fixed: dict[str, Any] = {"num_gpus": gpus, "global_batch_size": batch}
@@ -86,20 +88,20 @@ def _job(problem: Problem, gpus: int) -> Job:
 
 
 def _common(value: int, gpus: int) -> int:
-    """The largest power of two that divides both."""
+    """Return the largest power of two that divides both numbers."""
     return min(value & -value, gpus & -gpus)
 
 
 def _narrowed(problem: Problem, wanted: dict[str, tuple[Any, ...]]) -> Problem:
-    """The problem with only the wanted values of fields, where the space has some of them."""
+    """Return the problem with only the wanted values of fields, where the space has some of them."""
     space, changed = problem.space, dict[str, Any]()
     for name, values in wanted.items():
         declared = getattr(space, name)
         kept = values if declared is None else tuple(value for value in values if value in declared)
-        # Of the schedules the first one that there is; an interleaved one alone leaves chunks as they are.
+        # One schedule is enough; where the space has interleaved schedules only, its chunks stay.
         changed[name] = (kept[:1] if name == "schedule" else kept) or declared
     if not set(PLAIN["schedule"]) & set(space.schedule):
         changed["vpp"] = space.vpp
-    # The order that the rules take for the first of those that place ranks alike.
+    # The first order: rules keep it among orders that place ranks alike.
     changed["rank_order"] = (min(space.rank_order, key=RANK_ORDERS.index),)
     return problem.model_copy(update={"space": space.model_copy(update=changed)})

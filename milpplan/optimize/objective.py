@@ -1,4 +1,4 @@
-"""What a search makes small: the step time of a layout times a weight, up to a limit."""
+"""Objective of a search: the step time of a layout times a weight, up to a limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from milpplan.units import NS_PER_S, gpu_hours
 
 
 def objective_weights(problem: Problem, columns: LayoutColumns) -> tuple[FloatArray, FloatArray]:
-    """(weight, limit in ns) of each layout's step time.
+    """Return weight and limit (ns) of each layout's step time.
 
     step_time_per_token and num_gpus: weight 1 / sequences a step, relative to the largest batch, so that a fixed
     batch gives the step time itself. gpu_hours: GPU-hours of the whole run per nanosecond of step. The limit is
@@ -32,19 +32,19 @@ def objective_weights(problem: Problem, columns: LayoutColumns) -> tuple[FloatAr
 
 
 def threshold(best: FloatArray | float, gap: float, keep_below: float) -> FloatArray:
-    """Layouts with an objective from here on cannot improve the incumbent's by more than the gap."""
+    """Return the objective from which on layouts cannot improve the incumbent by more than the gap."""
     return np.maximum(np.asarray(best) * (1.0 - gap), keep_below)
 
 
 def has_one_step_time(problem: Problem) -> bool:
-    """Tell whether all plans have one number of GPUs and one batch, so that a bound of the objective is one of the
+    """Return True if all plans share one number of GPUs and one batch, so that a bound of the objective bounds the
     step time."""
     job = problem.job
     return len(job.num_gpus_values) == 1 and len(job.global_batch_values) == 1
 
 
 def of_one_second(problem: Problem) -> float:
-    """The search's objective of a step of one second, where there is one batch and one number of GPUs."""
+    """Return the search's objective of a step of one second; the batch and the number of GPUs are fixed."""
     job = problem.job
     if job.objective != "gpu_hours":
         return NS_PER_S
@@ -54,7 +54,7 @@ def of_one_second(problem: Problem) -> float:
 
 
 def printed_unit(problem: Problem) -> tuple[float, str]:
-    """Factor from the search's objective to the printed one, and its name."""
+    """Return the factor from the search's objective to the printed objective, and the name of the latter."""
     job = problem.job
     if job.objective == "gpu_hours":
         return 1.0, "gpu_hours"
@@ -63,6 +63,6 @@ def printed_unit(problem: Problem) -> tuple[float, str]:
 
 
 def on_gpus(problem: Problem, num_gpus: int) -> Problem:
-    """The problem of the fewest GPUs on one number of them: its shortest step."""
+    """Return the problem of the shortest step on a given number of GPUs."""
     job = problem.job.model_copy(update={"num_gpus": num_gpus, "objective": "step_time_per_token"})
     return problem.model_copy(update={"job": job})

@@ -1,7 +1,7 @@
-"""Layouts that one process decides, always the one with the least bound next; and what processes tell each other.
+"""Queue of the layouts that one process decides, smallest bound first, and the messages between processes.
 
-How much a process does before it tells the others is measured in ``Counters.work_s``, not in time: so what it does
-is the same on every machine and in every run.
+The size of a round is measured in ``Counters.work_s``, not in time, so that the answer is the same on every
+machine and in every run.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ from milpplan.simulation.mixed_costs import RankCosts
 from milpplan.simulation.replica_costs import ReplicaCosts
 
 Entry = tuple[float, int, int]
-"""(lower bound of the objective, place in the queue, row); -infinity: this one first."""
+"""(lower bound of the objective, position in the queue, row); a bound of -infinity puts the layout first."""
 Begun = tuple[int, Entry]
-"""A layout whose branching has begun, after how many nodes."""
+"""(number of explored nodes, entry) of a layout whose branching has begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutTask:
-    """A layout to decide: its row in the search, its constants, what is proved of it, the weight that makes a step
-    time (ns) an objective, and the longest step that counts."""
+    """Task to decide one layout.
+
+    ``row``: in the search. ``costs``: the layout's cost constants. ``bound_ns``: proved lower bound. ``weight``:
+    factor from step time (ns) to objective. ``limit_ns``: longest admissible step.
+    """
 
     row: int
     layout: Layout
@@ -49,7 +52,7 @@ class LayoutTask:
 
 @dataclass(frozen=True, slots=True)
 class LayoutResult:
-    """What became of a layout."""
+    """Outcome of one layout."""
 
     row: int
     resolution: LayoutOutcome
@@ -58,13 +61,14 @@ class LayoutResult:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a process is to do: ``cases`` at places of the queue, besides those that it has begun, without the rows
-    ``dropped``, which another one goes on with.
+    """Work order for a process.
 
-    ``best_value``: the objective to beat. ``work_s``: about how much. ``seconds``: until the time limit.
+    ``tasks``: new layouts with their positions in the queue; those that the process has begun go on. ``dropped``:
+    rows that another process takes over. ``best_value``: objective of the incumbent. ``work_s``: approximate
+    amount of work. ``seconds``: until the time limit.
     """
 
-    cases: tuple[tuple[Entry, LayoutTask], ...]
+    tasks: tuple[tuple[Entry, LayoutTask], ...]
     dropped: tuple[int, ...]
     best_value: float
     work_s: float
@@ -73,8 +77,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a process did in a round. ``begun``: layouts that it goes on with; ``left``: those of the round that it
-    did not look at; ``counters`` of its whole life; ``programs`` that bounds of the round rest on."""
+    """Report of a process on its round.
+
+    ``begun``: layouts that the process goes on with. ``left``: layouts of the round that it did not touch.
+    ``counters``: of its whole life. ``programs``: integer programs that bounds of the round rest on.
+    """
 
     findings: tuple[LayoutResult, ...]
     begun: tuple[Begun, ...]
@@ -84,93 +91,95 @@ class Reply:
 
 
 def cutoff_ns(best: float, gap: float, weight: float, limit_ns: float) -> int:
-    """The longest step of a layout that would improve the incumbent by as much as proofs aim at."""
+    """Return the longest step of a layout that improves the incumbent by as much as proofs aim at."""
     return int(min(best * (1.0 - AIM * gap) / weight, limit_ns, 2.0**53))
 
 
 def decided(
-    problem: Problem, solver: LayoutSolver, part_bounds: PartBounds, case: LayoutTask, cutoff: int, effort: int
+    problem: Problem, solver: LayoutSolver, part_bounds: PartBounds, task: LayoutTask, cutoff: int, effort: int
 ) -> LayoutResult:
-    """Work on one layout against a cutoff in nanoseconds: see ``LayoutSolver.resolve``."""
-    layout, bound = case.layout, case.bound_ns
-    contexts = settings_of(problem, layout, case.costs)
-    longest = max(longest_step_ns(context) for context in contexts)
-    limit = min(cutoff, longest)
+    """Work on one layout against a cutoff in nanoseconds; see ``LayoutSolver.resolve``."""
+    layout, bound = task.layout, task.bound_ns
+    contexts = settings_of(problem, layout, task.costs)
+    longest_ns = max(longest_step_ns(context) for context in contexts)
+    limit_ns = min(cutoff, longest_ns)
     if layout.replica_micro_batches:
-        found = resolve_replicas(solver, layout, contexts, limit, bound, effort)
+        outcome = resolve_replicas(solver, layout, contexts, limit_ns, bound, effort)
     elif in_parts(problem):
-        found = resolve_in_parts(solver, part_bounds, contexts[0], limit, bound, effort)
+        outcome = resolve_in_parts(solver, part_bounds, contexts[0], limit_ns, bound, effort)
     else:
-        found = solver.resolve(contexts[0], limit, bound, effort)
-    # Not even the longest step that any plan takes: no plan fits.
-    nothing = found.plan is None and found.fate != "open" and longest <= cutoff
-    return LayoutResult(case.row, found, "does_not_fit" if nothing else found.fate)
+        outcome = solver.resolve(contexts[0], limit_ns, bound, effort)
+    # Even the longest step of any plan is below the cutoff, so no plan fits.
+    infeasible = outcome.plan is None and outcome.fate != "open" and longest_ns <= cutoff
+    return LayoutResult(task.row, outcome, "does_not_fit" if infeasible else outcome.fate)
 
 
 @dataclass(slots=True)
 class LayoutQueue:
-    """The layouts of one process."""
+    """Layouts of one process."""
 
     problem: Problem
     solver: LayoutSolver
-    case_of: Callable[[int], LayoutTask]
+    task_of: Callable[[int], LayoutTask]
     part_bounds: PartBounds = field(default_factory=dict)
     best_value: float = np.inf
     keep_below: float = -np.inf
     heap: list[Entry] = field(default_factory=list)
     begun_rows: set[int] = field(default_factory=set)
-    """Layouts of the heap whose branching goes on here."""
+    """Layouts of the heap whose branching has begun here."""
     bounds: dict[int, int] = field(default_factory=dict)
-    """What was proved here, in nanoseconds."""
+    """Bounds proved here, in nanoseconds, by row."""
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """More layouts to decide."""
+        """Add layouts to decide."""
         self.heap = [*self.heap, *entries]
         heapq.heapify(self.heap)
 
     def run(self, work_s: float = np.inf) -> Generator[LayoutResult]:
-        """Decide layouts until all are, or about so much work was done, or time is up. Free interleaved splits are
-        branched a few nodes at a time."""
-        until = self.solver.counters.work_s + work_s
-        gap = self.solver.options.gap
-        while self.heap and self.solver.counters.work_s < until and not self.solver.out_of_time():
-            _, place, row = heapq.heappop(self.heap)
-            case = self.case_of(row)
-            bound = max(self.bounds.get(row, 0), case.bound_ns)
-            self.begun_rows.discard(row)
-            if bound * case.weight >= float(threshold(self.best_value, gap, self.keep_below)):
-                self._forget(case.layout)
-                continue
-            cutoff = cutoff_ns(self.best_value, gap, case.weight, case.limit_ns)
-            finding = decided(self.problem, self.solver, self.part_bounds, case, cutoff, 1)
-            self._note(case, bound, finding.resolution)
-            if self.solver.unfinished(case.layout):
-                self.begun_rows.add(row)
-                heapq.heappush(self.heap, (self.bounds[row] * case.weight, place, row))
-            yield finding
+        """Decide layouts until none is left, the work limit is reached or time is up.
 
-    def _note(self, case: LayoutTask, bound: int, found: LayoutOutcome) -> None:
-        """Remember what was proved, and the objective to beat."""
-        self.bounds[case.row] = max(bound, found.bound_ns)
-        if found.step_time_ns is not None and found.step_time_ns <= case.limit_ns:
-            self.best_value = min(self.best_value, found.step_time_ns * case.weight)
+        Free interleaved splits are branched a few nodes at a time.
+        """
+        work_limit_s = self.solver.counters.work_s + work_s
+        gap = self.solver.options.gap
+        while self.heap and self.solver.counters.work_s < work_limit_s and not self.solver.out_of_time():
+            _, position, row = heapq.heappop(self.heap)
+            task = self.task_of(row)
+            bound = max(self.bounds.get(row, 0), task.bound_ns)
+            self.begun_rows.discard(row)
+            if bound * task.weight >= float(threshold(self.best_value, gap, self.keep_below)):
+                self._forget(task.layout)
+                continue
+            cutoff = cutoff_ns(self.best_value, gap, task.weight, task.limit_ns)
+            result = decided(self.problem, self.solver, self.part_bounds, task, cutoff, 1)
+            self._note(task, bound, result.resolution)
+            if self.solver.unfinished(task.layout):
+                self.begun_rows.add(row)
+                heapq.heappush(self.heap, (self.bounds[row] * task.weight, position, row))
+            yield result
+
+    def _note(self, task: LayoutTask, bound: int, outcome: LayoutOutcome) -> None:
+        """Store the proved bound, and the new objective to beat."""
+        self.bounds[task.row] = max(bound, outcome.bound_ns)
+        if outcome.step_time_ns is not None and outcome.step_time_ns <= task.limit_ns:
+            self.best_value = min(self.best_value, outcome.step_time_ns * task.weight)
 
     def begun(self) -> tuple[Begun, ...]:
-        """The layouts whose branching goes on here, those with fewest nodes behind them first."""
+        """Return the layouts whose branching has begun here, fewest explored nodes first."""
         entries = [entry for entry in self.heap if entry[-1] in self.begun_rows]
-        return tuple(sorted((self._nodes(self.case_of(entry[-1]).layout), entry) for entry in entries))
+        return tuple(sorted((self._nodes(self.task_of(entry[-1]).layout), entry) for entry in entries))
 
     def give_back(self) -> list[Entry]:
-        """The layouts that were not begun, which are no longer this process's."""
+        """Remove and return the layouts whose branching has not begun."""
         left = [entry for entry in self.heap if entry[-1] not in self.begun_rows]
         self._keep(self.begun_rows)
         return sorted(left)
 
     def drop(self, rows: Iterable[int]) -> None:
-        """Begun layouts that another process goes on with."""
+        """Remove begun layouts that another process takes over."""
         for row in rows:
             self.begun_rows.discard(row)
-            self._forget(self.case_of(row).layout)
+            self._forget(self.task_of(row).layout)
             self._keep({entry[-1] for entry in self.heap} - {row})
 
     def _keep(self, rows: Set[int]) -> None:
@@ -178,10 +187,10 @@ class LayoutQueue:
         heapq.heapify(self.heap)
 
     def _nodes(self, layout: Layout) -> int:
-        """How many nodes of a layout were looked at."""
-        return sum(tree.looked_at for (place, _), tree in self.solver.trees.items() if place == layout)
+        """Return the number of explored nodes of a layout."""
+        return sum(tree.looked_at for (tree_layout, _), tree in self.solver.trees.items() if tree_layout == layout)
 
     def _forget(self, layout: Layout) -> None:
-        """Drop what is begun of a layout."""
+        """Delete the branching trees of a layout."""
         for part in [part for part in self.solver.trees if part[0] == layout]:
             del self.solver.trees[part]

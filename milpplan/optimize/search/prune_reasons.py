@@ -1,4 +1,4 @@
-"""What a search decided about every legal layout."""
+"""Pruning reasons: what a search proved about every legal layout."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 Fate = Literal["open", "does_not_fit", "bounded", "relaxed", "solved"]
 FATES: tuple[Fate, ...] = ("open", "does_not_fit", "bounded", "relaxed", "solved")
-"""``does_not_fit``: proved above memory; ``bounded``: by a closed-form bound or a menu that ran empty;
-``relaxed``: by the linear relaxation, its duals checked in exact arithmetic; ``solved``: by an integer program
-or, in the uniform space, by simulating every plan of the layout."""
+"""Reasons why a layout is decided.
+
+``does_not_fit``: proved above memory. ``bounded``: by a closed-form bound, or because no stage option is left.
+``relaxed``: by the linear relaxation, its duals checked in exact arithmetic. ``solved``: by an integer program or,
+in the uniform space, by simulating every plan of the layout. ``open``: not decided.
+"""
 
 PRUNED: tuple[Fate, ...] = ("does_not_fit", "bounded", "relaxed")
 """Fates of layouts that were never solved."""
@@ -27,22 +30,23 @@ PRUNED: tuple[Fate, ...] = ("does_not_fit", "bounded", "relaxed")
 
 @dataclass(frozen=True)
 class PruneRecord:
-    """The certificate: every legal layout, a proved lower bound on its objective, and what decided it.
+    """Certificate of a search: a proved lower bound of every legal layout's objective, and what decided the
+    layout.
 
-    Of layouts that the search never looked at one by one, the ``frontier`` knows the bound of their group or
-    block; the bounds of each are only listed when somebody asks.
+    Layouts that were not explored one by one have the bound of their group or block in ``frontier``. Their own
+    bounds are computed on demand.
     """
 
     problem: Problem
     space: LayoutSpace
     rows: IntArray
-    """The layouts that were looked at."""
+    """Rows of the explored layouts."""
     own_bounds: FloatArray
     own_fates: npt.NDArray[np.int8]
     frontier: CandidateLayouts
-    """All others."""
+    """Closed layouts: all others."""
     threshold: float
-    """Layouts with a bound from here on are ``bounded``."""
+    """Objective from which on a bound makes a layout ``bounded``."""
     best: float | None = None
     """Objective of the best plan found, in the unit of the bounds; None without a plan."""
 
@@ -57,20 +61,20 @@ class PruneRecord:
     def fates(self) -> npt.NDArray[np.int8]:
         """Indices into ``FATES``, [n]."""
         fits = self.frontier.fits[self.space.block_of(np.arange(len(self.space)))]
-        found = self._of_closed(self.bounds, fits)
-        found[self.rows] = self.own_fates
-        return found
+        fates = self._of_closed(self.bounds, fits)
+        fates[self.rows] = self.own_fates
+        return fates
 
     def _of_closed(self, values: FloatArray, fits: BoolArray) -> npt.NDArray[np.int8]:
-        """Fates of layouts that were not looked at by their bounds, and by whether they may fit, [n]."""
+        """Return fates of closed layouts from their bounds and from whether they may fit, [n]."""
         names: tuple[Fate, ...] = ("open", "bounded", "does_not_fit")
         open_, bounded, too_large = (FATES.index(name) for name in names)
-        found = np.where(values >= self.threshold, bounded, open_)
-        return np.where(fits, found, too_large).astype(np.int8)
+        fates = np.where(values >= self.threshold, bounded, open_)
+        return np.where(fits, fates, too_large).astype(np.int8)
 
     @cached_property
     def parts(self) -> tuple[tuple[FloatArray, npt.NDArray[np.int8], IntArray], ...]:
-        """All layouts, those together that share a bound: bounds, fates, numbers of layouts, [n] in each part."""
+        """All layouts in classes that share a bound: bounds, fates and numbers of layouts, [n] in each part."""
         closed = (
             (piece.values, self._of_closed(piece.values, piece.fits), piece.sizes)
             for piece in self.frontier.pieces()
@@ -78,23 +82,23 @@ class PruneRecord:
         return (self.own_bounds, self.own_fates, np.ones(len(self.rows), dtype=np.int64)), *closed
 
     def least(self, interleaved: bool) -> float:
-        """Proved lower bound of the objective over the layouts with several virtual stages a rank, or over those
-        with one."""
-        own = (self.space.vpp_of(self.rows) > 1) == interleaved
-        found = [float(self.own_bounds[own].min(initial=np.inf))]
+        """Return the proved lower bound over the layouts with several virtual stages a rank, or over the layouts
+        with a single stage a rank."""
+        mask = (self.space.vpp_of(self.rows) > 1) == interleaved
+        minima = [float(self.own_bounds[mask].min(initial=np.inf))]
         for piece in self.frontier.pieces():
-            among = piece.interleaved if interleaved else piece.plain
-            found.append(float(piece.values[among].min(initial=np.inf)))
-        return min(found)
+            members = piece.interleaved if interleaved else piece.plain
+            minima.append(float(piece.values[members].min(initial=np.inf)))
+        return min(minima)
 
     def count(self, fate: Fate) -> int:
-        """Layouts with a fate."""
+        """Return the number of layouts with a fate."""
         code = FATES.index(fate)
         return sum(int(sizes[fates == code].sum()) for _, fates, sizes in self.parts)
 
     @property
     def pruned_fraction(self) -> float | None:
-        """Layouts decided with proof by bounds and relaxations, none of whose plans had to be solved for, over all
-        legal layouts; None where no layout is legal."""
+        """Share of the legal layouts that bounds and relaxations decided without solving for a plan; None where no
+        layout is legal."""
         pruned = sum(self.count(fate) for fate in PRUNED)
         return pruned / len(self.space) if len(self.space) else None

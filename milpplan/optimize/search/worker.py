@@ -1,5 +1,7 @@
-"""A process that works for a search: what it does. ``worker_process`` starts it. Its first message knows who
-answers the others: here, who decides layouts."""
+"""Worker process: its side of the pipe, which receives messages and sends answers.
+
+``worker_process`` starts it. The first message creates the object that answers all others.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ from milpplan.optimize.search.layout_queue import Entry, LayoutQueue, LayoutTask
 from milpplan.problem.problem import Problem
 
 GRACE_S: Final = 1.0
-"""How long the solvers may take to end when nobody waits for them any more."""
+"""Seconds that the solvers have to end once the parent has gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInit:
-    """What a worker has to know of a search; ``options`` without functions."""
+    """First message to a worker: the search it works for. ``options`` hold no functions."""
 
     problem: Problem
     options: SolveOptions
@@ -38,52 +40,52 @@ class WorkerInit:
     wants_programs: bool
 
     def worker(self, gone: threading.Event) -> Worker:
-        """Who answers the messages after this one; ``gone``: nobody waits any more."""
+        """Return the worker that answers the following messages; ``gone`` is set once the parent has gone."""
         return Worker.of(self, gone)
 
 
 @dataclass(slots=True)
 class Worker:
-    """Answers rounds."""
+    """Decides layouts in rounds."""
 
-    share: LayoutQueue
-    cases: dict[int, LayoutTask] = field(default_factory=dict)
+    layouts: LayoutQueue
+    tasks: dict[int, LayoutTask] = field(default_factory=dict)
     programs: list[Program] = field(default_factory=list)
 
     @staticmethod
-    def of(hello: WorkerInit, gone: threading.Event) -> Worker:
-        """For a search; ``gone``: nobody waits any more."""
-        cases: dict[int, LayoutTask] = {}
+    def of(init: WorkerInit, gone: threading.Event) -> Worker:
+        """Make the worker of a search; ``gone`` is set once the parent has gone."""
+        tasks: dict[int, LayoutTask] = {}
         programs: list[Program] = []
         options = replace(
-            hello.options, cancelled=gone.is_set, on_program=programs.append if hello.wants_programs else None
+            init.options, cancelled=gone.is_set, on_program=programs.append if init.wants_programs else None
         )
         solver = LayoutSolver(options, backend(options.backend), witnesses(options), None)
-        share = LayoutQueue(hello.problem, solver, cases.__getitem__, keep_below=hello.keep_below)
-        return Worker(share, cases, programs)
+        layouts = LayoutQueue(init.problem, solver, tasks.__getitem__, keep_below=init.keep_below)
+        return Worker(layouts, tasks, programs)
 
-    def reply(self, asked: Round) -> Reply:
-        """Do a round."""
-        share = self.share
-        share.solver.deadline = None if asked.seconds is None else time.monotonic() + asked.seconds
-        share.best_value = min(share.best_value, asked.best_value)
-        self.cases.update((case.row, case) for _, case in asked.cases)
-        share.drop(asked.dropped)
-        share.add(entry for entry, _ in asked.cases)
-        findings = tuple(share.run(asked.work_s))
-        left: tuple[Entry, ...] = tuple(share.give_back())
+    def reply(self, work_order: Round) -> Reply:
+        """Work for one round."""
+        layouts = self.layouts
+        layouts.solver.deadline = None if work_order.seconds is None else time.monotonic() + work_order.seconds
+        layouts.best_value = min(layouts.best_value, work_order.best_value)
+        self.tasks.update((task.row, task) for _, task in work_order.tasks)
+        layouts.drop(work_order.dropped)
+        layouts.add(entry for entry, _ in work_order.tasks)
+        results = tuple(layouts.run(work_order.work_s))
+        left: tuple[Entry, ...] = tuple(layouts.give_back())
         programs = tuple(self.programs)
         self.programs.clear()
-        return Reply(findings, share.begun(), left, replace(share.solver.counters), programs)
+        return Reply(results, layouts.begun(), left, replace(layouts.solver.counters), programs)
 
 
 def main() -> None:
-    """The life of a worker: messages in, answers out, until our input ends."""
+    """Answer messages on standard input until it ends."""
     if os.name == "posix":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The buffer, which may hold more than was read of it.
+    # The buffered reader, which may hold more bytes than were consumed.
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # Whatever prints must not get between the answers.
+    # Printed text must not get between the answers.
     os.dup2(2, 1)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     gone = threading.Event()
@@ -95,13 +97,16 @@ def main() -> None:
 
 
 def serve(messages: queue.SimpleQueue[Any], target: BinaryIO, gone: threading.Event) -> None:
-    """Answer messages; an error is an answer too, but that of no memory, which ends this process: whoever waits
-    goes on alone."""
+    """Answer messages.
+
+    An error is sent as an answer. Only exhausted memory ends this process without an answer, and the parent then
+    goes on alone.
+    """
     try:
-        hello = messages.get()
-        worker = None if hello is None else hello.worker(gone)
-        while worker is not None and (asked := messages.get()) is not None:
-            _answer(target, "reply", worker.reply(asked))
+        init = messages.get()
+        worker = None if init is None else init.worker(gone)
+        while worker is not None and (message := messages.get()) is not None:
+            _answer(target, "reply", worker.reply(message))
     except (KeyboardInterrupt, OSError, MemoryError):
         raise
     except Exception as error:
@@ -114,7 +119,7 @@ def _answer(target: BinaryIO, kind: str, value: object) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error with where it happened, or its text where it cannot be sent."""
+    """Return the error with its traceback as a note; its text where it cannot be pickled."""
     where = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))
@@ -125,7 +130,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _read(source: BinaryIO, messages: queue.SimpleQueue[Any], gone: threading.Event) -> None:
-    """Messages until there are no more; then everything ends, at the latest after a moment."""
+    """Queue messages until standard input ends; then end this process and its solvers after a moment."""
     try:
         while True:
             messages.put(pickle.load(source))
@@ -134,6 +139,6 @@ def _read(source: BinaryIO, messages: queue.SimpleQueue[Any], gone: threading.Ev
         messages.put(None)
     time.sleep(GRACE_S)
     if os.name == "posix" and os.getpgrp() == os.getpid():
-        # Solvers that are processes of their own, too.
+        # Solvers may be processes of their own: end the whole group.
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)

@@ -1,7 +1,7 @@
-"""A process that works for a search: our end of it. ``worker`` is the other end.
+"""Worker process: the parent's side of the pipe. ``worker`` is the other side.
 
-It is a Python of its own that imports milpplan and nothing else, so a script needs no guard around its main part.
-It ends when our end of its input is closed, however that comes about, and the solvers that it has started with it.
+The worker is a Python process that imports only milpplan, so a script needs no guard around its main part. It ends
+when its standard input is closed, for whatever reason, together with the solvers that it has started.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from milpplan.errors import UnavailableError
 from milpplan.optimize.milp.solution import end_if
 
 POLL_S: Final = 0.1
-"""How often it is asked whether the solve was cancelled, while an answer is awaited."""
+"""Seconds between two looks at ``cancelled`` while an answer is awaited."""
 PATIENCE_S: Final = 5.0
-"""How long a process that was told to may take to end."""
-# Who started it may be gone before it has said anything.
+"""Seconds that a process may take to end after it was told to."""
+# The parent may die before it sends anything.
 START: Final = (
     "import pickle, sys; sys.stdin.buffer.peek(1) or sys.exit(); sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from milpplan.optimize.search.worker import main; main()"
@@ -33,22 +33,22 @@ START: Final = (
 
 
 def can_start() -> bool:
-    """Whether there is a Python to start."""
+    """Return True if there is a Python executable to start."""
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerProcess:
-    """Answers what is sent to it, one answer for one message."""
+    """Process that sends an answer to each message."""
 
-    def __init__(self, hello: object) -> None:
-        """Start it; ``hello`` is the first message, which has no answer."""
+    def __init__(self, init: object) -> None:
+        """Start the process; ``init`` is the first message, which has no answer."""
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        # Ctrl-C is for us to hear, and what it has started is to end with it.
+        # A session of its own: Ctrl-C reaches only the parent, and the solvers of the worker end with it.
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-c", START],
             stdin=subprocess.PIPE,
@@ -57,30 +57,29 @@ class WorkerProcess:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        # A Python takes a while to start and to hear: that is not for us to wait for.
+        # A thread writes, because Python takes a while to start and to read.
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
         self.send([path for path in sys.path if isinstance(path, str)])
-        self.send(hello)
+        self.send(init)
 
     def send(self, message: object) -> None:
-        """Send a message as it is now; one that has died takes nothing, which is seen when its answer is asked
-        for."""
+        """Send a message in its current state. A dead process ignores it, which shows when its answer is read."""
         self._messages.put(pickle.dumps(message))
 
     @property
     def answered(self) -> bool:
-        """Whether there is an answer that was not asked for yet."""
+        """True if an answer waits to be read."""
         return not self._answers.empty()
 
     def answer(self, until: float | None, cancelled: Callable[[], bool] | None) -> Any:
-        """The answer to a message; None where there is none at ``until`` (``time.monotonic``).
+        """Return the answer to a message; None where there is none at ``until`` (``time.monotonic``).
 
         Raises:
             KeyboardInterrupt: the solve was cancelled.
             UnavailableError: the process has died.
-            Exception: what was raised there.
+            Exception: the error that was raised in the worker.
         """
         while True:
             end_if(cancelled)
@@ -109,7 +108,7 @@ class WorkerProcess:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        # What cannot be read is as good as nothing: the process is of no more use.
+        # An unreadable answer makes the process useless, like its death.
         with suppress(Exception):
             while True:
                 self._answers.put(pickle.load(self.process.stdout))
@@ -125,15 +124,15 @@ class WorkerProcess:
             self.process.stdin.close()
 
     def stop(self) -> None:
-        """Tell the process to end, once it has heard what was sent."""
+        """Tell the process to end, once it has read all messages."""
         self._messages.put(None)
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the process, whatever it does; ``at_once`` together with the solvers that it has started."""
+        """End the process; ``at_once``: kill it together with its solvers."""
         assert self.process.stdout is not None
         self.stop()
         if at_once and os.name == "posix":
-            # It leads a group of its own.
+            # The process leads a group of its own.
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         elif at_once:
