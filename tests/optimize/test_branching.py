@@ -24,7 +24,7 @@ from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.layout_table import layout_space
-from milpplan.optimize.uneven.branching_rules import parts, strongest, ways
+from milpplan.optimize.uneven.branching_rules import candidate_branchings, default_branching, strong_branching
 from milpplan.optimize.uneven.layer_branching import BranchingTree
 from milpplan.optimize.uneven.layer_local_search import improve
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
@@ -107,7 +107,9 @@ def splits_of(context: LayoutContext) -> list[tuple[int, ...]]:
         low, high = context.layer_bounds[-1]
         sums = [sum(split[rank::P]) for rank in range(P)]
         inside = all(least <= held <= most for held, (least, most) in zip(sums, context.rank_bounds, strict=True))
-        peaked = context.peak == 0 or max(split[: num_inner(context.layout)]) >= context.peak
+        peaked = (
+            context.min_fullest_stage == 0 or max(split[: num_inner(context.layout)]) >= context.min_fullest_stage
+        )
         if low <= split[-1] <= high and inside and peaked:
             found.append(split)
     return found
@@ -164,7 +166,7 @@ def test_parts_share_out_every_split(count: int) -> None:
             weights = np.array([rng.random() for _ in range(4)])
             points = np.array(rng.choices(whole, k=4))
             layers = points[0].astype(float) if rng.random() < 0.5 else weights / weights.sum() @ points
-            for pieces in (parts(context, layers), *ways(context, layers)):
+            for pieces in (default_branching(context, layers), *candidate_branchings(context, layers)):
                 assert sorted(split for piece in pieces for split in splits_of(piece)) == sorted(whole)
                 assert all(piece != context for piece in pieces)
     assert shared > 3
@@ -174,15 +176,15 @@ def test_the_strongest_way_raises_its_weaker_part_most() -> None:
     """By the product of the two least rises; rises beyond the cutoff count no more than reaching it, and a way
     that closes all its parts is taken without a look at the others."""
     _, context, _ = some(1)[0]
-    nodes = [replace(context, peak=number) for number in range(6)]
+    nodes = [replace(context, min_fullest_stage=number) for number in range(6)]
     found, asked = [nodes[0:2], nodes[2:4], nodes[4:6]], []
 
     def by(rises: list[float]) -> int:
         def rise(node: LayoutContext) -> float:
-            asked.append(node.peak)
-            return rises[node.peak]
+            asked.append(node.min_fullest_stage)
+            return rises[node.min_fullest_stage]
 
-        return found.index(strongest(found, rise, 10.0))
+        return found.index(strong_branching(found, rise, 10.0))
 
     assert by([0.0, 90.0, 2.0, 3.0, 1.0, 5.0]) == 1
     assert by([4.0, 4.0, 2.0, 70.0, 3.0, 5.0]) == 1

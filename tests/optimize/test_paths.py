@@ -12,7 +12,7 @@ from milpplan import Layout, Plan, load_hardware, load_model
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.layout.compact_relaxation import RESOLUTION, CompactRelaxation
 from milpplan.optimize.layout.layout_program import LayoutProgram
-from milpplan.optimize.layout.layout_solver import most_layers
+from milpplan.optimize.layout.layout_solver import max_stage_layers
 from milpplan.optimize.layout.stage_options import LayoutContext, stage_menu
 from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
 from milpplan.optimize.milp.program import Program
@@ -119,12 +119,12 @@ def test_paths_bound_real_plans(count: int, name: str) -> None:
 
 @few_or_many(5, 12, problems(), SEEDS)
 def test_most_layers_keeps_good_plans(problem: Problem, seed: int) -> None:
-    """No virtual stage of a plan that fits, at or below the cutoff, holds more layers than ``most_layers``."""
+    """No virtual stage of a plan that fits, at or below the cutoff, holds more layers than ``max_stage_layers``."""
     layout = a_layout(problem, seed)
     context = LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
     plans = costed_plans(problem, layout, context.costs)
     for cutoff in np.quantile(plans.step_time_ns, [0.0, 0.1, 0.5, 1.0], method="lower").tolist():
-        most = most_layers(context, int(cutoff))
+        most = max_stage_layers(context, int(cutoff))
         kept = (plans.step_time_ns <= cutoff) & (plans.peak_bytes <= context.capacity_bytes)
         assert (plans.layers[kept] <= most).all()
 

@@ -11,7 +11,12 @@ import pytest
 
 from milpplan import Layout
 from milpplan.optimize.counters import Counters
-from milpplan.optimize.layout.ceiling_cuts import least_peak, num_inner, peak_parts, peak_paths
+from milpplan.optimize.layout.ceiling_cuts import (
+    ceiling_paths,
+    fullest_stage_bound,
+    fullest_stage_branching,
+    num_inner,
+)
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.cutting_planes import LayoutState, compact_start
 from milpplan.optimize.layout.stage_options import LayoutContext
@@ -53,7 +58,7 @@ def test_no_step_is_shorter_than_a_peak_path_through_any_inner_stage() -> None:
         layout = random_layout(rng)
         transfer, barrier = rng.randint(0, 30), rng.randint(0, 9)
         graph = StepGraph.of(layout, transfer, barrier)
-        peaks = peak_paths(layout, graph.structure)
+        peaks = ceiling_paths(layout, graph.structure)
         assert len(peaks) >= layout.pp
         assert max(peak.forwards + peak.backwards for peak in peaks) >= layout.pp - 1
         durations = np.array([rng.randint(0, 100) for _ in range(len(Term) * layout.num_virtual_stages)])
@@ -91,12 +96,14 @@ def test_the_least_peak_is_that_of_all_splits(cases: list[tuple[Problem, LayoutC
             if tight is None or not splits:
                 continue
             least = min(max(split[:inner]) for split in splits)
-            assert least_peak(tight) <= least
-            equal += least_peak(tight) == least
-            parts = peak_parts(tight)
+            assert fullest_stage_bound(tight) <= least
+            equal += fullest_stage_bound(tight) == least
+            parts = fullest_stage_branching(tight)
             if parts:
                 flat, higher = parts
-                shared = sorted([*splits_of(flat), *(one for one in splits if max(one[:inner]) >= higher.peak)])
+                shared = sorted(
+                    [*splits_of(flat), *(one for one in splits if max(one[:inner]) >= higher.min_fullest_stage)]
+                )
                 assert shared == sorted(splits)
     assert equal > 25
 
@@ -112,8 +119,8 @@ def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem
         inner = num_inner(context.layout)
         for _ in range(8):
             tight, split, within = narrowed_somewhere(rng, context, plans)
-            tight = replace(tight, peak=int(split[:inner].max()) if rng.random() < 0.5 else 0)
-            within &= plans.layers[:, :inner].max(axis=1) >= tight.peak
+            tight = replace(tight, min_fullest_stage=int(split[:inner].max()) if rng.random() < 0.5 else 0)
+            within &= plans.layers[:, :inner].max(axis=1) >= tight.min_fullest_stage
             proved, layers = timed.solve(tight)
             assert layers is not None
             assert proved <= plans.step_time_ns[within].min()

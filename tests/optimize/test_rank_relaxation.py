@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from milpplan.optimize.counters import Counters
-from milpplan.optimize.layout.ceiling_cuts import peak_paths
+from milpplan.optimize.layout.ceiling_cuts import ceiling_paths
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.cutting_planes import LayoutState, rounds_on
 from milpplan.optimize.layout.stage_options import LayoutContext
@@ -82,7 +82,7 @@ def test_whole_ranks_bound_every_plan_and_more_nearly(cases: list[Case]) -> None
         graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
         fits = plans.peak_bytes <= context.capacity_bytes
         slowest = int(plans.step_time_ns[fits].max())
-        compact = CompactRelaxation(context, slowest, peak_paths(context.layout, graph.structure))
+        compact = CompactRelaxation(context, slowest, ceiling_paths(context.layout, graph.structure))
         pool = [*analytic_paths(context.layout), *chunk_paths(context.layout)]
         ranks = RankRelaxation.of(compact, context, pool, slowest)
         assert ranks is not None

@@ -120,7 +120,10 @@ def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) ->
 
 
 FOLDER = str(Path(milpplan.optimize.__file__).parent)
-WATCHED = ("search.py", "looked_at.py", "frontier.py", "free_search.py", "share.py", "first_plan.py", "offers.py")
+WATCHED = (
+    *("best_first.py", "explored_layouts.py", "candidate_layouts.py", "branch_phase.py", "layout_queue.py"),
+    *("first_plan.py", "solution_pool.py"),
+)
 
 
 @contextmanager

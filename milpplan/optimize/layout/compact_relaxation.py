@@ -1,6 +1,6 @@
-"""The compact relaxation: layer and recompute counts as continuous variables, a few columns a virtual stage.
+"""Compact relaxation: layer and recompute counts as continuous variables, with few columns per virtual stage.
 
-    n_jk layers of kind k in stage j, of which f_jk are recomputed wholly and s_jk selectively; z above ``base``
+    n_jk layers of kind k in stage j, of which f_jk are recomputed fully and s_jk selectively; z above ``base``
 
     minimise z + price * unplaced
     kinds_are_placed     sum_j n_jk + unplaced_k = N_k                                     for every kind
@@ -8,15 +8,15 @@
     stage_holds_layers, rank_holds_layers, kinds_begin, kinds_end                          as in ``layer_rows``
     rank_holds_kind      layers of a kind in all chunks of a rank <= what counting allows  (v > 1)
     rank_fits            bytes at every live vector of every rank <= capacity
-    rank_fits_on_host    the same on the host, where something is offloaded
-    rank_recomputes_enough  a rank's recomputation >= the least that fits, where the layers are fixed
-    stage_recomputes_block  min(n, most_j) / most_j * sum_k n_jk <= sum_k f_jk <= n, where the first n layers of
+    rank_fits_on_host    bytes on the host <= capacity, where something is offloaded
+    rank_recomputes_enough  a rank's recomputation >= the minimum that fits, where the layers are fixed
+    stage_recomputes_block  min(n, max_j) / max_j * sum_k n_jk <= sum_k f_jk <= n, where the first n layers of
                          every virtual stage are recomputed
-    fullest_stage        z >= path(x) + forwards and backwards of as many layers as the fullest inner stage holds
-                         at least, where splits are free and interleaved (``peaks``)       for every peak path
+    fullest_stage        z >= path(x) + forwards and backwards of the minimum layers of the fullest inner stage,
+                         where splits are free and interleaved (``ceiling_cuts``)          for every ceiling path
     critical_path        z >= path(x)                                                      for every path
 
-It forgets integrality, most of the order of kinds, and all but the mean of the replayed bytes, so its optimum
+It ignores integrality, most of the order of kinds, and all but the mean of the replayed bytes, so its optimum
 bounds every plan of the layout from below; ``Relaxation.proved_bound`` makes that exact. It is solved before any
 menu is built.
 """
@@ -31,7 +31,7 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.optimize.bounds.layer_counting import most_on_ranks
-from milpplan.optimize.layout.ceiling_cuts import CeilingPath, least_passes, least_peak
+from milpplan.optimize.layout.ceiling_cuts import CeilingPath, fullest_stage_bound, min_passes
 from milpplan.optimize.layout.layer_rows import held_rows, held_sides, order_rows, order_sides
 from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext
 from milpplan.optimize.milp.linear_relaxation import Relaxation
@@ -48,8 +48,8 @@ RESOLUTION = 2_000_000
 """Units between the base and the cutoff."""
 MEMORY_UNITS = 2**20
 MOST_UNITS = 4 * RESOLUTION
-"""Upper side of z: no plan below the cutoff is near it, and layers may always stay unplaced. The nearer it is, the
-less a dual that is a little off costs the bound that it proves."""
+"""Upper side of z. No plan below the cutoff is near it, and layers may always stay unplaced. The smaller it is,
+the less an inexact dual costs the bound that it proves."""
 UNPLACED_PRICE = 64 * RESOLUTION
 PRICE_MARGIN = 1.0
 COUNTS = ("layers", "full", "selective")
@@ -57,11 +57,12 @@ COUNTS = ("layers", "full", "selective")
 
 @dataclass
 class CompactRelaxation:
-    """Columns: (count, stage, kind) in this order, then z, then unplaced layers of each kind."""
+    """Relaxation of one layout. Columns: (count, stage, kind) in this order, then z, then unplaced layers of each
+    kind."""
 
     context: LayoutContext
     cutoff_ns: int
-    peaks: Sequence[CeilingPath] = ()
+    ceiling_paths: Sequence[CeilingPath] = ()
     empty: IntArray = field(init=False)
     """Duration matrix of stages without layers, [Term, J]."""
     slope: IntArray = field(init=False)
@@ -99,18 +100,21 @@ class CompactRelaxation:
             self._edges(j, J > 1 and context.min_layers(j) == 0)
 
     def _costs_of(self, stage: int) -> LayoutCosts:
-        """Constants of a virtual stage's rank."""
+        """Return the cost constants of a virtual stage's rank."""
         return self.context.costs.of_rank(self.context.layout.rank_of(stage))
 
     def _edges(self, j: int, may_be_empty: bool) -> None:
-        """The buckets at a stage's edges are not sums over its layers: the least they can be."""
-        least = least_edges(self._costs_of(j), j == 0, j == self.context.num_stages - 1)
-        for term, value in least.items():
+        """Set the buckets at a stage's edges, which are not sums over its layers, to their minimum."""
+        min_edges = least_edges(self._costs_of(j), j == 0, j == self.context.num_stages - 1)
+        for term, value in min_edges.items():
             self.empty[term, j] = min(value, int(self.empty[term, j])) if may_be_empty else value
 
     def narrowed(self, context: LayoutContext) -> CompactRelaxation:
-        """The same program for narrower limits: an end of the model that must hold a layer there has the edges of
-        one, where this relaxation has those of an empty stage."""
+        """Return the relaxation for narrower limits.
+
+        Its program is shared. An end of the model that must hold a layer under these limits has the edges of a
+        stage with layers, where this relaxation has those of an empty stage.
+        """
         ends = [j for j in (0, context.num_stages - 1) if context.min_layers(j) > self.context.min_layers(j) == 0]
         if not ends:
             return self
@@ -122,42 +126,44 @@ class CompactRelaxation:
 
     @property
     def num_counts(self) -> int:
-        """Columns before z."""
+        """Number of columns before z."""
         return int(self.slope[0].size)
 
     def layers(self, values: FloatArray) -> FloatArray:
-        """Layers of every virtual stage at a fractional point, [J]."""
+        """Return the layers of every virtual stage at a fractional point, [J]."""
         counts = values[: self.num_counts].reshape(self.slope.shape[1:])
         return np.asarray(counts[0].sum(axis=1))
 
     def durations(self, values: FloatArray) -> IntArray:
-        """Duration matrix [Term, J] of a fractional point."""
+        """Return the duration matrix [Term, J] of a fractional point."""
         counts = values[: self.num_counts].reshape(self.slope.shape[1:])
         return np.asarray(self.empty + np.rint((self.slope * counts).sum(axis=(1, 3))).astype(np.int64))
 
-    def peak_rows(self, base: int, unit: int) -> Rows:
-        """fullest_stage: like the rows of paths, with what the peak of the setting adds."""
-        rows = self.path_rows([peak.path for peak in self.peaks], base, unit)
+    def ceiling_rows(self, base: int, unit: int) -> Rows:
+        """Return the rows fullest_stage: rows of paths, plus the passes of the fullest stage's minimum layers."""
+        rows = self.path_rows([peak.path for peak in self.ceiling_paths], base, unit)
         names = [f"fullest_stage[{index}]" for index in range(len(rows))]
-        return replace(rows, names=tuple(names), lower=self.peak_sides(self.context, base, unit))
+        return replace(rows, names=tuple(names), lower=self.ceiling_sides(self.context, base, unit))
 
-    def peak_sides(self, context: LayoutContext, base: int, unit: int) -> IntArray:
-        """Lower sides of ``peak_rows`` in a narrower setting."""
-        paths = np.array([self._constant(peak.path) for peak in self.peaks], dtype=np.int64)
-        return np.asarray((paths + self.peak_passes_ns(context) - base) // unit)
+    def ceiling_sides(self, context: LayoutContext, base: int, unit: int) -> IntArray:
+        """Return the lower sides of ``ceiling_rows`` under narrower limits."""
+        paths = np.array([self._constant(peak.path) for peak in self.ceiling_paths], dtype=np.int64)
+        return np.asarray((paths + self.ceiling_passes_ns(context) - base) // unit)
 
-    def peak_passes_ns(self, context: LayoutContext) -> IntArray:
-        """What the fullest inner virtual stage of a setting adds to every path of a peak at least."""
-        passes = np.array([(peak.forwards, peak.backwards) for peak in self.peaks], dtype=np.int64).reshape(-1, 2)
-        return np.asarray(least_peak(context) * (passes @ self.least_passes_ns))
+    def ceiling_passes_ns(self, context: LayoutContext) -> IntArray:
+        """Return the minimum time that the fullest inner virtual stage adds to every ceiling path."""
+        passes = np.array(
+            [(peak.forwards, peak.backwards) for peak in self.ceiling_paths], dtype=np.int64
+        ).reshape(-1, 2)
+        return np.asarray(fullest_stage_bound(context) * (passes @ self.min_passes_ns))
 
     @cached_property
-    def least_passes_ns(self) -> IntArray:
-        """What a forward and a backward of a layer take at least, whatever its kind and recomputation, [2]."""
-        return least_passes(self.slope, self.context.problem.recompute_modes)
+    def min_passes_ns(self) -> IntArray:
+        """Minimum time of a forward and a backward of a layer, over kinds and recompute modes, [2]."""
+        return min_passes(self.slope, self.context.problem.recompute_modes)
 
     def base_ns(self, paths: list[CriticalPath]) -> int:
-        """Largest path of the empty stages: z starts there."""
+        """Return the largest path of the empty stages, where z starts."""
         return max(self._constant(path) for path in paths)
 
     def _constant(self, path: CriticalPath) -> int:
@@ -165,7 +171,7 @@ class CompactRelaxation:
         return int(path.length_ns(self.empty, int(costs.transfer_ns), int(costs.barrier_ns)))
 
     def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
-        """z * unit - path >= constant - base, coefficients in units rounded down."""
+        """Return the rows z * unit - path >= constant - base, coefficients in units rounded down."""
         matrix = np.zeros((len(paths), self.num_counts + 1), dtype=np.int64)
         lower = np.zeros(len(paths), dtype=np.int64)
         for row, path in enumerate(paths):
@@ -178,15 +184,15 @@ class CompactRelaxation:
 
     @cached_property
     def program(self) -> Program:
-        """All rows but the paths."""
+        """All rows but those of paths and ceiling cuts."""
         context, modes = self.context, self.context.problem.recompute_modes
         J, K, width = context.num_stages, self.slope.shape[3], self.num_counts
         total = np.bincount(np.array(context.problem.model.layer_kinds), minlength=K)
         upper = np.zeros((3, J, K), dtype=np.int64)
-        for place, name in enumerate(COUNTS):
-            upper[place] = total if name == "layers" or name in modes else 0
-        most = np.array([context.max_layers(j) for j in range(J)])
-        upper = np.minimum(upper, most[None, :, None])
+        for index, name in enumerate(COUNTS):
+            upper[index] = total if name == "layers" or name in modes else 0
+        max_layers = np.array([context.max_layers(j) for j in range(J)])
+        upper = np.minimum(upper, max_layers[None, :, None])
         columns = np.concatenate([upper.ravel(), [MOST_UNITS], total])
         names = [f"{name}[{j},{k}]" for name in COUNTS for j in range(J) for k in range(K)]
         objective = np.zeros(len(columns), dtype=np.int64)
@@ -212,22 +218,23 @@ class CompactRelaxation:
         )
 
     def limits(self, context: LayoutContext) -> tuple[IntArray, IntArray, IntArray]:
-        """Rows, lower and upper sides that make the program one of a narrower setting."""
+        """Return indices, lower and upper sides of the rows that depend on the limits of ``context``."""
         _, J, K = self.slope.shape[1:]
         sides = zip(held_sides(context), order_sides(context), strict=True)
         lower, upper = (np.concatenate(side) for side in sides)
         return K + J * K + np.arange(len(lower)), lower, upper
 
     def narrow(self, relaxation: Relaxation, context: LayoutContext) -> None:
-        """Make the rows but those of paths, in a relaxation of the program, those of a narrower setting."""
+        """Narrow the program's rows in a relaxation to the limits of ``context``."""
         relaxation.set_sides(*self.limits(context))
 
     def path_limits(
         self, context: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """The same of ``peak_rows``, which come right after the program's, and of ``path_rows`` after them."""
+        """Return indices, lower and upper sides of ``ceiling_rows``, which follow the program's rows, and of
+        ``path_rows`` after them."""
         constants = np.array([self._constant(path) for path in paths], dtype=np.int64)
-        lower = np.concatenate([self.peak_sides(context, base, unit), (constants - base) // unit])
+        lower = np.concatenate([self.ceiling_sides(context, base, unit), (constants - base) // unit])
         return self.program.num_rows + np.arange(len(lower)), lower, np.full(len(lower), INFINITY)
 
     def _placed(self, total: IntArray) -> Rows:
@@ -248,7 +255,7 @@ class CompactRelaxation:
         return Rows.dense(names, np.hstack([-eye, eye, eye]), lower, 0)
 
     def _layers(self) -> list[Rows]:
-        """The rows of ``limits``, with their sides."""
+        """Return the rows of ``limits``, with their sides."""
         _, J, K = self.slope.shape[1:]
         kinds = np.zeros((J, K, self.num_counts + 1 + K), dtype=np.int64)
         kinds[:, :, : J * K] = np.eye(J * K, dtype=np.int64).reshape(J, K, J * K)
@@ -260,24 +267,26 @@ class CompactRelaxation:
         return [replace(rows, lower=lower, upper=upper), *self._of_kinds(kinds)]
 
     def _of_kinds(self, kinds: IntArray) -> list[Rows]:
-        """rank_holds_kind (interleaved): of each kind what a plan at or below the cutoff can hold; ``kinds``
-        [J, K, columns]."""
+        """rank_holds_kind (interleaved): layers of each kind that a plan at or below the cutoff can hold;
+        ``kinds`` [J, K, columns]."""
         if self.context.layout.vpp == 1:
             return []
         matrix = kinds[self.context.places].sum(axis=0).swapaxes(0, 1)
         names = [f"rank_holds_kind[{rank},{kind}]" for kind, rank in np.ndindex(matrix.shape[:2])]
-        most = np.maximum(most_on_ranks(self.context, self.cutoff_ns), 0).reshape(-1)
-        return [Rows.dense(names, matrix.reshape(len(names), -1), MINUS_INFINITY, most)]
+        max_held = np.maximum(most_on_ranks(self.context, self.cutoff_ns), 0).reshape(-1)
+        return [Rows.dense(names, matrix.reshape(len(names), -1), MINUS_INFINITY, max_held)]
 
     def _memory(self) -> Rows:
-        """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation. What
-        waits for weight gradients counts like states, whatever is recomputed."""
+        """rank_fits: bytes in units, coefficients rounded down (dropped bytes away from zero): a relaxation.
+
+        Bytes that wait for weight gradients count like states, whatever is recomputed.
+        """
         context = self.context
         unit = max(1, context.capacity_bytes // MEMORY_UNITS)
         v, J = context.layout.vpp, context.num_stages
         flat = [(rank, running, live) for rank, rows in enumerate(context.profiles) for running, live in rows]
         matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
-        room = np.zeros(len(flat), dtype=np.int64)
+        capacity = np.zeros(len(flat), dtype=np.int64)
         for row, (rank, running, live) in enumerate(flat):
             costs = context.costs.of_rank(rank)
             states = costs.state_bytes.sum(axis=0)
@@ -288,11 +297,11 @@ class CompactRelaxation:
             own[0] = (states[:-2] + count * costs.kept_bytes + waiting * costs.deferred_bytes) // unit
             # The running stage replays one layer: with f + s of at most n layers recomputed, the largest replay
             # is at least their mean, (f dropped_full + s dropped_selective) / n.
-            most = max(1, context.max_layers(stages[running]))
+            max_layers = max(1, context.max_layers(stages[running]))
             replay = np.zeros_like(count)
             replay[running] = 1
-            for place, dropped in ((1, costs.dropped_full_bytes), (2, costs.dropped_selective_bytes)):
-                own[place] = (-count * dropped + replay * (dropped // most)) // unit
+            for mode, dropped in ((1, costs.dropped_full_bytes), (2, costs.dropped_selective_bytes)):
+                own[mode] = (-count * dropped + replay * (dropped // max_layers)) // unit
             matrix[row][:, stages] = own
             fixed, last = int(costs.buffer_bytes), stages[running] == J - 1
             if rank == 0:
@@ -302,76 +311,79 @@ class CompactRelaxation:
                 fixed += int(waiting[-1, 0]) * int(costs.head_deferred_bytes)
             workspace = int(costs.workspace_bytes.min()) if context.min_layers(stages[running]) else 0
             workspace = max(workspace, int(costs.head_workspace_bytes) * last)
-            room[row] = (context.capacity_of(rank) - fixed - workspace) // unit
+            capacity[row] = (context.capacity_of(rank) - fixed - workspace) // unit
         names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]
-        return Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)
+        return Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, capacity)
 
     def _host(self) -> list[Rows]:
-        """rank_fits_on_host: bytes on the host, in units rounded as those of the device."""
+        """rank_fits_on_host: bytes on the host, rounded like those of the device."""
         context = self.context
         if not context.costs.offloads:
             return []
         unit = max(1, host_capacity_bytes(context.problem) // MEMORY_UNITS)
         flat = [(rank, live) for rank, rows in enumerate(context.profiles) for live in {live for _, live in rows}]
         matrix = np.zeros((len(flat), *self.slope.shape[1:]), dtype=np.int64)
-        room = np.zeros(len(flat), dtype=np.int64)
+        capacity = np.zeros(len(flat), dtype=np.int64)
         for row, (rank, live) in enumerate(flat):
             costs = context.costs.of_rank(rank)
             kept = costs.host_kept_bytes
             count = np.array(live, dtype=np.int64)[:, None]
-            own = list(context.layout.rank_stages[rank])
-            matrix[row, 0, own] = (costs.host_state_bytes[:-2] + count * kept[0]) // unit
+            stages = list(context.layout.rank_stages[rank])
+            matrix[row, 0, stages] = (costs.host_state_bytes[:-2] + count * kept[0]) // unit
             # (layers, full, selective), of which the last two keep less.
-            matrix[row, 1, own] = (count * (kept[2] - kept[0])) // unit
-            matrix[row, 2, own] = (count * (kept[1] - kept[0])) // unit
+            matrix[row, 1, stages] = (count * (kept[2] - kept[0])) // unit
+            matrix[row, 2, stages] = (count * (kept[1] - kept[0])) // unit
             ends = int(costs.host_state_bytes[EMBEDDING]) * (rank == 0)
             ends += int(costs.host_state_bytes[HEAD]) * (rank == context.layout.stage_ranks[-1])
-            room[row] = (context.host_capacity_of(rank) - ends) // unit
+            capacity[row] = (context.host_capacity_of(rank) - ends) // unit
         names = [f"rank_fits_on_host[{rank},{number}]" for number, (rank, _) in enumerate(flat)]
-        return [Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, room)]
+        return [Rows.dense(names, matrix.reshape(len(flat), -1), MINUS_INFINITY, capacity)]
 
     def _recomputed(self) -> Rows:
-        """rank_recomputes_enough (fixed layers): what a rank's recomputation takes is no less than the least that
-        fits. Coefficients and side in units, rounded up: all counts are whole in a plan."""
+        """rank_recomputes_enough (fixed layers): a rank's recomputation is at least the minimum that fits.
+
+        Coefficients and side are in units, rounded up: all counts are integers in a plan.
+        """
         context, P = self.context, self.context.layout.pp
         if not context.least_backward_ns:
             return Rows.dense([], np.zeros((0, self.num_counts), dtype=np.int64), MINUS_INFINITY, INFINITY)
         matrix = np.zeros((P, *self.slope.shape[1:]), dtype=np.int64)
         lower = np.zeros(P, dtype=np.int64)
-        for rank, least in enumerate(context.least_backward_ns):
+        for rank, min_backward_ns in enumerate(context.least_backward_ns):
             stages = list(context.layout.rank_stages[rank])
             backward = self.slope[Term.BACKWARD][:, stages]
             unit = max(1, int(backward.max()) // FLOOR_UNITS)
             matrix[rank][:, stages] = -(-backward // unit)
-            lower[rank] = -(-(least - int(self.empty[Term.BACKWARD, stages].sum())) // unit)
+            lower[rank] = -(-(min_backward_ns - int(self.empty[Term.BACKWARD, stages].sum())) // unit)
         return Rows.dense([f"rank_recomputes_enough[{rank}]" for rank in range(P)], matrix.reshape(P, -1), lower)
 
     def _blocks(self) -> list[Rows]:
-        """stage_recomputes_block: of n_j <= most_j layers the first n are recomputed, min(n, n_j), which is no
-        less than the chord between no layer and the most."""
+        """stage_recomputes_block: the first min(n, n_j) of n_j <= max_j layers are recomputed, which is at least
+        the chord between zero and max_j layers."""
         block = self.context.first_full
         if block is None:
             return []
         _, J, K = self.slope.shape[1:]
-        enough = np.zeros((J, 3, J, K), dtype=np.int64)
-        no_more = np.zeros_like(enough)
+        at_least = np.zeros((J, 3, J, K), dtype=np.int64)
+        at_most = np.zeros_like(at_least)
         for j in range(J):
-            most = max(1, self.context.max_layers(j))
-            enough[j, 1, j], enough[j, 0, j] = most, -min(block, most)
-            no_more[j, 1, j] = 1
+            max_layers = max(1, self.context.max_layers(j))
+            at_least[j, 1, j], at_least[j, 0, j] = max_layers, -min(block, max_layers)
+            at_most[j, 1, j] = 1
         stages = range(J)
         return [
-            Rows.dense([f"stage_recomputes_block[{j}]" for j in stages], enough.reshape(J, -1), 0, INFINITY),
+            Rows.dense([f"stage_recomputes_block[{j}]" for j in stages], at_least.reshape(J, -1), 0, INFINITY),
             Rows.dense(
-                [f"stage_recomputes_no_more[{j}]" for j in stages], no_more.reshape(J, -1), MINUS_INFINITY, block
+                [f"stage_recomputes_no_more[{j}]" for j in stages], at_most.reshape(J, -1), MINUS_INFINITY, block
             ),
         ]
 
     def item_prices(self, program: Program, duals: FloatArray) -> tuple[float, FloatArray]:
-        """(bound, prices [3, J, K]) in units: every plan of the layout has z >= bound + sum prices * counts.
+        """Return (bound, prices [3, J, K]) in units: every plan of the layout has z >= bound + sum prices *
+        counts.
 
-        Any duals of the right signs will do: z >= y b + (c - A' y) x; negative prices are taken at their worst
-        (all layers) into the bound. Sums are of doubles of at most 1e7 with 1e-15 relative error, so a margin of
+        Any duals of the right signs are valid: z >= y b + (c - A' y) x. Negative prices enter the bound at their
+        worst (all layers). Sums are of doubles of at most 1e7 with 1e-15 relative error, so a margin of
         ``PRICE_MARGIN`` units covers their rounding.
         """
         rows = program.rows

@@ -1,7 +1,7 @@
 """Cutting planes of one layout: critical paths are added until the relaxation's bound and its best point meet.
 
 Points are stabilised (in-out separation, Ben-Ameur and Neto 2007): besides the relaxation's optimum, paths are
-taken at points between it and the best point so far, which keeps the sequence of points from jumping about.
+taken at points between the optimum and the best point so far. This keeps the sequence of points from oscillating.
 """
 
 from __future__ import annotations
@@ -31,18 +31,22 @@ from milpplan.simulation.pipeline.step_graph import StepGraph, Term
 from milpplan.simulation.stages import durations, plan_stages
 
 INWARD = (1.0, 0.5, 0.2)
-"""Shares of the relaxation's optimum in the points that are separated, the rest is the best point."""
+"""Weights of the relaxation's optimum in the points that are separated; the rest of the weight is on the best
+point."""
 NEARBY = 4
-"""Further points with one rank slower, whose critical paths differ."""
+"""Number of further points with one rank slowed down, whose critical paths differ."""
 MAX_POOL = 96
+"""Maximum number of paths kept for later layouts with the same graph."""
 CONVERGED = 5e-6
+"""Relative distance of best point and bound at which rounds stop."""
 STALL_ROUNDS, STALL_SHARE = 6, 0.02
-"""Rounds stop when so many of them closed less than this share of what was left to the cutoff."""
+"""Rounds stop when this number of rounds closed less than this share of the distance to the cutoff."""
 
 
 @dataclass(slots=True)
 class LayoutState:
-    """One layout against a cutoff: what is proved, the best plan found, and the paths known of its graph."""
+    """State of one layout against a cutoff: the proved bound, the best plan found, and the known paths of its
+    graph."""
 
     context: LayoutContext
     graph: StepGraph
@@ -54,31 +58,32 @@ class LayoutState:
     counters: Counters
     best: tuple[int, Plan] | None = None
     rounded: bool = False
-    """Whether an integer program was solved to the end and only its rounding keeps bound and best plan apart."""
+    """True once an integer program was solved to the end, and only its rounding keeps bound and best plan apart.
+    """
 
     @property
     def closed(self) -> bool:
-        """Whether no plan at or below the cutoff is left."""
+        """True once no plan at or below the cutoff is left."""
         return self.bound_ns > self.cutoff_ns
 
     def out_of_time(self) -> bool:
-        """Whether the time limit has passed."""
+        """Return True once the time limit has passed."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def keep(self, step: int, plan: Plan) -> None:
-        """Remember a plan that fits if it meets the cutoff, and lower the cutoff."""
+        """Store a plan that fits if it meets the cutoff, and lower the cutoff."""
         if step <= self.cutoff_ns:
             self.best = (step, plan)
             self.cutoff_ns = min(int(step * (1.0 - self.gap)), step - 1)
 
     def take_best(self, part: LayoutState) -> None:
-        """The best plan and the cutoff of an attempt at a part of the same layout."""
+        """Take over the best plan and the cutoff of a part of this layout."""
         if part.best is not None and (self.best is None or part.best[0] < self.best[0]):
             self.best = part.best
         self.cutoff_ns = min(self.cutoff_ns, part.cutoff_ns)
 
     def paths_at(self, points: IntArray) -> tuple[list[CriticalPath], list[int]]:
-        """Critical paths and step times of duration matrices [B, Term, J]."""
+        """Return critical paths and step times (ns) of duration matrices [B, Term, J]."""
         paths = critical_paths(self.graph, points)
         transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
         self.counters.simulated(len(points), self.graph)
@@ -86,7 +91,7 @@ class LayoutState:
         return list(paths), steps
 
     def try_plan(self, plan: Plan | None) -> CriticalPath | None:
-        """Simulate a plan that fits in memory; returns its critical path."""
+        """Simulate a plan that fits in memory. Returns its critical path."""
         if plan is None:
             return None
         stages = plan_stages(self.context.costs, self.context.problem.model.layer_kinds, plan)
@@ -94,19 +99,22 @@ class LayoutState:
         self.keep(steps[0], plan)
         return paths[0]
 
-    def alike_chunks(self, point: IntArray) -> list[IntArray]:
-        """Free interleaved splits: the point with a rank's work spread evenly over its chunks. Good plans are near
-        such points, relaxations with few paths far from them."""
+    def evened_chunks(self, point: IntArray) -> list[IntArray]:
+        """Return variants of a point in which each rank's work is spread evenly over its chunks; for free
+        interleaved splits.
+
+        Good plans are near such points, while relaxations with few paths have optima far from them.
+        """
         context = self.context
         if context.layout.vpp == 1 or context.problem.interleaved_layers == "even":
             return []
-        alike, terms = point.copy(), list(WORK + PAIRED)
+        evened, terms = point.copy(), list(WORK + PAIRED)
         work = point[terms][:, context.places]
-        alike[terms] = work.mean(axis=1)[:, list(context.layout.stage_ranks)]
-        return [alike, (point + alike) // 2]
+        evened[terms] = work.mean(axis=1)[:, list(context.layout.stage_ranks)]
+        return [evened, (point + evened) // 2]
 
     def slower_ranks(self, point: IntArray) -> list[IntArray]:
-        """The point with one of some ranks two per cent slower."""
+        """Return variants of a point in which one of some ranks is two per cent slower."""
         P = self.context.layout.pp
         nearby = []
         for rank in ascending(np.linspace(0, P - 1, NEARBY).astype(np.int64)):
@@ -119,7 +127,7 @@ class LayoutState:
 
 @dataclass(slots=True)
 class CuttingPlanes:
-    """One relaxation and the best point found for it."""
+    """Cutting-plane loop on one relaxation, with the best point found for it."""
 
     state: LayoutState
     relaxation: Relaxation
@@ -130,38 +138,43 @@ class CuttingPlanes:
     center: FloatArray | None = None
     center_ns: float = np.inf
     improved: bool = False
-    left: list[float] = field(default_factory=list)
-    """Nanoseconds from the bound to the cutoff, after every round."""
+    distances_ns: list[float] = field(default_factory=list)
+    """Distance from the bound to the cutoff after every round, ns."""
     bound_ns: float = 0.0
-    """What the last optimum says, in floating point; proved where it passes the cutoff, and at the end."""
+    """Last optimum in floating point; proved where it passes the cutoff, and at the end."""
     unproved: RelaxationSolution | None = None
 
-    def begin(self, state: LayoutState, compact: PathRelaxation) -> None:
-        """Go on with another attempt at the same graph, on the same program."""
-        self.state, self.center, self.center_ns, self.left = state, None, np.inf, []
+    def restart(self, state: LayoutState, compact: PathRelaxation) -> None:
+        """Go on with another state of this graph, on this program."""
+        self.state, self.center, self.center_ns, self.distances_ns = state, None, np.inf, []
         self.bound_ns, self.unproved = 0.0, None
         self.matrix, self.rows = compact.durations, partial(compact.path_rows, base=self.base, unit=self.unit)
 
     def narrow(self, compact: PathRelaxation, context: LayoutContext, paths: Sequence[CriticalPath]) -> None:
-        """Make the relaxation, which has rows of ``paths``, one of a narrower setting."""
+        """Narrow the relaxation, which has rows of ``paths``, to the limits of ``context``."""
         compact.narrow(self.relaxation, context)
         self.relaxation.set_sides(*compact.path_limits(context, paths, self.base, self.unit))
 
     def value_ns(self) -> float:
-        """What the relaxation says in floating point, with the paths known: no bound, and 0 where it fails."""
+        """Return the optimum with the known paths in floating point, which is not a proved bound; 0 where the
+        solver fails."""
         solution = self.relaxation.solve()
         return self.base + self.unit * solution.objective if solution.status == "optimal" else 0.0
 
     def stalled(self) -> bool:
-        """Whether the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny steps."""
-        self.left.append(self.state.cutoff_ns - max(self.bound_ns, self.state.bound_ns))
-        if len(self.left) <= STALL_ROUNDS:
+        """Return True if the last rounds hardly raised the bound: rows rounded to units leave a tail of tiny
+        steps."""
+        self.distances_ns.append(self.state.cutoff_ns - max(self.bound_ns, self.state.bound_ns))
+        if len(self.distances_ns) <= STALL_ROUNDS:
             return False
-        return self.left[-1] > self.left[-1 - STALL_ROUNDS] * (1.0 - STALL_SHARE)
+        return self.distances_ns[-1] > self.distances_ns[-1 - STALL_ROUNDS] * (1.0 - STALL_SHARE)
 
     def solve(self) -> RelaxationSolution | None:
-        """Solve; None when the solver stopped or time is up. The bound is proved where it passes the cutoff: a
-        proof takes as long as a solution, and only the last one counts."""
+        """Solve the relaxation; None when the solver stopped or time is up.
+
+        The bound is proved where it passes the cutoff. A proof takes as long as a solution, and only the last
+        proof counts.
+        """
         solution = self.relaxation.solve()
         self.state.counters.relaxed(self.relaxation.program, solution.iterations)
         if solution.status != "optimal" or self.state.out_of_time():
@@ -172,7 +185,7 @@ class CuttingPlanes:
         return solution
 
     def prove(self) -> None:
-        """Raise the attempt's bound to what the duals of the last optimum prove."""
+        """Raise the state's bound to the value that the duals of the last optimum prove."""
         if self.unproved is None:
             return
         proved = self.relaxation.proved_bound(self.unproved)
@@ -181,13 +194,14 @@ class CuttingPlanes:
             self.state.bound_ns = max(self.state.bound_ns, self.base + self.unit * proved)
 
     def separate(self, solution: RelaxationSolution) -> bool:
-        """Add the critical paths near the optimum; False when it is met by its own step time."""
+        """Add the critical paths near the optimum. Returns False when best point and bound have met, or no path is
+        new."""
         optimum = solution.values
         points = [optimum]
         if self.center is not None:
-            points += [share * optimum + (1.0 - share) * self.center for share in INWARD[1:]]
+            points += [weight * optimum + (1.0 - weight) * self.center for weight in INWARD[1:]]
         matrices = [self.matrix(point) for point in points]
-        matrices += self.state.alike_chunks(matrices[0])
+        matrices += self.state.evened_chunks(matrices[0])
         matrices += self.state.slower_ranks(matrices[-1])
         paths, steps = self.state.paths_at(np.stack(matrices))
         self.improved = False
@@ -197,15 +211,16 @@ class CuttingPlanes:
                 self.center, self.center_ns = point, step
         if self.center_ns <= max(self.bound_ns, self.state.bound_ns) * (1 + CONVERGED):
             return False
-        found = _distinct(paths)
-        self.state.counters.paths += len(found)
-        self.state.pool.extend(found)
-        rows = self.rows(found)
+        new_paths = _distinct(paths)
+        self.state.counters.paths += len(new_paths)
+        self.state.pool.extend(new_paths)
+        rows = self.rows(new_paths)
         self.relaxation.add_rows(rows)
         return len(rows) > 0
 
 
 def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
+    """Drop repeated paths."""
     seen: dict[bytes, CriticalPath] = {}
     for path in paths:
         seen.setdefault(path.counts.tobytes() + path.num_transfers.to_bytes(8, "big"), path)
@@ -213,30 +228,34 @@ def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
 
 
 def compact_start(state: LayoutState) -> tuple[CompactRelaxation, CuttingPlanes] | None:
-    """The compact relaxation with all known paths; None where the paths pass the cutoff by themselves."""
+    """Return the compact relaxation with all known paths; None where the paths alone pass the cutoff."""
     compact = CompactRelaxation(state.context, state.cutoff_ns)
     run = rounds_on(state, compact)
     return None if run is None else (compact, run)
 
 
 def rounds_on(state: LayoutState, compact: PathRelaxation) -> CuttingPlanes | None:
-    """Rounds on a relaxation with all known paths; None where they pass the cutoff by themselves."""
+    """Return the cutting-plane loop on a relaxation with all known paths; None where the paths alone pass the
+    cutoff."""
     base = compact.base_ns(state.pool)
     if base > state.cutoff_ns:
         state.bound_ns = max(state.bound_ns, base)
         return None
     unit = max(1, (state.cutoff_ns - base) // COMPACT_RESOLUTION)
     relaxation = Relaxation(compact.program)
-    if compact.peaks:
-        relaxation.add_rows(compact.peak_rows(base, unit))
+    if compact.ceiling_paths:
+        relaxation.add_rows(compact.ceiling_rows(base, unit))
     relaxation.add_rows(compact.path_rows(state.pool, base, unit))
     rows = partial(compact.path_rows, base=base, unit=unit)
     return CuttingPlanes(state, relaxation, base, unit, compact.durations, rows)
 
 
-def compact_rounds(state: LayoutState, most: IntArray, rounds: int) -> list[Menu] | None:
-    """Rounds on the compact relaxation. None when its bound passes the cutoff, else the menus of the items that
-    its duals leave."""
+def compact_rounds(state: LayoutState, max_layers: IntArray, rounds: int) -> list[Menu] | None:
+    """Run rounds on the compact relaxation.
+
+    Returns:
+        The menus of the items that the duals leave; None when the bound passes the cutoff.
+    """
     start = compact_start(state)
     if start is None:
         return None
@@ -251,37 +270,37 @@ def compact_rounds(state: LayoutState, most: IntArray, rounds: int) -> list[Menu
         bound, price = compact.item_prices(run.relaxation.program, solution.row_duals)
         if bound > best:
             best, prices = bound, price
-        more = run.separate(solution)
+        separated = run.separate(solution)
         if run.center is not None and run.improved and run.center_ns <= state.cutoff_ns:
             _round(state, compact.layers(run.center))
-        if not more or state.closed or run.stalled():
+        if not separated or state.closed or run.stalled():
             break
     run.prove()
     _trim(state.pool, state.context.layout.pp)
     if state.closed:
         return None
-    return _menus(state, most, (state.cutoff_ns - run.base) / run.unit + 1.0 - best, prices)
+    return _menus(state, max_layers, (state.cutoff_ns - run.base) / run.unit + 1.0 - best, prices)
 
 
 def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
-    """Keep the analytic paths, which come first, and the newest others."""
+    """Keep the analytic paths, which come first, and the newest of the others."""
     del pool[num_analytic : max(num_analytic, len(pool) - MAX_POOL)]
 
 
 def _round(state: LayoutState, layers: FloatArray) -> None:
-    """A whole plan near fractional layers [J], if one fits."""
+    """Try a whole plan near fractional layers [J]."""
     plan = fitted_plan(state.context, rounded_layers(state.context, layers))
     path = state.try_plan(plan)
     if path is not None:
         state.pool.append(path)
 
 
-def _menus(state: LayoutState, most: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
-    """Stage menus of the items that can be in a plan at or below the cutoff; None if one is empty."""
+def _menus(state: LayoutState, max_layers: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
+    """Return the menus of the items that can be in a plan at or below the cutoff; None if a menu is empty."""
     menus = []
     for j in range(state.context.num_stages):
         stage_prices = None if prices is None else UnitCosts(slack, prices[:, j])
-        menu = stage_menu(state.context, j, int(most[j]), stage_prices)
+        menu = stage_menu(state.context, j, int(max_layers[j]), stage_prices)
         if not len(menu):
             return None
         menus.append(menu)
@@ -289,7 +308,7 @@ def _menus(state: LayoutState, most: IntArray, slack: float, prices: FloatArray 
 
 
 def menu_rounds(state: LayoutState, program: LayoutProgram, rounds: int) -> None:
-    """Rounds on the relaxation of the menus: raises the proved bound, and tries whole plans on the way."""
+    """Run rounds on the relaxation of the menus: raise the proved bound, and try whole plans."""
     base, unit = program.scaling()
     if base > state.cutoff_ns:
         state.bound_ns = max(state.bound_ns, base)
@@ -298,27 +317,27 @@ def menu_rounds(state: LayoutState, program: LayoutProgram, rounds: int) -> None
     num_items = int(program.offsets[-1])
 
     def rows(paths: list[CriticalPath]) -> Rows:
-        known = len(program.paths)
+        first_new = len(program.paths)
         for path in paths:
             program.add_path(path)
-        return program.path_rows(known, base, unit)
+        return program.path_rows(first_new, base, unit)
 
     run = CuttingPlanes(state, relaxation, base, unit, lambda v: program.fractional_durations(v[:num_items]), rows)
-    for number in range(rounds):
+    for index in range(rounds):
         solution = run.solve()
         if state.closed or solution is None:
             break
-        more = run.separate(solution)
-        if number % 6 == 0 or not more:
+        separated = run.separate(solution)
+        if index % 6 == 0 or not separated:
             assert run.center is not None
             _whole_plans(state, program, run.center[:num_items], solution.row_duals)
-        if not more or state.closed or run.stalled():
+        if not separated or state.closed or run.stalled():
             break
     run.prove()
 
 
 def _whole_plans(state: LayoutState, program: LayoutProgram, values: FloatArray, duals: FloatArray) -> None:
-    """Whole plans near a fractional point."""
+    """Try whole plans near a fractional point."""
     context, menus = state.context, program.menus
     balanced = rank_costs(menus, analytic_paths(context.layout), context.layout)
     for choice in (
@@ -330,8 +349,8 @@ def _whole_plans(state: LayoutState, program: LayoutProgram, values: FloatArray,
 
 
 def try_choice(state: LayoutState, program: LayoutProgram, choice: Choice | None) -> None:
-    """Simulate a choice of items: its critical path joins the program with those of its neighbours, its plan
-    counts if it fits."""
+    """Simulate a choice of items: critical paths of it and its neighbours join the program; its plan counts if it
+    fits."""
     if choice is None:
         return
     point = program.durations(choice)
@@ -343,16 +362,16 @@ def try_choice(state: LayoutState, program: LayoutProgram, choice: Choice | None
 
 
 def _dual_costs(program: LayoutProgram, duals: FloatArray) -> list[FloatArray]:
-    """Items' costs when paths are weighed by their duals (the last rows of the relaxation are its paths)."""
-    known = min(len(program.coefficients), len(duals))
+    """Return costs of items under paths weighted by their duals; the paths are the last rows of the relaxation."""
+    num_paths = min(len(program.coefficients), len(duals))
     total = np.zeros(int(program.offsets[-1]))
-    for row, dual in zip(program.coefficients[:known], duals[len(duals) - known :], strict=True):
+    for row, dual in zip(program.coefficients[:num_paths], duals[len(duals) - num_paths :], strict=True):
         total += max(float(dual), 0.0) * row
     return program.split(total)
 
 
 def _distances(program: LayoutProgram, values: FloatArray) -> list[FloatArray]:
-    """Items' distances from a fractional point, in layers."""
+    """Return distances of items from a fractional point, in layers."""
     costs = []
     for menu, share in zip(program.menus, program.split(values), strict=True):
         backward = menu.terms[Term.BACKWARD]

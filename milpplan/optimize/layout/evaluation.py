@@ -1,4 +1,4 @@
-"""The exact step of a plan whose constants are known, and the settings that its layout is decided in."""
+"""Exact step time of a plan with known cost constants, and the contexts in which its layout is decided."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from milpplan.simulation.stages import durations, plan_stages
 
 
 def fitting_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts) -> int | None:
-    """Exact step time; None where the plan does not fit. With replicas of different make that of the slowest."""
+    """Return the exact step time in ns; None where the plan does not fit. Heterogeneous replicas: the slowest
+    replica's step."""
     if isinstance(costs, ReplicaCosts):
         views = enumerate(costs.views)
         steps = [fitting_step_ns(v.problem, plan.of_replicas(t, v.layout), v.costs) for t, v in views]
-        known = [step for step in steps if step is not None]
-        return max(known) if len(known) == len(steps) else None
+        fitting_steps = [step for step in steps if step is not None]
+        return max(fitting_steps) if len(fitting_steps) == len(steps) else None
     stages = plan_stages(costs, problem.model.layer_kinds, plan)
     if not fits_in_memory(problem, plan.layout, rank_memory(plan.layout, costs, stages)):
         return None
@@ -26,7 +27,7 @@ def fitting_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCost
 
 
 def settings_of(problem: Problem, layout: Layout, costs: RankCosts | ReplicaCosts) -> tuple[LayoutContext, ...]:
-    """What is fixed about a layout; with replicas of different make about each of its views."""
+    """Return the contexts of a layout: one, or one per view for heterogeneous replicas."""
     if isinstance(costs, ReplicaCosts):
         return tuple(
             context for view in costs.views for context in settings_of(view.problem, view.layout, view.costs)

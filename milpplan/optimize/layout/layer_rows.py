@@ -1,16 +1,16 @@
-"""Rows on how many layers virtual stages and ranks hold, and in which order; narrower settings move their sides.
+"""Rows on the numbers and the order of layers of virtual stages and ranks. Narrower limits only move their sides.
 
-    stage_holds_layers   layers of a virtual stage                <= most_j
-    stage_holds_enough   layers of a virtual stage + unplaced     >= least_j
-    rank_holds_layers    layers of all chunks of a rank           <= most_s                           (v > 1)
-    rank_holds_enough    layers of all chunks of a rank + unplaced >= least_s                         (v > 1)
+    stage_holds_layers   layers of a virtual stage                <= max_j
+    stage_holds_enough   layers of a virtual stage + unplaced     >= min_j
+    rank_holds_layers    layers of all chunks of a rank           <= max_s                            (v > 1)
+    rank_holds_enough    layers of all chunks of a rank + unplaced >= min_s                           (v > 1)
     kinds_begin          layers of kind k up to virtual stage j + unplaced_k >= of the first layers   (K > 1)
     kinds_end            layers of kind k from virtual stage j on + unplaced_k >= of the last layers  (K > 1)
 
-With unplaced layers there is always an optimum, and so always a dual that proves something. A relaxation forgets
-the order of the layers; but the virtual stages up to j hold the model's first layers, at least ``layers_up_to`` of
-them, and all of a kind among those. Without these rows the three dense layers of DeepSeek-V3, which only the first
-four virtual stages can hold, balance its last ranks.
+With unplaced layers there is always an optimum, and so always a dual that proves a bound. A relaxation ignores the
+order of the layers. But the virtual stages up to j hold the model's first layers, at least ``layers_up_to`` of
+them, with all layers of a kind among those. Without these rows the three dense layers of DeepSeek-V3, which only
+the first four virtual stages can hold, balance its last ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Sides = tuple[IntArray, IntArray]
 
 
 def held_rows(context: LayoutContext, layers: IntArray, unplaced: IntArray) -> list[Rows]:
-    """Rows of stages and ranks: ``layers`` [J, columns] of every virtual stage, ``unplaced`` [columns]."""
+    """Return rows of stages and ranks from ``layers`` [J, columns] of every virtual stage and ``unplaced``
+    [columns]."""
     parts = [("stage", layers)]
     if context.layout.vpp > 1:
         parts.append(("rank", layers[context.places].sum(axis=0)))
@@ -39,17 +40,18 @@ def held_rows(context: LayoutContext, layers: IntArray, unplaced: IntArray) -> l
 
 
 def held_sides(context: LayoutContext) -> Sides:
-    """Lower and upper sides of ``held_rows``."""
+    """Return lower and upper sides of ``held_rows``."""
     lower, upper = [], []
     for bounds in (context.layer_bounds, context.rank_bounds if context.layout.vpp > 1 else ()):
-        least, most = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
-        lower += [np.full(len(most), MINUS_INFINITY), least]
-        upper += [most, np.full(len(least), INFINITY)]
+        low, high = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
+        lower += [np.full(len(high), MINUS_INFINITY), low]
+        upper += [high, np.full(len(low), INFINITY)]
     return np.concatenate(lower), np.concatenate(upper)
 
 
 def order_rows(kinds: IntArray, unplaced: IntArray) -> list[Rows]:
-    """Rows of the order of kinds: ``kinds`` [J, K, columns] of every virtual stage, ``unplaced`` [K, columns]."""
+    """Return rows on the order of kinds from ``kinds`` [J, K, columns] of every virtual stage and ``unplaced`` [K,
+    columns]."""
     J, K, width = kinds.shape
     if K == 1:
         return []
@@ -59,7 +61,7 @@ def order_rows(kinds: IntArray, unplaced: IntArray) -> list[Rows]:
 
 
 def order_sides(context: LayoutContext) -> Sides:
-    """Lower and upper sides of ``order_rows``."""
+    """Return lower and upper sides of ``order_rows``."""
     model = context.problem.model
     K = len(model.kinds)
     if K == 1:

@@ -1,4 +1,4 @@
-"""What is proved of one layout against a cutoff."""
+"""Outcome of resolving one layout against a cutoff."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from milpplan.problem.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class LayoutOutcome:
-    """What is proved of a layout: a lower bound in nanoseconds, the step that proved it, and the best plan at
-    or below the cutoff (with its exact step time), if one was found."""
+    """Outcome of one layout: proved lower bound (ns), pruning reason, and the best plan at or below the cutoff
+    with its exact step time, if one was found."""
 
     bound_ns: int
     fate: Fate
@@ -21,7 +21,7 @@ class LayoutOutcome:
 
     @staticmethod
     def of(state: LayoutState, fate: Fate) -> LayoutOutcome:
-        """What an attempt has come to: one that is not open has no plan left at or below its cutoff."""
+        """Make the outcome of a state. A layout that is not open has no plan left at or below its cutoff."""
         if fate != "open":
             state.bound_ns = max(state.bound_ns, state.cutoff_ns + 1)
         if state.best is None:

@@ -1,6 +1,7 @@
 """The integer program of one layout: which layers in which virtual stage, how many of them recomputed.
 
-Sets: J virtual stages on P ranks; items I_j of stage j's menu (``menus``); runs r of equal layers, N_r long.
+Sets: J virtual stages on P ranks; items I_j of stage j's menu (``stage_options``); runs r of
+equal layers, N_r long.
 Variables: x_ji in {0, 1}: stage j takes item i;  z: step time above ``base``, in units of ``unit`` ns.
 
     minimise z
@@ -12,7 +13,7 @@ Variables: x_ji in {0, 1}: stage j takes item i;  z: step time above ``base``, i
     critical_path           z >= path_p(x): counts . durations of the chosen items                 for every p
 
 Every path of the step graph bounds the step time of every plan of the layout from below
-(``costs.pipeline.CriticalPath``), so the program is a relaxation of the exact problem, tight at the plans whose
+(``CriticalPath``), so the program is a relaxation of the exact problem, tight at the plans whose
 critical path it contains. All coefficients are integers, rounded so that the program stays a relaxation:
 durations down to whole units, memory down to whole units of capacity / 2**20 (a plan that breaks the exact
 memory is cut off by ``forbid_rank_items``).
@@ -40,15 +41,17 @@ from milpplan.simulation.pipeline.step_graph import Term
 RESOLUTION = 400_000
 """Units between the base and the cutoff: fine enough for 1e-5, small enough for every solver."""
 FINEST = 4_000_000
-"""Most units of an item in a path's row: with more the solvers' tolerances would exceed ``SLACK_UNITS``."""
+"""Maximum number of units of an item in a path's row: above it the solvers' tolerances would exceed
+``SLACK_UNITS``."""
 SLACK_UNITS = 32
-"""Units above the cutoff that z may take, so that a proof with this much tolerance still passes the cutoff."""
+"""Units above the cutoff that z may take, so that a proof with this tolerance still passes the cutoff."""
 MEMORY_UNITS = 2**20
+"""Units of the memory rows between zero and the capacity."""
 UNPLACED_PRICE = 64 * RESOLUTION
 
 
 class ChoiceProgram(Protocol):
-    """A program of which item every virtual stage takes: of one layout, or of all views of one
+    """Program that chooses an item for every virtual stage: of one layout, or of all views of a layout
     (``replica_program``). The last variable is z."""
 
     cutoff_ns: int
@@ -60,19 +63,19 @@ class ChoiceProgram(Protocol):
 
     @property
     def num_rows_found(self) -> int:
-        """Paths and forbidden combinations so far."""
+        """Number of paths and forbidden combinations so far."""
 
     def split(self, row: FloatArray) -> list[FloatArray]:
-        """A row over all items as one part a choice."""
+        """Split a row over all items into one part per choice."""
 
     def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
-        """(base_ns, unit_ns) of z."""
+        """Return (base_ns, unit_ns) of z."""
 
     def program(self, base: int, unit: int) -> Program:
-        """The whole program with all rows known so far."""
+        """Return the whole program with all rows known so far."""
 
     def overfull_rank(self, choice: Sequence[int]) -> int | None:
-        """A rank whose exact peak exceeds the capacity, if any."""
+        """Return a rank whose exact peak exceeds the capacity, if any."""
 
     def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
         """Exclude the combination of items that a rank cannot hold together."""
@@ -80,16 +83,16 @@ class ChoiceProgram(Protocol):
 
 @dataclass(slots=True)
 class LayoutProgram:
-    """Menus, paths and the scaling of one layout's program; rows are added by the planner as paths are found."""
+    """Integer program of one layout: menus, paths and scaling. The solver adds rows as it finds paths."""
 
     context: LayoutContext
     menus: list[Menu]
     cutoff_ns: int
     paths: list[CriticalPath] = field(default_factory=list)
     coefficients: list[IntArray] = field(default_factory=list)
-    """Per path, nanoseconds of every item of all menus, concatenated."""
+    """Nanoseconds of every item of all menus, concatenated, per path."""
     forbidden: list[tuple[IntArray, int]] = field(default_factory=list)
-    """Columns of which no more than so many may be chosen together."""
+    """(columns, maximum number of them that may be chosen together)."""
     memory_units: int = MEMORY_UNITS
     """Units of the memory rows between zero and the capacity."""
 
@@ -99,37 +102,37 @@ class LayoutProgram:
         return np.concatenate([[0], np.cumsum([len(menu) for menu in self.menus])]).astype(np.int64)
 
     def split(self, row: FloatArray) -> list[FloatArray]:
-        """A row over all items as one part a stage."""
+        """Split a row over all items into one part per stage."""
         offsets = self.offsets
         return [row[start:end] for start, end in pairwise(offsets)]
 
     @property
     def num_rows_found(self) -> int:
-        """Paths and forbidden combinations so far."""
+        """Number of paths and forbidden combinations so far."""
         return len(self.paths) + len(self.forbidden)
 
     def fixed_ns(self, path: CriticalPath) -> int:
-        """Transfers and barrier on a path."""
+        """Return the time of transfers and barrier on a path."""
         costs = self.context.costs
         return path.num_transfers * int(costs.transfer_ns) + path.barrier_count * int(costs.barrier_ns)
 
     def add_path(self, path: CriticalPath) -> bool:
-        """Remember a path; False if it is known already."""
-        for known in self.paths:
-            if known.num_transfers == path.num_transfers and np.array_equal(known.counts, path.counts):
+        """Add a path. Returns False if the program has it already."""
+        for other in self.paths:
+            if other.num_transfers == path.num_transfers and np.array_equal(other.counts, path.counts):
                 return False
         self.paths.append(path)
         self.coefficients.append(np.concatenate([path.counts[:, menu.stage] @ menu.terms for menu in self.menus]))
         return True
 
     def path_value_ns(self, index: int, choice: Sequence[int]) -> int:
-        """Exact length of a path at a choice of items (one index a stage)."""
+        """Return the exact length of a path at a choice of items (one index a stage)."""
         starts = self.offsets[:-1]
         picked = self.coefficients[index][starts + np.asarray(choice)]
         return int(picked.sum()) + self.fixed_ns(self.paths[index])
 
     def bases(self) -> IntArray:
-        """Least value of every path over the menus taken one by one, [paths]."""
+        """Return the minimum of every path over each menu separately, [paths]."""
         starts = self.offsets[:-1]
         return np.array(
             [
@@ -140,7 +143,7 @@ class LayoutProgram:
         )
 
     def drop_hopeless_items(self) -> bool:
-        """Remove items that alone push a path beyond the cutoff; False when a menu runs empty."""
+        """Remove items that alone push a path beyond the cutoff. Returns False when a menu runs empty."""
         starts, ends = self.offsets[:-1], self.offsets[1:]
         keep = np.ones(int(self.offsets[-1]), dtype=np.bool_)
         for row, base in zip(self.coefficients, self.bases(), strict=True):
@@ -157,10 +160,10 @@ class LayoutProgram:
         return True
 
     def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
-        """(base_ns, unit_ns) of z: step time >= base + unit * z.
+        """Return (base_ns, unit_ns) of z: step time >= base + unit * z.
 
-        The base is the largest least path, or a bound that is ``proved_ns`` already: the unit is finer then, but
-        no finer than ``FINEST`` allows.
+        The base is the largest of the paths' minima, or a bound that is ``proved_ns`` already: the unit is finer
+        then, but no finer than ``FINEST`` allows.
         """
         starts = self.offsets[:-1]
         spans = [np.maximum.reduceat(row, starts) - np.minimum.reduceat(row, starts) for row in self.coefficients]
@@ -169,8 +172,10 @@ class LayoutProgram:
         return base, max(1, -(-(self.cutoff_ns - base) // RESOLUTION), -(-longest // FINEST))
 
     def path_rows(self, first: int, base: int, unit: int) -> Rows:
-        """critical_path rows of the paths from number ``first`` on: z - sum q x >= floor((base_p - base) / unit),
-        q = floor((coefficient - least of the stage) / unit)."""
+        """Return the critical_path rows of the paths from index ``first`` on.
+
+        z - sum q x >= floor((base_p - base) / unit), q = floor((coefficient - minimum of the stage) / unit).
+        """
         starts, ends = self.offsets[:-1], self.offsets[1:]
         width = int(self.offsets[-1])
         names, matrix, lower = [], [], []
@@ -185,16 +190,17 @@ class LayoutProgram:
         return Rows.dense(names, np.array(matrix, dtype=np.int64).reshape(-1, width + 1), lower)
 
     def program(self, base: int, unit: int, elastic: bool = False) -> Program:
-        """The whole program with all rows known so far.
+        """Return the whole program with all rows known so far.
 
         ``elastic``: layers may stay unplaced at a price above the cutoff, and z has no upper bound, so that the
-        relaxation always has an optimum: one above the cutoff proves that no plan is at or below it.
+        relaxation always has an optimum. An optimum above the cutoff proves that no plan is at or below the
+        cutoff.
         """
         builder = ProgramBuilder(self.context.layout.schedule)
         names = [f"x[{menu.stage},{item}]" for menu in self.menus for item in range(len(menu))]
         builder.add_variables(names, 0, 1)
-        most = max(0, (self.cutoff_ns - base) // unit) + SLACK_UNITS
-        z = builder.add_variable("z", 0, 2**40 if elastic else most)
+        max_z = max(0, (self.cutoff_ns - base) // unit) + SLACK_UNITS
+        z = builder.add_variable("z", 0, 2**40 if elastic else max_z)
         prices = [1]
         for run, (_, length) in enumerate(self.context.runs if elastic else ()):
             builder.add_variable(f"unplaced[{run}]", 0, length, integer=False)
@@ -216,11 +222,11 @@ class LayoutProgram:
         return Plan(layout=self.context.layout, virtual_stages=tuple(stages))
 
     def durations(self, choice: Sequence[int]) -> IntArray:
-        """Duration matrix [Term, J] of a choice."""
+        """Return the duration matrix [Term, J] of a choice."""
         return np.stack([menu.terms[:, item] for menu, item in zip(self.menus, choice, strict=True)], axis=1)
 
     def fractional_durations(self, values: FloatArray) -> IntArray:
-        """Duration matrix of a fractional point: the mean of the items, rounded."""
+        """Return the duration matrix of a fractional point: the mean of the items, rounded."""
         offsets = self.offsets
         columns = [
             menu.terms @ values[start:end]
@@ -229,23 +235,23 @@ class LayoutProgram:
         return np.rint(np.stack(columns, axis=1)).astype(np.int64)
 
     def overfull_rank(self, choice: Sequence[int]) -> int | None:
-        """A rank whose exact peak exceeds the capacity, if any."""
+        """Return a rank whose exact peak exceeds the capacity, if any."""
         context = self.context
         for rank, rows in enumerate(context.profiles):
-            held = [(self.menus[j], choice[j]) for j in context.layout.rank_stages[rank]]
-            state = sum(int(menu.state_bytes[item]) for menu, item in held)
-            kept = np.array([int(menu.kept_bytes[item]) for menu, item in held])
-            deferred = np.array([int(menu.deferred_bytes[item]) for menu, item in held])
+            items = [(self.menus[j], choice[j]) for j in context.layout.rank_stages[rank]]
+            state_bytes = sum(int(menu.state_bytes[item]) for menu, item in items)
+            kept = np.array([int(menu.kept_bytes[item]) for menu, item in items])
+            deferred = np.array([int(menu.deferred_bytes[item]) for menu, item in items])
             buffers = int(context.costs.of_rank(rank).buffer_bytes)
             for running, counts in rows:
-                menu, item = held[running]
+                menu, item = items[running]
                 live = int(np.dot(counts, held_bytes(kept, deferred, len(counts))))
-                total = state + live + int(menu.transient_bytes[item]) + buffers
+                total = state_bytes + live + int(menu.transient_bytes[item]) + buffers
                 if total > context.capacity_of(rank):
                     return rank
-                host = sum(int(part.host_state_bytes[own]) for part, own in held)
-                on_host = [int(part.host_kept_bytes[own]) for part, own in held]
-                host += int(np.dot(counts[: len(held)], on_host))
+                host = sum(int(part.host_state_bytes[index]) for part, index in items)
+                on_host = [int(part.host_kept_bytes[index]) for part, index in items]
+                host += int(np.dot(counts[: len(items)], on_host))
                 if host > context.host_capacity_of(rank):
                     return rank
         return None
@@ -272,14 +278,14 @@ def layers_are_placed_once(program: LayoutProgram, builder: ProgramBuilder) -> N
     runs = np.concatenate([menu.runs for menu in program.menus])
     elastic = builder.num_variables > z + 1
     for run, (_, length) in enumerate(program.context.runs):
-        held, counts = columns, runs[:, run]
+        row_columns, counts = columns, runs[:, run]
         if elastic:
-            held, counts = np.append(held, z + 1 + run), np.append(counts, 1)
-        builder.add_row(f"layers_are_placed_once[{run}]", held, counts, length, length)
+            row_columns, counts = np.append(row_columns, z + 1 + run), np.append(counts, 1)
+        builder.add_row(f"layers_are_placed_once[{run}]", row_columns, counts, length, length)
 
 
 def runs_in_order(program: LayoutProgram, builder: ProgramBuilder) -> None:
-    """A stage with layers after run r needs all of run r on it or before it."""
+    """A stage with layers after run r needs all of run r on itself or before."""
     offsets = program.offsets
     for run, (_, length) in enumerate(program.context.runs[:-1]):
         before = np.zeros(offsets[-1], dtype=np.int64)
@@ -291,7 +297,7 @@ def runs_in_order(program: LayoutProgram, builder: ProgramBuilder) -> None:
 
 
 def larger_stages_first(program: LayoutProgram, builder: ProgramBuilder) -> None:
-    """Even interleaving: an inner stage holds no more layers than the inner stage before it."""
+    """Even interleaving: an inner stage holds at most as many layers as the inner stage before it."""
     if even_splits(program.context.problem, program.context.layout) is None:
         return
     offsets = program.offsets
@@ -302,7 +308,7 @@ def larger_stages_first(program: LayoutProgram, builder: ProgramBuilder) -> None
 
 
 def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None:
-    """Peak memory of ranks with several virtual stages, one row for each running chunk and live vector."""
+    """Limit the peak memory of ranks with several virtual stages: a row for each running chunk and live vector."""
     context, offsets = program.context, program.offsets
     if context.layout.vpp == 1:
         return
@@ -318,18 +324,18 @@ def rank_fits_in_memory(program: LayoutProgram, builder: ProgramBuilder) -> None
                 + (program.menus[j].transient_bytes if chunk == running else 0)
                 for chunk, j in enumerate(stages)
             ]
-            room = context.capacity_of(rank) - int(context.costs.of_rank(rank).buffer_bytes)
+            capacity = context.capacity_of(rank) - int(context.costs.of_rank(rank).buffer_bytes)
             builder.add_row(
                 f"rank_fits_in_memory[{rank},{number}]",
                 columns,
                 np.concatenate(parts) // unit,
                 MINUS_INFINITY,
-                room // unit,
+                capacity // unit,
             )
 
 
 def rank_fits_on_host(program: LayoutProgram, builder: ProgramBuilder) -> None:
-    """Bytes on the host of ranks with several virtual stages, one row for each live vector."""
+    """Limit the host memory of ranks with several virtual stages: one row for each live vector."""
     context, offsets = program.context, program.offsets
     if context.layout.vpp == 1 or not context.costs.offloads:
         return
@@ -342,29 +348,32 @@ def rank_fits_on_host(program: LayoutProgram, builder: ProgramBuilder) -> None:
                 program.menus[j].host_state_bytes + counts[chunk] * program.menus[j].host_kept_bytes
                 for chunk, j in enumerate(stages)
             ]
-            name, held = f"rank_fits_on_host[{rank},{number}]", np.concatenate(parts) // unit
-            builder.add_row(name, columns, held, MINUS_INFINITY, context.host_capacity_of(rank) // unit)
+            name, coefficients = f"rank_fits_on_host[{rank},{number}]", np.concatenate(parts) // unit
+            builder.add_row(name, columns, coefficients, MINUS_INFINITY, context.host_capacity_of(rank) // unit)
 
 
 def rank_recomputes_enough(program: LayoutProgram, builder: ProgramBuilder) -> None:
-    """Fixed layers: sum_i backward_ji x_ji over a rank's chunks is no less than the least that fits, which rows
-    of memory do not say of fractions. Above the least of each stage, in units rounded for a relaxation."""
+    """Fixed layers: sum_i backward_ji x_ji over a rank's chunks is at least the minimum that fits.
+
+    The memory rows do not imply this for fractions. The row counts from the minimum of each stage, in units
+    rounded for a relaxation.
+    """
     context, offsets = program.context, program.offsets
-    for rank, least in enumerate(context.least_backward_ns):
+    for rank, min_backward_ns in enumerate(context.least_backward_ns):
         stages = context.layout.rank_stages[rank]
         columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
         backwards = [program.menus[j].terms[Term.BACKWARD] for j in stages]
         above = np.concatenate([backward - backward.min() for backward in backwards])
-        needed = least - sum(int(backward.min()) for backward in backwards)
+        needed = min_backward_ns - sum(int(backward.min()) for backward in backwards)
         if needed > 0:
             unit = max(1, int(above.max()) // FLOOR_UNITS)
             builder.add_row(f"rank_recomputes_enough[{rank}]", columns, -(-above // unit), -(-needed // unit))
 
 
 def forbidden_combinations(program: LayoutProgram, builder: ProgramBuilder) -> None:
-    """Combinations that exact memory refused."""
-    for number, (columns, most) in enumerate(program.forbidden):
-        builder.add_row(f"forbidden[{number}]", columns, np.ones_like(columns), MINUS_INFINITY, most)
+    """Exclude combinations that the exact memory check refused."""
+    for number, (columns, max_chosen) in enumerate(program.forbidden):
+        builder.add_row(f"forbidden[{number}]", columns, np.ones_like(columns), MINUS_INFINITY, max_chosen)
 
 
 ROW_FAMILIES = (

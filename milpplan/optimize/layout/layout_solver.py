@@ -1,8 +1,8 @@
-"""Decide one layout against a cutoff: counting, two relaxations with critical-path cuts, the integer program.
+"""Solver of one layout against a cutoff: counting, two relaxations with critical-path cuts, the integer program.
 
-Each step either proves that no plan of the layout is at or below the cutoff, or finds one and lowers the cutoff.
-Menus that run empty prove by counting; the relaxations prove by their duals, checked in exact integers; the
-integer program proves by a backend, confirmed by a second one (``SolveOptions.witness``).
+Each step either proves that no plan of the layout is at or below the cutoff, or finds a plan and lowers the
+cutoff. A menu that runs empty proves by counting. The relaxations prove by their duals, checked in exact integers.
+The integer program proves by a backend, confirmed by a second backend (``SolveOptions.witness``).
 """
 
 from __future__ import annotations
@@ -41,49 +41,55 @@ from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.step_graph import StepGraph
 
 AIM = 0.9
-"""Share of the gap that proofs aim at: what a witness does not confirm must not leave the bound just short."""
+"""Share of the gap that proofs aim at, so that a bound that a second solver confirms only in part still closes the
+gap."""
 QUICK_ROUNDS = 30
 FULL_ROUNDS = 150
 MENU_ROUNDS = 60
 MAX_PROGRAMS = 60
 MAX_SPLITS = 200
 NODES = 4
-"""Nodes of the branch and bound over free splits of one layout at a time."""
+"""Number of nodes by which free splits of one layout are branched at a time."""
 WITNESS_LIMITS = ((1.0, 1.0), (20.0, 5.0))
-"""(seconds, times what the first solver took): a witness gets the longer. All are asked with the short limit
-before any with the long one, because which solver is fast differs from program to program; the one that proved
-last is asked first."""
+"""Time limits of a confirming solver: (seconds, multiple of the first solver's time), of which the longer counts.
+All solvers are asked with the short limit before any with the long limit, because which solver is fast differs
+from program to program. The solver that proved last is asked first."""
 COARSE_GAP = 0.02
 """Relative gap (of the part above the program's base) of integer programs that only look for critical paths."""
 
 
 @dataclass(slots=True)
 class LayoutSolver(SolveContext):
-    """Resolves layouts one after another; holds what they share."""
+    """Solver that resolves layouts one after another; holds what they share."""
 
     known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
-    """Paths by graph: they hold for every layout with the same graph."""
+    """Critical paths by graph: they hold for every layout with this graph."""
     trees: dict[tuple[Layout, PartKey], BranchingTree] = field(default_factory=dict)
-    """Layouts, and their parts, with free interleaved splits that are not decided yet."""
+    """Branching trees of undecided layouts with free interleaved splits, and of their recompute parts."""
 
     def unfinished(self, layout: Layout) -> bool:
-        """Whether more effort on a layout goes on where the last one ended."""
-        return any(place == layout for place, _ in self.trees)
+        """Return True if branching on the layout has begun and can go on."""
+        return any(tree_layout == layout for tree_layout, _ in self.trees)
 
     def resolve(self, context: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int = 1) -> LayoutOutcome:
-        """Prove that the layout has no plan at or below ``cutoff_ns``, or find its best one within the gap.
+        """Prove that the layout has no plan at or below ``cutoff_ns``, or find its best plan within the gap.
 
-        No ``effort``: stop after a few rounds on the compact relaxation, with the bound and a rounded plan if
-        that helps. Free interleaved splits are branched for a few nodes and go on there at the next call.
+        Args:
+            context: the layout.
+            cutoff_ns: longest step that counts.
+            bound_ns: bound proved so far.
+            effort: 0 stops after a few rounds on the compact relaxation, with the bound and perhaps a rounded
+                plan. Otherwise the layout is decided, but free interleaved splits are branched only for a few
+                nodes and go on there at the next call.
         """
-        most = most_within(context, cutoff_ns)
-        if most is None:
+        max_layers = max_layers_within(context, cutoff_ns)
+        if max_layers is None:
             return LayoutOutcome(max(bound_ns, cutoff_ns + 1), "bounded")
         state = self.new_state(context, cutoff_ns, bound_ns)
-        return LayoutOutcome.of(state, self._run(state, most, effort))
+        return LayoutOutcome.of(state, self._run(state, max_layers, effort))
 
     def new_state(self, context: LayoutContext, cutoff_ns: int, bound_ns: int) -> LayoutState:
-        """An attempt at a layout, with the paths known of its graph."""
+        """Return the initial state of a layout, with the paths known for its graph."""
         layout = context.layout
         shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
         key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
@@ -98,7 +104,8 @@ class LayoutSolver(SolveContext):
             self.counters,
         )
 
-    def _run(self, state: LayoutState, most: IntArray, effort: int) -> Fate:
+    def _run(self, state: LayoutState, max_layers: IntArray, effort: int) -> Fate:
+        """Decide the layout by splits, relaxations and programs, as far as ``effort`` and time allow."""
         splits = even_splits(state.context.problem, state.context.layout)
         if splits is None and state.context.layout.vpp > 1:
             return self._tree(state, NODES)
@@ -109,7 +116,7 @@ class LayoutSolver(SolveContext):
             splits = _bounded_splits(state, splits, bounds)
             if state.closed:
                 return "bounded"
-        menus = compact_rounds(state, most, FULL_ROUNDS if effort else QUICK_ROUNDS)
+        menus = compact_rounds(state, max_layers, FULL_ROUNDS if effort else QUICK_ROUNDS)
         if menus is None or state.closed:
             return "relaxed"
         if splits is not None:
@@ -125,7 +132,7 @@ class LayoutSolver(SolveContext):
         return self._whole(state, menus)
 
     def _tree(self, state: LayoutState, nodes: int) -> Fate:
-        """Branch and bound over the layers of the virtual stages."""
+        """Branch and bound over the layers of the virtual stages, for a number of nodes."""
         part, programs = (state.context.layout, part_key(state.context)), self.counters.integer_programs
         if part not in self.trees:
             self.trees[part] = BranchingTree(state, self._split)
@@ -138,19 +145,19 @@ class LayoutSolver(SolveContext):
         return "solved" if self.counters.integer_programs > programs else "relaxed"
 
     def _split(self, part: LayoutState, split: tuple[int, ...]) -> None:
-        """One split of the layers: raises the bound, or finds the best plan."""
+        """Decide one split of the layers: raise the bound or find the best plan."""
         bounds = SplitBounds(part.context, part.graph, tuple(part.pool))
         part.bound_ns = max(part.bound_ns, bounds.bound_ns(split, part.cutoff_ns))
         if part.closed:
             return
         part.context = part.context.with_split(split, bounds.least_backward_ns(split))
-        most = _most(part.context, part.cutoff_ns)
-        menus = None if most is None else compact_rounds(part, most, FULL_ROUNDS)
+        max_layers = _max_layers_counted(part.context, part.cutoff_ns)
+        menus = None if max_layers is None else compact_rounds(part, max_layers, FULL_ROUNDS)
         if menus is None or part.closed or self._whole(part, menus) != "open":
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
 
     def _whole(self, state: LayoutState, menus: list[Menu]) -> Fate:
-        """The menus' relaxation and, where it does not decide, integer programs."""
+        """Solve the menus' relaxation and, where it does not decide, integer programs."""
         program = start_program(state, menus)
         if program is None:
             return "relaxed"
@@ -161,40 +168,49 @@ class LayoutSolver(SolveContext):
         return "open" if self.out_of_time() else self.programs(state, program, trying)
 
     def _splits(self, state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
-        """Decide every split of the layers by itself, most promising first; the layout's bound is the least."""
+        """Decide every split of the layers, most promising first. The layout's bound is the minimum of the splits'
+        bounds."""
         parts: list[tuple[int, int, LayoutState]] = []
-        for number, split in enumerate(splits):
+        for index, split in enumerate(splits):
             context = state.context.with_split(split, bounds.least_backward_ns(split))
             part = replace(state, context=context, best=None)
-            most = _most(part.context, part.cutoff_ns)
-            if most is not None and compact_rounds(part, most, FULL_ROUNDS) is not None and not part.closed:
-                parts.append((part.bound_ns, number, part))
+            max_layers = _max_layers_counted(part.context, part.cutoff_ns)
+            if (
+                max_layers is not None
+                and compact_rounds(part, max_layers, FULL_ROUNDS) is not None
+                and not part.closed
+            ):
+                parts.append((part.bound_ns, index, part))
             state.take_best(part)
-        least, fate, programs = state.cutoff_ns + 1, "relaxed", self.counters.integer_programs
+        bound_ns, fate, programs = state.cutoff_ns + 1, "relaxed", self.counters.integer_programs
         for _, _, part in sorted(parts, key=lambda entry: entry[:2]):
             part.cutoff_ns = min(part.cutoff_ns, state.cutoff_ns)
             if not part.closed:
-                most = _most(part.context, part.cutoff_ns)
-                menus = None if most is None else compact_rounds(part, most, QUICK_ROUNDS)
+                max_layers = _max_layers_counted(part.context, part.cutoff_ns)
+                menus = None if max_layers is None else compact_rounds(part, max_layers, QUICK_ROUNDS)
                 if menus is not None and not part.closed and self._whole(part, menus) == "open":
-                    least, fate = min(least, part.bound_ns), "open"
+                    bound_ns, fate = min(bound_ns, part.bound_ns), "open"
                 state.take_best(part)
-        state.bound_ns = max(state.bound_ns, min(least, state.cutoff_ns + 1))
+        state.bound_ns = max(state.bound_ns, min(bound_ns, state.cutoff_ns + 1))
         if fate == "open" and not state.closed:
             return "open"
         return "solved" if self.counters.integer_programs > programs else "relaxed"
 
     def seconds_left(self) -> float | None:
-        """Until the time limit."""
+        """Return the seconds until the time limit."""
         return None if self.deadline is None else max(0.01, self.deadline - time.monotonic())
 
     def _limits(self, seconds: float | None) -> Limits:
         return Limits(time_limit_s=seconds, seed=self.options.seed, cancelled=self.options.cancelled)
 
     def programs(self, state: LayoutState, program: ChoiceProgram, trying: Callable[[Choice], None]) -> Fate:
-        """Integer programs, whose answers ``trying`` simulates, until bound and simulator meet up to their
-        rounding; once more in finer units where that leaves more than the gap. Finer units try the tolerances of
-        solvers: where they then fail or contradict each other, what the coarser ones proved stays."""
+        """Solve integer programs until bound and simulated step meet up to rounding; ``trying`` simulates their
+        answers.
+
+        If rounding leaves more than the gap, the programs are solved once more in finer units. Finer units strain
+        the tolerances of solvers: where solvers then fail or contradict each other, the proof in coarser units
+        stays.
+        """
         fate = self._programs_in(state, program, trying, 0)
         if fate == "open" and state.rounded and state.gap > 0 and not self.out_of_time():
             with suppress(SolverError):
@@ -204,9 +220,10 @@ class LayoutSolver(SolveContext):
     def _programs_in(
         self, state: LayoutState, program: ChoiceProgram, trying: Callable[[Choice], None], proved_ns: int
     ) -> Fate:
-        """Integer programs above a base of ``proved_ns`` until bound and simulator meet, or the limit.
+        """Solve integer programs above a base of ``proved_ns`` until bound and simulated step meet, or the limit
+        is reached.
 
-        A bound of an integer program counts only when the second solver has proved it too.
+        A bound of an integer program counts only once a second solver has proved it.
         """
         solver, gap = self.backend, COARSE_GAP
         for _ in range(MAX_PROGRAMS):
@@ -227,7 +244,7 @@ class LayoutSolver(SolveContext):
             if solution.bound is None or solution.values is None or solution.limit_reached:
                 return "open"
             proved = int(np.ceil(solution.bound - 1e-6))
-            known = program.num_rows_found
+            num_rows = program.num_rows_found
             choice = _choice_of(program, np.asarray(solution.values))
             trying(choice)
             if base + unit * proved > state.cutoff_ns:
@@ -235,12 +252,12 @@ class LayoutSolver(SolveContext):
             rank = program.overfull_rank(choice)
             if rank is not None:
                 program.forbid_rank_items(choice, rank)
-            if program.num_rows_found != known:
+            if program.num_rows_found != num_rows:
                 continue
             if gap > 0:
                 gap = 0.0
             elif solver.name == "cpsat":
-                # The units that CP-SAT is trusted with may be too coarse for the gap: HiGHS takes finer ones.
+                # The units that CP-SAT can handle may be too coarse for the gap: HiGHS handles finer units.
                 solver, program.memory_units = backend("highs"), MEMORY_UNITS
             else:
                 # Bound and simulator have met up to the rounding of the program.
@@ -249,24 +266,24 @@ class LayoutSolver(SolveContext):
         return "open"
 
     def _answer(self, solver: Backend, program: Program, limits: Limits) -> Solution | None:
-        """Return what a solver says, or, where it cannot run, one of the others; None where none can."""
-        for number, asked in enumerate((solver, *map(backend, ("highs", "cbc", "cpsat")))):
-            if number and (asked.name == solver.name or self.out_of_time()):
+        """Return the answer of the solver or, where it cannot run, of another solver; None where none can run."""
+        for index, candidate in enumerate((solver, *map(backend, ("highs", "cbc", "cpsat")))):
+            if index and (candidate.name == solver.name or self.out_of_time()):
                 continue
             try:
-                return asked.solve(program, limits)
+                return candidate.solve(program, limits)
             except UnavailableError as error:
                 self.without(error)
             except SolverError:
-                # A stand-in's failure says nothing of the solver that was asked for.
-                if not number:
+                # Only a failure of the solver that was asked for is an error.
+                if not index:
                     raise
         return None
 
     def _settle(
         self, state: LayoutState, program: Program, solution: Solution, proved: int, base: int, unit: int
     ) -> Fate:
-        """Take over as much of a bound as is confirmed."""
+        """Raise the state's bound as far as it is confirmed."""
         confirmed = self._confirmed(program, solution, proved)
         if confirmed is not None:
             state.bound_ns = max(state.bound_ns, base + unit * confirmed)
@@ -275,10 +292,11 @@ class LayoutSolver(SolveContext):
         return "solved" if state.closed else "open"
 
     def _confirmed(self, program: Program, solution: Solution, proved: int) -> int | None:
-        """The part of a bound on z that a second solver proves too: all of it, or all but ``SLACK_UNITS``.
+        """Return the part of a bound on z that a second solver proves too: all of it, or all but ``SLACK_UNITS``.
 
-        It is asked whether anything lies below the bound. An answer that breaks a row by its tolerance decides
-        nothing: then a little less is asked for. A solution that holds is a contradiction, which is an error.
+        The second solver is asked for a solution below the bound. An answer that breaks a row by its tolerance
+        decides nothing: then a slightly smaller bound is tried. A valid solution is a contradiction and raises an
+        error.
         """
         if not self.witnesses or proved <= 0:
             self.counters.unwitnessed += not self.witnesses
@@ -293,11 +311,11 @@ class LayoutSolver(SolveContext):
         return None
 
     def _nothing_below(self, below: Program, solution: Solution, bound: int) -> bool:
-        """Whether one of the witnesses proves a program infeasible."""
+        """Return True if a confirming solver proves the program infeasible."""
         others = [witness for witness in self.witnesses if witness.name != solution.backend]
         for (seconds, factor), witness in product(WITNESS_LIMITS, others):
-            left, longest = self.seconds_left(), max(seconds, factor * solution.wall_time_s)
-            limits = self._limits(longest if left is None else min(left, longest))
+            seconds_left, longest_s = self.seconds_left(), max(seconds, factor * solution.wall_time_s)
+            limits = self._limits(longest_s if seconds_left is None else min(seconds_left, longest_s))
             try:
                 second = witness.solve(below, limits)
             except UnavailableError as error:
@@ -320,47 +338,49 @@ class LayoutSolver(SolveContext):
 
 
 def _below(program: Program, bound: int) -> Program:
-    """The program with its objective, the last variable, below a bound."""
+    """Return the program with its objective, the last variable, limited to values below a bound."""
     return program.with_upper_bound(program.num_variables - 1, bound - 1)
 
 
 def _bounded_splits(
     state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
 ) -> tuple[tuple[int, ...], ...]:
-    """The splits that the paths known so far do not exclude; the layout's bound is the least of theirs."""
-    known = [bounds.bound_ns(split, state.cutoff_ns) for split in splits]
-    state.bound_ns = max(state.bound_ns, min(known, default=state.cutoff_ns + 1))
-    return tuple(split for split, bound in zip(splits, known, strict=True) if bound <= state.cutoff_ns)
+    """Return the splits that known paths do not exclude, and raise the layout's bound to the minimum of the
+    splits' bounds."""
+    split_bounds = [bounds.bound_ns(split, state.cutoff_ns) for split in splits]
+    state.bound_ns = max(state.bound_ns, min(split_bounds, default=state.cutoff_ns + 1))
+    return tuple(split for split, bound in zip(splits, split_bounds, strict=True) if bound <= state.cutoff_ns)
 
 
-def most_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:
-    """Most layers each virtual stage can hold without its rank's path passing the cutoff, [J]."""
+def max_stage_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:
+    """Return the maximum number of layers of each virtual stage, [J], such that its rank's path stays below the
+    cutoff."""
     layout = context.layout
     P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
     ranks = [context.costs.of_rank(rank) for rank in range(P)]
     counts = np.bincount(np.array(context.problem.model.layer_kinds))
     if v > 1:
-        least = np.array([context.min_layers(j) for j in range(context.num_stages)])[context.places]
+        min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])[context.places]
         on_rank = most_on_ranks(context, cutoff_ns)
         if (np.maximum(on_rank, 0).sum(axis=1) < counts).any():
             return np.full(context.num_stages, -1)
-        most = on_rank.max(axis=0) - (least.sum(axis=0, keepdims=True) - least)
-        return context.by_stage(np.maximum(most, -1))
+        max_on_stage = on_rank.max(axis=0) - (min_layers.sum(axis=0, keepdims=True) - min_layers)
+        return context.by_stage(np.maximum(max_on_stage, -1))
     schedule = np.array([SCHEDULES.index(layout.schedule)])
-    whole, on_forward, on_backward, on_weight, _ = path_coefficients(np.array([float(m)]), schedule, P)
-    # Of a whole pass only what it takes on the fastest node type counts.
-    once = np.min([costs.least_ns.sum(axis=0) for costs in ranks], axis=0)
-    work = int(once @ counts) + int(ranks[0].embedding_ns[:2].sum() + ranks[-1].head_ns[:2].sum())
+    on_pass, on_forward, on_backward, on_weight, _ = path_coefficients(np.array([float(m)]), schedule, P)
+    # A whole pass counts with the time of the fastest node type.
+    pass_ns = np.min([costs.least_ns.sum(axis=0) for costs in ranks], axis=0)
+    work = int(pass_ns @ counts) + int(ranks[0].embedding_ns[:2].sum() + ranks[-1].head_ns[:2].sum())
     forward, backward = np.array([costs.least_ns.min(axis=1) for costs in ranks]).T
     weight = np.array([costs.duration_ns[:, Phase.WEIGHT].min() for costs in ranks])
     per_layer = on_forward[:, 0] * forward + on_backward[:, 0] * backward + on_weight[:, 0] * weight
     per_layer = np.maximum(per_layer, 1.0)
-    room = (cutoff_ns - whole[:, 0] * work) / per_layer
-    return np.asarray(np.maximum(np.floor(room + 1e-6), -1), dtype=np.int64)
+    slack = (cutoff_ns - on_pass[:, 0] * work) / per_layer
+    return np.asarray(np.maximum(np.floor(slack + 1e-6), -1), dtype=np.int64)
 
 
 def _scaled(program: ChoiceProgram, base: int, unit: int, limited: bool) -> tuple[Program, int]:
-    """The program and its unit; ``limited``: in units coarse enough for CP-SAT."""
+    """Return the program and its unit; ``limited``: in units coarse enough for CP-SAT."""
     current = program.program(base, unit)
     while limited and current.max_row_magnitude() >= MAX_ROW_MAGNITUDE:
         unit *= 4
@@ -369,41 +389,42 @@ def _scaled(program: ChoiceProgram, base: int, unit: int, limited: bool) -> tupl
     return current, unit
 
 
-def most_within(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
-    """Most layers of every stage, or None when counting, or the memory of the ends, shows that nothing is left."""
-    # Where all ranks are alike and hold one end at most, the layout's memory bound has looked at the ends.
+def max_layers_within(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
+    """Return the maximum layers of every stage; None when counting, or the memory of the model's ends, leaves no
+    plan."""
+    # Where all ranks are alike and hold at most one end, the layout's memory bound covers the ends.
     alike = context.layout.schedule not in V_SCHEDULES and not context.capacities and not context.costs.offloads
-    most = _most(context, cutoff_ns)
-    return most if most is not None and (alike or context.ends_fit()) else None
+    max_layers = _max_layers_counted(context, cutoff_ns)
+    return max_layers if max_layers is not None and (alike or context.ends_fit()) else None
 
 
-def _most(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
-    """Most layers of every stage, or None when counting shows that nothing is left."""
+def _max_layers_counted(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
+    """Return the maximum layers of every stage; None when counting leaves no plan."""
     layers = context.problem.model.num_layers
-    least = np.array([context.min_layers(j) for j in range(context.num_stages)])
-    held = np.array([context.max_layers(j) for j in range(context.num_stages)])
-    most = np.minimum(most_layers(context, cutoff_ns), held)
-    return None if (most < least).any() or most.sum() < layers else most
+    min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])
+    space_max = np.array([context.max_layers(j) for j in range(context.num_stages)])
+    max_layers = np.minimum(max_stage_layers(context, cutoff_ns), space_max)
+    return None if (max_layers < min_layers).any() or max_layers.sum() < layers else max_layers
 
 
 def start_program(state: LayoutState, menus: list[Menu]) -> LayoutProgram | None:
-    """The program with all known paths, or None when counting shows that nothing is left."""
+    """Return the program with all known paths; None when counting leaves no plan."""
     program = LayoutProgram(state.context, menus, state.cutoff_ns)
     for path in state.pool:
         program.add_path(path)
-    if not program.drop_hopeless_items() or not _enough(program.menus, state.context):
+    if not program.drop_hopeless_items() or not _can_hold_all_layers(program.menus, state.context):
         return None
     return program
 
 
-def _enough(menus: Sequence[Menu], context: LayoutContext) -> bool:
-    """Whether the menus can hold all layers."""
+def _can_hold_all_layers(menus: Sequence[Menu], context: LayoutContext) -> bool:
+    """Return True if the menus can place all layers."""
     total = context.problem.model.num_layers
-    most = sum(int(menu.layers.max()) for menu in menus)
-    least = sum(int(menu.layers.min()) for menu in menus)
-    return least <= total <= most
+    max_layers = sum(int(menu.layers.max()) for menu in menus)
+    min_layers = sum(int(menu.layers.min()) for menu in menus)
+    return min_layers <= total <= max_layers
 
 
 def _choice_of(program: ChoiceProgram, values: IntArray) -> Choice:
-    """Item taken by each stage in an integer answer."""
+    """Return the item chosen for each stage in an integer answer."""
     return [int(np.argmax(part)) for part in program.split(values[: int(program.offsets[-1])].astype(np.float64))]

@@ -1,4 +1,4 @@
-"""One layout whose virtual stages recompute alike: first all counts, which bound its parts, then part by part."""
+"""Solver of a layout whose virtual stages share one recompute setting: in parts with a fixed setting."""
 
 from __future__ import annotations
 
@@ -11,38 +11,46 @@ from milpplan.optimize.space.recompute_parts import PartKey, part_key, part_sett
 from milpplan.problem.plan import Layout
 
 PartBounds = dict[tuple[Layout, PartKey], int]
-"""What is proved of the parts of layouts, in nanoseconds."""
+"""Proved bounds of the parts of layouts, in nanoseconds."""
 
 
 def resolve_in_parts(
-    solver: LayoutSolver, known: PartBounds, context: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int
+    solver: LayoutSolver,
+    part_bounds: PartBounds,
+    context: LayoutContext,
+    cutoff_ns: int,
+    bound_ns: int,
+    effort: int,
 ) -> LayoutOutcome:
-    """``LayoutSolver.resolve`` of a space in parts. Without effort the relaxation of all counts is enough: its
-    bound holds for every part, and its rounded plans are of the space."""
+    """Resolve a layout of a space in parts; see ``LayoutSolver.resolve``.
+
+    Without effort the relaxation over all counts is enough: its bound holds for every part, and its rounded plans
+    are in the space.
+    """
     if not effort:
         if even_splits(context.problem, context.layout) is None and context.layout.vpp > 1:
             return LayoutOutcome(bound_ns, "open")
         return solver.resolve(context, cutoff_ns, bound_ns, 0)
     best: LayoutOutcome | None = None
     fates: set[Fate] = set()
-    least = 2**62
+    min_bound = 2**62
     for part in part_settings(context):
-        place = (context.layout, part_key(part))
-        proved = max(known.get(place, 0), bound_ns)
+        key = (context.layout, part_key(part))
+        proved = max(part_bounds.get(key, 0), bound_ns)
         if proved > cutoff_ns:
-            least = min(least, proved)
+            min_bound = min(min_bound, proved)
             fates.add("relaxed")
             continue
-        found = solver.resolve(part, cutoff_ns, proved, effort)
-        known[place] = max(proved, found.bound_ns)
-        least = min(least, known[place])
-        fates.add(found.fate)
-        if found.step_time_ns is not None:
-            best = found
-            step = found.step_time_ns
+        outcome = solver.resolve(part, cutoff_ns, proved, effort)
+        part_bounds[key] = max(proved, outcome.bound_ns)
+        min_bound = min(min_bound, part_bounds[key])
+        fates.add(outcome.fate)
+        if outcome.step_time_ns is not None:
+            best = outcome
+            step = outcome.step_time_ns
             cutoff_ns = min(cutoff_ns, int(step * (1.0 - AIM * solver.options.gap)), step - 1)
     fate: Fate = next((name for name in ("open", "solved", "relaxed") if name in fates), "bounded")
     if best is None:
-        return LayoutOutcome(least, fate)
+        return LayoutOutcome(min_bound, fate)
     assert best.step_time_ns is not None
-    return LayoutOutcome(min(least, best.step_time_ns), fate, best.plan, best.step_time_ns)
+    return LayoutOutcome(min(min_bound, best.step_time_ns), fate, best.plan, best.step_time_ns)

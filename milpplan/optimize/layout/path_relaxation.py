@@ -1,4 +1,4 @@
-"""What rounds of cutting planes ask of a relaxation of one layout."""
+"""Interface of a relaxation of one layout for the cutting-plane rounds."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from milpplan.simulation.pipeline.critical_path import CriticalPath
 
 
 class PathRelaxation(Protocol):
-    """A relaxation of one layout without its paths, z above a base in units."""
+    """Relaxation of one layout without its path rows; z counts units above a base."""
 
     @property
     def program(self) -> Program:
-        """All rows but the paths and peaks."""
+        """All rows but those of paths and ceiling cuts."""
 
     @property
-    def peaks(self) -> Sequence[CeilingPath]:
-        """Rows of peaks, right after those of the program."""
+    def ceiling_paths(self) -> Sequence[CeilingPath]:
+        """Ceiling cuts, whose rows come right after those of the program."""
 
     def base_ns(self, paths: list[CriticalPath]) -> int:
-        """Where z starts."""
+        """Return the step time at z = 0."""
 
-    def peak_rows(self, base: int, unit: int) -> Rows:
-        """Rows of the peaks."""
+    def ceiling_rows(self, base: int, unit: int) -> Rows:
+        """Return the rows of the ceiling cuts."""
 
     def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
-        """Rows of paths."""
+        """Return the rows of paths."""
 
     def narrow(self, relaxation: Relaxation, context: LayoutContext) -> None:
-        """Make the rows but those of paths, in a relaxation of the program, those of a narrower setting."""
+        """Narrow the program's rows in a relaxation to the limits of ``context``."""
 
     def path_limits(
         self, context: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Rows of peaks and paths, lower and upper sides, of a narrower setting."""
+        """Return indices, lower and upper sides of the rows of ceiling cuts and paths under narrower limits."""
 
     def durations(self, values: FloatArray) -> IntArray:
-        """Duration matrix [Term, J] of a fractional point."""
+        """Return the duration matrix [Term, J] of a fractional point."""
 
     def layers(self, values: FloatArray) -> FloatArray:
-        """Layers of every virtual stage at a fractional point, [J]."""
+        """Return the layers of every virtual stage at a fractional point, [J]."""

@@ -1,6 +1,6 @@
 """The integer program of a layout with replicas of different make: the programs of its views, tied by the layers.
 
-Sets and variables: those of ``formulation`` once for each view v (node type), with items x_vji; one z for all.
+Sets and variables: those of ``layout_program`` once for each view v (node type), with items x_vji; one z for all.
 
     minimise z
     all rows of each view's program, in the same units: z >= path_p(x_v) for the paths of v's own graph
@@ -27,7 +27,7 @@ from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 @dataclass(slots=True)
 class JointProgram:
-    """The programs of all views; a choice is one of the first view's stages, then one of the second's."""
+    """Programs of all views with one z. A choice lists the first view's stages, then the second view's."""
 
     views: list[LayoutProgram]
     cutoff_ns: int
@@ -41,78 +41,84 @@ class JointProgram:
 
     @property
     def num_rows_found(self) -> int:
-        """Paths and forbidden combinations so far."""
+        """Number of paths and forbidden combinations so far."""
         return sum(view.num_rows_found for view in self.views)
 
     def split(self, row: FloatArray) -> list[FloatArray]:
-        """A row over all items as one part a stage of each view."""
+        """Split a row over all items into one part per stage of each view."""
         return [row[start:end] for start, end in pairwise(self.offsets)]
 
     def choices(self, choice: Sequence[int]) -> list[Choice]:
-        """A choice as one of each view."""
+        """Split a choice into one choice per view."""
         J = len(self.views[0].menus)
         return [list(choice[J * number : J * (number + 1)]) for number in range(len(self.views))]
 
     def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
-        """(base_ns, unit_ns) of z: the highest base of the views, and the coarsest unit above it."""
-        self._tell()
+        """Return (base_ns, unit_ns) of z: the highest base of the views, and the coarsest unit above it."""
+        self._share_settings()
         base = max(view.scaling(proved_ns)[0] for view in self.views)
         return base, max(view.scaling(base)[1] for view in self.views)
 
     def program(self, base: int, unit: int) -> Program:
-        """The views' programs beside each other, with one z."""
-        self._tell()
+        """Return the views' programs side by side, with one z."""
+        self._share_settings()
         parts = [view.program(base, unit) for view in self.views]
         widths = [part.num_variables - 1 for part in parts]
         starts = np.cumsum([0, *widths])
         z = int(starts[-1])
         rows = [
-            _moved(part.rows, int(start), width, z, number)
-            for number, (part, start, width) in enumerate(zip(parts, starts[:-1], widths, strict=True))
+            _moved(part.rows, int(start), width, z, view)
+            for view, (part, start, width) in enumerate(zip(parts, starts[:-1], widths, strict=True))
         ]
         items = [slice(0, width) for width in widths]
         last = parts[0]
         objective = np.zeros(z + 1, dtype=np.int64)
         objective[z] = 1
         names = [
-            f"{name}@{number}"
-            for number, (part, own) in enumerate(zip(parts, items, strict=True))
-            for name in part.variable_names[own]
+            f"{name}@{view}"
+            for view, (part, columns) in enumerate(zip(parts, items, strict=True))
+            for name in part.variable_names[columns]
         ]
         return Program(
             last.name,
             (*names, "z"),
-            np.concatenate([*(part.lower[own] for part, own in zip(parts, items, strict=True)), last.lower[-1:]]),
-            np.concatenate([*(part.upper[own] for part, own in zip(parts, items, strict=True)), last.upper[-1:]]),
+            np.concatenate(
+                [*(part.lower[columns] for part, columns in zip(parts, items, strict=True)), last.lower[-1:]]
+            ),
+            np.concatenate(
+                [*(part.upper[columns] for part, columns in zip(parts, items, strict=True)), last.upper[-1:]]
+            ),
             np.ones(z + 1, dtype=np.bool_),
             Rows.concatenate([*rows, self._same_layers()]),
             objective,
         )
 
-    def _tell(self) -> None:
-        """The views' programs count from the same cutoff, in the same units of memory."""
+    def _share_settings(self) -> None:
+        """Give the views' programs one cutoff and one unit of memory."""
         for view in self.views:
             view.cutoff_ns, view.memory_units = self.cutoff_ns, self.memory_units
 
     def _same_layers(self) -> Rows:
-        """same_layers: every stage holds the same layers of every run in all views."""
+        """same_layers: every stage holds equal layers of every run in all views."""
         first, width = self.views[0], int(self.offsets[-1])
         starts = np.cumsum([0, *(int(view.offsets[-1]) for view in self.views)])
         names, matrix = [], []
-        for number, view in enumerate(self.views[1:], start=1):
+        for index, view in enumerate(self.views[1:], start=1):
             for j, (own, menu) in enumerate(zip(first.menus, view.menus, strict=True)):
                 for run in range(own.runs.shape[1]):
                     row = np.zeros(width, dtype=np.int64)
                     row[first.offsets[j] : first.offsets[j + 1]] = -own.runs[:, run]
-                    here = starts[number] + view.offsets
-                    row[here[j] : here[j + 1]] = menu.runs[:, run]
-                    names.append(f"same_layers[{number},{j},{run}]")
+                    view_offsets = starts[index] + view.offsets
+                    row[view_offsets[j] : view_offsets[j + 1]] = menu.runs[:, run]
+                    names.append(f"same_layers[{index},{j},{run}]")
                     matrix.append(row)
         return Rows.dense(names, np.array(matrix, dtype=np.int64).reshape(-1, width), 0, 0)
 
     def overfull_rank(self, choice: Sequence[int]) -> int | None:
-        """A rank of a view whose exact peak exceeds the capacity, if any; those of the second view are numbered on
-        from those of the first."""
+        """Return a rank of a view whose exact peak exceeds the capacity, if any.
+
+        Ranks of the second view are numbered after those of the first.
+        """
         for number, (view, own) in enumerate(zip(self.views, self.choices(choice), strict=True)):
             rank = view.overfull_rank(own)
             if rank is not None:
@@ -125,8 +131,8 @@ class JointProgram:
         self.views[number].forbid_rank_items(self.choices(choice)[number], own)
 
 
-def _moved(rows: Rows, start: int, width: int, z: int, number: int) -> Rows:
-    """A view's rows with its items from column ``start`` on and its z, column ``width``, in column ``z``."""
+def _moved(rows: Rows, start: int, width: int, z: int, view: int) -> Rows:
+    """Return a view's rows with its items moved to column ``start`` and its z (column ``width``) to ``z``."""
     columns = np.where(rows.columns == width, z, rows.columns + start)
-    names = tuple(f"{name}@{number}" for name in rows.names)
+    names = tuple(f"{name}@{view}" for name in rows.names)
     return Rows(names, rows.starts, columns, rows.coefficients, rows.lower, rows.upper)

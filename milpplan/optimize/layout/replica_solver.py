@@ -1,9 +1,9 @@
-"""Decide a layout with replicas of different make: its views one by one, then all together.
+"""Solver of layouts with heterogeneous replicas: first each view (node type) alone, then all views together.
 
-A view's step bounds the step from below, so what proves that a view has no plan at or below the cutoff decides the
-layout: counting, the ranks' recomputation in every even split, and the compact relaxation of each view. What is
-left is decided by one integer program over all views (``replica_program``), solved and confirmed like any other,
-split by split where there are few.
+A view's step bounds the step from below, so a proof that a view has no plan at or below the cutoff decides the
+layout. Such proofs come from counting, from the ranks' recomputation in every even split, and from the compact
+relaxation of each view. The rest is decided by one integer program over all views (``replica_program``), solved
+and confirmed like any other, split by split where there are few splits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from milpplan.optimize.layout.layout_solver import (
     MENU_ROUNDS,
     QUICK_ROUNDS,
     LayoutSolver,
-    most_within,
+    max_layers_within,
     start_program,
 )
 from milpplan.optimize.layout.replica_program import JointProgram
@@ -40,50 +40,52 @@ Split = tuple[int, ...]
 
 @dataclass(slots=True)
 class Joint:
-    """All views of a layout against one cutoff; ``whole`` holds what is proved and found of the layout."""
+    """All views of a layout against one cutoff; ``whole`` holds the bound and the best plan of the layout."""
 
     layout: Layout
     whole: LayoutState
     views: list[ViewState] = field(default_factory=list)
 
     def offer(self, origin: ViewState, plan: Plan) -> None:
-        """Simulate the layers of a view's plan in all views, with the recomputation that each of them needs."""
+        """Simulate the layers of a view's plan in all views, each with the recomputation that it needs."""
         layers = np.array([stage.num_layers for stage in plan.virtual_stages], dtype=np.int64)
-        plans, longest = [], 0
+        plans, step_ns = [], 0
         for view in self.views:
-            own = plan if view is origin else fitted_plan(view.context, layers)
-            if own is None:
+            view_plan = plan if view is origin else fitted_plan(view.context, layers)
+            if view_plan is None:
                 return
-            stages = plan_stages(view.context.costs, view.context.problem.model.layer_kinds, own)
+            stages = plan_stages(view.context.costs, view.context.problem.model.layer_kinds, view_plan)
             paths, steps = view.paths_at(durations(stages)[None])
             if view is not origin:
                 view.pool.append(paths[0])
-            plans.append(own)
-            longest = max(longest, steps[0])
-        self.whole.keep(longest, joined_plan(self.layout, tuple(plans)))
+            plans.append(view_plan)
+            step_ns = max(step_ns, steps[0])
+        self.whole.keep(step_ns, joined_plan(self.layout, tuple(plans)))
 
     def take_choice(self, program: JointProgram, choice: Choice) -> None:
-        """Simulate a choice of items: the critical paths join the views' programs, the plan counts if it fits."""
-        plans, longest, fits = [], 0, True
-        for view, own, part in zip(self.views, program.views, program.choices(choice), strict=True):
-            point = own.durations(part)
+        """Simulate a choice of items: critical paths join the views' programs; the plan counts if it fits."""
+        plans, step_ns, fits = [], 0, True
+        for view, view_program, view_choice in zip(
+            self.views, program.views, program.choices(choice), strict=True
+        ):
+            point = view_program.durations(view_choice)
             paths, steps = view.paths_at(np.stack([point, *view.slower_ranks(point)]))
             for path in paths:
-                own.add_path(path)
-            plans.append(own.plan(part))
-            longest, fits = max(longest, steps[0]), fits and own.overfull_rank(part) is None
+                view_program.add_path(path)
+            plans.append(view_program.plan(view_choice))
+            step_ns, fits = max(step_ns, steps[0]), fits and view_program.overfull_rank(view_choice) is None
         if fits:
-            self.whole.keep(longest, joined_plan(self.layout, tuple(plans)))
+            self.whole.keep(step_ns, joined_plan(self.layout, tuple(plans)))
 
 
 @dataclass(slots=True)
 class ViewState(LayoutState):
-    """An attempt at one view: its plans are plans of the layout only together with those of the others."""
+    """State of one view, whose plans become plans of the layout only together with plans of the other views."""
 
     joint: Joint | None = None
 
     def keep(self, step: int, plan: Plan) -> None:
-        """A plan that fits the view: tried in all of them where it meets the cutoff, which may fall."""
+        """Try a plan that fits the view in all views if it meets the cutoff, which may fall."""
         assert self.joint is not None
         if step <= self.cutoff_ns:
             self.joint.offer(self, plan)
@@ -91,7 +93,7 @@ class ViewState(LayoutState):
 
     @staticmethod
     def of(state: LayoutState, joint: Joint) -> ViewState:
-        """An attempt as one at a view."""
+        """Make a view's state from a layout's state."""
         values = {part.name: getattr(state, part.name) for part in fields(LayoutState)}
         return ViewState(**values, joint=joint)
 
@@ -104,83 +106,89 @@ def resolve_replicas(
     bound_ns: int,
     effort: int,
 ) -> LayoutOutcome:
-    """``LayoutSolver.resolve`` of a layout with replicas of different make, from the settings of its views."""
+    """Resolve a layout with heterogeneous replicas from its views' contexts; see ``LayoutSolver.resolve``."""
     joint = Joint(layout, solver.new_state(contexts[0], cutoff_ns, bound_ns))
-    joint.views += [ViewState.of(solver.new_state(own, cutoff_ns, bound_ns), joint) for own in contexts]
+    joint.views += [ViewState.of(solver.new_state(context, cutoff_ns, bound_ns), joint) for context in contexts]
     return LayoutOutcome.of(joint.whole, _decide(solver, joint, effort))
 
 
 def _decide(solver: LayoutSolver, joint: Joint, effort: int) -> Fate:
-    """Splits by what each view's ranks must recompute, each view by itself, and with effort all views together."""
+    """Prune splits by the recomputation of each view's ranks, solve each view alone and, with effort, all views
+    together."""
     splits = even_splits(joint.views[0].context.problem, joint.views[0].context.layout)
-    known = None if splits is None or len(splits) > MAX_SPLITS else _known_splits(joint, splits)
-    if known is not None and not known:
+    left_splits = None if splits is None or len(splits) > MAX_SPLITS else _splits_left(joint, splits)
+    if left_splits is not None and not left_splits:
         return "bounded"
     menus = _rounds(joint, FULL_ROUNDS if effort else QUICK_ROUNDS)
     if menus is None:
         return "relaxed"
-    if known is not None:
-        # Now with the critical paths that the rounds have found.
-        known = _known_splits(joint, tuple(known))
-        if not known:
+    if left_splits is not None:
+        # Bound again, with the critical paths that the rounds have found.
+        left_splits = _splits_left(joint, tuple(left_splits))
+        if not left_splits:
             return "relaxed"
     if not effort or solver.out_of_time():
         return "open"
-    return _together(solver, joint, menus) if known is None else _split_by_split(solver, joint, known)
+    return _together(solver, joint, menus) if left_splits is None else _split_by_split(solver, joint, left_splits)
 
 
 def _rounds(joint: Joint, rounds: int) -> list[list[Menu]] | None:
-    """Rounds on the compact relaxation of each view; None when one has no plan at or below the cutoff, else the
-    menus of all."""
+    """Run rounds on the compact relaxation of each view. Returns the menus of all views; None when a view has no
+    plan at or below the cutoff."""
     menus: list[list[Menu]] = []
     for view in joint.views:
         view.cutoff_ns = joint.whole.cutoff_ns
-        most = most_within(view.context, view.cutoff_ns)
-        left = None if most is None else compact_rounds(view, most, rounds)
-        if left is None or _closed(joint, view):
+        max_layers = max_layers_within(view.context, view.cutoff_ns)
+        view_menus = None if max_layers is None else compact_rounds(view, max_layers, rounds)
+        if view_menus is None or _closed(joint, view):
             return None
-        menus.append(left)
+        menus.append(view_menus)
     return menus
 
 
-def _known_splits(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[tuple[int, ...], ...]]:
-    """The splits that the paths known of no view exclude, the most promising first, with the least backwards of
-    each view's ranks; the layout's bound is the least of theirs."""
+def _splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[tuple[int, ...], ...]]:
+    """Return the splits that no view's known paths exclude, most promising first, with the minimum backwards of
+    each view's ranks.
+
+    The layout's bound is raised to the minimum of the splits' bounds.
+    """
     bounds = [SplitBounds(view.context, view.graph, tuple(view.pool)) for view in joint.views]
     cutoff = joint.whole.cutoff_ns
-    known = [(max(own.bound_ns(split, cutoff) for own in bounds), split) for split in splits]
-    least = min((bound for bound, _ in known), default=cutoff + 1)
-    joint.whole.bound_ns = max(joint.whole.bound_ns, min(least, cutoff + 1))
-    left = sorted((bound, split) for bound, split in known if bound <= cutoff)
-    return {split: tuple(own.least_backward_ns(split) for own in bounds) for _, split in left}
+    bounded = [(max(view_bounds.bound_ns(split, cutoff) for view_bounds in bounds), split) for split in splits]
+    min_bound = min((bound for bound, _ in bounded), default=cutoff + 1)
+    joint.whole.bound_ns = max(joint.whole.bound_ns, min(min_bound, cutoff + 1))
+    open_splits = sorted((bound, split) for bound, split in bounded if bound <= cutoff)
+    return {
+        split: tuple(view_bounds.least_backward_ns(split) for view_bounds in bounds) for _, split in open_splits
+    }
 
 
 def _split_by_split(solver: LayoutSolver, joint: Joint, splits: dict[Split, tuple[tuple[int, ...], ...]]) -> Fate:
-    """Decide every split of the layers by itself; the layout's bound is the least of those left open."""
+    """Decide every split of the layers separately. The layout's bound is the minimum over the open splits."""
     whole, programs = joint.whole, solver.counters.integer_programs
-    least, fate = whole.cutoff_ns + 1, "relaxed"
+    min_bound, fate = whole.cutoff_ns + 1, "relaxed"
     for split, backwards in splits.items():
         part = Joint(joint.layout, replace(whole, best=None))
         for view, backward in zip(joint.views, backwards, strict=True):
             context = view.context.with_split(split, backward)
             part.views.append(replace(view, context=context, cutoff_ns=whole.cutoff_ns, joint=part))
         menus = _rounds(part, FULL_ROUNDS)
-        own: Fate = "relaxed" if menus is None else _together(solver, part, menus)
+        part_fate: Fate = "relaxed" if menus is None else _together(solver, part, menus)
         whole.take_best(part.whole)
-        if own == "open" and not part.whole.closed:
-            least, fate = min(least, part.whole.bound_ns), "open"
-    whole.bound_ns = max(whole.bound_ns, min(least, whole.cutoff_ns + 1))
+        if part_fate == "open" and not part.whole.closed:
+            min_bound, fate = min(min_bound, part.whole.bound_ns), "open"
+    whole.bound_ns = max(whole.bound_ns, min(min_bound, whole.cutoff_ns + 1))
     if fate == "open" and not whole.closed:
         return "open"
     return "solved" if solver.counters.integer_programs > programs else "relaxed"
 
 
 def _together(solver: LayoutSolver, joint: Joint, menus: list[list[Menu]]) -> Fate:
-    """The menus' relaxation of each view, then one program over all of them."""
+    """Solve the menus' relaxation of each view, then one program over all views."""
     programs: list[LayoutProgram] = []
-    for view, left in zip(joint.views, menus, strict=True):
+    for view, view_menus in zip(joint.views, menus, strict=True):
         view.cutoff_ns = joint.whole.cutoff_ns
-        program = start_program(view, left)
+        program = start_program(view, view_menus)
         if program is None:
             return "relaxed"
         menu_rounds(view, program, MENU_ROUNDS)
@@ -189,11 +197,11 @@ def _together(solver: LayoutSolver, joint: Joint, menus: list[list[Menu]]) -> Fa
         programs.append(program)
     if solver.out_of_time():
         return "open"
-    together = JointProgram(programs, joint.whole.cutoff_ns)
-    return solver.programs(joint.whole, together, lambda choice: joint.take_choice(together, choice))
+    joint_program = JointProgram(programs, joint.whole.cutoff_ns)
+    return solver.programs(joint.whole, joint_program, lambda choice: joint.take_choice(joint_program, choice))
 
 
 def _closed(joint: Joint, view: ViewState) -> bool:
-    """Take over what is proved of a view; whether no plan at or below the cutoff is left."""
+    """Take over a view's bound. Returns True if no plan at or below the cutoff is left."""
     joint.whole.bound_ns = max(joint.whole.bound_ns, view.bound_ns)
     return joint.whole.closed

@@ -1,4 +1,4 @@
-"""Whole plans from fractional ones: round the layers, then recompute as much as memory needs."""
+"""Whole plans from fractional points: round the layers, then recompute as much as memory requires."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from milpplan.simulation.stages import StageMemo, StageOptions
 
 
 def rounded_layers(context: LayoutContext, layers: FloatArray) -> IntArray:
-    """Whole layers of each stage, [J], from fractional ones: differences of the rounded running sum, each at
-    least what the space demands."""
+    """Round fractional layers of each stage, [J], to integers: differences of the rounded running sum, within the
+    stage limits."""
     splits = even_splits(context.problem, context.layout)
     if splits is not None:
         return _nearest_split(context, splits, layers)
     total = context.problem.model.num_layers
-    least = np.array([context.min_layers(j) for j in range(context.num_stages)])
-    most = np.array([context.max_layers(j) for j in range(context.num_stages)])
-    whole = np.clip(np.diff(np.rint(np.cumsum(layers)), prepend=0), least, most).astype(np.int64)
+    min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])
+    max_layers = np.array([context.max_layers(j) for j in range(context.num_stages)])
+    whole = np.clip(np.diff(np.rint(np.cumsum(layers)), prepend=0), min_layers, max_layers).astype(np.int64)
     while (missing := total - int(whole.sum())) != 0:
         step = 1 if missing > 0 else -1
-        movable = np.flatnonzero(whole < most) if missing > 0 else np.flatnonzero(whole > least)
+        movable = np.flatnonzero(whole < max_layers) if missing > 0 else np.flatnonzero(whole > min_layers)
         if not len(movable):
             break
         furthest = movable[np.argsort(step * (whole - layers)[movable], kind="stable")]
@@ -39,7 +39,7 @@ def rounded_layers(context: LayoutContext, layers: FloatArray) -> IntArray:
 
 
 def _nearest_split(context: LayoutContext, splits: tuple[tuple[int, ...], ...], layers: FloatArray) -> IntArray:
-    """The allowed split with the least summed distance."""
+    """Return the allowed split with the minimum summed distance."""
     table = np.array(splits, dtype=np.int64).reshape(-1, context.num_stages)
     bounds = np.array(context.layer_bounds)
     table = table[((table >= bounds[:, 0]) & (table <= bounds[:, 1])).all(axis=1)]
@@ -60,34 +60,37 @@ class _Rank:
     selective: list[int]
 
     def options(self, chunk: int) -> StageOptions:
-        """Costs of a chunk as it stands."""
+        """Return the costs of a chunk with its current recomputation."""
         stage = self.context.layout.rank_stages[self.rank][chunk]
         return self.memo.option(stage, self.kinds[chunk], self.full[chunk], self.selective[chunk])
 
     def worst(self) -> tuple[int, tuple[int, ...]]:
-        """(bytes above the capacity, live vector) of the fullest moment, on the device or on the host."""
-        held = [self.options(chunk) for chunk in range(len(self.kinds))]
-        state = sum(int(option.state_bytes.sum()) for option in held)
-        state += int(self.context.costs.of_rank(self.rank).buffer_bytes)
-        kept = np.array([int(option.kept_bytes[0]) for option in held])
-        deferred = np.array([option.deferred_bytes for option in held])
-        transient = np.array([int(option.transient_bytes[0]) for option in held])
+        """Return (bytes above the capacity, live vector) of the fullest moment, on the device or on the host."""
+        options = [self.options(chunk) for chunk in range(len(self.kinds))]
+        state_bytes = sum(int(option.state_bytes.sum()) for option in options)
+        state_bytes += int(self.context.costs.of_rank(self.rank).buffer_bytes)
+        kept = np.array([int(option.kept_bytes[0]) for option in options])
+        deferred = np.array([option.deferred_bytes for option in options])
+        transient = np.array([int(option.transient_bytes[0]) for option in options])
         running, live = _moments(self.context.profiles[self.rank])
         bytes_used = live @ held_bytes(kept, deferred, live.shape[1]) + transient[running]
         fullest = int(bytes_used.argmax())
-        excess = state + int(bytes_used[fullest]) - self.context.capacity_of(self.rank)
+        excess = state_bytes + int(bytes_used[fullest]) - self.context.capacity_of(self.rank)
         if self.context.costs.offloads:
-            on_host = live @ np.array([int(option.host_kept_bytes[0]) for option in held])
-            over = int(sum(option.host_state_bytes for option in held)) - self.context.host_capacity_of(self.rank)
+            on_host = live @ np.array([int(option.host_kept_bytes[0]) for option in options])
+            over = int(sum(option.host_state_bytes for option in options)) - self.context.host_capacity_of(
+                self.rank
+            )
             if over + int(on_host.max()) > excess:
                 fullest = int(on_host.argmax())
                 excess = over + int(on_host[fullest])
         return excess, tuple(live[fullest].tolist())
 
     def relieve(self, excess: int, live: tuple[int, ...]) -> bool:
-        """Recompute a few more layers where it frees most bytes a nanosecond; False when all are recomputed."""
+        """Recompute a few more layers where this frees the most bytes per nanosecond. Returns False when all are
+        recomputed."""
         costs, modes = self.context.costs.of_rank(self.rank), self.context.problem.recompute_modes
-        # What is not kept on the device is kept on the host.
+        # Offloaded activations count as kept on the host.
         host = costs.host_kept_bytes
         selectively = costs.dropped_selective_bytes + host[0] - host[1]
         wholly = costs.dropped_full_bytes + host[0] - host[2]
@@ -131,46 +134,48 @@ class _Rank:
 
 @lru_cache(maxsize=512)
 def _moments(profiles: tuple[LiveProfile, ...]) -> tuple[IntArray, IntArray]:
-    """Running chunk [n] and counts of micro-batches of ``live_profiles`` [n, counts] at a rank's fullest
-    moments."""
+    """Return running chunk [n] and micro-batch counts [n, counts] at a rank's fullest moments."""
     return np.array([chunk for chunk, _ in profiles]), np.array([live for _, live in profiles])
 
 
 def fitted_plan(context: LayoutContext, layers: IntArray, memo: StageMemo | None = None) -> Plan | None:
-    """The plan with the given layers in each stage and a greedy least recomputation; None if it cannot fit.
-    ``memo`` is kept between plans of a layout."""
+    """Return the plan with the given layers in each stage and a greedy minimum of recomputation; None if it cannot
+    fit.
+
+    ``memo`` is kept between plans of a layout.
+    """
     kinds = context.problem.model.layer_kinds
     if int(layers.sum()) != len(kinds):
         return None
     if context.first_full is not None or in_parts(context.problem):
-        return _alike_plan(context, layers, memo or StageMemo(context.layout, context.costs))
+        return _uniform_recompute_plan(context, layers, memo or StageMemo(context.layout, context.costs))
     P, v = context.layout.pp, context.layout.vpp
     ends = np.cumsum(layers)
     starts = ends - layers
-    must = "none" not in context.problem.recompute_modes
+    must_recompute = "none" not in context.problem.recompute_modes
     recompute: list[Recompute] = [Recompute()] * context.num_stages
     memo = memo or StageMemo(context.layout, context.costs)
     for rank in range(P):
         stages = context.layout.rank_stages[rank]
-        held = [list(kinds[starts[j] : ends[j]]) for j in stages]
+        chunk_kinds = [list(kinds[starts[j] : ends[j]]) for j in stages]
         lightest = "selective" if "selective" in context.problem.recompute_modes else "full"
-        whole = [len(part) if must else 0 for part in held]
+        all_layers = [len(part) if must_recompute else 0 for part in chunk_kinds]
         none = [0] * v
-        state = _Rank(
+        rank_state = _Rank(
             context,
             memo,
             rank,
-            held,
-            whole if must and lightest == "full" else list(none),
-            whole if must and lightest == "selective" else list(none),
+            chunk_kinds,
+            all_layers if must_recompute and lightest == "full" else list(none),
+            all_layers if must_recompute and lightest == "selective" else list(none),
         )
-        excess, live = state.worst()
+        excess, live = rank_state.worst()
         while excess > 0:
-            if not state.relieve(excess, live):
+            if not rank_state.relieve(excess, live):
                 return None
-            excess, live = state.worst()
+            excess, live = rank_state.worst()
         for chunk, j in enumerate(stages):
-            recompute[j] = Recompute(full=state.full[chunk], selective=state.selective[chunk])
+            recompute[j] = Recompute(full=rank_state.full[chunk], selective=rank_state.selective[chunk])
     return _plan(context, layers, recompute)
 
 
@@ -185,23 +190,23 @@ def _plan(context: LayoutContext, layers: IntArray, recompute: list[Recompute]) 
     )
 
 
-def _alike_plan(context: LayoutContext, layers: IntArray, memo: StageMemo) -> Plan | None:
-    """The plan with one recompute setting for all stages that fits and recomputes for the shortest time."""
-    modes, most = context.problem.recompute_modes, int(layers.max())
+def _uniform_recompute_plan(context: LayoutContext, layers: IntArray, memo: StageMemo) -> Plan | None:
+    """Return the plan with one recompute setting for all stages that fits and has the shortest recomputation."""
+    modes, max_layers = context.problem.recompute_modes, int(layers.max())
     if context.first_full is not None:
         blocks = [context.first_full]
     else:
         by_block = context.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes)
-        blocks = [0] * ("none" in modes) + list(range(1, most)) * by_block + [most] * ("full" in modes)
+        blocks = [0] * ("none" in modes) + list(range(1, max_layers)) * by_block + [max_layers] * ("full" in modes)
     tried = [_blocks(layers, _first_that_fits(context, layers, memo, blocks))] if blocks else []
     if "selective" in modes and context.first_full is None:
         tried.append([Recompute(selective=int(size)) for size in layers])
-    found: list[tuple[int, list[Recompute]]] = []
+    fitting: list[tuple[int, list[Recompute]]] = []
     for recompute in tried:
         spent = _spent_if_it_fits(context, layers, memo, recompute)
         if spent is not None:
-            found.append((spent, recompute))
-    return _plan(context, layers, min(found, key=lambda entry: entry[0])[1]) if found else None
+            fitting.append((spent, recompute))
+    return _plan(context, layers, min(fitting, key=lambda entry: entry[0])[1]) if fitting else None
 
 
 def _blocks(layers: IntArray, block: int) -> list[Recompute]:
@@ -209,8 +214,10 @@ def _blocks(layers: IntArray, block: int) -> list[Recompute]:
 
 
 def _first_that_fits(context: LayoutContext, layers: IntArray, memo: StageMemo, blocks: list[int]) -> int:
-    """The first block that fits, by halving: more recomputed layers hold less (but for what one of them replays).
-    The last one where none does."""
+    """Return the first block that fits, by bisection; the last block where none does.
+
+    More recomputed layers hold fewer bytes, apart from the layer that is being replayed.
+    """
     low, high = 0, len(blocks) - 1
     while low < high:
         middle = (low + high) // 2
@@ -224,13 +231,13 @@ def _first_that_fits(context: LayoutContext, layers: IntArray, memo: StageMemo, 
 def _spent_if_it_fits(
     context: LayoutContext, layers: IntArray, memo: StageMemo, recompute: list[Recompute]
 ) -> int | None:
-    """Nanoseconds of all backwards together; None where a rank does not fit."""
+    """Return the summed nanoseconds of all backwards; None where a rank does not fit."""
     kinds, ends, spent = context.problem.model.layer_kinds, np.cumsum(layers), 0
     for rank, stages in enumerate(context.layout.rank_stages):
-        held = [list(kinds[int(ends[j] - layers[j]) : int(ends[j])]) for j in stages]
+        chunk_kinds = [list(kinds[int(ends[j] - layers[j]) : int(ends[j])]) for j in stages]
         full, selective = [recompute[j].full for j in stages], [recompute[j].selective for j in stages]
-        state = _Rank(context, memo, rank, held, full, selective)
-        if state.worst()[0] > 0:
+        rank_state = _Rank(context, memo, rank, chunk_kinds, full, selective)
+        if rank_state.worst()[0] > 0:
             return None
-        spent += sum(int(state.options(chunk).terms[Term.BACKWARD, 0]) for chunk in range(len(stages)))
+        spent += sum(int(rank_state.options(chunk).terms[Term.BACKWARD, 0]) for chunk in range(len(stages)))
     return spent

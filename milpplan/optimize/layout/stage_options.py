@@ -1,9 +1,10 @@
-"""Stage menus: for every virtual stage, the choices that can be part of a plan better than a cutoff.
+"""Menus: for every virtual stage, the options that can be part of a plan better than a cutoff.
 
-An item says how many layers of each run the stage holds and how many are recomputed. Step time never falls when
-a backward gets longer, so of two items with the same layers the one with the shorter backward and no more
-memory is enough: where a rank has one virtual stage, one item a layer count remains (the least recomputation
-that fits); where it has several, the Pareto set of (backward, kept bytes, transient bytes).
+An option (item) says how many layers of each run the stage holds and how many are recomputed. Step time never
+falls when a backward gets longer. So among items with the same layers, an item is dominated by another with a
+shorter backward and no more memory. Where a rank has a single virtual stage, one item a layer count remains: the
+least recomputation that fits. Where it has several, the Pareto set of (backward, kept bytes, transient bytes)
+remains.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ ITEM_BYTES = (
     *("state_bytes", "kept_bytes", "deferred_bytes", "transient_bytes"),
     *("host_state_bytes", "host_kept_bytes"),
 )
+"""Fields of ``Menu`` that hold bytes."""
 FLOOR_UNITS = 10_000
-"""Units of the longest backward in the rows that say how much a rank recomputes at least."""
+"""Units of the longest backward in the rows of the minimum recomputation of a rank."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Menu:
-    """Items of one virtual stage: ``runs`` [I, R] layers of each run, ``terms`` [Term, I] nanoseconds,
-    ``state_bytes``, ``kept_bytes``, ``deferred_bytes``, ``transient_bytes``, ``host_state_bytes``,
-    ``host_kept_bytes``, ``full``, ``selective`` [I]."""
+    """Items of one virtual stage.
+
+    ``runs`` [I, R]: layers of each run. ``terms`` [Term, I]: nanoseconds. ``state_bytes``, ``kept_bytes``,
+    ``deferred_bytes``, ``transient_bytes``, ``host_state_bytes``, ``host_kept_bytes``, ``full``, ``selective``:
+    [I].
+    """
 
     stage: int
     runs: IntArray
@@ -56,7 +61,7 @@ class Menu:
         return len(self.full)
 
     def take(self, rows: IntArray | BoolArray) -> Menu:
-        """The chosen items."""
+        """Return the menu of the chosen items."""
         return Menu(
             self.stage,
             self.runs[rows],
@@ -74,32 +79,33 @@ class Menu:
 
 @dataclass(frozen=True, slots=True)
 class LayoutContext:
-    """One layout with everything that is fixed about it; P ranks, J virtual stages."""
+    """Layout with all its data and its limits to layers; P ranks, J virtual stages."""
 
     problem: Problem
     layout: Layout
     costs: RankCosts
     capacity_bytes: int
-    """What the ranks with most memory can hold."""
+    """Capacity of the ranks with the most memory."""
     profiles: tuple[tuple[LiveProfile, ...], ...]
     runs: tuple[tuple[int, int], ...]
     """(kind, layers) of every run of equal layers."""
     layer_bounds: tuple[tuple[int, int], ...]
-    """(fewest, most) layers of every virtual stage."""
+    """(minimum, maximum) layers of every virtual stage."""
     least_backward_ns: tuple[int, ...] = ()
-    """Where the layers are fixed: the least summed backward of each rank's chunks that fits, [P]."""
+    """Where the layers are fixed: minimum summed backward of each rank's chunks that fits, [P]."""
     rank_bounds: tuple[tuple[int, int], ...] = ()
-    """(fewest, most) layers of all chunks of every rank together, [P]."""
+    """(minimum, maximum) layers of all chunks of every rank together, [P]."""
     capacities: tuple[int, ...] = ()
-    """Bytes that each rank can hold, [P]; empty where all are alike."""
+    """Capacity of each rank in bytes, [P]; empty where all ranks are alike."""
     first_full: int | None = None
-    """So many first layers of every virtual stage are recomputed wholly, the others not; None: any counts."""
-    peak: int = 0
-    """Interleaved: some virtual stage before the last chunks holds at least so many layers."""
+    """Number of first layers of every virtual stage that are fully recomputed, while the others are not; None: any
+    counts."""
+    min_fullest_stage: int = 0
+    """Interleaved: minimum layers of the fullest virtual stage before the last chunks."""
 
     @staticmethod
     def of(problem: Problem, layout: Layout, costs: RankCosts, capacity_bytes: int) -> LayoutContext:
-        """Gather what menus and rows need."""
+        """Gather the data that menus and rows need."""
         profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
         bounds, ranks = layer_bounds(problem, layout), ((0, problem.model.num_layers),) * layout.pp
         capacities = rank_capacities(problem, layout) if problem.other_hardware else ()
@@ -116,80 +122,86 @@ class LayoutContext:
         )
 
     def on_rank(self, rank: int) -> LayoutContext:
-        """The same with the memory of one rank on all."""
+        """Return a copy in which all ranks have the memory of one rank."""
         return replace(self, capacity_bytes=self.capacity_of(rank), capacities=()) if self.capacities else self
 
     def capacity_of(self, rank: int) -> int:
-        """Bytes that a rank can hold."""
+        """Return the capacity of a rank in bytes."""
         return self.capacities[rank] if self.capacities else self.capacity_bytes
 
     def host_capacity_of(self, rank: int) -> int:
-        """Bytes that a rank can have on the host."""
+        """Return the host memory of a rank in bytes."""
         return self.problem.node_types[self.costs.type_of(rank)].host_bytes
 
     def with_split(self, split: tuple[int, ...], least_backward_ns: tuple[int, ...] = ()) -> LayoutContext:
-        """The same with the layers of every virtual stage fixed."""
+        """Return a copy with the layers of every virtual stage fixed."""
         bounds = tuple((count, count) for count in split)
         return replace(self, layer_bounds=bounds, least_backward_ns=least_backward_ns)
 
-    def with_stage(self, stage: int, fewest: int, most: int) -> LayoutContext:
-        """The same with other limits to the layers of one virtual stage."""
+    def with_stage(self, stage: int, min_layers: int, max_layers: int) -> LayoutContext:
+        """Return a copy with other limits to the layers of one virtual stage."""
         bounds = list(self.layer_bounds)
-        bounds[stage] = (fewest, most)
+        bounds[stage] = (min_layers, max_layers)
         return replace(self, layer_bounds=tuple(bounds))
 
-    def with_rank(self, rank: int, fewest: int, most: int) -> LayoutContext:
-        """The same with other limits to the layers of one rank."""
+    def with_rank(self, rank: int, min_layers: int, max_layers: int) -> LayoutContext:
+        """Return a copy with other limits to the layers of one rank."""
         bounds = list(self.rank_bounds)
-        bounds[rank] = (fewest, most)
+        bounds[rank] = (min_layers, max_layers)
         return replace(self, rank_bounds=tuple(bounds))
 
-    def tightened(self, most: IntArray) -> LayoutContext | None:
-        """The same with all limits that follow from the others and from ``most`` layers a rank [P]; None where
-        they leave no split."""
+    def tightened(self, rank_limit: IntArray) -> LayoutContext | None:
+        """Propagate the limits of stages and ranks, and ``rank_limit`` layers a rank [P].
+
+        Returns:
+            A copy with all limits that follow; None where they leave no split.
+        """
         layers = self.problem.model.num_layers
-        least, held = np.array(self.layer_bounds, dtype=np.int64).T[:, self.places]
-        fewest, upper = np.array(self.rank_bounds, dtype=np.int64).T
-        upper = np.minimum(upper, most)
+        stage_min, stage_max = np.array(self.layer_bounds, dtype=np.int64).T[:, self.places]
+        rank_min, rank_max = np.array(self.rank_bounds, dtype=np.int64).T
+        rank_max = np.minimum(rank_max, rank_limit)
         while True:
-            before = (least, held, fewest, upper)
-            upper = np.minimum(np.minimum(upper, held.sum(axis=0)), layers - fewest.sum() + fewest)
-            fewest = np.maximum(np.maximum(fewest, least.sum(axis=0)), layers - upper.sum() + upper)
-            held = np.minimum(held, upper - least.sum(axis=0) + least)
-            least = np.maximum(least, fewest - held.sum(axis=0) + held)
-            if (least > held).any() or (fewest > upper).any():
+            before = (stage_min, stage_max, rank_min, rank_max)
+            rank_max = np.minimum(np.minimum(rank_max, stage_max.sum(axis=0)), layers - rank_min.sum() + rank_min)
+            rank_min = np.maximum(np.maximum(rank_min, stage_min.sum(axis=0)), layers - rank_max.sum() + rank_max)
+            stage_max = np.minimum(stage_max, rank_max - stage_min.sum(axis=0) + stage_min)
+            stage_min = np.maximum(stage_min, rank_min - stage_max.sum(axis=0) + stage_max)
+            if (stage_min > stage_max).any() or (rank_min > rank_max).any():
                 return None
-            if all((new == old).all() for new, old in zip((least, held, fewest, upper), before, strict=True)):
+            if all(
+                (new == old).all()
+                for new, old in zip((stage_min, stage_max, rank_min, rank_max), before, strict=True)
+            ):
                 break
-        stages = zip(self.by_stage(least).tolist(), self.by_stage(held).tolist(), strict=True)
-        ranks = zip(fewest.tolist(), upper.tolist(), strict=True)
+        stages = zip(self.by_stage(stage_min).tolist(), self.by_stage(stage_max).tolist(), strict=True)
+        ranks = zip(rank_min.tolist(), rank_max.tolist(), strict=True)
         return replace(self, layer_bounds=tuple(stages), rank_bounds=tuple(ranks))
 
     def only_split(self) -> tuple[int, ...] | None:
-        """The layers of every virtual stage where the limits leave one choice."""
-        fixed = all(fewest == most for fewest, most in self.layer_bounds)
-        return tuple(fewest for fewest, _ in self.layer_bounds) if fixed else None
+        """Return the layers of every virtual stage where the limits leave a single split, else None."""
+        fixed = all(low == high for low, high in self.layer_bounds)
+        return tuple(low for low, _ in self.layer_bounds) if fixed else None
 
     @property
     def num_stages(self) -> int:
-        """Virtual stages, J."""
+        """Number of virtual stages, J."""
         return self.layout.num_virtual_stages
 
     @property
     def places(self) -> IntArray:
-        """The virtual stage of every chunk and rank, [v, P]."""
+        """Virtual stage of every chunk and rank, [v, P]."""
         return placement(self.layout.schedule, self.layout.pp, self.layout.vpp)
 
     def by_stage(self, values: IntArray) -> IntArray:
-        """Values [v, P] of chunks and ranks in the order of the virtual stages, [J]."""
+        """Return values [v, P] of chunks and ranks in the order of the virtual stages, [J]."""
         ordered = np.empty(self.num_stages, dtype=values.dtype)
         ordered[self.places] = values
         return ordered
 
-    def placed_counts(self, stage: int, most: int) -> list[tuple[int, ...]]:
-        """Layers of each run that a virtual stage can hold, at most ``most``, such that the other virtual stages
-        leave a place in the model for them."""
-        counts = list(run_counts(self.runs, self.min_layers(stage), most))
+    def placed_counts(self, stage: int, max_layers: int) -> list[tuple[int, ...]]:
+        """Return the layer counts by run that a virtual stage can hold, at most ``max_layers`` layers, such that
+        the limits of the other virtual stages allow a position in the model for them."""
+        counts = list(run_counts(self.runs, self.min_layers(stage), max_layers))
         if not counts or len(self.runs) == 1:
             return counts
         total = self.problem.model.num_layers
@@ -202,10 +214,10 @@ class LayoutContext:
             earliest = np.maximum(earliest, first[stage - 1])
         if stage + 1 < self.num_stages:
             latest = np.minimum(latest, total - last[stage + 1] - size)
-        return [held for held, fits in zip(counts, earliest <= latest, strict=True) if fits]
+        return [count for count, fits in zip(counts, earliest <= latest, strict=True) if fits]
 
     def ends_fit(self) -> bool:
-        """Whether the ranks that hold the ends of the model have room for them without layers."""
+        """Return True if the ranks with the ends of the model have capacity for these without any layers."""
         last = self.layout.stage_ranks[-1]
         return all(self._ends_of_rank_fit(rank, rank == 0, rank == last) for rank in {0, last})
 
@@ -225,29 +237,29 @@ class LayoutContext:
         return True
 
     def min_layers(self, stage: int) -> int:
-        """Fewest layers a virtual stage holds."""
+        """Return the minimum number of layers of a virtual stage."""
         return self.layer_bounds[stage][0]
 
     def max_layers(self, stage: int) -> int:
-        """Most layers a virtual stage holds, whatever the others do."""
+        """Return the maximum number of layers of a virtual stage, whatever the others hold."""
         return self.layer_bounds[stage][1]
 
 
 @dataclass(frozen=True, slots=True)
 class UnitCosts:
-    """Proved cost of every unit of a count in one stage, [3, K] for (layers, full, selective) by kind: an item
+    """Proved cost of every unit of a count in one stage, [3, K] for (layers, full, selective) by kind. An item
     whose counts cost more than ``slack`` is in no plan at or below the cutoff."""
 
     slack: float
     price: FloatArray
 
 
-def stage_menu(context: LayoutContext, stage: int, most: int, prices: UnitCosts | None = None) -> Menu:
-    """All items of a virtual stage with at most ``most`` layers that fit into its rank's memory alone, and for
-    whose layers the other virtual stages leave a place in the model."""
+def stage_menu(context: LayoutContext, stage: int, max_layers: int, prices: UnitCosts | None = None) -> Menu:
+    """Return the items of a virtual stage with at most ``max_layers`` layers that fit into its rank's memory
+    alone."""
     kinds = np.array([kind for kind, _ in context.runs])
     parts = []
-    for counts in context.placed_counts(stage, most):
+    for counts in context.placed_counts(stage, max_layers):
         if prices is not None and float(prices.price[0, kinds] @ np.array(counts)) > prices.slack:
             continue
         options = recompute_options(context, stage, counts, prices)
@@ -273,7 +285,7 @@ def _empty_menu(stage: int, num_runs: int) -> Menu:
 def _affordable(
     context: LayoutContext, counts: tuple[int, ...], full: IntArray, selective: IntArray, prices: UnitCosts
 ) -> BoolArray:
-    """Which recompute choices cost no more than the slack."""
+    """Mask the recompute choices that cost no more than the slack."""
     total = np.zeros(len(full))
     before = 0
     for (kind, _), count in zip(context.runs, counts, strict=True):
@@ -286,7 +298,7 @@ def _affordable(
 
 
 def _recompute_choices(context: LayoutContext, num_layers: int) -> tuple[IntArray, IntArray]:
-    """Every (full, selective) pair the space allows for a number of layers."""
+    """Return every (full, selective) pair that the space allows for a number of layers."""
     if context.first_full is not None:
         return np.array([min(context.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
     modes = context.problem.recompute_modes
@@ -305,8 +317,11 @@ def _recompute_choices(context: LayoutContext, num_layers: int) -> tuple[IntArra
 def recompute_options(
     context: LayoutContext, stage: int, counts: tuple[int, ...], prices: UnitCosts | None = None
 ) -> StageOptions | None:
-    """The recompute choices of a virtual stage that holds ``counts`` layers of each run; None without any. Of the
-    stage only counts whether it is the model's first or last, its node type, and how far the next one is."""
+    """Return the recompute choices of a virtual stage that holds ``counts`` layers of each run; None without any.
+
+    They depend on the stage only by its being the model's first or last, its node type, and the distance to the
+    next stage.
+    """
     kinds = [kind for (kind, _), count in zip(context.runs, counts, strict=True) for _ in range(count)]
     full, selective = _recompute_choices(context, len(kinds))
     if prices is not None:
@@ -326,7 +341,7 @@ def recompute_options(
 
 
 def useful_items(context: LayoutContext, stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
-    """The options of a virtual stage that fit its rank and that no other one beats."""
+    """Return the undominated options of a virtual stage that fit its rank."""
     options = options.take(_useful(context, stage, options))
     size = len(options.full)
     return Menu(
@@ -345,19 +360,20 @@ def useful_items(context: LayoutContext, stage: int, counts: tuple[int, ...], op
 
 
 def _useful(context: LayoutContext, stage: int, options: StageOptions) -> IntArray:
-    """Options that fit, and are not beaten by one with no longer forward and backward and no more memory."""
+    """Return the options that fit and are not dominated by an option with no longer forward and backward and no
+    more memory."""
     rank = context.layout.stage_ranks[stage]
     chunk = context.layout.rank_stages[rank].index(stage)
     buffers = int(context.costs.of_rank(rank).buffer_bytes)
-    room = context.capacity_of(rank) - int(options.state_bytes.sum()) - buffers
+    capacity = context.capacity_of(rank) - int(options.state_bytes.sum()) - buffers
     profiles, v = context.profiles[rank], context.layout.vpp
-    # (live, waiting for weight gradients, whether in backward): the stage's own part of every profile.
-    own = {(counts[chunk], sum(counts[chunk + v : chunk + v + 1]), on == chunk) for on, counts in profiles}
-    most = max((live for live, _, _ in own), default=0)
-    fits = options.host_state_bytes + most * options.host_kept_bytes <= context.host_capacity_of(rank)
-    for live, waiting, running in own:
+    # (live, waiting for weight gradients, in backward): the stage's part of every profile.
+    moments = {(counts[chunk], sum(counts[chunk + v : chunk + v + 1]), on == chunk) for on, counts in profiles}
+    max_live = max((live for live, _, _ in moments), default=0)
+    fits = options.host_state_bytes + max_live * options.host_kept_bytes <= context.host_capacity_of(rank)
+    for live, waiting, running in moments:
         used = live * options.kept_bytes + waiting * options.deferred_bytes + running * options.transient_bytes
-        fits &= used <= room
+        fits &= used <= capacity
     rows = np.flatnonzero(fits)
     if not len(rows):
         return rows
@@ -372,8 +388,11 @@ def _useful(context: LayoutContext, stage: int, options: StageOptions) -> IntArr
 
 
 def _undominated(context: LayoutContext, options: StageOptions, rows: IntArray) -> IntArray:
-    """With offloading recomputation may shorten forwards and transfers: rows that no other one matches in forward,
-    backward and, where a rank has several virtual stages, every kind of memory."""
+    """Return the undominated rows where something is offloaded, so that recomputation may shorten forwards and
+    transfers.
+
+    Criteria are forward, backward and, where a rank has several virtual stages, every kind of memory.
+    """
     table = [*options.terms[[Term.FORWARD, Term.BACKWARD]]]
     if context.layout.vpp > 1:
         table += [options.kept_bytes, options.transient_bytes, options.host_kept_bytes]
@@ -388,7 +407,7 @@ def _undominated(context: LayoutContext, options: StageOptions, rows: IntArray) 
 
 
 def _pareto(options: StageOptions, rows: IntArray) -> IntArray:
-    """Rows, sorted by backward, that no earlier one matches in both kept and transient bytes."""
+    """Return the rows, sorted by backward, that no earlier row dominates in both kept and transient bytes."""
     kept, transient = options.kept_bytes[rows], options.transient_bytes[rows]
     best: list[int] = []
     for row in range(len(rows)):

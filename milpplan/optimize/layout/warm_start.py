@@ -1,7 +1,7 @@
-"""Known paths and good plans to start a layout's program with.
+"""Warm start of a layout's program: paths that hold for every plan, and balanced plans.
 
-Analytic paths hold for every plan of a schedule (the same families as in ``bounds``); balanced plans come from a
-dynamic program over stage menus, exact for the objective it is given: the largest or the summed item cost.
+The analytic paths belong to the families of ``bounds.closed_form``. Balanced plans come from a dynamic program
+over stage menus, exact for the given objective: the largest or the summed item cost.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ Choice = list[int]
 
 
 def analytic_paths(layout: Layout) -> list[CriticalPath]:
-    """One path through every rank, as in ``bounds``, ended by the reduction and the optimizer of rank 0; under V
-    schedules by those of its own rank."""
+    """Return one path through every rank, as in ``bounds.closed_form``.
+
+    It ends with the reduction and the optimizer of rank 0; under V schedules with those of its own rank.
+    """
     P, v, m = layout.pp, layout.vpp, layout.num_micro_batches
     if layout.schedule in V_SCHEDULES:
         return [_v_path(layout, rank) for rank in range(P)]
@@ -57,7 +59,7 @@ def analytic_paths(layout: Layout) -> list[CriticalPath]:
 
 
 def _v_path(layout: Layout, rank: int) -> CriticalPath:
-    """The first micro-batch through the first chunks down to a rank, then all work of the rank."""
+    """Return the path of micro-batch 0 through the first chunks down to a rank, then all work of the rank."""
     P, v = layout.pp, layout.vpp
     counts = np.zeros((len(Term), v, P), dtype=np.int64)
     counts[Term.FORWARD, 0, :rank] = 1
@@ -74,8 +76,11 @@ def _v_path(layout: Layout, rank: int) -> CriticalPath:
 
 
 def add_ends(layout: Layout, counts: IntArray, rank: int) -> None:
-    """The step starts with the parameters of rank 0, and ends with the gradients and the update of a rank whose
-    last work item is of chunk 0."""
+    """Add the start and the end of a step to a path's counts.
+
+    The step starts with the parameters of rank 0. It ends with the gradients and the update of a rank whose last
+    work item is of chunk 0.
+    """
     if layout.overlap_param_gather:
         counts[Term.FIRST, 0, 0] = 1
     else:
@@ -88,9 +93,11 @@ def add_ends(layout: Layout, counts: IntArray, rank: int) -> None:
 
 
 def chunk_paths(layout: Layout) -> list[CriticalPath]:
-    """Interleaved: the paths through every chunk c > 0 of every rank, as in ``bounds``: the first micro-batch
-    through c chunks of all ranks and down to the rank, which has run P forwards of each of its chunks before c by
-    then; the same at the end. None under V schedules."""
+    """Return the paths through every chunk c > 0 of every rank; none under V schedules.
+
+    The first micro-batch runs through c chunks of all ranks and down to the rank, which has run P forwards of each
+    of its chunks before c by then; likewise at the end.
+    """
     P, v = layout.pp, layout.vpp
     paths: list[CriticalPath] = []
     if layout.schedule in V_SCHEDULES:
@@ -111,7 +118,7 @@ def chunk_paths(layout: Layout) -> list[CriticalPath]:
 
 
 def _positions(context: LayoutContext) -> list[tuple[int, ...]]:
-    """Layers of each run placed after the first t layers, t = 0 .. L."""
+    """Return the layers of each run among the first t layers, t = 0 .. L."""
     placed = [0] * len(context.runs)
     states = [tuple(placed)]
     for run, (_, length) in enumerate(context.runs):
@@ -124,8 +131,10 @@ def _positions(context: LayoutContext) -> list[tuple[int, ...]]:
 def _moves(
     context: LayoutContext, menu: Menu, costs: FloatArray, states: list[tuple[int, ...]]
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """All (start position, end position, item) with the item continuing the layer sequence; of items with the
-    same layers only the cheapest."""
+    """Return all (start position, end position, item) whose item continues the layer sequence.
+
+    Of items with equal layers only the cheapest counts.
+    """
     cheapest: dict[tuple[int, ...], int] = {}
     for item in np.argsort(costs, kind="stable").tolist():
         cheapest.setdefault(tuple(menu.runs[item].tolist()), item)
@@ -137,20 +146,20 @@ def _moves(
         keep = ends <= layers
         return starts[keep], ends[keep], chosen[keep]
     index = {state: position for position, state in enumerate(states)}
-    found = []
+    triples = []
     for counts, item in cheapest.items():
         for start, state in enumerate(states):
             end = index.get(tuple(a + b for a, b in zip(state, counts, strict=True)), -1)
             if end >= 0:
-                found.append((start, end, item))
-    table = np.array(found, dtype=np.int64).reshape(-1, 3)
+                triples.append((start, end, item))
+    table = np.array(triples, dtype=np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]
 
 
 def best_choice(
     context: LayoutContext, menus: Sequence[Menu], item_costs: Sequence[FloatArray], bottleneck: bool
 ) -> Choice | None:
-    """Items that place all layers in order with the least largest (``bottleneck``) or summed cost.
+    """Return items that place all layers in order, with the minimum largest (``bottleneck``) or summed cost.
 
     Exact for these costs, by dynamic programming over (stage, layers placed); None if the layers cannot be placed.
     """
@@ -181,10 +190,10 @@ def best_choice(
 
 
 def rank_costs(menus: Sequence[Menu], paths: Sequence[CriticalPath], layout: Layout) -> list[FloatArray]:
-    """Cost of every item on its own rank's path: nanoseconds, one array a stage.
+    """Return the cost of every item on its own rank's path: nanoseconds, one array a stage.
 
-    With several virtual stages a rank the path sums over them, so costs are scaled to compare: balancing the
-    virtual stages balances the ranks.
+    With several virtual stages a rank the path sums over them. The costs still compare: balancing the virtual
+    stages balances the ranks.
     """
     costs = []
     for menu in menus:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from milpplan.optimize.layout.ceiling_cuts import has_peaks, peak_parts
+from milpplan.optimize.layout.ceiling_cuts import fullest_stage_branching, has_ceiling_cuts
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.simulation.layout_columns import FloatArray
 
-Way = list[LayoutContext]
+Branching = list[LayoutContext]
 """The parts of a node."""
 
 WHOLE = 1e-6
@@ -25,7 +25,7 @@ LEAST_RISE = 1e-4
 """Of what is left to the cutoff: a part that does not rise counts as if it rose by so much."""
 
 
-def ways(context: LayoutContext, layers: FloatArray) -> list[Way]:
+def candidate_branchings(context: LayoutContext, layers: FloatArray) -> list[Branching]:
     """Ways to part a node that exclude its fractional point, layers [J], and those that say more of the ends and
     of the peak; the ranks and stages that are furthest from whole numbers first."""
     layers, sums = _within_limits(context, layers)
@@ -33,12 +33,12 @@ def ways(context: LayoutContext, layers: FloatArray) -> list[Way]:
     found = [_rank_parts(context, rank, float(sums[rank])) for rank in _most_broken(sums)[:RANKS]]
     found += [_stage_parts(context, stage, float(layers[stage])) for stage in stages]
     found += [_end_parts(context, end) for end in _open_ends(context)]
-    if has_peaks(context) and (by_peak := peak_parts(context)):
+    if has_ceiling_cuts(context) and (by_peak := fullest_stage_branching(context)):
         found.append(by_peak)
-    return found or [parts(context, layers)]
+    return found or [default_branching(context, layers)]
 
 
-def strongest(found: Sequence[Way], rise: Callable[[LayoutContext], float], left: float) -> Way:
+def strong_branching(found: Sequence[Branching], rise: Callable[[LayoutContext], float], left: float) -> Branching:
     """The way after which the bounds of the parts rise most, by the product of the two least rises (the score of
     strong branching: Achterberg, Koch and Martin 2005). ``rise``: of a part; ``left``: to the cutoff, which counts
     at most."""
@@ -55,11 +55,11 @@ def strongest(found: Sequence[Way], rise: Callable[[LayoutContext], float], left
     return best
 
 
-def parts(context: LayoutContext, layers: FloatArray) -> Way:
+def default_branching(context: LayoutContext, layers: FloatArray) -> Branching:
     """The node's parts by what the fullest inner virtual stage, one virtual stage, or one rank holds at a
     fractional point, layers [J]: the rule where relaxations of the parts are dear."""
     layers, sums = _within_limits(context, layers)
-    if has_peaks(context) and (by_peak := peak_parts(context)):
+    if has_ceiling_cuts(context) and (by_peak := fullest_stage_branching(context)):
         return by_peak
     for end in _open_ends(context):
         return _end_parts(context, end)
@@ -80,7 +80,7 @@ def num_splits(context: LayoutContext) -> float:
     return float(np.prod([most - fewest + 1.0 for fewest, most in context.layer_bounds]))
 
 
-def halves(context: LayoutContext) -> Way:
+def halve_stage(context: LayoutContext) -> Branching:
     """The node's parts by half of what one virtual stage may hold; the first one that has a choice."""
     stage = next(j for j, (fewest, most) in enumerate(context.layer_bounds) if fewest < most)
     return _stage_parts(context, stage, sum(context.layer_bounds[stage]) / 2 + 0.25)
@@ -100,18 +100,18 @@ def _open_ends(context: LayoutContext) -> list[int]:
     return [end for end in ends if context.layer_bounds[end][0] == 0 < context.layer_bounds[end][1]]
 
 
-def _end_parts(context: LayoutContext, end: int) -> Way:
+def _end_parts(context: LayoutContext, end: int) -> Branching:
     """Some layers, or none."""
     return [context.with_stage(end, 1, context.layer_bounds[end][1]), context.with_stage(end, 0, 0)]
 
 
-def _rank_parts(context: LayoutContext, rank: int, value: float) -> Way:
+def _rank_parts(context: LayoutContext, rank: int, value: float) -> Branching:
     """Below and above a fraction."""
     (low, high), most = context.rank_bounds[rank], int(np.floor(value))
     return [context.with_rank(rank, low, most), context.with_rank(rank, most + 1, high)]
 
 
-def _stage_parts(context: LayoutContext, stage: int, value: float) -> Way:
+def _stage_parts(context: LayoutContext, stage: int, value: float) -> Branching:
     """Below and above a fraction; below, at and above a whole number."""
     low, high = context.layer_bounds[stage]
     whole = round(value)

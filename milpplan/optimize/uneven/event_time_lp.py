@@ -6,7 +6,7 @@
     z = ready + barrier + updated
 
 The same bound as ``CompactRelaxation`` with all paths of the graph at once, found without looking for them: far
-less work where the graph is small, more where it is large. With free interleaved splits the chains of ``peaks``
+less work where the graph is small, more where it is large. With free interleaved splits the chains of ``ceiling_paths``
 join the graph: down_j, the forwards of micro-batch 0 to virtual stage j, and up_j, the backwards from it,
 
     end of forward r of j >= down_j + r forwards of the fullest stage
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.optimize.layout.ceiling_cuts import least_peak, num_inner
+from milpplan.optimize.layout.ceiling_cuts import fullest_stage_bound, num_inner
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.linear_relaxation import Relaxation
@@ -111,7 +111,7 @@ class EventTimeRelaxation:
         peaks = np.array(self._peaks, dtype=np.int64).reshape(-1, 3)
         row, term, stage = np.array(self._edges, dtype=np.int64).reshape(-1, 3).T
         sides = np.array(self._sides, dtype=np.int64)
-        sides[peaks[:, 0]] += least_peak(context) * (peaks[:, 1:] @ self.compact.least_passes_ns)
+        sides[peaks[:, 0]] += fullest_stage_bound(context) * (peaks[:, 1:] @ self.compact.min_passes_ns)
         np.add.at(sides, row, (self.compact.narrowed(context).empty - self.compact.empty)[term, stage])
         rows = ascending(np.concatenate([peaks[:, 0], row]))
         lower = sides[rows] // self.unit

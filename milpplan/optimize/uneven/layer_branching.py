@@ -16,14 +16,20 @@ from functools import partial
 import numpy as np
 
 from milpplan.optimize.bounds.layer_counting import most_on_ranks
-from milpplan.optimize.layout.ceiling_cuts import has_peaks, peak_paths
+from milpplan.optimize.layout.ceiling_cuts import ceiling_paths, has_ceiling_cuts
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.cutting_planes import CuttingPlanes, LayoutState, rounds_on
 from milpplan.optimize.layout.rounding import fitted_plan, rounded_layers
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.layout.warm_start import chunk_paths
 from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.uneven.branching_rules import halves, num_splits, parts, strongest, ways
+from milpplan.optimize.uneven.branching_rules import (
+    candidate_branchings,
+    default_branching,
+    halve_stage,
+    num_splits,
+    strong_branching,
+)
 from milpplan.optimize.uneven.event_time_lp import EventTimeRelaxation
 from milpplan.optimize.uneven.layer_local_search import fastest_of, improve
 from milpplan.optimize.uneven.rank_relaxation import RankRelaxation
@@ -92,10 +98,10 @@ class BranchingTree:
         layout, pool = self.state.context.layout, self.state.pool
         self.nearest_ns = NEAR * self.state.cutoff_ns
         self.memo = StageMemo(layout, self.state.context.costs)
-        graph, peaked = self.state.graph, has_peaks(self.state.context)
-        peaks = peak_paths(layout, graph.structure) if peaked else []
-        self.compact = CompactRelaxation(self.state.context, self.state.cutoff_ns, peaks)
-        self.can_be_timed = peaked and graph.structure.num_nodes <= SMALL_GRAPH
+        graph, has_ceilings = self.state.graph, has_ceiling_cuts(self.state.context)
+        ceilings = ceiling_paths(layout, graph.structure) if has_ceilings else []
+        self.compact = CompactRelaxation(self.state.context, self.state.cutoff_ns, ceilings)
+        self.can_be_timed = has_ceilings and graph.structure.num_nodes <= SMALL_GRAPH
         self.paths = [*pool[: layout.pp], *chunk_paths(layout), *pool[layout.pp :]]
 
     @property
@@ -149,9 +155,11 @@ class BranchingTree:
         part it raises the bound most. Those of whole ranks are small; others pay only near the top of the tree."""
         asks = self.asks and (self.by_ranks is not None or self.looked_at <= ASKED_NODES)
         if not asks or self.rounds is None:
-            return parts(part.context, layers)
+            return default_branching(part.context, layers)
         left = float(part.cutoff_ns - part.bound_ns)
-        return strongest(ways(part.context, layers), partial(self._rise, self.rounds, part), left)
+        return strong_branching(
+            candidate_branchings(part.context, layers), partial(self._rise, self.rounds, part), left
+        )
 
     def _rise(self, run: CuttingPlanes, part: LayoutState, context: LayoutContext) -> float:
         """How much the relaxation with the paths known so far rises from a node to a part of it."""
@@ -181,7 +189,7 @@ class BranchingTree:
                     self._look_at_ranks(context)
             elif split is None and num_splits(context) <= FEW_SPLITS and not self.state.out_of_time():
                 # Where no point satisfies the relaxation, which a solver's word does not prove, splits decide.
-                self._open(part.bound_ns, halves(context))
+                self._open(part.bound_ns, halve_stage(context))
             else:
                 self.given_up_ns = min(self.given_up_ns, part.bound_ns)
 
@@ -221,7 +229,7 @@ class BranchingTree:
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
             return None
         run, compact = self.rounds, (self.by_ranks or self.compact).narrowed(part.context)
-        run.begin(part, compact)
+        run.restart(part, compact)
         run.narrow(compact, part.context, self.paths)
         layers = None
         for _ in range(NODE_ROUNDS):

@@ -173,9 +173,9 @@ class RankRelaxation:
         return np.concatenate([values - low for values, low in zip(own, lows, strict=True)]), sum(lows) + fixed
 
     @property
-    def peaks(self) -> Sequence[CeilingPath]:
+    def ceiling_paths(self) -> Sequence[CeilingPath]:
         """Rows of peaks, right after those of the program."""
-        return self.compact.peaks
+        return self.compact.ceiling_paths
 
     def narrowed(self, context: LayoutContext) -> RankRelaxation:
         """The same: a choice has its own edges."""
@@ -198,17 +198,17 @@ class RankRelaxation:
             lower[row] = (least - base) // unit
         return Rows.dense([f"critical_path[{index}]" for index in range(len(paths))], matrix, lower)
 
-    def peak_rows(self, base: int, unit: int) -> Rows:
+    def ceiling_rows(self, base: int, unit: int) -> Rows:
         """fullest_stage, for limits that say nothing of the peak."""
-        return self.path_rows([peak.path for peak in self.compact.peaks], base, unit)
+        return self.path_rows([peak.path for peak in self.compact.ceiling_paths], base, unit)
 
     def path_limits(
         self, context: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Rows of ``peak_rows`` with their lower and upper sides in a narrower setting; those of paths stay."""
+        """Rows of ``ceiling_rows`` with their lower and upper sides in a narrower setting; those of paths stay."""
         del paths
-        least = np.array([self._above(peak.path)[1] for peak in self.compact.peaks], dtype=np.int64)
-        lower = (least + self.compact.peak_passes_ns(context) - base) // unit
+        least = np.array([self._above(peak.path)[1] for peak in self.compact.ceiling_paths], dtype=np.int64)
+        lower = (least + self.compact.ceiling_passes_ns(context) - base) // unit
         return self.program.num_rows + np.arange(len(lower)), lower, np.full(len(lower), INFINITY)
 
     def durations(self, values: FloatArray) -> IntArray:
