@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from milpplan import Layout, solve
-from milpplan.optimize.bounds.layer_counting import most_on_ranks
+from milpplan.optimize.bounds.layer_counting import max_layers_on_ranks
 from milpplan.optimize.counters import Counters
 from milpplan.optimize.layout.ceiling_cuts import num_inner
 from milpplan.optimize.layout.cutting_planes import LayoutState
@@ -123,7 +123,7 @@ def test_ranks_hold_no_more_than_counting_allows(cases: list[tuple[Problem, Layo
         kinds, P = np.array(problem.model.layer_kinds), context.layout.pp
         fits = plans.peak_bytes <= context.capacity_bytes
         for cutoff in np.quantile(plans.step_time_ns[fits], [0.0, 0.2, 1.0], method="lower").tolist():
-            most = most_on_ranks(context, int(cutoff))
+            most = max_layers_on_ranks(context, int(cutoff))
             for layers in np.unique(plans.layers[fits & (plans.step_time_ns <= cutoff)], axis=0):
                 stage = np.repeat(np.arange(len(layers)), layers)
                 held = np.zeros_like(most)

@@ -119,7 +119,7 @@ def test_paths_bound_real_plans(count: int, name: str) -> None:
 
 @few_or_many(5, 12, problems(), SEEDS)
 def test_most_layers_keeps_good_plans(problem: Problem, seed: int) -> None:
-    """No virtual stage of a plan that fits, at or below the cutoff, holds more layers than ``max_stage_layers``."""
+    """No virtual stage of a fitting plan at or below the cutoff has more layers than ``max_stage_layers``."""
     layout = a_layout(problem, seed)
     context = LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
     plans = costed_plans(problem, layout, context.costs)

@@ -35,8 +35,8 @@ def test_a_search_in_bulk_is_the_search_one_by_one(seed: int, monkeypatch: pytes
     alone = certificate(solve(problem))
     monkeypatch.undo()
     assert certificate(solve(problem)) == alone
-    monkeypatch.setattr(best_first, "FIRST", 1)
-    monkeypatch.setattr(best_first, "MOST", 2)
+    monkeypatch.setattr(best_first, "FIRST_BATCH", 1)
+    monkeypatch.setattr(best_first, "MAX_BATCH", 2)
     assert certificate(solve(problem)) == alone
 
 

@@ -1,30 +1,29 @@
-"""Proved lower bounds on step time and peak memory of every layout at once.
+"""Closed-form lower bounds on step time and peak memory of every layout at once.
 
-Each bound is a convex combination, with weights y_s over the pipeline ranks, of path sums (or of ranks'
-memories) that hold for every plan of the layout; it is then minimised over all ways to place the layers, which
-is a minimum over ranks because the combination is linear in the layers. Any weights give a valid bound; those
-used here are near the best ones. The paths, for rank s of P, m micro-batches, F and B the durations of virtual
-stages, p a transfer, D = F + B:
+Each bound is a convex combination, with weights y_s over the pipeline ranks, of path sums (or of ranks' memories)
+that hold for every plan of the layout. It is then minimised over all placements of the layers, which is a minimum
+over ranks because the combination is linear in the layers. Any weights give a valid bound; those used here are
+near the best. The paths, for rank s of P, m micro-batches, F and B the durations of virtual stages, p a transfer,
+D = F + B:
 
-1f1b (m >= P - s)  sum_j D_j + (m - P + s) F_s + (m - 1) B_s + 2 (P - 1) p
-   first micro-batch down to the last stage and back to s, the rest of rank s, last micro-batch back to 0.
-1f1b (otherwise)   sum_{i < s} D_i + m D_s + 2 s p
-gpipe              sum_j D_j + (m - 1) D_s + 2 (P - 1) p
-interleaved        m D_s + sum_{i < s} D_{c,i} + 2 s p + [sum_i F_{<c,i} - P F_{<c,s}]  for every chunk c, where
-   F_{<c,i} sums chunks before c on rank i: micro-batch 0 flows through c chunks, then down to rank s. The same
-   holds for backwards from the end. Averaged over c; with equal weights the bracket cancels.
-zb-h1              as 1f1b, where B is the input gradient; W_s is passed max(0, m - 1 - s) times more: weight
-gradient
-   k of rank s runs after backward k + s, so those of micro-batches 0 to m - 2 - s before the last backward.
-zb-v               sum_{i < s} F_{0,i} + s p + m (F_s + B_s + W_s), each summed over both chunks of rank s: the
-first
-   micro-batch down to rank s, then all work of the rank. It ends on rank s, not on rank 0.
-dualpipe-v         the same, less what the rank's pairs save (``work_order.num_pairs``), at most m - P times what
-   a layer's forward and backward are shorter in pairs.
+    1f1b (m >= P - s)  sum_j D_j + (m - P + s) F_s + (m - 1) B_s + 2 (P - 1) p
+       first micro-batch down to the last stage and back to s, the rest of rank s, last micro-batch back to 0.
+    1f1b (otherwise)   sum_{i < s} D_i + m D_s + 2 s p
+    gpipe              sum_j D_j + (m - 1) D_s + 2 (P - 1) p
+    interleaved        m D_s + sum_{i < s} D_{c,i} + 2 s p + [sum_i F_{<c,i} - P F_{<c,s}]  for every chunk c,
+       where F_{<c,i} sums chunks before c on rank i: micro-batch 0 flows through c chunks, then down to rank s.
+       Likewise for backwards from the end. Averaged over c; with equal weights the bracket cancels.
+    zb-h1              as 1f1b, where B is the input gradient; W_s is passed max(0, m - 1 - s) times more: weight
+       gradient k of rank s runs after backward k + s, so those of micro-batches 0 to m - 2 - s before the last
+       backward.
+    zb-v               sum_{i < s} F_{0,i} + s p + m (F_s + B_s + W_s), each summed over both chunks of rank s:
+       the first micro-batch down to rank s, then all work of the rank. It ends on rank s, not on rank 0.
+    dualpipe-v         as zb-v, less the time that the rank's pairs save (``work_order.num_pairs``): at most
+       m - P times the difference between a layer's forward and backward alone and in pairs.
 
-Memory enters by Lagrangian relaxation: for any price l_s >= 0 of a byte on rank s, adding
-l_s (bytes_s - capacity) <= 0 keeps a bound, and every layer then chooses the cheapest of not being recomputed,
-selectively, or wholly. Prices are chosen at the balanced placement.
+Memory enters by Lagrangian relaxation (``lagrangian_memory``): for any multiplier l_s >= 0 of a byte on rank s,
+adding l_s (bytes_s - capacity) <= 0 keeps a bound, and every layer then chooses the cheapest of no, selective or
+full recomputation. Multipliers are chosen at the balanced placement.
 """
 
 from __future__ import annotations
@@ -56,29 +55,29 @@ from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColum
 from milpplan.simulation.layout_costs import CostTable, layer_durations_ns, least_layer_ns, usable_memory_bytes
 
 SAFETY = 1.0 - 1e-12
-"""Floating-point sums are a few ulps off; bounds are scaled down by more than that."""
+"""Factor that scales bounds down by more than the rounding of floating-point sums, a few ulps."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutBounds:
-    """Lower bounds over all plans of each layout: nanoseconds and bytes, arrays [n]. The time is left at zero
-    where the memory bound alone decides."""
+    """Lower bounds over all plans of each layout: nanoseconds and bytes, arrays [n]. The time is zero where the
+    memory bound alone decides."""
 
     step_time_ns: FloatArray
     memory_bytes: FloatArray
 
 
 def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:
-    """Lower bounds of the step time from the layers' compute alone, nanoseconds [n].
+    """Return lower bounds of the step time from the layers' compute alone, nanoseconds [n].
 
-    ``placed``: with the communication inside the layers, which depends on where the groups of ranks lie; without
-    it, the bound is the same for all orders of ranks.
+    ``placed``: include the communication inside the layers, which depends on where the groups of ranks lie.
+    Without it, the bound holds for all orders of ranks.
 
-    No memory and no sharding, so only the distinct layers are costed. It is the mean over the ranks of the paths
-    above, F and B being the forwards and backwards of the whole model: (m F + (m + P - 1) B) / P for 1f1b,
-    m (F + B) / P in general, and at least one micro-batch through the whole model. With weight gradients W apart,
-    m (F + B + W) / P, because every rank does all its work one after another, and for zb-h1
-    (m F + (m + P - 1) B + (m - P) W) / P. Of the m micro-batches at most m - P are in pairs.
+    Memory and sharding are ignored, so only the distinct layers are costed. The bound is the mean over the ranks
+    of the paths above, F and B being the forwards and backwards of the whole model: (m F + (m + P - 1) B) / P for
+    1f1b, m (F + B) / P in general, and at least one micro-batch through the whole model. With separate weight
+    gradients W it is m (F + B + W) / P, because every rank does all its work one after another, and for zb-h1 (m F
+    + (m + P - 1) B + (m - P) W) / P. Of the m micro-batches at most m - P are in pairs.
     """
     rows, inverse = rows_of_layers(problem, columns, placed)
     layers = layers_ns(problem, columns.take(rows), placed)
@@ -96,10 +95,10 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
         bound = np.maximum(bound, np.where(split, m * (forward + backward + weight) / P, 0.0))
         if columns.runs_pairs.any():
             if placed:
-                least = least_paired_ns(problem, columns.take(rows)).sum(axis=1).astype(np.float64)
+                pair_ns = least_paired_ns(problem, columns.take(rows)).sum(axis=1).astype(np.float64)
             else:
-                least = np.maximum(layers[:, ONCE].sum(axis=1) - PAIR_ROUNDING_NS, 0).astype(np.float64)
-            paired = P * (forward + backward + weight) + (m - P) * over_kinds(counts, least)[inverse]
+                pair_ns = np.maximum(layers[:, ONCE].sum(axis=1) - PAIR_ROUNDING_NS, 0).astype(np.float64)
+            paired = P * (forward + backward + weight) + (m - P) * over_kinds(counts, pair_ns)[inverse]
             return np.asarray(
                 np.where(columns.runs_pairs, paired / P, np.maximum(bound, forward + backward)) * SAFETY
             )
@@ -107,35 +106,37 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
 
 
 def rows_of_layers(problem: Problem, columns: LayoutColumns, placed: bool) -> tuple[IntArray, IntArray]:
-    """Representatives and inverse (``unique_rows``) of the layouts whose layers differ, but for where they lie
-    unless they are ``placed``."""
+    """Return representatives and inverse (``unique_rows``) of the layouts with different layers; unless
+    ``placed``, the position of ranks does not count."""
     return distinct_layers(problem, columns) if placed else distinct(columns, LAYER_KEYS, ())
 
 
 def layers_ns(problem: Problem, columns: LayoutColumns, placed: bool) -> IntArray:
-    """Durations of a layer of each kind, [K, Phase, n]; its kernels alone unless they are ``placed``."""
+    """Return durations of a layer of each kind, [K, Phase, n]; unless ``placed``, of its kernels alone."""
     return layer_durations_ns(problem, columns) if placed else least_layer_ns(problem, columns)
 
 
 def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> LayoutBounds:
-    """Lower bounds of every layout, valid for the problem's space."""
+    """Return lower bounds of every layout, valid for the problem's space."""
     time, memory = np.zeros(len(columns)), np.zeros(len(columns))
     capacity = float(usable_memory_bytes(problem))
     for rows, group in groups(problem, columns, costs):
-        peak = _memory_bound(group)
-        memory[rows] = peak
-        fits = np.flatnonzero(peak * SAFETY <= capacity)
+        memory_bound = _memory_bound(group)
+        memory[rows] = memory_bound
+        fits = np.flatnonzero(memory_bound * SAFETY <= capacity)
         if len(fits):
             fitting = group.take(fits)
-            time[rows[fits]] = RULES[group.sort](fitting, capacity) + tail(fitting)
+            time[rows[fits]] = RULES[group.schedule_class](fitting, capacity) + tail(fitting)
     return LayoutBounds(time * SAFETY, memory * SAFETY)
 
 
 def _memory_bound(group: Group) -> FloatArray:
-    """max_s M_s >= sum_s y_s M_s, minimised over the placement of the layers."""
+    """Return max_s M_s >= sum_s y_s M_s, minimised over the placement of the layers."""
     costs = group.costs
-    live = group.live[0] if group.sort is ScheduleClass.PLAIN else np.minimum(group.live[0], group.live[1])
-    per_layer = np.maximum(group.held_states + costs.kept.min(axis=0)[:, None] * live, 1.0)
+    live = (
+        group.live[0] if group.schedule_class is ScheduleClass.PLAIN else np.minimum(group.live[0], group.live[1])
+    )
+    per_layer = np.maximum(group.state_bytes_per_layer + costs.kept.min(axis=0)[:, None] * live, 1.0)
     weights = 1.0 / over_kinds(group.counts / group.counts.sum(), per_layer)
     weights /= weights.sum(axis=0)
     placed = over_kinds(group.counts, (weights * per_layer).min(axis=1))
@@ -145,9 +146,10 @@ def _memory_bound(group: Group) -> FloatArray:
 def path_coefficients(
     micro_batches: FloatArray, schedule: IntArray, num_ranks: int
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(whole, on_forward, on_backward, on_weight, transfers), each [P, r], of 1f1b, gpipe and zb-h1: rank s's path
-    is whole * sum_j D_j + on_forward * F_s + on_backward * B_s + on_weight * W_s + transfers * p (+ sum_{i < s}
-    D_i if whole = 0), with D = F + B.
+    """Return (whole, on_forward, on_backward, on_weight, transfers), each [P, r], of 1f1b, gpipe and zb-h1.
+
+    Rank s's path is whole * sum_j D_j + on_forward * F_s + on_backward * B_s + on_weight * W_s + transfers * p (+
+    sum_{i < s} D_i if whole = 0), with D = F + B.
 
     ``micro_batches`` [r], ``schedule`` [r].
     """
@@ -163,26 +165,28 @@ def path_coefficients(
 
 
 def tail(group: Group) -> FloatArray:
-    """After the last backward: the reduction of what rank 0 holds whatever the plan (the embedding; not where
-    paths end on another rank), the barrier, and the mean rank's optimizer; before the first forward: the
-    embedding's gather."""
+    """Return the minimum time before the first forward and after the last backward, [r].
+
+    After the last backward: the reduction of the embedding on rank 0 (not where paths end on another rank), the
+    barrier, and the mean rank's optimizer. Before the first forward: the embedding's gather.
+    """
     costs = group.costs
-    # Without a pipeline the last reduction and the first gather also hold whatever is not a layer.
+    # Without a pipeline the last reduction and the first gather also cover both ends of the model.
     optimizer = over_kinds(group.counts, costs.optimizer) + costs.end_optimizer[0] + costs.end_optimizer[1]
-    tail = costs.tail - costs.end_reduce if group.sort is ScheduleClass.V else costs.tail
-    return np.asarray(tail + optimizer / group.num_ranks)
+    step_tail = costs.tail - costs.end_reduce if group.schedule_class is ScheduleClass.V else costs.tail
+    return np.asarray(step_tail + optimizer / group.num_ranks)
 
 
 def _work(group: Group) -> FloatArray:
-    """Forward and backward of one micro-batch through the whole model, without recomputation and weight gradients
-    that run apart, [r]."""
+    """Return forward and backward of one micro-batch through the whole model, without recomputation and separate
+    weight gradients, [r]."""
     costs = group.costs
     layers = over_kinds(group.counts, costs.forward + costs.backward)
     return np.asarray(layers + costs.embedding[:2].sum(axis=0) + costs.head[:2].sum(axis=0))
 
 
 def _plain_bound(group: Group, capacity: float) -> FloatArray:
-    """1f1b, gpipe and zb-h1: weights that balance the ranks' marginal cost of a layer."""
+    """Bound 1f1b, gpipe and zb-h1: the weights balance the ranks' marginal cost of a layer."""
     costs, work = group.costs, _work(group)
     whole, on_forward, on_backward, on_weight, transfers = path_coefficients(
         group.micro_batches, group.schedule, group.num_ranks
@@ -208,9 +212,11 @@ def _plain_bound(group: Group, capacity: float) -> FloatArray:
 
 
 def _interleaved_bound(group: Group, capacity: float) -> FloatArray:
-    """Interleaved: equal weights y_s = 1 / P, for which the bracket cancels; the coefficient of a layer on rank
-    i is m / P + (P - 1 - i) / (P v). Every virtual stage but the first and the last holds some layers
-    (``forced_layers``), whatever that costs more than the cheapest place."""
+    """Bound interleaved schedules with equal weights y_s = 1 / P, for which the bracket cancels.
+
+    The coefficient of a layer on rank i is m / P + (P - 1 - i) / (P v). Every virtual stage but the first and the
+    last holds some layers (``forced_layers``), at their extra cost over the cheapest position.
+    """
     costs, work = group.costs, _work(group)
     P, m, v = group.num_ranks, group.micro_batches, group.vpp
     on_rank = (m + (P - 1 - group.ranks) / v) / P
@@ -224,51 +230,56 @@ def _interleaved_bound(group: Group, capacity: float) -> FloatArray:
     ends = costs.embedding.sum(axis=0) * on_rank[0] + costs.head.sum(axis=0) * on_rank[-1]
     fixed = over_fixed_bytes(group, price, capacity)
     bound = placed + ends + costs.transfer * (P - 1.0) + fixed
-    rule = _fullest_rank if group.held else counted_bound
+    rule = _fullest_rank if group.forced else counted_bound
     bound = np.maximum(bound, rule(group, capacity, price * (m / on_rank)))
     return np.asarray(np.maximum(bound, work * m / P))
 
 
 def _v_bound(group: Group, capacity: float) -> FloatArray:
-    """V schedules: equal weights y_s = 1 / P, so that a layer costs m / P of its work wherever it is. The forward
-    of chunk 0 on rank i is in the ramps of the P - 1 - i ranks after it: the embedding on rank 0, and on every
-    other one the least that an inner virtual stage holds."""
+    """Bound V schedules with equal weights y_s = 1 / P, so that a layer costs m / P of its work on any rank.
+
+    The forward of chunk 0 on rank i is in the ramps of the P - 1 - i ranks after it: the embedding on rank 0, and
+    on every other rank the minimum layers of an inner virtual stage.
+    """
     costs, work = group.costs, _work(group)
     P, m = group.num_ranks, group.micro_batches
     on_rank = np.broadcast_to(m / P, (P, len(m)))
     price = memory_price(group, capacity, on_rank)
-    least = (costs.forward + costs.backward + costs.weight) * (m / P)
+    layer_cost = (costs.forward + costs.backward + costs.weight) * (m / P)
     ends = (costs.embedding.sum(axis=0) + costs.head.sum(axis=0)) * (m / P)
     fixed = over_fixed_bytes(group, price, capacity)
     ramps = costs.embedding[0] * ((P - 1) / P) + costs.transfer * ((P - 1) / 2)
-    ramps += group.fewest * costs.forward.min(axis=0) * ((P - 1) * (P - 2) / (2 * P))
+    ramps += group.min_inner_layers * costs.forward.min(axis=0) * ((P - 1) * (P - 2) / (2 * P))
     if costs.saved is not None:
-        # The first micro-batch runs backward through some pairs, none of its forwards is in one.
-        least -= costs.saved.sum(axis=0) * np.maximum(m - P, 0.0) / P
+        # The first micro-batch runs backward through some pairs, but none of its forwards is in a pair.
+        layer_cost -= costs.saved.sum(axis=0) * np.maximum(m - P, 0.0) / P
         work = work - over_kinds(group.counts, costs.saved[1])
-    # With memory, and without where the price is not a good one.
+    # With memory, and without it where the multiplier is poor.
     priced = over_kinds(group.counts, priced_layers(group, on_rank, price).min(axis=(0, 2))) + fixed
     replays = over_kinds(group.counts, costs.extra.min(axis=0)) * (m / P)
-    bound = over_kinds(group.counts, least) + ends + ramps + np.maximum(priced, replays)
+    bound = over_kinds(group.counts, layer_cost) + ends + ramps + np.maximum(priced, replays)
     return np.asarray(np.maximum(bound, work))
 
 
 def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArray:
-    """Even interleaving: the longest of the paths through chunk 0 down to rank s, m D_s + sum_{i < s} D_{0,i} +
-    2 s p, with the layers that every split puts there. Their recomputation is priced rank by rank ([P, r])."""
-    costs, m, held = group.costs, group.micro_batches, group.held_by_kind
+    """Even interleaving: return the longest of the paths through chunk 0 down to rank s.
+
+    The path is m D_s + sum_{i < s} D_{0,i} + 2 s p, with the layers that every split puts there. Recomputation is
+    priced rank by rank ([P, r]).
+    """
+    costs, m, forced = group.costs, group.micro_batches, group.forced_by_kind
     kinds = range(len(group.counts))
-    least = [costs.forward[k] + costs.backward[k] + costs.extra[:, k].min(axis=0) for k in kinds]
-    first = sum(held[1, k] * least[k] for k in kinds)
+    layer_ns = [costs.forward[k] + costs.backward[k] + costs.extra[:, k].min(axis=0) for k in kinds]
+    first = sum(forced[1, k] * layer_ns[k] for k in kinds)
     ramp = np.cumsum(first, axis=0) - first + 2 * group.ranks * costs.transfer
     ramp[1:] += costs.embedding.sum(axis=0)
-    free = m * sum(held[:, k].sum(axis=0) * least[k] for k in kinds)
+    free = m * sum(forced[:, k].sum(axis=0) * layer_ns[k] for k in kinds)
     rows = np.flatnonzero((price > 0).any(axis=0))
     if len(rows):
         part = group.take(rows)
         priced = priced_layers(part, np.broadcast_to(m[rows], price[:, rows].shape), price[:, rows])
         priced += (part.costs.forward + part.costs.backward)[:, None] * m[rows]
-        tight = (held[..., rows] * priced).sum(axis=(0, 1)) + price[:, rows] * excess_bytes(part, capacity)
+        tight = (forced[..., rows] * priced).sum(axis=(0, 1)) + price[:, rows] * excess_bytes(part, capacity)
         free[:, rows] = np.maximum(free[:, rows], tight)
     free[0] += m * costs.embedding.sum(axis=0)
     free[-1] += m * costs.head.sum(axis=0)
@@ -280,4 +291,4 @@ RULES = {
     ScheduleClass.INTERLEAVED: _interleaved_bound,
     ScheduleClass.V: _v_bound,
 }
-"""The bound of the paths of each sort of schedule, [r]."""
+"""Bound of the paths of each class of schedules, [r]."""

@@ -1,4 +1,4 @@
-"""Constants of single layouts, computed together with those of the layouts that are asked for next."""
+"""Cache of the cost constants of single layouts, computed together with those of the layouts that follow."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from milpplan.simulation.mixed_costs import AnyTable, RankCosts, cluster_costs
 from milpplan.simulation.replica_costs import ReplicaCosts
 
 BLOCK = 2048
+"""Number of layouts whose constants are computed together."""
 
 
 @dataclass(slots=True)
@@ -25,18 +26,18 @@ class CostCache:
     costs: AnyTable | None = None
 
     def keep(self, rows: IntArray, costs: AnyTable) -> None:
-        """Remember them (rows ascending), unless they are too many."""
+        """Store constants (rows ascending), unless there are too many."""
         if len(rows) <= BLOCK:
             self.rows, self.costs = rows, costs
 
     def at(self, space: LayoutSpace, row: int, queue: IntArray) -> RankCosts | ReplicaCosts:
-        """Constants of a layout of a space; those after it in the ``queue`` are computed with it."""
-        place = int(np.searchsorted(self.rows, row))
-        if self.costs is None or place == len(self.rows) or self.rows[place] != row:
+        """Return the constants of a layout; those of the layouts after it in ``queue`` are computed with it."""
+        index = int(np.searchsorted(self.rows, row))
+        if self.costs is None or index == len(self.rows) or self.rows[index] != row:
             rows = np.array([row])
             ahead = np.flatnonzero(queue == row)
             if len(ahead):
                 rows = ascending(queue[ahead[0] : ahead[0] + BLOCK])
             self.rows, self.costs = rows, cluster_costs(self.problem, space.take(rows))
-            place = int(np.searchsorted(rows, row))
-        return self.costs.at(place)
+            index = int(np.searchsorted(rows, row))
+        return self.costs.at(index)

@@ -1,4 +1,4 @@
-"""What the bounds need of the constants of many layouts."""
+"""Cost constants of many layouts as the bounds need them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from milpplan.simulation.layout_costs import LayoutCosts
 from milpplan.simulation.stages import EMBEDDING, HEAD
 
 OPTIONAL = ("saved", "late")
-"""Fields of ``CostColumns`` that are None where no layout has what they are about."""
+"""Fields of ``CostColumns`` that are None where no layout needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostColumns:
-    """What the bounds need of ``LayoutCosts``, as floats with the layout on the last axis; K kinds, M recompute
-    modes in the space's order.
+    """Parts of ``LayoutCosts`` as floats with the layout on the last axis; K kinds, M recompute modes in the
+    space's order.
 
-    Nanoseconds: ``forward``, ``backward`` (the least of all modes), ``weight`` (gradients that run apart) and
-    ``optimizer`` [K, r] a layer, ``extra`` [M, K, r] of recomputing one, ``late`` [M, K, r] what its forward takes
-    beyond the least (None where nothing is offloaded: nothing); ``embedding`` and ``head`` [3, r] a micro-batch;
+    Nanoseconds: ``forward``, ``backward`` (minimum over modes), ``weight`` (separate weight gradients) and
+    ``optimizer`` [K, r] a layer; ``extra`` [M, K, r] of its recomputation; ``late`` [M, K, r] excess of its
+    forward over the minimum (None where nothing is offloaded); ``embedding`` and ``head`` [3, r] a micro-batch;
     ``end_optimizer`` [2, r]; ``transfer`` [r]; ``tail`` [r], the embedding's gather and reduction and the barrier;
-    ``end_reduce`` [r], of that the reduction.
+    ``end_reduce`` [r], the reduction in ``tail``.
 
     Bytes: ``states`` [K, r] and ``kept`` [M, K, r] a layer (kept a live micro-batch); ``deferred`` [K, r] a
     micro-batch that waits for weight gradients, ``head_deferred`` [r] of the head; ``buffers`` [r]; ``end_states``
     [2, r] with the head's workspace, ``end_kept`` [2, r] a live micro-batch (embedding, head).
 
-    ``saved`` [2, K, r]: nanoseconds that a layer's forward and its backward are shorter in a pair; None where no
-    layout has pairs.
+    ``saved`` [2, K, r]: nanoseconds by which a layer's forward and its backward are shorter in a pair; None where
+    no layout has pairs.
     """
 
     forward: FloatArray
@@ -58,18 +58,18 @@ class CostColumns:
 
     @staticmethod
     def of(costs: LayoutCosts, modes: tuple[str, ...]) -> CostColumns:
-        """Sums of the constants of many layouts."""
+        """Sum the constants of many layouts."""
         duration, states = costs.duration_ns, costs.state_bytes.sum(axis=0)
         zero = np.zeros_like(costs.kept_bytes)
         extra = {"none": zero, "selective": duration[:, Phase.SELECTIVE], "full": duration[:, Phase.FULL]}
         dropped = {"none": zero, "selective": costs.dropped_selective_bytes, "full": costs.dropped_full_bytes}
         ends = states[[EMBEDDING, HEAD]]
         ends[1] += costs.head_workspace_bytes
-        least = costs.least_ns
-        added = np.stack([extra[mode] for mode in modes]) - (least[1] - duration[:, Phase.BACKWARD])
+        min_passes = costs.least_ns
+        added = np.stack([extra[mode] for mode in modes]) - (min_passes[1] - duration[:, Phase.BACKWARD])
         values: dict[str, IntArray] = {
-            "forward": least[0],
-            "backward": least[1],
+            "forward": min_passes[0],
+            "backward": min_passes[1],
             "weight": duration[:, Phase.WEIGHT],
             "extra": added,
             "optimizer": costs.optimizer_ns[:EMBEDDING],
@@ -94,8 +94,8 @@ class CostColumns:
 
     @staticmethod
     def of_layers(layers: FloatArray) -> CostColumns:
-        """Layers whose forwards, backwards and weight gradients take so many nanoseconds, [K, Phase, r]; all else
-        is nothing."""
+        """Return columns with the given forwards, backwards and weight gradients of layers, [K, Phase, r] ns; all
+        else is zero."""
         none = np.zeros_like(layers[:, 0])
         values = dict.fromkeys((field.name for field in fields(CostColumns)), none[0])
         values |= dict.fromkeys(("optimizer", "states", "deferred"), none)
@@ -106,7 +106,7 @@ class CostColumns:
         return CostColumns(**values | {"weight": layers[:, Phase.WEIGHT], "saved": None, "late": None})
 
     def take(self, rows: IntArray) -> CostColumns:
-        """The chosen layouts."""
+        """Return the chosen layouts."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         taken: dict[str, Any] = {
             name: None if value is None else value.take(rows, axis=-1) for name, value in values.items()
@@ -115,14 +115,14 @@ class CostColumns:
 
 
 def _late_forwards(costs: LayoutCosts, modes: tuple[str, ...]) -> FloatArray:
-    """``CostColumns.late``."""
+    """Return ``CostColumns.late``."""
     alone = costs.duration_ns[:, Phase.FORWARD]
     replayed = {"selective": costs.replayed_forward_ns[0], "full": costs.replayed_forward_ns[1]}
     return np.stack([alone + replayed.get(mode, 0) - costs.least_ns[0] for mode in modes]).astype(np.float64)
 
 
 def _saved_in_pairs(costs: LayoutCosts) -> FloatArray:
-    """``CostColumns.saved``, nothing for layouts without pairs."""
+    """Return ``CostColumns.saved``, zero for layouts without pairs."""
     alone = np.stack([costs.duration_ns[:, Phase.FORWARD], costs.duration_ns[:, Phase.BACKWARD]])
     paired = np.moveaxis(costs.paired_ns, 1, 0)
     return np.where(paired.any(axis=(0, 1)), alone - paired, 0).astype(np.float64)

@@ -1,7 +1,7 @@
-"""Lower bounds of layouts with replicas of different make: of each view's step, the larger.
+"""Lower bounds of layouts with heterogeneous replicas: the larger of the views' bounds.
 
-A step is the longest of its views (``costs.replica_costs``), each of them a step of one node type, whose bounds
-(``bounds``) hold for every plan that fits that type. A plan must fit all types.
+A step is the longest of its views (``simulation.replica_costs``). Each view is a step on one node type, whose
+bounds (``closed_form``) hold for every plan that fits that type. A plan must fit all types.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from milpplan.simulation.replica_costs import ReplicaTable, on_one_type, view_co
 
 
 def replica_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:
-    """``bounds.compute_bounds`` of the slower view, nanoseconds [n]; ``placed`` as there."""
+    """Return ``closed_form.compute_bounds`` of the slower view, nanoseconds [n]."""
     types = range(len(problem.node_types))
     views = [compute_bounds(on_one_type(problem, t), view_columns(columns, t), placed) for t in types]
     return np.asarray(np.maximum.reduce(views))
 
 
 def replica_bounds(problem: Problem, columns: LayoutColumns, costs: ReplicaTable) -> LayoutBounds:
-    """``bounds.layout_bounds`` of the slower and of the fuller view."""
+    """Return ``closed_form.layout_bounds``: the slower view's time and the fuller view's memory."""
     parts = [
         layout_bounds(on_one_type(problem, t), view_columns(columns, t), table)
         for t, table in enumerate(costs.tables)
@@ -33,7 +33,8 @@ def replica_bounds(problem: Problem, columns: LayoutColumns, costs: ReplicaTable
 
 
 def replica_uniform_bounds(problem: Problem, columns: LayoutColumns, costs: ReplicaTable) -> UniformBounds:
-    """``uniform.uniform_bounds`` of the slower and of the fuller view, with one recompute mode in both."""
+    """Return ``uniform_plans.uniform_bounds``: the slower view's time and the fuller view's memory, with one
+    recompute mode in both."""
     parts = [
         uniform_bounds(on_one_type(problem, t), view_columns(columns, t), table)
         for t, table in enumerate(costs.tables)
@@ -42,11 +43,11 @@ def replica_uniform_bounds(problem: Problem, columns: LayoutColumns, costs: Repl
 
 
 def _joined(problem: Problem, views: list[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
-    """The larger time, and the larger memory; a view that does not fit its type counts as more than the roomiest
-    one holds."""
-    roomiest = usable_memory_bytes(problem)
+    """Return the larger time and the larger memory; a view that does not fit its type counts as more than the
+    largest capacity."""
+    max_capacity = usable_memory_bytes(problem)
     memory = [
-        np.where(own > hardware.usable_bytes, np.maximum(own, roomiest + 1.0), own)
-        for (_, own), hardware in zip(views, problem.node_types, strict=True)
+        np.where(bytes_ > hardware.usable_bytes, np.maximum(bytes_, max_capacity + 1.0), bytes_)
+        for (_, bytes_), hardware in zip(views, problem.node_types, strict=True)
     ]
     return np.maximum.reduce([time for time, _ in views]), np.maximum.reduce(memory)

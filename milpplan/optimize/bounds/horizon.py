@@ -1,4 +1,4 @@
-"""The longest step that any plan of a layout takes: a cutoff that leaves none of them out."""
+"""Horizon: an upper bound of the step of every plan of a layout, used as a cutoff that excludes none of them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from milpplan.simulation.layout_costs import LayoutCosts
 
 
 def longest_step_ns(context: LayoutContext) -> int:
-    """No plan of the layout takes longer: everything one after another, every layer recomputed wholly, on the
-    slowest node type."""
+    """Return an upper bound of the layout's step: everything one after another, every layer fully recomputed, on
+    the slowest node type."""
     layout = context.layout
     ranks = {context.costs.type_of(rank): context.costs.of_rank(rank) for rank in range(layout.pp)}
     crossings = sum(context.costs.crossing_ns(stage) for stage in range(context.num_stages))
     transfers = 2 * (context.num_stages * int(context.costs.transfer_ns) + crossings)
-    longest = max(_once_ns(context, costs, transfers) for costs in ranks.values())
-    # Twice, and what differs from rank to rank adds up to no more than the sum over the types.
-    return 2 * longest * len(ranks)
+    longest_ns = max(_serial_ns(context, costs, transfers) for costs in ranks.values())
+    # Twice as a margin; differences between ranks add up to at most the sum over the types.
+    return 2 * longest_ns * len(ranks)
 
 
-def _once_ns(context: LayoutContext, costs: LayoutCosts, transfers_ns: int) -> int:
-    """Everything one after another on one node type."""
+def _serial_ns(context: LayoutContext, costs: LayoutCosts, transfers_ns: int) -> int:
+    """Return the time of everything one after another on one node type."""
     duration = costs.duration_ns
     counts = np.bincount(np.array(context.problem.model.layer_kinds), minlength=len(duration))
     extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)

@@ -1,9 +1,9 @@
-"""Memory in the bounds: live micro-batches, fixed bytes, and the price of a byte.
+"""Lagrangian relaxation of memory in the bounds: live micro-batches, fixed bytes, and the multiplier of a byte.
 
-Lagrangian relaxation of a rank's memory: for any price >= 0, T + price * (bytes - capacity) bounds the step time
-of every plan that fits from below, and each layer chooses its recompute mode by itself.
+For any multiplier (price) >= 0, T + price * (bytes - capacity) bounds the step time of every plan that fits from
+below, and each layer chooses its recompute mode separately.
 
-Arrays keep the layouts on the last axis and the ranks before it: [P, r] for r layouts of P ranks.
+Arrays have the layouts on the last axis and the ranks before it: [P, r] for r layouts of P ranks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from milpplan.simulation.pipeline.work_order import num_pairs
 
 GPIPE, INTERLEAVED, ZB_H1 = (SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zb-h1"))
 GROUP_NUMBERS = 65_536
-"""Numbers of an array [P, r]: few enough that arrays stay in the cache, enough that calls cost little."""
+"""Size of an array [P, r]: small enough for the cache, large enough that calls cost little."""
 
 
 class ScheduleClass(IntEnum):
-    """Schedules that the bounds treat alike."""
+    """Classes of schedules that share a bound."""
 
     PLAIN = 0
     INTERLEAVED = 1
     V = 2
 
 
-_SORTS = np.array(
+_CLASSES = np.array(
     [
         ScheduleClass.V if name in V_SCHEDULES else ScheduleClass.INTERLEAVED * (name == "interleaved")
         for name in SCHEDULES
@@ -46,58 +46,58 @@ _SORTS = np.array(
 
 @dataclass(frozen=True)
 class Group:
-    """Layouts with the same pp and the same sort of schedule; arrays [r] or, with ranks, [P, r]."""
+    """Layouts with equal pp and class of schedule; arrays [r] or, with ranks, [P, r]."""
 
     num_ranks: int
-    sort: ScheduleClass
+    schedule_class: ScheduleClass
     micro_batches: FloatArray
     vpp: FloatArray
     schedule: IntArray
     costs: CostColumns
     counts: FloatArray
     """Layers of each kind, [K]."""
-    held_of: Callable[[], dict[int, FloatArray]]
-    fewest: int
-    """Layers that every inner virtual stage holds at least, under V schedules."""
+    forced_of: Callable[[], dict[int, FloatArray]]
+    min_inner_layers: int
+    """Minimum layers of an inner virtual stage, under V schedules."""
 
     def take(self, rows: IntArray) -> Group:
-        """The chosen layouts."""
+        """Return the chosen layouts."""
         if len(rows) == len(self.vpp):
             return self
         return Group(
             self.num_ranks,
-            self.sort,
+            self.schedule_class,
             self.micro_batches[rows],
             self.vpp[rows],
             self.schedule[rows],
             self.costs.take(rows),
             self.counts,
-            self.held_of,
-            self.fewest,
+            self.forced_of,
+            self.min_inner_layers,
         )
 
     @property
-    def held(self) -> dict[int, FloatArray]:
-        """Even interleaving: by virtual stages a rank, the layers of each kind that the last, the first and the
-        other chunks of each rank hold in every split, [3, K, P]."""
-        return self.held_of()
+    def forced(self) -> dict[int, FloatArray]:
+        """Even interleaving: for each number of virtual stages a rank, the layers of each kind that the last, the
+        first and the other chunks of each rank hold in every split, [3, K, P]."""
+        return self.forced_of()
 
     @property
     def interleaved(self) -> bool:
-        """Whether chunk after chunk runs over the ranks in the same order."""
-        return self.sort is ScheduleClass.INTERLEAVED
+        """True where chunk after chunk runs over the ranks in one order."""
+        return self.schedule_class is ScheduleClass.INTERLEAVED
 
     @property
     def head_rank(self) -> int:
-        """The rank of the model's last virtual stage."""
-        return 0 if self.sort is ScheduleClass.V else self.num_ranks - 1
+        """Rank of the model's last virtual stage."""
+        return 0 if self.schedule_class is ScheduleClass.V else self.num_ranks - 1
 
     @cached_property
     def waiting(self) -> FloatArray | None:
         """Micro-batches of a rank that wait for weight gradients at the moment of ``live``, [P, r]; None: none.
 
-        zb-h1: when rank s first has P - s micro-batches alive and as many waiting as it ever lets wait, before
-        backward k = min(s, m - P + s), it has run k backwards and no weight gradient.
+        zb-h1: when rank s first has P - s micro-batches alive and its maximum number waiting, before backward k =
+        min(s, m - P + s), it has run k backwards and no weight gradient.
         """
         split = self.schedule == ZB_H1
         if not split.any():
@@ -106,8 +106,8 @@ class Group:
         return np.where(split, waits, 0.0)
 
     @cached_property
-    def held_states(self) -> FloatArray:
-        """Bytes of a layer whatever is recomputed, states and what waits for weight gradients, [K, P or 1, r]."""
+    def state_bytes_per_layer(self) -> FloatArray:
+        """Bytes of a layer whatever is recomputed: states, and what waits for weight gradients, [K, P or 1, r]."""
         states = self.costs.states[:, None]
         return states if self.waiting is None else states + self.waiting * self.costs.deferred[:, None]
 
@@ -117,16 +117,16 @@ class Group:
         return live_at_peak(self)
 
     @cached_property
-    def held_by_kind(self) -> FloatArray:
-        """``held`` of every layout, [3, K, P, r]."""
-        values, place = np.unique(self.vpp, return_inverse=True)
-        return np.stack([self.held[int(v)] for v in values], axis=-1).take(place, axis=-1)
+    def forced_by_kind(self) -> FloatArray:
+        """``forced`` of every layout, [3, K, P, r]."""
+        values, index = np.unique(self.vpp, return_inverse=True)
+        return np.stack([self.forced[int(v)] for v in values], axis=-1).take(index, axis=-1)
 
     @cached_property
     def pairs(self) -> tuple[FloatArray, FloatArray] | None:
-        """Pairs of every rank with the forward of its first chunk, and with that of its second one, [P, r] each;
-        None where no layout of the group has pairs."""
-        if self.costs.saved is None or self.sort is not ScheduleClass.V:
+        """Number of pairs of every rank with the forward of its first chunk, and with that of its second chunk,
+        [P, r] each; None where no layout of the group has pairs."""
+        if self.costs.saved is None or self.schedule_class is not ScheduleClass.V:
             return None
         runs = self.costs.saved.any(axis=(0, 1))
         first, second = num_pairs(self.num_ranks, self.micro_batches, self.ranks)
@@ -139,58 +139,58 @@ class Group:
 
 
 def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterator[tuple[IntArray, Group]]:
-    """The layouts in groups, each with its row numbers."""
+    """Yield the layouts in groups, each with its row numbers."""
     return groups_of(problem, columns, CostColumns.of(costs.distinct, problem.recompute_modes), costs.place)
 
 
 def groups_of(
     problem: Problem, columns: LayoutColumns, constants: CostColumns, place: IntArray
 ) -> Iterator[tuple[IntArray, Group]]:
-    """The same, with ``place`` [n] where the constants of each layout are."""
+    """Yield groups of layouts with their row numbers; ``place`` [n] is the index of each layout's constants."""
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(problem.model.kinds))
     m, vpp = columns.num_micro_batches.astype(np.float64), columns.vpp.astype(np.float64)
-    sorts = _SORTS[columns.schedule]
-    key = len(ScheduleClass) * columns.pp + sorts
-    # Stable: neighbours share constants, so gathering them stays near.
+    classes = _CLASSES[columns.schedule]
+    key = len(ScheduleClass) * columns.pp + classes
+    # Stable: neighbours share constants, so gathers stay local.
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order], prepend=-1, append=-1))
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        P = int(columns.pp[order[first]])
-        size = max(1, GROUP_NUMBERS // P)
-        sort = ScheduleClass(int(sorts[order[first]]))
-        interleaved = sort is ScheduleClass.INTERLEAVED
-        found = partial(_held_in_every_split, problem, P, vpp[order[first:last]])
-        held: Callable[[], dict[int, FloatArray]] = cache(found) if interleaved else dict
+        num_ranks = int(columns.pp[order[first]])
+        size = max(1, GROUP_NUMBERS // num_ranks)
+        schedule_class = ScheduleClass(int(classes[order[first]]))
+        interleaved = schedule_class is ScheduleClass.INTERLEAVED
+        common_layers = partial(_layers_in_every_split, problem, num_ranks, vpp[order[first:last]])
+        forced_of: Callable[[], dict[int, FloatArray]] = cache(common_layers) if interleaved else dict
         for start in range(first, last, size):
             rows = order[start : min(start + size, last)]
             yield (
                 rows,
                 Group(
-                    P,
-                    sort,
+                    num_ranks,
+                    schedule_class,
                     m[rows],
                     vpp[rows],
                     columns.schedule[rows],
                     constants.take(place[rows]),
                     counts.astype(np.float64),
-                    held,
-                    fewest_inner_layers(problem, 2, 2 * P),
+                    forced_of,
+                    fewest_inner_layers(problem, 2, 2 * num_ranks),
                 ),
             )
 
 
 def live_at_peak(group: Group) -> tuple[FloatArray, ...]:
-    """Micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving, else in
-    its last, first and any other chunk (which V schedules have not).
+    """Return the micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving,
+    else for its last, first and any other chunk (V schedules have no other).
 
     1f1b and zb-h1 min(m, P - s), gpipe m. V schedules: before its first backward a rank has run s + 1 forwards of
-    its second chunk and 2 P - 1 - s of its first one, if there are so many. Interleaved: the warm-up and a forward
-    are 2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has min(P, 2 (P - s - 1) + 1),
-    the first P + max(0, P - 2 s - 1), others P.
+    its second chunk and 2 P - 1 - s of its first, if there are as many. Interleaved: the warm-up and a forward are
+    2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has min(P, 2 (P - s - 1) + 1), the
+    first P + max(0, P - 2 s - 1), others P.
     """
     m, P = group.micro_batches, group.num_ranks
     depth = P - group.ranks
-    if group.sort is ScheduleClass.V:
+    if group.schedule_class is ScheduleClass.V:
         return np.minimum(m, group.ranks + 1), np.minimum(m, P + depth - 1)
     if not group.interleaved:
         whole = (group.schedule == GPIPE) & (P > 1)
@@ -201,7 +201,7 @@ def live_at_peak(group: Group) -> tuple[FloatArray, ...]:
 
 
 def over_kinds(counts: FloatArray, values: FloatArray) -> FloatArray:
-    """sum_k counts_k values_k of values [K, ...]: a few kinds, so faster than a general product."""
+    """Return sum_k counts_k values_k of values [K, ...]: faster than a general product for few kinds."""
     total = counts[0] * values[0]
     for count, value in zip(counts[1:], values[1:], strict=True):
         total = total + count * value
@@ -209,9 +209,12 @@ def over_kinds(counts: FloatArray, values: FloatArray) -> FloatArray:
 
 
 def end_bytes(group: Group) -> tuple[FloatArray, FloatArray]:
-    """Bytes of the model's ends, embedding on the first rank and head on ``Group.head_rank``, [r] each."""
+    """Return the bytes of the model's ends, embedding on the first rank and head on
+    ``Group.head_rank``, [r] each."""
     costs, live = group.costs, group.live
-    first = costs.end_states[0] + live[0 if group.sort is ScheduleClass.PLAIN else 1][0] * costs.end_kept[0]
+    first = (
+        costs.end_states[0] + live[0 if group.schedule_class is ScheduleClass.PLAIN else 1][0] * costs.end_kept[0]
+    )
     last = costs.end_states[1] + live[0][group.head_rank] * costs.end_kept[1]
     if group.waiting is not None:
         last = last + group.waiting[group.head_rank] * costs.head_deferred
@@ -219,9 +222,9 @@ def end_bytes(group: Group) -> tuple[FloatArray, FloatArray]:
 
 
 def excess_bytes(group: Group, capacity: float) -> FloatArray:
-    """Bytes of every rank without layers, less the capacity, [P, r]."""
-    room = group.costs.buffers - capacity
-    excess = np.full((group.num_ranks, len(room)), room)
+    """Return the bytes of every rank without layers, less the capacity, [P, r]."""
+    fixed_bytes = group.costs.buffers - capacity
+    excess = np.full((group.num_ranks, len(fixed_bytes)), fixed_bytes)
     first, last = end_bytes(group)
     excess[0] += first
     excess[group.head_rank] += last
@@ -229,35 +232,37 @@ def excess_bytes(group: Group, capacity: float) -> FloatArray:
 
 
 def over_fixed_bytes(group: Group, weights: FloatArray, capacity: float = 0.0) -> FloatArray:
-    """sum_s weights_s (bytes of rank s without layers - capacity), [r]; weights [P, r]."""
+    """Return sum_s weights_s (bytes of rank s without layers - capacity), [r]; weights [P, r]."""
     first, last = end_bytes(group)
     total = (group.costs.buffers - capacity) * weights.sum(axis=0)
     return np.asarray(total + weights[0] * first + weights[group.head_rank] * last)
 
 
-def _held_in_every_split(problem: Problem, num_ranks: int, vpp: FloatArray) -> dict[int, FloatArray]:
-    """``Group.held`` for the numbers of virtual stages that occur; empty where splits are free."""
+def _layers_in_every_split(problem: Problem, num_ranks: int, vpp: FloatArray) -> dict[int, FloatArray]:
+    """Return ``Group.forced`` for the numbers of virtual stages that occur; empty where splits are free."""
     kinds, num_kinds = np.array(problem.model.layer_kinds), len(problem.model.kinds)
     before = np.zeros((num_kinds, len(kinds) + 1))
     np.cumsum(kinds == np.arange(num_kinds)[:, None], axis=1, out=before[:, 1:])
-    held = {}
+    layers_by_vpp = {}
     for v in ascending(vpp).astype(np.int64).tolist():
         splits = splits_into(problem, v, v * num_ranks)
         if splits is None:
             return {}
         edges = np.cumsum(np.array(splits, dtype=np.int64).reshape(-1, v * num_ranks), axis=1)
         layers = np.diff(before[:, np.pad(edges, ((0, 0), (1, 0)))], axis=2)
-        least = layers.min(axis=1, initial=len(kinds)).reshape(num_kinds, v, num_ranks)
-        held[v] = np.stack([least[:, -1], least[:, 0], least[:, 1:-1].sum(axis=1)])
-    return held
+        minimum = layers.min(axis=1, initial=len(kinds)).reshape(num_kinds, v, num_ranks)
+        layers_by_vpp[v] = np.stack([minimum[:, -1], minimum[:, 0], minimum[:, 1:-1].sum(axis=1)])
+    return layers_by_vpp
 
 
 def forced_layers(group: Group) -> FloatArray:
-    """Interleaved layouts: layers that every plan has in the last, the first and the other chunks of each rank,
-    [3, P, r]: what every even split holds, or one in an inner virtual stage, none in the model's first and
-    last."""
-    if group.held:
-        return np.asarray(group.held_by_kind.sum(axis=1))
+    """Return the layers that every plan has in the last, the first and the other chunks of each rank, [3, P, r].
+
+    These are the layers common to all even splits; else one layer in an inner virtual stage and none in the
+    model's first and last.
+    """
+    if group.forced:
+        return np.asarray(group.forced_by_kind.sum(axis=1))
     forced = np.ones((3, group.num_ranks, len(group.vpp)))
     forced[0, -1] = forced[1, 0] = 0.0
     forced[2] = np.maximum(group.vpp - 2, 0.0)
@@ -265,12 +270,14 @@ def forced_layers(group: Group) -> FloatArray:
 
 
 def priced_layers(group: Group, on_backward: FloatArray, price: FloatArray) -> FloatArray:
-    """Recomputation and memory of one layer by kind of chunk (``Group.live``), [C, K, P, r]: the cheapest mode's
-    extra time (times ``on_backward`` [P, r]) plus the price [P, r] of its bytes."""
+    """Return recomputation and memory cost of one layer by kind of chunk (``Group.live``), [C, K, P, r].
+
+    The cost is the cheapest mode's extra time (times ``on_backward`` [P, r]) plus the price [P, r] of its bytes.
+    """
     costs, num_kinds = group.costs, len(group.counts)
     priced = np.empty((len(group.live), num_kinds, *price.shape))
     for kind in range(num_kinds):
-        extra, states = costs.extra[:, kind, None] * on_backward, group.held_states[kind] * price
+        extra, states = costs.extra[:, kind, None] * on_backward, group.state_bytes_per_layer[kind] * price
         for chunk, live in enumerate(group.live):
             best = _cheapest_mode(extra, costs.kept[:, kind], price * live, out=priced[chunk, kind])
             best += states
@@ -278,21 +285,21 @@ def priced_layers(group: Group, on_backward: FloatArray, price: FloatArray) -> F
 
 
 def _cheapest_mode(extra: FloatArray, kept: FloatArray, cost: FloatArray, out: FloatArray) -> FloatArray:
-    """min over modes of extra [M, P, r] + kept [M, r] * cost, [P, r]."""
+    """Return min over modes of extra [M, P, r] + kept [M, r] * cost, [P, r]."""
     np.multiply(kept[0], cost, out=out)
     out += extra[0]
-    for more, less in zip(extra[1:], kept[1:], strict=True):
-        spent = less * cost
-        spent += more
-        np.minimum(out, spent, out=out)
+    for mode_time, mode_bytes in zip(extra[1:], kept[1:], strict=True):
+        mode_cost = mode_bytes * cost
+        mode_cost += mode_time
+        np.minimum(out, mode_cost, out=out)
     return out
 
 
 def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> FloatArray:
-    """The price of a byte on each rank that bounds best at the balanced placement, [P, r].
+    """Return the multiplier of a byte on each rank that bounds best at the balanced placement, [P, r].
 
-    The bound is concave and piecewise linear in the price, with corners where two modes of a layer cost the
-    same; the corners are tried. The balanced rank holds counts / P layers: the forced ones in their chunks, the
+    The bound is concave and piecewise linear in the multiplier, with corners where two modes of a layer cost the
+    same; the corners are tried. The balanced rank holds counts / P layers: the forced layers in their chunks, the
     rest where they keep least, in the last chunk.
     """
     costs, live = group.costs, group.live
@@ -300,24 +307,24 @@ def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> Floa
     extra = np.stack([over_kinds(share / share.sum(), mode) for mode in costs.extra])
     kept = np.stack([over_kinds(share / share.sum(), mode) for mode in costs.kept])
     if group.interleaved:
-        held = forced_layers(group)
-        held[0] += np.maximum(share.sum() - held.sum(axis=0), 0.0)
+        chunk_layers = forced_layers(group)
+        chunk_layers[0] += np.maximum(share.sum() - chunk_layers.sum(axis=0), 0.0)
     else:
-        held = np.full((len(live), *live[0].shape), share.sum() / len(live))
-    needed = excess_bytes(group, capacity) + over_kinds(share, group.held_states)
-    alive = held[0] * live[0]
-    for layers, micro_batches in zip(held[1:], live[1:], strict=True):
+        chunk_layers = np.full((len(live), *live[0].shape), share.sum() / len(live))
+    needed = excess_bytes(group, capacity) + over_kinds(share, group.state_bytes_per_layer)
+    alive = chunk_layers[0] * live[0]
+    for layers, micro_batches in zip(chunk_layers[1:], live[1:], strict=True):
         alive += layers * micro_batches
     rows = np.flatnonzero((needed + alive * kept.max(axis=0) > 0).any(axis=0))
     if len(rows) == len(group.vpp):
-        return _best_corner(extra, kept, live, held, needed, on_backward)
+        return _best_corner(extra, kept, live, chunk_layers, needed, on_backward)
     price = np.zeros_like(needed)
     if len(rows):
         price[:, rows] = _best_corner(
             extra[:, rows],
             kept[:, rows],
             tuple(chunk[:, rows] for chunk in live),
-            held[..., rows],
+            chunk_layers[..., rows],
             needed[:, rows],
             on_backward[:, rows],
         )
@@ -325,7 +332,7 @@ def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> Floa
 
 
 def price_corners(group: Group) -> list[FloatArray]:
-    """Prices of a byte, [P, r] each, at which two modes of a layer of some kind cost the same in some chunk, and
+    """Return multipliers, [P, r] each, at which two modes of a layer of some kind cost the same in some chunk, and
     zero."""
     costs = group.costs
     on_backward = np.repeat(group.micro_batches[None], group.num_ranks, axis=0)
@@ -340,19 +347,22 @@ def _best_corner(
     extra: FloatArray,
     kept: FloatArray,
     live: tuple[FloatArray, ...],
-    held: FloatArray,
+    chunk_layers: FloatArray,
     needed: FloatArray,
     on_backward: FloatArray,
 ) -> FloatArray:
-    """The corner with the best bound, [P, r]; zero where nothing is forced. ``extra`` and ``kept`` [M, r] are
-    those of the mean layer, ``held`` [C, P, r] its layers in each kind of chunk."""
+    """Return the corner with the best bound, [P, r]; zero where nothing is forced.
+
+    ``extra`` and ``kept`` [M, r] are those of the mean layer, ``chunk_layers`` [C, P, r] its layers in each kind
+    of chunk.
+    """
     best, cheapest = np.zeros_like(needed), np.empty_like(needed)
     replayed = extra[:, None] * on_backward
-    value = held.sum(axis=0) * on_backward * extra.min(axis=0)
+    value = chunk_layers.sum(axis=0) * on_backward * extra.min(axis=0)
     for alive in live[::2]:
         for price in _corners(extra, kept, alive, on_backward):
             bound = price * needed
-            for layers, micro_batches in zip(held, live, strict=True):
+            for layers, micro_batches in zip(chunk_layers, live, strict=True):
                 bound += layers * _cheapest_mode(replayed, kept, micro_batches * price, out=cheapest)
             better = bound > value
             np.copyto(best, price, where=better)
@@ -361,7 +371,7 @@ def _best_corner(
 
 
 def _corners(extra: FloatArray, kept: FloatArray, live: FloatArray, on_backward: FloatArray) -> list[FloatArray]:
-    """Prices at which two recompute modes of the mean layer cost the same, [P, r] each."""
+    """Return the multipliers at which two recompute modes of the mean layer cost the same, [P, r] each."""
     scale = on_backward / live
     return [
         scale * (np.maximum(extra[j] - extra[i], 0.0) / np.maximum(kept[i] - kept[j], 1.0))

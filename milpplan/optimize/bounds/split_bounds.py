@@ -1,11 +1,11 @@
-"""Lower bounds of a layout whose layers are already split: every rank's recompute choices, one by one.
+"""Lower bounds of a layout whose layers are already split: every rank's recompute choices are enumerated.
 
-With the layers of all virtual stages known, only recomputation is left, and it is chosen rank by rank: memory ties
-together the chunks of a rank, nothing ties ranks but the paths. A path's length is linear in the backwards, so
-its least length over all plans of the split is a sum over the ranks of the least over the choices that fit.
-The linear relaxation lets a rank recompute fractions of layers, and sees less.
+With the layers of all virtual stages known, only recomputation is left. It is chosen rank by rank: memory couples
+the chunks of a rank, and only the paths couple ranks. A path's length is linear in the backwards, so its minimum
+over all plans of the split is a sum over the ranks of the minimum over the choices that fit. The linear
+relaxation, which lets a rank recompute fractions of layers, is weaker.
 
-Nothing here rests on a solver: the bounds are sums of integers.
+No solver is involved: the bounds are sums of integers.
 """
 
 from __future__ import annotations
@@ -25,75 +25,77 @@ from milpplan.simulation.pipeline.step_graph import StepGraph, Term
 from milpplan.simulation.stages import StageOptions
 
 MAX_CHOICES = 20_000
-"""Choices of a rank's chunks that are looked at together; where there are more, at one moment's memory."""
+"""Maximum number of joint choices of a rank's chunks; above it, only the memory at one moment counts."""
 MAX_WEIGHTS = 4
-"""Different weights of a rank's chunks, on paths that stay on the rank, that are looked at then."""
-NEVER_NS = 2**53
-"""Instead of the least backward of a rank that has no choice that fits."""
+"""Maximum number of different weights of a rank's chunks, on paths that stay on the rank, that are
+examined then."""
+NO_CHOICE_NS = 2**53
+"""Stands for the minimum backward of a rank without a choice that fits."""
 
-Held = tuple[tuple[int, ...], bool, bool, int, int]
-"""Layers of each run that a virtual stage holds, whether it is the model's first or last, its node type, and the
-nanoseconds that its transfer to the next takes beyond the shortest."""
+StageContent = tuple[tuple[int, ...], bool, bool, int, int]
+"""Content of a virtual stage: its layers of each run, whether it is the model's first or last, its node type, and
+the excess of its transfer to the next stage over the shortest transfer, nanoseconds."""
 
 
 @dataclass(slots=True)
 class SplitBounds:
-    """Bounds of the splits of one layout; ranks that hold the same in several splits are looked at once."""
+    """Bounds of the splits of one layout; equal contents of a rank are evaluated once."""
 
     context: LayoutContext
     graph: StepGraph
     paths: Sequence[CriticalPath]
-    """Of the layout's step graph; the longest counts."""
+    """Paths of the layout's step graph; the longest counts."""
     counts: IntArray = field(init=False)
     fixed_ns: IntArray = field(init=False)
-    options: dict[Held, tuple[StageOptions, IntArray]] = field(default_factory=dict)
-    menus: dict[tuple[int, Held], Menu | None] = field(default_factory=dict)
-    replays: dict[tuple[int, tuple[Held, ...]], IntArray | None] = field(default_factory=dict)
+    options: dict[StageContent, tuple[StageOptions, IntArray]] = field(default_factory=dict)
+    menus: dict[tuple[int, StageContent], Menu | None] = field(default_factory=dict)
+    replays: dict[tuple[int, tuple[StageContent, ...]], IntArray | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # On paths that pass nothing backwards, as nearly all are, the choices left out of menus are beaten, and
-        # what some ranks take at least is a bound already.
-        useful = [path for path in self.paths if (path.counts >= 0).all()]
-        self.counts = np.stack([path.counts for path in useful])
+        # On paths without negative counts, which are nearly all, the choices left out of menus are dominated, and
+        # the minima of some ranks already give a bound.
+        paths = [path for path in self.paths if (path.counts >= 0).all()]
+        self.counts = np.stack([path.counts for path in paths])
         transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
-        self.fixed_ns = np.array([path.num_transfers * transfer + path.barrier_count * barrier for path in useful])
+        self.fixed_ns = np.array([path.num_transfers * transfer + path.barrier_count * barrier for path in paths])
 
     def bound_ns(self, split: Sequence[int], cutoff_ns: int) -> int:
-        """A step time in nanoseconds that no plan of a split undercuts, ``cutoff_ns + 1`` at most.
+        """Return a lower bound of the step time of a split, at most ``cutoff_ns + 1``.
 
         ``split``: layers of every virtual stage, [J].
         """
-        held = self._held(split)
-        terms = np.array([self._options(stage, own)[1] for stage, own in enumerate(held)])
-        total = self.fixed_ns + np.tensordot(self.counts, terms.T, axes=2)
-        # Memory comes after that, rank by rank while it can decide: it is dear, and the first ranks hold most.
-        for rank, own in enumerate(self._by_rank(held)):
+        contents = self._contents(split)
+        min_terms = np.array([self._options(stage, content)[1] for stage, content in enumerate(contents)])
+        total = self.fixed_ns + np.tensordot(self.counts, min_terms.T, axes=2)
+        # Memory comes last, rank by rank while it can decide: it is expensive, and the first ranks hold most.
+        for rank, content in enumerate(self._by_rank(contents)):
             if int(total.max()) > cutoff_ns:
                 break
-            if (rank, own) not in self.replays:
-                self.replays[rank, own] = self._replays(rank, own)
-            replays = self.replays[rank, own]
+            if (rank, content) not in self.replays:
+                self.replays[rank, content] = self._replays(rank, content)
+            replays = self.replays[rank, content]
             if replays is None:
                 return cutoff_ns + 1
             total = total + replays
         return min(int(total.max()), cutoff_ns + 1)
 
     def least_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
-        """Least summed backward of each rank's chunks over the choices that fit, [P]; of a split not excluded."""
+        """Return the minimum summed backward of each rank's chunks over the choices that fit, [P]; for a split
+        that is not excluded."""
         ones, least = np.ones(self.context.layout.vpp, dtype=np.int64), []
-        for rank, own in enumerate(self._by_rank(self._held(split))):
+        for rank, own in enumerate(self._by_rank(self._contents(split))):
             menus = self._menus(rank, own)
             value: int | None = None
             if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
                 choices = _fitting_backwards(self.context, rank, menus)
                 value = int(choices.sum(axis=0).min()) if choices.shape[1] else None
             elif menus is not None:
-                value = _least_fitting(self.context, rank, menus, ones)
-            least.append(NEVER_NS if value is None else value)
+                value = _min_fitting(self.context, rank, menus, ones)
+            least.append(NO_CHOICE_NS if value is None else value)
         return tuple(least)
 
-    def _held(self, split: Sequence[int]) -> list[Held]:
-        """What every virtual stage holds, [J]."""
+    def _contents(self, split: Sequence[int]) -> list[StageContent]:
+        """Return the content of every virtual stage, [J]."""
         runs = np.array([0, *accumulate(length for _, length in self.context.runs)])
         edges = np.array([0, *accumulate(split)])[:, None]
         layers = map(tuple, np.diff(np.clip(edges, runs[:-1], runs[1:]), axis=0).tolist())
@@ -103,13 +105,13 @@ class SplitBounds:
             for stage, held in enumerate(layers)
         ]
 
-    def _by_rank(self, held: list[Held]) -> list[tuple[Held, ...]]:
-        """What the chunks of each rank hold, [P]."""
+    def _by_rank(self, held: list[StageContent]) -> list[tuple[StageContent, ...]]:
+        """Return the contents of each rank's chunks, [P]."""
         return [tuple(held[j] for j in stages) for stages in self.context.layout.rank_stages]
 
-    def _replays(self, rank: int, own: tuple[Held, ...]) -> IntArray | None:
-        """Nanoseconds, beyond the least of each stage alone, that each path spends at least on a rank's backwards
-        for lack of memory, [paths]; None where nothing fits."""
+    def _replays(self, rank: int, own: tuple[StageContent, ...]) -> IntArray | None:
+        """Return the minimum time beyond each stage's own minimum that each path spends on a rank's backwards for
+        lack of memory, [paths] ns; None where nothing fits."""
         stages = list(self.context.layout.rank_stages[rank])
         menus = self._menus(rank, own)
         if menus is None:
@@ -127,23 +129,26 @@ class SplitBounds:
         return np.asarray(backwards - weights @ np.array(least))
 
     def _at_one_moment(self, rank: int, menus: Sequence[Menu], weights: IntArray) -> IntArray | None:
-        """Least weighted backwards of each path [paths] over the choices that fit when most micro-batches are
-        alive, for the most frequent ``weights`` [paths, v] of paths that stay on the rank; for other paths over
-        all choices. None where nothing fits."""
-        least = np.array([int(menu.terms[Term.BACKWARD].min()) for menu in menus])
-        total = weights @ least
+        """Return the minimum weighted backwards of each path [paths] over the choices that fit at the moment with
+        most micro-batches alive.
+
+        This is done for the most frequent ``weights`` [paths, v] of paths that stay on the rank; other paths get
+        the minimum over all choices. None where nothing fits.
+        """
+        minima = np.array([int(menu.terms[Term.BACKWARD].min()) for menu in menus])
+        total = weights @ minima
         stays = weights.sum(axis=1) >= self.context.layout.num_micro_batches
         distinct, inverse, count = np.unique(weights, axis=0, return_inverse=True, return_counts=True)
-        wanted = ascending(inverse[stays])
-        for place in wanted[np.argsort(-count[wanted], kind="stable")][:MAX_WEIGHTS].tolist():
-            value = _least_fitting(self.context, rank, menus, distinct[place])
+        wanted_weights = ascending(inverse[stays])
+        for index in wanted_weights[np.argsort(-count[wanted_weights], kind="stable")][:MAX_WEIGHTS].tolist():
+            value = _min_fitting(self.context, rank, menus, distinct[index])
             if value is None:
                 return None
-            total[inverse == place] = value
+            total[inverse == index] = value
         return np.asarray(total)
 
-    def _menus(self, rank: int, own: tuple[Held, ...]) -> list[Menu] | None:
-        """The choices of a rank's chunks; None where one has none that fits."""
+    def _menus(self, rank: int, own: tuple[StageContent, ...]) -> list[Menu] | None:
+        """Return the choices of a rank's chunks; None where a chunk has no choice that fits."""
         menus = []
         for stage, held in zip(self.context.layout.rank_stages[rank], own, strict=True):
             menu = self._menu(stage, held)
@@ -152,15 +157,15 @@ class SplitBounds:
             menus.append(menu)
         return menus
 
-    def _menu(self, stage: int, held: Held) -> Menu | None:
+    def _menu(self, stage: int, held: StageContent) -> Menu | None:
         if (stage, held) not in self.menus:
             menu = useful_items(self.context, stage, held[0], self._options(stage, held)[0])
             self.menus[stage, held] = menu if len(menu) else None
         return self.menus[stage, held]
 
-    def _options(self, stage: int, held: Held) -> tuple[StageOptions, IntArray]:
-        """The recompute choices of a virtual stage, whether they fit or not, and the least of each term [Term];
-        only their backwards differ."""
+    def _options(self, stage: int, held: StageContent) -> tuple[StageOptions, IntArray]:
+        """Return the recompute choices of a virtual stage, whether they fit or not, and the minimum of each term
+        [Term]; only their backwards differ."""
         if held not in self.options:
             options = recompute_options(self.context, stage, held[0])
             assert options is not None, "without prices there is a choice"
@@ -168,12 +173,13 @@ class SplitBounds:
         return self.options[held]
 
     def with_paths(self, paths: Sequence[CriticalPath]) -> SplitBounds:
-        """The same with other paths, and the choices already looked up."""
+        """Return a copy with other paths that shares the choices already computed."""
         return replace(self, paths=paths, replays={})
 
 
 def _fitting_backwards(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
-    """Backward nanoseconds of the rank's chunks under every choice that fits into its memory, [v, choices]."""
+    """Return backward nanoseconds of the rank's chunks under every choice that fits into its memory,
+    [v, choices]."""
     grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
     kept = np.stack([menu.kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     transient = np.stack([menu.transient_bytes[items] for menu, items in zip(menus, grid, strict=True)])
@@ -189,17 +195,19 @@ def _fitting_backwards(context: LayoutContext, rank: int, menus: Sequence[Menu])
 
 
 def _fit_on_host(context: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
-    """Which choices of the chunks [v, choices] fit on the host together."""
+    """Mask the choices of the chunks [v, choices] that fit on the host together."""
     kept = np.stack([menu.host_kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
-    room = context.host_capacity_of(rank) - sum(int(menu.host_state_bytes[0]) for menu in menus)
+    capacity = context.host_capacity_of(rank) - sum(int(menu.host_state_bytes[0]) for menu in menus)
     live = np.array([counts for _, counts in context.profiles[rank]])
-    return np.asarray(((live @ kept) <= room).all(axis=0))
+    return np.asarray(((live @ kept) <= capacity).all(axis=0))
 
 
-def _least_fitting(context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:
-    """Least sum of weighted backwards over the choices of the chunks that fit at the moment when most
-    micro-batches are alive, chunk by chunk over the pairs (bytes, nanoseconds) that nothing beats; None if none
-    fits."""
+def _min_fitting(context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:
+    """Return the minimum sum of weighted backwards over the choices that fit at the moment with most micro-batches
+    alive; None if none fits.
+
+    The chunks are added one by one, keeping the Pareto set of (bytes, nanoseconds).
+    """
     running, live = max(context.profiles[rank], key=lambda profile: sum(profile[1]))
     states = sum(int(menu.state_bytes[0]) for menu in menus) + int(context.costs.of_rank(rank).buffer_bytes)
     v = len(menus)
@@ -209,16 +217,16 @@ def _least_fitting(context: LayoutContext, rank: int, menus: Sequence[Menu], wei
         + (menu.transient_bytes if chunk == running else 0)
         for chunk, menu in enumerate(menus)
     ]
-    room = context.capacity_of(rank) - states - sum(int(size.min()) for size in sizes)
-    if room < 0:
+    capacity = context.capacity_of(rank) - states - sum(int(size.min()) for size in sizes)
+    if capacity < 0:
         return None
     used = spent = np.zeros(1, dtype=np.int64)
     for size, menu, weight in zip(sizes, menus, weights.tolist(), strict=True):
-        # Bytes above the least of each chunk, so that whatever follows still fits.
+        # Bytes above the minimum of each chunk, so that the following chunks still fit.
         used = (used[:, None] + (size - size.min())).reshape(-1)
         spent = (spent[:, None] + weight * menu.terms[Term.BACKWARD]).reshape(-1)
         order = np.argsort(used)
-        order = order[: np.searchsorted(used, room, side="right", sorter=order)]
+        order = order[: np.searchsorted(used, capacity, side="right", sorter=order)]
         used, spent = used[order], spent[order]
         better = np.ones(len(spent), dtype=np.bool_)
         better[1:] = spent[1:] < np.minimum.accumulate(spent)[:-1]

@@ -1,6 +1,7 @@
-"""The uniform space: equal virtual stages and one recompute setting, so a layout has one plan a setting.
+"""Bounds in the uniform space: equal virtual stages and one recompute setting, so a layout has one plan per
+setting.
 
-The plan is known, so its bound is the largest of its path sums, and nothing is left to minimise over.
+The plan is known, so its bound is the largest of its path sums, with nothing to minimise over.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MODES = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True)
 class UniformBounds:
-    """Per layout and recompute setting (in the space's order): arrays [n, modes]. The time is left at zero where
+    """Bounds per layout and recompute setting (in the space's order): arrays [n, modes]. The time is zero where
     the plan does not fit."""
 
     step_time_ns: FloatArray
@@ -42,11 +43,11 @@ class UniformBounds:
 
 
 def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> UniformBounds:
-    """Lower bounds on the time and memory of each layout's plans, all layouts at once."""
+    """Return lower bounds of time and memory of each layout's plans."""
     modes, capacity = problem.recompute_modes, usable_memory_bytes(problem)
     time, memory = np.zeros((2, len(columns), len(modes)))
-    # The best of several node types is no device: what it drops and what it replays are of different ones.
-    passing = None if problem.other_hardware else _Passing.of(costs.distinct, modes)
+    # The best constants of several node types belong to no device: dropped and replayed bytes may differ in type.
+    passing = None if problem.other_hardware else _TransientBytes.of(costs.distinct, modes)
     for rows, group in groups(problem, columns, costs):
         held = _HeldLayers.of(problem, group)
         passes = None if passing is None else passing.take(costs.place[rows])
@@ -57,7 +58,7 @@ def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -
         if not len(some):
             continue
         group, held, rows, fits = group.take(some), held.take(some), rows[some], fits[some]
-        around = _Around.of(problem, group, held, columns.take(rows), costs.take(rows))
+        around = _Surroundings.of(problem, group, held, columns.take(rows), costs.take(rows))
         for index in range(len(modes)):
             own = np.flatnonzero(fits[:, index])
             if len(own):
@@ -66,16 +67,17 @@ def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -
 
 
 def uniform_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Lower bounds of the step time of uniform plans from the layers' compute alone, whatever is recomputed,
-    nanoseconds [n]: the longest of the same path sums, of layers without recomputation and of nothing else. Zero
-    where the schedule runs pairs, which may be shorter than their layers.
+    """Return lower bounds of the step time of uniform plans from the layers' compute alone, nanoseconds [n].
 
-    Where all layers are alike, all virtual stages hold as many and no backward is split, the longest path is that
+    They are the longest path sums of layers without recomputation. Zero where the schedule runs pairs, which may
+    be shorter than their layers.
+
+    Where all layers are alike, the virtual stages are equal and no backward is split, the longest path is the one
     through the last rank: m + (P - 1) / v times the layers of a rank, forward and backward.
     """
     layer_rows, layer = distinct_layers(problem, columns)
     layers = layer_durations_ns(problem, columns.take(layer_rows)).astype(np.float64)
-    # Other orders of ranks often change nothing here.
+    # Orders of ranks often have equal values here.
     first, same = unique_rows(layer, columns.pp, columns.vpp, columns.schedule, columns.num_micro_batches)
     part, layer = columns.take(first), layer[first]
     alike = (len(layers) == 1) & (problem.model.num_layers % part.num_virtual_stages == 0)
@@ -91,7 +93,10 @@ def uniform_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArr
 @dataclass(frozen=True, slots=True)
 class _HeldLayers:
     """Layers of each kind on each rank, in its first and in its last chunk: [K, P, u] for the u numbers of virtual
-    stages that occur; ``fewest`` [u] layers of a virtual stage; ``place`` [r] says which is a layout's."""
+    stages that occur.
+
+    ``fewest`` [u]: layers of the smallest virtual stage; ``place`` [r]: index of each layout.
+    """
 
     total: FloatArray
     first: FloatArray
@@ -114,21 +119,21 @@ class _HeldLayers:
             edges = prefix[:, np.minimum(np.arange(pp * vpp + 1) * each, layers)]
             fewest[column] = max(0, layers - each * (pp * vpp - 1))
             held = np.diff(edges, axis=1).reshape(num_kinds, vpp, pp)
-            if group.sort is ScheduleClass.V:
+            if group.schedule_class is ScheduleClass.V:
                 held[:, 1] = held[:, 1, ::-1].copy()
             total[..., column], first[..., column], last[..., column] = held.sum(axis=1), held[:, 0], held[:, -1]
         return _HeldLayers(total, first, last, fewest, place)
 
     def take(self, rows: IntArray) -> _HeldLayers:
-        """The chosen layouts."""
+        """Return the chosen layouts."""
         return _HeldLayers(self.total, self.first, self.last, self.fewest, self.place[rows])
 
     def on_ranks(self, per_layer: FloatArray) -> FloatArray:
-        """sum_k layers of kind k * per_layer [K, r] (or [K, P, r]) on each rank, [P, r]."""
+        """Return sum_k layers of kind k * per_layer [K, r] (or [K, P, r]) on each rank, [P, r]."""
         return _over(self.total, self.place, per_layer)
 
     def in_first_chunks(self, per_layer: FloatArray) -> FloatArray:
-        """The same of the first chunk of each rank."""
+        """Return sum_k layers of kind k * per_layer in the first chunk of each rank, [P, r]."""
         return _over(self.first, self.place, per_layer)
 
 
@@ -140,14 +145,15 @@ def _over(held: FloatArray, place: IntArray, per_layer: FloatArray) -> FloatArra
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
-    """What surrounds the work items of a step, nanoseconds: ``start`` [r] before the first forward, which ends no
-    sooner than ``first_end`` [r] (zero where gathers do not overlap); ``trail`` [P, r] after a rank's last item;
-    ``reduced`` [r] after the start of the last backward of virtual stage 0 (zero where reductions do not overlap);
-    ``barrier`` [r].
+class _Surroundings:
+    """Times around the work items of a step, nanoseconds.
 
-    These are rank 0's (``costs.pipeline``): plain and interleaved paths start and end there. Under V schedules a
-    path ends on its own rank, and of reductions that overlap nothing is counted.
+    ``start`` [r]: before the first forward. ``first_end`` [r]: earliest end of the first forward (zero where
+    gathers do not overlap). ``trail`` [P, r]: after a rank's last item. ``reduced`` [r]: after the start of the
+    last backward of virtual stage 0 (zero where reductions do not overlap). ``barrier`` [r].
+
+    They are those of rank 0 (``simulation.pipeline``): plain and interleaved paths start and end there. Under V
+    schedules a path ends on its own rank, and overlapping reductions are ignored.
     """
 
     start: FloatArray
@@ -157,12 +163,14 @@ class _Around:
     barrier: FloatArray
 
     @staticmethod
-    def of(problem: Problem, group: Group, held: _HeldLayers, columns: LayoutColumns, costs: CostTable) -> _Around:
-        """Of the layouts of a group, ``columns`` and ``costs``."""
+    def of(
+        problem: Problem, group: Group, held: _HeldLayers, columns: LayoutColumns, costs: CostTable
+    ) -> _Surroundings:
+        """Compute the times for a group with ``columns`` and ``costs``."""
         own = costs.distinct
         reduce, gather = (values[:, costs.place].astype(np.float64) for values in (own.reduce_ns, own.gather_ns))
         kinds = np.array(problem.model.layer_kinds)
-        # The first and the last layer of virtual stage 0, which holds the head where it is the only one.
+        # The first and the last layer of virtual stage 0, which holds the head where it is the only stage.
         front, back = kinds[0], kinds[-(-len(kinds) // (columns.pp * columns.vpp)) - 1]
         edge = own.edge_ns[:2, back, costs.place].astype(np.float64)
         edge += np.where(columns.pp * columns.vpp == 1, own.head_ns[:2, costs.place], 0)
@@ -172,20 +180,20 @@ class _Around:
         first_end = np.where(early, _of_first_stage(held, columns, gather) + edge[0], 0.0)
         reduced = _of_first_stage(held, columns, reduce) + edge[1]
         trail = np.where(late, 0.0, every_reduce)
-        if group.sort is not ScheduleClass.V:
+        if group.schedule_class is not ScheduleClass.V:
             trail[0] += np.where(late, reduce[front] + reduce[EMBEDDING], 0.0)
-        counted = late & (group.sort is not ScheduleClass.V) & ~columns.split_backward
+        counted = late & (group.schedule_class is not ScheduleClass.V) & ~columns.split_backward
         barrier = own.barrier_ns[costs.place].astype(np.float64)
-        return _Around(start, first_end, trail, np.where(counted, reduced, 0.0), barrier)
+        return _Surroundings(start, first_end, trail, np.where(counted, reduced, 0.0), barrier)
 
-    def take(self, rows: IntArray) -> _Around:
-        """The chosen layouts."""
+    def take(self, rows: IntArray) -> _Surroundings:
+        """Return the chosen layouts."""
         values = (self.start, self.first_end, self.trail, self.reduced, self.barrier)
-        return _Around(*(value.take(rows, axis=-1) for value in values))
+        return _Surroundings(*(value.take(rows, axis=-1) for value in values))
 
 
 def _on_ranks_with_ends(group: Group, held: _HeldLayers, values: FloatArray) -> FloatArray:
-    """Sums over the layers and ends of every rank, [P, r], of ``values`` [K + 2, r]."""
+    """Return sums over the layers and ends of every rank, [P, r], of ``values`` [K + 2, r]."""
     total = held.on_ranks(values[:EMBEDDING])
     total[0] += values[EMBEDDING]
     total[group.head_rank] += values[HEAD]
@@ -193,14 +201,14 @@ def _on_ranks_with_ends(group: Group, held: _HeldLayers, values: FloatArray) -> 
 
 
 def _of_first_stage(held: _HeldLayers, columns: LayoutColumns, values: FloatArray) -> FloatArray:
-    """The same sums of virtual stage 0, [r]."""
+    """Return sums over the layers and ends of virtual stage 0, [r], of ``values`` [K + 2, r]."""
     total = held.in_first_chunks(values[:EMBEDDING])[0] + values[EMBEDDING]
     return np.asarray(total + np.where(columns.pp * columns.vpp == 1, values[HEAD], 0.0))
 
 
-def _time(group: Group, held: _HeldLayers, mode: int, around: _Around | None) -> FloatArray:
-    """The longest path sum; without what is ``around`` the work items, that of these alone."""
-    costs, turns = group.costs, group.sort is ScheduleClass.V
+def _time(group: Group, held: _HeldLayers, mode: int, around: _Surroundings | None) -> FloatArray:
+    """Return the longest path sum; with ``around`` None of the work items alone."""
+    costs, turns = group.costs, group.schedule_class is ScheduleClass.V
     paths = _work_paths(group, held, mode)
     if around is not None:
         alone = group.num_ranks * group.vpp == 1
@@ -219,17 +227,20 @@ def _time(group: Group, held: _HeldLayers, mode: int, around: _Around | None) ->
 
 
 def _passes(group: Group, mode: int) -> tuple[FloatArray, FloatArray]:
-    """Forward and backward of a layer of each kind with one recompute setting, [K, r] each."""
+    """Return forward and backward of a layer of each kind with one recompute setting, [K, r] each."""
     costs = group.costs
     forward = costs.forward if costs.late is None else costs.forward + costs.late[mode]
     return forward, costs.backward + costs.extra[mode]
 
 
 def _work_paths(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
-    """From the first forward of rank 0 through rank s, to the last backward of rank 0, under V schedules to the
-    last item of rank s; work items and transfers alone, [P, r]."""
+    """Return the paths through each rank s, work items and transfers alone, [P, r].
+
+    They go from the first forward of rank 0 to the last backward of rank 0, under V schedules to the last item of
+    rank s.
+    """
     costs, pp, m = group.costs, group.num_ranks, group.micro_batches
-    (forward, backward), turns = _passes(group, mode), group.sort is ScheduleClass.V
+    (forward, backward), turns = _passes(group, mode), group.schedule_class is ScheduleClass.V
     ramp = held.in_first_chunks(forward if turns else forward + backward)
     ramp[0] += costs.embedding[0] if turns else costs.embedding.sum(axis=0)
     f, b = held.on_ranks(forward), held.on_ranks(backward)
@@ -241,11 +252,11 @@ def _work_paths(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
     if turns:
         paths += m * w
     if costs.saved is not None and group.pairs is not None:
-        # Forwards of one chunk beside backwards of the other one.
+        # Forwards of one chunk run in pairs with backwards of the other.
         every, first = ([place(saved) for saved in costs.saved] for place in (held.on_ranks, held.in_first_chunks))
         one, other = group.pairs
         paths -= one * (first[0] + every[1] - first[1]) + other * (every[0] - first[0] + first[1])
-    if group.sort is ScheduleClass.PLAIN:
+    if group.schedule_class is ScheduleClass.PLAIN:
         whole, on_forward, on_backward, on_weight, transfers = path_coefficients(m, group.schedule, pp)
         deep = whole * (f + b).sum(axis=0) + on_forward * f + on_backward * b + transfers * costs.transfer
         paths = np.where(whole > 0, np.maximum(deep, paths), paths) + on_weight * w
@@ -253,45 +264,49 @@ def _work_paths(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
 
 
 def rank_work(problem: Problem, group: Group, mode: int) -> FloatArray:
-    """What every rank works in a step with one recompute setting, one item after another, [P, r]: no schedule is
-    faster."""
-    costs, held = group.costs, _HeldLayers.of(problem, group)
-    once = held.on_ranks(sum(_passes(group, mode), costs.weight))
-    once[0] += costs.embedding.sum(axis=0)
-    once[group.head_rank] += costs.head.sum(axis=0)
-    return np.asarray(group.micro_batches * once)
+    """Return the serial work of every rank in a step with one recompute setting, [P, r]: no schedule is faster."""
+    costs, layers = group.costs, _HeldLayers.of(problem, group)
+    pass_ns = layers.on_ranks(sum(_passes(group, mode), costs.weight))
+    pass_ns[0] += costs.embedding.sum(axis=0)
+    pass_ns[group.head_rank] += costs.head.sum(axis=0)
+    return np.asarray(group.micro_batches * pass_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class _Passing:
-    """Bytes that pass, beside what is kept, while the backward of a layer of each kind runs (``costs.stages``):
-    its temporary bytes, what it brings back, and the layer's part of what is on the host; ``beyond_head`` what of
-    that the head's temporary bytes do not hold; ``beside`` the part of another layer; all [M, K, r]."""
+class _TransientBytes:
+    """Transient bytes while the backward of a layer of each kind runs (``simulation.stages``); all [M, K, r].
+
+    ``alone``: temporary bytes, bytes brought back, and the layer's part on the host. ``beyond_head``: the part
+    that the head's temporary bytes do not cover. ``beside``: the part of another layer.
+    """
 
     alone: FloatArray
     beyond_head: FloatArray
     beside: FloatArray
 
     @staticmethod
-    def of(costs: LayoutCosts, modes: tuple[str, ...]) -> _Passing:
-        """Of many layouts."""
+    def of(costs: LayoutCosts, modes: tuple[str, ...]) -> _TransientBytes:
+        """Compute the bytes of many layouts."""
         numbers, host = [MODES.index(mode) for mode in modes], costs.host_kept_bytes
         dropped = (np.zeros_like(host[0]), costs.dropped_selective_bytes, costs.dropped_full_bytes)
         beside = np.stack([costs.streamed_bytes + host[number] for number in numbers])
         rest = beside + np.stack([dropped[number] + host[0] - host[number] for number in numbers])
         beyond = np.maximum(costs.workspace_bytes - costs.head_workspace_bytes, 0)
         parts = (rest + costs.workspace_bytes, rest + beyond, beside)
-        return _Passing(*(part.astype(np.float64) for part in parts))
+        return _TransientBytes(*(part.astype(np.float64) for part in parts))
 
-    def take(self, rows: IntArray) -> _Passing:
-        """The chosen layouts."""
-        return _Passing(self.alone[..., rows], self.beyond_head[..., rows], self.beside[..., rows])
+    def take(self, rows: IntArray) -> _TransientBytes:
+        """Return the chosen layouts."""
+        return _TransientBytes(self.alone[..., rows], self.beyond_head[..., rows], self.beside[..., rows])
 
 
-def _passing_bytes(group: Group, held: _HeldLayers, passing: _Passing, mode: int) -> FloatArray:
-    """What passes on every rank at the peak, beside the head's temporary bytes, [P, r]: with one chunk exact where
-    all layers are of one kind, with several the least of any virtual stage."""
-    if group.sort is ScheduleClass.PLAIN:
+def _passing_bytes(group: Group, held: _HeldLayers, passing: _TransientBytes, mode: int) -> FloatArray:
+    """Return the transient bytes on every rank at the peak, beside the head's temporary bytes, [P, r].
+
+    With one chunk they are exact where all layers are of one kind; with several they are the minimum over virtual
+    stages.
+    """
+    if group.schedule_class is ScheduleClass.PLAIN:
         layers = held.total.sum(axis=0)[:, held.place]
         if (held.total > 0).all():
             bytes_ = np.repeat(passing.alone[mode].max(axis=0)[None], group.num_ranks, axis=0)
@@ -309,9 +324,9 @@ def _passing_bytes(group: Group, held: _HeldLayers, passing: _Passing, mode: int
 
 
 def _live_layers(group: Group, held: _HeldLayers) -> FloatArray:
-    """Layers of each kind times the micro-batches alive in them when a rank's warm-up ends, [K, P, r]."""
+    """Return layers of each kind times the micro-batches alive in them when a rank's warm-up ends, [K, P, r]."""
     total, first, last = (chunks[:, :, held.place] for chunks in (held.total, held.first, held.last))
-    if group.sort is ScheduleClass.PLAIN:
+    if group.schedule_class is ScheduleClass.PLAIN:
         return np.asarray(total * group.live[0])
     in_last, in_first = group.live[:2]
     if not group.interleaved:
@@ -320,11 +335,13 @@ def _live_layers(group: Group, held: _HeldLayers) -> FloatArray:
     return np.asarray(other * total + (in_first - other) * first + (in_last - other) * last)
 
 
-def _memory(group: Group, held: _HeldLayers, passing: _Passing | None) -> FloatArray:
-    """Bytes of the fullest rank when its warm-up ends, [r, M]; exact for gpipe and 1f1b, but for what passes
-    (``_passing_bytes``; None: nothing)."""
+def _memory(group: Group, held: _HeldLayers, passing: _TransientBytes | None) -> FloatArray:
+    """Return bytes of the fullest rank when its warm-up ends, [r, M].
+
+    Exact for gpipe and 1f1b up to the transient bytes (``_passing_bytes``; none where ``passing`` is None).
+    """
     live, peaks = _live_layers(group, held), []
-    states = held.on_ranks(group.held_states) + group.costs.buffers
+    states = held.on_ranks(group.state_bytes_per_layer) + group.costs.buffers
     embedding, head = end_bytes(group)
     states[0] += embedding
     states[group.head_rank] += head

@@ -30,7 +30,7 @@ from functools import cached_property
 
 import numpy as np
 
-from milpplan.optimize.bounds.layer_counting import most_on_ranks
+from milpplan.optimize.bounds.layer_counting import max_layers_on_ranks
 from milpplan.optimize.layout.ceiling_cuts import CeilingPath, fullest_stage_bound, min_passes
 from milpplan.optimize.layout.layer_rows import held_rows, held_sides, order_rows, order_sides
 from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext
@@ -273,7 +273,7 @@ class CompactRelaxation:
             return []
         matrix = kinds[self.context.places].sum(axis=0).swapaxes(0, 1)
         names = [f"rank_holds_kind[{rank},{kind}]" for kind, rank in np.ndindex(matrix.shape[:2])]
-        max_held = np.maximum(most_on_ranks(self.context, self.cutoff_ns), 0).reshape(-1)
+        max_held = np.maximum(max_layers_on_ranks(self.context, self.cutoff_ns), 0).reshape(-1)
         return [Rows.dense(names, matrix.reshape(len(names), -1), MINUS_INFINITY, max_held)]
 
     def _memory(self) -> Rows:

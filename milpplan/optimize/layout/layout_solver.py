@@ -18,7 +18,7 @@ import numpy as np
 
 from milpplan.errors import SolverError, UnavailableError
 from milpplan.optimize.bounds.closed_form import path_coefficients
-from milpplan.optimize.bounds.layer_counting import most_on_ranks
+from milpplan.optimize.bounds.layer_counting import max_layers_on_ranks
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, try_choice
@@ -361,7 +361,7 @@ def max_stage_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:
     counts = np.bincount(np.array(context.problem.model.layer_kinds))
     if v > 1:
         min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])[context.places]
-        on_rank = most_on_ranks(context, cutoff_ns)
+        on_rank = max_layers_on_ranks(context, cutoff_ns)
         if (np.maximum(on_rank, 0).sum(axis=1) < counts).any():
             return np.full(context.num_stages, -1)
         max_on_stage = on_rank.max(axis=0) - (min_layers.sum(axis=0, keepdims=True) - min_layers)

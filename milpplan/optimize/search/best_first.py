@@ -10,7 +10,7 @@ import numpy as np
 from milpplan.optimize.bounds.cost_cache import CostCache
 from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.bounds.uniform_steps import FIRST, GROWTH, MOST, KnownTables
+from milpplan.optimize.bounds.uniform_steps import FIRST_BATCH, GROWTH, MAX_BATCH, KnownTables
 from milpplan.optimize.layout.evaluation import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
 from milpplan.optimize.objective import objective_weights, threshold
@@ -293,7 +293,7 @@ class Search(ExploredLayouts):
 
         The set of simulated plans is the set that a loop over single plans would simulate.
         """
-        start, size = 0, FIRST
+        start, size = 0, FIRST_BATCH
         while not self.is_over():
             end = min(start + size, int(np.searchsorted(values, self.threshold())))
             if end <= start:
@@ -307,7 +307,7 @@ class Search(ExploredLayouts):
             count = len(below) if below.all() else int(below.argmin())
             self._take_up(own[:count], modes[:count], steps[:count])
             self.note()
-            start, size = start + count, min(MOST, GROWTH * size)
+            start, size = start + count, min(MAX_BATCH, GROWTH * size)
 
     def _take_up(self, rows: IntArray, modes: IntArray, steps: FloatArray) -> None:
         """Store simulated steps (infinite where a plan does not fit), and offer the fastest plans."""

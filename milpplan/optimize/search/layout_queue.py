@@ -188,7 +188,9 @@ class LayoutQueue:
 
     def _nodes(self, layout: Layout) -> int:
         """Return the number of explored nodes of a layout."""
-        return sum(tree.looked_at for (tree_layout, _), tree in self.solver.trees.items() if tree_layout == layout)
+        return sum(
+            tree.num_explored for (tree_layout, _), tree in self.solver.trees.items() if tree_layout == layout
+        )
 
     def _forget(self, layout: Layout) -> None:
         """Delete the branching trees of a layout."""

@@ -1,5 +1,5 @@
-"""Better plans by small moves: a layer goes from a virtual stage that the critical path passes often to one that
-it passes less. No proof rests on it."""
+"""Local search over splits: move a layer from a virtual stage that the critical path passes often to one that it
+passes less. No proof rests on it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from milpplan.simulation.pipeline.step_graph import StepGraph
 from milpplan.simulation.stages import StageMemo, durations, plan_stages
 
 CANDIDATES = 24
-"""Moves simulated at a time: those that shorten the critical path most."""
+"""Number of moves simulated at a time: those that shorten the critical path most."""
 MAX_MOVES = 40
 NO_CUTOFF_NS = 2**60
-"""A cutoff that every plan meets."""
+"""Cutoff that every plan meets."""
 PROMISING = 1.005
-"""Times the fastest plan known: plans from which moves are tried."""
+"""Multiple of the fastest plan's step up to which moves are tried from a plan."""
 
 
 def moved(context: LayoutContext, plan: Plan, deadline: float | None) -> Plan:
-    """``improve`` of a single plan; the plan itself where no move helps."""
+    """Improve a single plan by moves; returns the plan itself where no move helps."""
     costs = context.costs
     graph = StepGraph.of(context.layout, costs.transfer_ns, costs.barrier_ns)
     state = LayoutState(context, graph, [], NO_CUTOFF_NS, 0, 0.0, deadline, Counters())
@@ -39,8 +39,13 @@ def moved(context: LayoutContext, plan: Plan, deadline: float | None) -> Plan:
 
 
 def improve(state: LayoutState, plan: Plan, known_ns: float) -> int:
-    """Move layers one by one while that makes the plan faster, if it is within ``PROMISING`` of ``known_ns``; the
-    best one counts for the attempt, and its critical path joins the pool. Returns its step time in nanoseconds."""
+    """Move layers one by one while the plan gets faster, if its step is within ``PROMISING`` of ``known_ns``.
+
+    The best plan is stored in the state, and its critical path joins the pool.
+
+    Returns:
+        The best plan's step time in nanoseconds.
+    """
     memo = StageMemo(state.context.layout, state.context.costs)
     (best,), (path,) = _steps(state, [plan])
     for _ in range(MAX_MOVES if best < PROMISING * known_ns else 0):
@@ -50,17 +55,17 @@ def improve(state: LayoutState, plan: Plan, known_ns: float) -> int:
         if not plans or state.out_of_time():
             break
         steps, paths = _steps(state, plans)
-        first = int(np.argmin(steps))
-        if steps[first] >= best:
+        fastest = int(np.argmin(steps))
+        if steps[fastest] >= best:
             break
-        plan, best, path = plans[first], steps[first], paths[first]
+        plan, best, path = plans[fastest], steps[fastest], paths[fastest]
     state.keep(best, plan)
     state.pool.append(path)
     return best
 
 
 def fastest_of(state: LayoutState, splits: Sequence[IntArray]) -> Plan | None:
-    """The fastest of the plans that fit with given layers in every virtual stage, [J] each."""
+    """Return the fastest plan that fits among plans with given layers in every virtual stage, [J] each."""
     memo = StageMemo(state.context.layout, state.context.costs)
     fitted = [fitted_plan(state.context, split, memo) for split in splits]
     plans = [plan for plan in fitted if plan is not None]
@@ -75,18 +80,18 @@ def _steps(state: LayoutState, plans: list[Plan]) -> tuple[list[int], list[Criti
 
 
 def _moves(state: LayoutState, layers: IntArray, path: CriticalPath) -> list[IntArray]:
-    """Splits with one layer moved, those first that shorten the path most."""
+    """Return splits with one layer moved, those first that shorten the path most."""
     context = state.context
     kind = int(np.bincount(context.problem.model.layer_kinds).argmax())
     ranks = [context.layout.rank_of(stage) for stage in range(context.num_stages)]
     duration = np.stack([context.costs.of_rank(rank).duration_ns[kind] for rank in ranks], axis=-1)
     paired = np.stack([context.costs.of_rank(rank).paired_ns[kind] for rank in ranks], axis=-1)
-    dear = (paired * path.counts[list(PAIRED)]).sum(axis=0)
-    dear += (duration[list(ONCE)] * path.counts[list(WORK)]).sum(axis=0)
-    least, most = np.array(context.layer_bounds).T
-    gain = (dear[:, None] - dear[None, :]).astype(np.float64)
-    gain[layers <= least] = -1.0
-    gain[:, layers >= most] = -1.0
+    stage_time_ns = (paired * path.counts[list(PAIRED)]).sum(axis=0)
+    stage_time_ns += (duration[list(ONCE)] * path.counts[list(WORK)]).sum(axis=0)
+    low, high = np.array(context.layer_bounds).T
+    gain = (stage_time_ns[:, None] - stage_time_ns[None, :]).astype(np.float64)
+    gain[layers <= low] = -1.0
+    gain[:, layers >= high] = -1.0
     order = np.argsort(-gain, axis=None, kind="stable")[:CANDIDATES]
     splits = []
     for source, target in zip(*np.unravel_index(order, gain.shape), strict=True):

@@ -1,16 +1,17 @@
-"""The relaxation of a layout by what whole ranks hold: one column for each choice of all chunks of a rank.
+"""Relaxation by whole ranks: one column for each joint choice of all chunks of a rank.
 
-    x_si in [0, 1]: rank s takes choice i, layers and recomputation of all its chunks;  z as in ``compact``
+    x_si in [0, 1]: rank s takes choice i, layers and recomputation of all its chunks;  z as in
+    ``compact_relaxation``
 
     minimise z + price * (unplaced + undecided)
     one_choice_per_rank     sum_i x_si + undecided_s = 1                                      every rank s
     layers_are_placed_once  sum_si runs_sir x_si + unplaced_r = N_r                           every run r
     runs_in_order           sum of the runs r up to virtual stage j + unplaced_r >= N_r [j has layers after r]
-    fullest_stage, critical_path                                                              as in ``compact``
+    fullest_stage, critical_path                                              as in ``compact_relaxation``
 
-A choice is whole and fits into its rank's memory exactly, so what fractions of recomputed layers save is gone:
-only the mean of whole choices is left. Limits to the layers of stages and ranks leave the choices within them.
-It serves where ranks have few choices, and memory binds.
+A choice is integral and fits into its rank's memory exactly, so the savings of fractional recomputation are gone:
+only mixtures of whole choices remain. Limits to the layers of stages and ranks fix the choices outside them at
+zero. The relaxation serves where ranks have few choices, and memory binds.
 """
 
 from __future__ import annotations
@@ -35,28 +36,29 @@ from milpplan.simulation.pipeline.schedule import held_bytes
 from milpplan.simulation.pipeline.step_graph import Term
 
 MOST_PRODUCTS = 300_000
-"""Combinations of a rank's chunks that are looked at."""
+"""Maximum number of combinations of a rank's chunks that are examined."""
 MOST_CHOICES = 4_000
-"""Choices of all ranks together that a relaxation holds."""
+"""Maximum number of choices of all ranks together in a relaxation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankChoices:
-    """What the chunks of one rank may hold together: ``runs`` [I, v, R] layers of each run, ``terms``
-    [Term, v, I] nanoseconds, of the virtual stages ``stages``."""
+    """Joint choices of the chunks of one rank, which are the virtual stages ``stages``.
+
+    ``runs`` [I, v, R]: layers of each run. ``terms`` [Term, v, I]: nanoseconds.
+    """
 
     stages: tuple[int, ...]
     runs: IntArray
     terms: IntArray
 
     def take(self, kept: BoolArray) -> RankChoices:
-        """The chosen ones."""
+        """Return the chosen rows."""
         return RankChoices(self.stages, self.runs[kept], self.terms[..., kept])
 
 
 def rank_choices(context: LayoutContext, rank: int) -> RankChoices | None:
-    """Every choice of a rank that fits and that no other one beats; None where there is none, or too many to look
-    at."""
+    """Return every undominated choice of a rank that fits; None where there is none, or too many to examine."""
     stages = context.layout.rank_stages[rank]
     if math.prod(_num_items(*context.layer_bounds[stage]) for stage in stages) > MOST_PRODUCTS:
         return None
@@ -65,44 +67,48 @@ def rank_choices(context: LayoutContext, rank: int) -> RankChoices | None:
         return None
     grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
     total = sum(menu.layers[items] for menu, items in zip(menus, grid, strict=True))
-    fewest, most = context.rank_bounds[rank]
-    grid = grid[:, (total >= fewest) & (total <= most)]
+    low, high = context.rank_bounds[rank]
+    grid = grid[:, (total >= low) & (total <= high)]
     grid = grid[:, _fit(context, rank, menus, grid)]
     if not grid.size:
         return None
     parts = list(zip(menus, grid, strict=True))
     runs = np.stack([menu.runs[items] for menu, items in parts], axis=1)
     terms = np.stack([menu.terms[:, items] for menu, items in parts], axis=1)
-    return _unbeaten(RankChoices(stages, runs, terms))
+    return _undominated(RankChoices(stages, runs, terms))
 
 
-def _num_items(fewest: int, most: int) -> int:
-    """Numbers of layers and ways to recompute them, wholly, selectively or not."""
-    return math.comb(most + 3, 3) - math.comb(fewest + 2, 3)
+def _num_items(low: int, high: int) -> int:
+    """Return the number of layer counts in [low, high] times ways to recompute them fully, selectively or not."""
+    return math.comb(high + 3, 3) - math.comb(low + 2, 3)
 
 
 def _fit(context: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
-    """Which choices of the chunks [v, choices] fit into a rank's memory."""
+    """Mask the choices of the chunks [v, choices] that fit into a rank's memory."""
 
-    def held(name: str) -> IntArray:
+    def stacked(name: str) -> IntArray:
         return np.stack([getattr(menu, name)[items] for menu, items in zip(menus, grid, strict=True)])
 
-    kept, deferred, transient = held("kept_bytes"), held("deferred_bytes"), held("transient_bytes")
-    room = (
-        context.capacity_of(rank) - int(context.costs.of_rank(rank).buffer_bytes) - held("state_bytes").sum(axis=0)
+    kept, deferred, transient = stacked("kept_bytes"), stacked("deferred_bytes"), stacked("transient_bytes")
+    capacity = (
+        context.capacity_of(rank)
+        - int(context.costs.of_rank(rank).buffer_bytes)
+        - stacked("state_bytes").sum(axis=0)
     )
-    host_room = context.host_capacity_of(rank) - held("host_state_bytes").sum(axis=0)
-    host = held("host_kept_bytes")
+    host_capacity = context.host_capacity_of(rank) - stacked("host_state_bytes").sum(axis=0)
+    host = stacked("host_kept_bytes")
     fits = np.ones(grid.shape[1], dtype=np.bool_)
     for running, live in context.profiles[rank]:
-        fits &= np.array(live) @ held_bytes(kept, deferred, len(live)) + transient[running] <= room
-        fits &= np.array(live[: len(menus)]) @ host <= host_room
+        fits &= np.array(live) @ held_bytes(kept, deferred, len(live)) + transient[running] <= capacity
+        fits &= np.array(live[: len(menus)]) @ host <= host_capacity
     return fits
 
 
-def _unbeaten(choices: RankChoices) -> RankChoices:
-    """Of choices with the same layers in every chunk those that no other one matches in all forwards and
-    backwards: what it holds does not matter to other ranks, and no path gets longer."""
+def _undominated(choices: RankChoices) -> RankChoices:
+    """Drop choices dominated by another with the same layers in every chunk and no longer forwards and backwards.
+
+    The memory of a choice does not matter to other ranks, and no path gets longer.
+    """
     size = len(choices.runs)
     layers = choices.runs.reshape(size, -1)
     _, group = np.unique(layers, axis=0, return_inverse=True)
@@ -122,10 +128,11 @@ def _unbeaten(choices: RankChoices) -> RankChoices:
 
 @dataclass
 class RankRelaxation:
-    """Columns: the choices of rank 0, of rank 1, ..., then z, unplaced layers of each run, undecided ranks."""
+    """Relaxation by whole ranks. Columns: the choices of rank 0, of rank 1, ..., then z, unplaced layers of each
+    run, undecided ranks."""
 
     compact: CompactRelaxation
-    """Of the same layout, with the same peaks."""
+    """Compact relaxation of this layout, with its ceiling paths."""
     choices: list[RankChoices]
     offsets: IntArray = field(init=False)
 
@@ -136,36 +143,36 @@ class RankRelaxation:
     def of(
         compact: CompactRelaxation, context: LayoutContext, paths: Sequence[CriticalPath], cutoff_ns: int
     ) -> RankRelaxation | None:
-        """For ``context`` and narrower ones, with the choices that can be part of a plan at or below the cutoff;
-        None where there are too many."""
+        """Make the relaxation for ``context`` and narrower limits, with the choices that can be part of a plan at
+        or below the cutoff; None where there are too many."""
         choices = []
         for rank in range(context.layout.pp):
-            own = rank_choices(context, rank)
-            if own is None:
+            rank_items = rank_choices(context, rank)
+            if rank_items is None:
                 return None
-            choices.append(own)
-        made = RankRelaxation(compact, choices)
-        found = made._take(made._within(context))
-        found = None if found is None else found._without_hopeless(paths, cutoff_ns)
-        return found if found is not None and int(found.offsets[-1]) <= MOST_CHOICES else None
+            choices.append(rank_items)
+        relaxation = RankRelaxation(compact, choices)
+        kept = relaxation._take(relaxation._within(context))
+        kept = None if kept is None else kept._without_hopeless(paths, cutoff_ns)
+        return kept if kept is not None and int(kept.offsets[-1]) <= MOST_CHOICES else None
 
     def _without_hopeless(self, paths: Sequence[CriticalPath], cutoff_ns: int) -> RankRelaxation | None:
-        """Without the choices that alone push a path beyond the cutoff; None where a rank has none left."""
+        """Drop the choices that alone push a path beyond the cutoff; None where a rank has none left."""
         kept = np.ones(int(self.offsets[-1]), dtype=np.bool_)
         for path in paths:
-            above, least = self._above(path)
-            kept &= least + above <= cutoff_ns
+            above, min_path_ns = self._above(path)
+            kept &= min_path_ns + above <= cutoff_ns
         return self._take(kept)
 
     def _take(self, kept: BoolArray) -> RankRelaxation | None:
-        """With the chosen choices; None where a rank has none left."""
+        """Keep the chosen columns; None where a rank has none left."""
         if not np.logical_or.reduceat(kept, self.offsets[:-1]).all():
             return None
         ends = zip(self.offsets[:-1], self.offsets[1:], self.choices, strict=True)
         return RankRelaxation(self.compact, [rank.take(kept[start:end]) for start, end, rank in ends])
 
     def _above(self, path: CriticalPath) -> tuple[IntArray, int]:
-        """What every choice adds to a path beyond the least of its rank, and the path with the least of all."""
+        """Return the excess of every choice over its rank's minimum on a path, and the path's sum of minima."""
         own = [np.einsum("tv,tvi->i", path.counts[:, list(rank.stages)], rank.terms) for rank in self.choices]
         lows = [int(values.min()) for values in own]
         costs = self.compact.context.costs
@@ -174,52 +181,53 @@ class RankRelaxation:
 
     @property
     def ceiling_paths(self) -> Sequence[CeilingPath]:
-        """Rows of peaks, right after those of the program."""
+        """Ceiling cuts, whose rows come right after those of the program."""
         return self.compact.ceiling_paths
 
     def narrowed(self, context: LayoutContext) -> RankRelaxation:
-        """The same: a choice has its own edges."""
+        """Return this relaxation: each choice has its own edges."""
         del context
         return self
 
     def base_ns(self, paths: Sequence[CriticalPath]) -> int:
-        """Largest path with the least of every rank: z starts there."""
+        """Return the largest path with the minimum of every rank, where z starts."""
         return max(self._above(path)[1] for path in paths)
 
     def path_rows(self, paths: Sequence[CriticalPath], base: int, unit: int) -> Rows:
-        """z * unit - path >= constant - base, coefficients in units rounded down."""
+        """Return the rows z * unit - path >= constant - base, coefficients in units rounded down."""
         z = int(self.offsets[-1])
         matrix = np.zeros((len(paths), z + 1), dtype=np.int64)
         matrix[:, z] = 1
         lower = np.zeros(len(paths), dtype=np.int64)
         for row, path in enumerate(paths):
-            above, least = self._above(path)
+            above, min_path_ns = self._above(path)
             matrix[row, :z] = -(above // unit)
-            lower[row] = (least - base) // unit
+            lower[row] = (min_path_ns - base) // unit
         return Rows.dense([f"critical_path[{index}]" for index in range(len(paths))], matrix, lower)
 
     def ceiling_rows(self, base: int, unit: int) -> Rows:
-        """fullest_stage, for limits that say nothing of the peak."""
+        """Return the rows fullest_stage, without the passes of the fullest stage."""
         return self.path_rows([peak.path for peak in self.compact.ceiling_paths], base, unit)
 
     def path_limits(
         self, context: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Rows of ``ceiling_rows`` with their lower and upper sides in a narrower setting; those of paths stay."""
+        """Return indices, lower and upper sides of ``ceiling_rows`` under narrower limits; path rows stay as they
+        are."""
         del paths
-        least = np.array([self._above(peak.path)[1] for peak in self.compact.ceiling_paths], dtype=np.int64)
-        lower = (least + self.compact.ceiling_passes_ns(context) - base) // unit
+        min_paths_ns = np.array([self._above(peak.path)[1] for peak in self.compact.ceiling_paths], dtype=np.int64)
+        lower = (min_paths_ns + self.compact.ceiling_passes_ns(context) - base) // unit
         return self.program.num_rows + np.arange(len(lower)), lower, np.full(len(lower), INFINITY)
 
     def durations(self, values: FloatArray) -> IntArray:
-        """Duration matrix [Term, J] of a fractional point."""
-        found = np.zeros((len(Term), self.compact.context.num_stages), dtype=np.int64)
+        """Return the duration matrix [Term, J] of a fractional point."""
+        matrix = np.zeros((len(Term), self.compact.context.num_stages), dtype=np.int64)
         for rank, start, end in zip(self.choices, self.offsets[:-1], self.offsets[1:], strict=True):
-            found[:, list(rank.stages)] = np.rint(rank.terms @ values[start:end])
-        return found
+            matrix[:, list(rank.stages)] = np.rint(rank.terms @ values[start:end])
+        return matrix
 
     def layers(self, values: FloatArray) -> FloatArray:
-        """Layers of every virtual stage at a fractional point, [J]."""
+        """Return the layers of every virtual stage at a fractional point, [J]."""
         return np.asarray(self._held @ values[: int(self.offsets[-1])])
 
     @cached_property
@@ -238,7 +246,7 @@ class RankRelaxation:
 
     @cached_property
     def program(self) -> Program:
-        """All rows but the paths and peaks."""
+        """All rows but those of paths and ceiling cuts."""
         context, z = self.compact.context, int(self.offsets[-1])
         P, R = context.layout.pp, len(context.runs)
         builder = ProgramBuilder("ranks")
@@ -261,8 +269,10 @@ class RankRelaxation:
         columns = np.arange(z)
         for run, (_, length) in enumerate(context.runs):
             unplaced = z + 1 + run
-            held = np.append(runs[..., run].sum(axis=0), 1)
-            builder.add_row(f"layers_are_placed_once[{run}]", np.append(columns, unplaced), held, length, length)
+            coefficients = np.append(runs[..., run].sum(axis=0), 1)
+            builder.add_row(
+                f"layers_are_placed_once[{run}]", np.append(columns, unplaced), coefficients, length, length
+            )
             before = list(accumulate(runs[..., run]))
             for stage in range(context.num_stages if run + 1 < len(context.runs) else 0):
                 later = runs[stage, :, run + 1 :].sum(axis=1) > 0
@@ -270,25 +280,25 @@ class RankRelaxation:
                 builder.add_row(f"runs_in_order[{run},{stage}]", np.append(columns, unplaced), row, 0)
 
     def narrow(self, relaxation: Relaxation, context: LayoutContext) -> None:
-        """Leave, in a relaxation that holds the program, the choices within a narrower setting."""
+        """Fix the choices outside the limits of ``context`` at zero in a relaxation that holds the program."""
         columns = np.arange(int(self.offsets[-1]))
         relaxation.set_upper_bounds(columns, self._within(context).astype(np.int64))
 
     def _within(self, context: LayoutContext) -> BoolArray:
-        """Which choices are within a setting's limits to stages and ranks, and have a place in the model."""
-        least, most = np.array(context.layer_bounds, dtype=np.int64).T
+        """Mask the choices that are within the limits to stages and ranks, and have a position in the model."""
+        stage_min, stage_max = np.array(context.layer_bounds, dtype=np.int64).T
         total, parts = context.problem.model.num_layers, []
         first, last = layers_up_to(context.layer_bounds, total)
-        for choices, (fewest, upper) in zip(self.choices, context.rank_bounds, strict=True):
-            own = np.array(choices.stages)
+        for choices, (rank_min, rank_max) in zip(self.choices, context.rank_bounds, strict=True):
+            stages = np.array(choices.stages)
             held = choices.runs.sum(axis=2)
             earliest, latest = place_bounds(context.runs, choices.runs)
-            # Before and after a chunk are what other stages hold at least, and the rank's own other chunks.
-            more = held - least[own]
-            before = np.maximum(first[own] - held, least.cumsum()[own] - held + more.cumsum(axis=1))
-            behind = least[::-1].cumsum()[::-1][own] - held + more[:, ::-1].cumsum(axis=1)[:, ::-1]
-            after = np.maximum(last[own] - held, behind)
+            # Before and after a chunk: the minimum layers of other stages, and the rank's own other chunks.
+            above_min = held - stage_min[stages]
+            before = np.maximum(first[stages] - held, stage_min.cumsum()[stages] - held + above_min.cumsum(axis=1))
+            behind = stage_min[::-1].cumsum()[::-1][stages] - held + above_min[:, ::-1].cumsum(axis=1)[:, ::-1]
+            after = np.maximum(last[stages] - held, behind)
             fits = (np.maximum(earliest, before) <= np.minimum(latest, total - held - after)).all(axis=1)
-            fits &= ((held >= least[own]) & (held <= most[own])).all(axis=1)
-            parts.append(fits & (held.sum(axis=1) >= fewest) & (held.sum(axis=1) <= upper))
+            fits &= ((held >= stage_min[stages]) & (held <= stage_max[stages])).all(axis=1)
+            parts.append(fits & (held.sum(axis=1) >= rank_min) & (held.sum(axis=1) <= rank_max))
         return np.concatenate(parts)

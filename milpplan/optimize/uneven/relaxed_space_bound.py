@@ -1,7 +1,7 @@
-"""What a proof over even interleaved chunks says about chunks of any size.
+"""Bound of a relaxed space: how much interleaved chunks of any size could gain over even chunks.
 
-The search for uneven chunks (``--space any``) takes minutes, closed-form bounds of all layouts take less than a
-second. They prove how much uneven chunks can gain at most: no answer leaves open what its space leaves out.
+The search for uneven chunks (``--space any``) takes minutes, while closed-form bounds of all layouts are quick.
+They prove the largest possible gain, so an answer over even chunks always says how much its space may miss.
 """
 
 from __future__ import annotations
@@ -21,17 +21,22 @@ from milpplan.problem.problem import Problem
 def bound_of_any_chunks(
     problem: Problem, even: PruneRecord, best: Plan, options: SolveOptions, deadline: float | None
 ) -> float:
-    """A proved lower bound of the objective, in the unit of ``even.bounds``, over interleaved chunks of any size.
+    """Return a proved lower bound of the objective over interleaved chunks of any size, in the unit of
+    ``even.bounds``.
 
-    ``even``: what is proved over even chunks, ``best`` the plan found there. Layouts without interleaving keep
-    their bounds; the others have closed-form ones. After the deadline (``time.monotonic``) what is left is bounded
-    by its compute alone.
+    Args:
+        problem: the problem with even chunks.
+        even: bounds proved over even chunks. Layouts without interleaving keep them; the others get closed-form
+            bounds.
+        best: best plan found with even chunks.
+        options: options of the solve.
+        deadline: of ``time.monotonic``. After it the remaining layouts are bounded by their compute time only.
     """
     space = problem.space.model_copy(update={"interleaved_layers": "any"})
-    # Its progress is none of the solve, whose result is there.
+    # No callback: the solve has its result, and this is no progress of it.
     context = SolveContext(replace(options, callback=None), backend(options.backend), [], deadline)
     search = Search(problem.model_copy(update={"space": space}), even.space, context, time.monotonic(), (best,))
-    # What layers compute alone says nothing of chunks.
+    # Bounds by compute do not depend on chunks, so they stay valid.
     search.frontier = even.frontier.closed_again()
     search.bound()
     return min(search.result().least(interleaved=True), even.least(interleaved=False), search.best_value)
