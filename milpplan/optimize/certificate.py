@@ -1,4 +1,4 @@
-"""What a result claims, and what a second proof of it found: records only."""
+"""Certificate of a result: the claim that is checked, and the outcome of the second proof. Records only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ Verdict = Literal["certified", "refuted", "unproved"]
 
 @dataclass(frozen=True, slots=True)
 class ClaimedResult:
-    """What a result says, apart from its problem. ``step_time_s``, ``value`` and ``bound`` are those of the plan
-    and of the objective; None where there is no plan, or nothing proved. ``lower_bound_s`` is a claim of its own
-    where the fewest GPUs are sought: no step on so many is shorter. ``strength``: what the proof rests on."""
+    """Claim of a result, apart from its problem.
+
+    ``step_time_s``, ``value`` and ``bound``: step and objective of the plan, and the objective's bound; None where
+    there is no plan, or nothing proved. ``lower_bound_s``: where the fewest GPUs are sought, a separate claim that
+    no step on this number of GPUs is shorter. ``strength``: basis of the proof.
+    """
 
     status: Status
     plan: Plan | None
@@ -35,10 +38,10 @@ class ClaimedResult:
 
     @staticmethod
     def of(result: PlanResult, options: SolveOptions) -> ClaimedResult:
-        """What a result says that was solved for with these options.
+        """Extract the claim of a result that was solved with ``options``.
 
         Raises:
-            InvalidInputError: it says nothing: no plan, no bound and no proof that there is none.
+            InvalidInputError: it claims nothing: no plan, no bound and no proof that there is none.
         """
         unproved = result.status == "feasible" and result.objective_bound is None
         if result.layouts is None or result.status == "no_solution_found" or unproved:
@@ -74,7 +77,7 @@ class ClaimedResult:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was worked out again, whether it is as claimed, and what was seen."""
+    """Outcome of one repeated computation: whether it confirms the claim, and the value seen."""
 
     name: str
     passed: bool
@@ -83,10 +86,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Certification:
-    """All checks, and the result of the second proof (None where a check before it failed).
+    """All checks, and the result of the second proof (None where an earlier check failed).
 
-    ``verdict``: ``certified``; ``refuted``: something is not as claimed; ``unproved``: the second proof did not
-    come as far as the claim in the time it had.
+    ``verdict``: ``certified``; ``refuted``: a check contradicts the claim; ``unproved``: the second proof did not
+    reach the claimed bound in its time.
     """
 
     checks: tuple[Check, ...]

@@ -1,9 +1,9 @@
-"""Prove a result again without trusting the run that made it.
+"""Certification: prove a result again without trusting the run that made it.
 
-The layouts are listed and bounded again, what bounds do not decide is solved again by another backend than the one
-that the result names, and the plan is simulated again. Nothing of the result enters the proof but its plan, which
-only says from where on a layout need not be looked at: a plan that does not fit or is slower than claimed is found
-out before, and a bound that was claimed too high is found out by the faster plan or by the proof that fails.
+The layouts are listed and bounded again, layouts left by the bounds are solved by another backend than the
+result's, and the plan is simulated again. The proof uses only the plan of the result, as a cutoff for layouts. A
+plan that does not fit or is slower than claimed is detected before. A bound claimed too high is detected by a
+faster plan, or by the proof that fails.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S, counted, gap_text, seconds_text
 
 ROUNDING = 1e-9
-"""Seconds and objectives in files are rounded to doubles, and so are their ratios."""
+"""Relative rounding of seconds and objectives in files, and of their ratios."""
 
 
 def other_backend(name: str) -> str:
-    """Name the backend that solves again what a backend has solved."""
+    """Return the name of the backend that checks results of the given backend."""
     return "cbc" if name == "cpsat" else "cpsat"
 
 
 @dataclass(slots=True)
 class SecondProof:
-    """Second solves of one problem from one plan, each tolerance solved for once.
+    """Second solves of one problem from one plan; each tolerance is solved for once.
 
-    ``options`` hold everything but the tolerance and the time limit; ``until`` (``time.monotonic``) ends them all.
+    ``options``: all but tolerance and time limit. ``until`` (``time.monotonic``) ends all solves.
     """
 
     problem: Problem
@@ -53,38 +53,38 @@ class SecondProof:
     found: dict[float, PlanResult] = field(default_factory=dict)
 
     def within(self, gap: float) -> PlanResult:
-        """Solve to a tolerance."""
+        """Solve to a relative gap."""
         if gap not in self.found:
             left_s = None if self.until is None else max(self.until - time.monotonic(), 1e-3)
             self.found[gap] = solve(self.problem, replace(self.options, gap=gap, time_limit_s=left_s))
         return self.found[gap]
 
     def reaching(self, bound: Callable[[PlanResult], float | None], wanted: float, gap: float) -> PlanResult:
-        """Solve to a tolerance, and further where a bound has not come as far as is wanted by then.
+        """Solve to a relative gap, and to smaller gaps until a bound reaches a value.
 
         Args:
-            bound: the bound of a result that is asked for.
-            wanted: how high it shall be, in the unit of the objective.
-            gap: the tolerance.
+            bound: returns the bound of a result.
+            wanted: value that the bound should reach, in the unit of the objective.
+            gap: the first gap.
         """
         gap = min(gap, 0.999)
-        again = self.within(gap)
-        while again.status == "optimal" and again.objective is not None:
-            seen = bound(again)
-            if seen is not None and _reached(seen, wanted):
+        result = self.within(gap)
+        while result.status == "optimal" and result.objective is not None:
+            reached = bound(result)
+            if reached is not None and _reached(reached, wanted):
                 break
-            # A better plan than the claimed one may have been found on the way, so the share left is another.
-            closer = max(1.0 - wanted / again.objective, 0.0)
-            further = self.within(closer) if closer < gap else again
+            # The solve may have found a better plan than the claimed plan, which changes the relative distance.
+            closer = max(1.0 - wanted / result.objective, 0.0)
+            further = self.within(closer) if closer < gap else result
             if closer >= gap or further.objective_bound is None:
                 break
-            gap, again = closer, further
-        return again
+            gap, result = closer, further
+        return result
 
 
 @dataclass(slots=True)
 class SecondProofs:
-    """All second proofs of a session: those of equal problems, plans and forbidden layouts are shared."""
+    """All second proofs of a session, shared by equal problems, plans and forbidden layouts."""
 
     options: SolveOptions
     until: float | None
@@ -97,7 +97,7 @@ class SecondProofs:
         return SecondProofs(options, None if limit is None else time.monotonic() + limit)
 
     def of(self, problem: Problem, claim: ClaimedResult, plan: Plan | None) -> SecondProof:
-        """Return the proof of a problem from a plan, without the layouts that the claim leaves out."""
+        """Return the proof of a problem from a plan, without the layouts that the claim excludes."""
         key = problem, plan, repr([sorted(partial.items()) for partial in claim.forbid])
         if key not in self.known:
             options = replace(self.options, warm_start=plan, forbid=claim.forbid)
@@ -111,11 +111,11 @@ def certify(
     """Prove a claim about a problem again.
 
     Args:
-        problem: the problem that the claim is about.
-        claim: what a result says.
+        problem: the problem of the claim.
+        claim: the claim of a result.
         options: time limit, seed, callback and, unless it is the claim's own, the backend of the second proof;
             tolerance, start and forbidden layouts are the claim's.
-        proofs: second proofs by these options that may be known already.
+        proofs: second proofs by these options from the same session.
 
     Returns:
         The checks and the verdict.
@@ -144,8 +144,8 @@ def certify(
 
 
 def listed_problem(problem: Problem, plan: Plan | None) -> Problem:
-    """Return the problem whose layouts a result lists: where the fewest GPUs are sought, that on the GPUs of the
-    plan, or on the most that were tried."""
+    """Return the problem whose layouts a result lists: where the fewest GPUs are sought, the problem on the plan's
+    number of GPUs, or on the largest number that was tried."""
     if problem.job.objective != "num_gpus":
         return problem
     return on_gpus(problem, max(problem.job.num_gpus_values) if plan is None else plan.layout.num_gpus)
@@ -160,7 +160,7 @@ def objective_of(problem: Problem, plan: Plan, report: StepReport) -> float:
 
 
 def _makes_sense(claim: ClaimedResult) -> Check:
-    """Check: an optimum has a gap within the tolerance, and bounds lie between nothing and the plan."""
+    """Check that status, gap, bounds and plan agree."""
     gap, optimal = claim.gap, claim.status == "optimal"
     bounds = [bound for bound in (claim.bound, claim.any_chunks_bound) if bound is not None]
     above = claim.value is not None and any(bound > claim.value * (1.0 + ROUNDING) for bound in bounds)
@@ -175,30 +175,31 @@ def _makes_sense(claim: ClaimedResult) -> Check:
 
 
 def _layouts_again(space: LayoutSpace, claim: ClaimedResult) -> Check:
-    """The legal layouts are those that the result was proved over."""
-    same = len(space) == claim.legal and space.sha256() == claim.layouts_sha256
-    seen = counted(len(space), "legal layout") + ("" if same else f", not the {claim.legal:,} that were claimed")
-    return Check("layouts listed again", same, seen)
+    """Check that the legal layouts are those of the claim."""
+    equal = len(space) == claim.legal and space.sha256() == claim.layouts_sha256
+    seen = counted(len(space), "legal layout") + ("" if equal else f", not the {claim.legal:,} that were claimed")
+    return Check("layouts listed again", equal, seen)
 
 
 def _plan_again(problem: Problem, space: LayoutSpace, claim: ClaimedResult) -> Check:
-    """The plan is one of the space, fits, meets the deadline, and takes as long as claimed."""
+    """Check that the plan is in the space, fits, meets the deadline, and has the claimed step."""
     plan = claim.plan
     assert plan is not None
     report = simulate(problem, plan)
-    claimed, least = claim.step_time_s, claim.lower_bound_s
+    claimed, lower_bound = claim.step_time_s, claim.lower_bound_s
     _, limit_ns = objective_weights(problem, LayoutColumns.of([plan.layout]))
     faults = {
         "not a plan of the space": space.find(plan.layout) is None or not in_space(problem, plan),
         "does not fit": not report.fits,
         "misses the deadline": report.step_time_ns > float(limit_ns[0]),
         f"not {'claimed' if claimed is None else seconds_text(claimed)}": not _same(report.step_time_s, claimed),
-        "shorter than the bound of its step": least is not None and least > report.step_time_s * (1.0 + ROUNDING),
+        "shorter than the bound of its step": lower_bound is not None
+        and lower_bound > report.step_time_s * (1.0 + ROUNDING),
         "another objective": not _same(objective_of(problem, plan, report), claim.value),
     }
-    found = [words for words, wrong in faults.items() if wrong]
-    seen = ", ".join([seconds_text(report.step_time_s), *(found or ["fits in memory"])])
-    return Check("plan simulated again", not found, seen)
+    wrong_points = [words for words, wrong in faults.items() if wrong]
+    seen = ", ".join([seconds_text(report.step_time_s), *(wrong_points or ["fits in memory"])])
+    return Check("plan simulated again", not wrong_points, seen)
 
 
 def _same(value: float, claimed: float | None) -> bool:
@@ -206,11 +207,12 @@ def _same(value: float, claimed: float | None) -> bool:
 
 
 def _path_again(problem: Problem, plan: Plan) -> Check:
-    """The longest path through the plan's step, summed from the durations that it passes, is the step."""
+    """Check that the longest path of the plan's step, summed from its durations, equals the step."""
     if plan.layout.replica_micro_batches:
         views = zip(costs_of_replicas(problem, plan.layout).views, view_plans(problem, plan), strict=True)
         path, length = max(
-            (_critical(view.problem, own, view.costs) for view, (_, own) in views), key=lambda found: found[1]
+            (_critical(view.problem, view_plan, view.costs) for view, (_, view_plan) in views),
+            key=lambda entry: entry[1],
         )
     else:
         path, length = _critical(problem, plan, costs_of(problem, plan.layout))
@@ -220,7 +222,7 @@ def _path_again(problem: Problem, plan: Plan) -> Check:
 
 
 def _critical(problem: Problem, plan: Plan, costs: RankCosts) -> tuple[CriticalPath, int]:
-    """The longest path of a plan and its length in nanoseconds."""
+    """Return the longest path of a plan and its length in nanoseconds."""
     matrix = durations(plan_stages(costs, problem.model.layer_kinds, plan))
     graph = StepGraph.of(plan.layout, costs.transfer_ns, costs.barrier_ns)
     path = critical_path(graph, matrix)
@@ -228,11 +230,11 @@ def _critical(problem: Problem, plan: Plan, costs: RankCosts) -> tuple[CriticalP
 
 
 Step = tuple[Check, Verdict, PlanResult]
-"""A check, the verdict where it fails, and the second result that it rests on."""
+"""(check, verdict where it fails, second result that it rests on)."""
 
 
 def _proofs_again(problem: Problem, claim: ClaimedResult, proofs: SecondProofs) -> Iterator[Step]:
-    """Prove every bound of a claim again; the first check that fails decides."""
+    """Prove every bound of a claim again; the first failing check decides."""
     used: list[SecondProof] = []
     if problem.job.objective == "num_gpus":
         for count in problem.job.num_gpus_values:
@@ -255,56 +257,56 @@ def _proofs_again(problem: Problem, claim: ClaimedResult, proofs: SecondProofs) 
         yield Check("proof is exact", not programs, seen), "unproved", results[-1]
 
 
-def _none_again(count: int, again: PlanResult) -> Step:
-    """No plan on fewer GPUs."""
-    name, none = "fewer GPUs have no plan", again.status == "infeasible"
-    seen = f"{counted(count, 'GPU')}: {again.status.replace('_', ' ')}"
-    return Check(name, none, seen), "refuted" if again.plan is not None else "unproved", again
+def _none_again(count: int, result: PlanResult) -> Step:
+    """Check that fewer GPUs have no plan."""
+    name, infeasible = "fewer GPUs have no plan", result.status == "infeasible"
+    seen = f"{counted(count, 'GPU')}: {result.status.replace('_', ' ')}"
+    return Check(name, infeasible, seen), "refuted" if result.plan is not None else "unproved", result
 
 
 def _on_its_gpus(problem: Problem, claim: ClaimedResult) -> tuple[Problem, ClaimedResult]:
-    """The claim about the shortest step on the fewest GPUs."""
-    there, least = listed_problem(problem, claim.plan), claim.lower_bound_s
+    """Return the claim about the shortest step on the fewest GPUs, with its problem."""
+    listed, lower_bound = listed_problem(problem, claim.plan), claim.lower_bound_s
     tokens = max(problem.job.global_batch_values) * problem.job.sequence_length
     value = None if claim.step_time_s is None else claim.step_time_s / tokens
-    return there, replace(claim, value=value, bound=None if least is None else least / tokens)
+    return listed, replace(claim, value=value, bound=None if lower_bound is None else lower_bound / tokens)
 
 
 def _proved_again(claim: ClaimedResult, proof: SecondProof) -> Step:
-    """No plan is faster than the claimed bound, by a proof that comes as far."""
+    """Check the claimed bound by a second proof."""
     infeasible = claim.status == "infeasible"
     name = "no plan exists, proved again" if infeasible else "bound proved again"
     tolerance = claim.tolerance if claim.gap is None else max(claim.tolerance, claim.gap)
     wanted = 0.0 if claim.bound is None else claim.bound
-    again = proof.reaching(lambda result: result.objective_bound, wanted, tolerance)
-    if again.status == "no_solution_found":
-        return Check(name, False, "stopped with nothing proved"), "unproved", again
-    if infeasible or again.status == "infeasible":
-        return Check(name, claim.status == again.status, again.status), "refuted", again
-    assert again.objective is not None
+    result = proof.reaching(lambda result: result.objective_bound, wanted, tolerance)
+    if result.status == "no_solution_found":
+        return Check(name, False, "stopped with nothing proved"), "unproved", result
+    if infeasible or result.status == "infeasible":
+        return Check(name, claim.status == result.status, result.status), "refuted", result
+    assert result.objective is not None
     assert claim.value is not None
-    if again.objective < wanted * (1.0 - ROUNDING):
-        share = 1.0 - again.objective / claim.value
+    if result.objective < wanted * (1.0 - ROUNDING):
+        share = 1.0 - result.objective / claim.value
         seen = f"a plan is {share:.2%} below the claimed one, below its bound"
-        return Check(name, False, seen), "refuted", again
-    seen = "no bound" if again.gap is None else f"the plan is within {gap_text(again.gap)} of the optimum"
-    if again.objective_bound is not None and _reached(again.objective_bound, wanted):
-        return Check(name, True, seen), "certified", again
-    return Check(name, False, f"{seen}, claimed {gap_text(claim.gap or 0.0)}"), "unproved", again
+        return Check(name, False, seen), "refuted", result
+    seen = "no bound" if result.gap is None else f"the plan is within {gap_text(result.gap)} of the optimum"
+    if result.objective_bound is not None and _reached(result.objective_bound, wanted):
+        return Check(name, True, seen), "certified", result
+    return Check(name, False, f"{seen}, claimed {gap_text(claim.gap or 0.0)}"), "unproved", result
 
 
 def _reached(bound: float, wanted: float) -> bool:
-    """Tell whether a second bound is as high as a claimed one."""
+    """Return True if a second bound is as high as the claimed bound."""
     return bound >= wanted * (1.0 - ROUNDING)
 
 
 def _any_chunks_again(claim: ClaimedResult, proof: SecondProof) -> Step:
-    """No plan with interleaved chunks of any size is faster than the bound claimed for these."""
+    """Check the bound claimed for interleaved chunks of any size."""
     name, wanted = "chunks of any size bounded again", claim.any_chunks_bound
     assert wanted is not None
     tolerance = claim.tolerance if claim.gap is None else max(claim.tolerance, claim.gap)
-    again = proof.reaching(lambda result: result.any_chunks_bound, wanted, tolerance)
-    bound = again.any_chunks_bound
-    seen = "no bound" if again.any_chunks_gap is None else f"they gain at most {again.any_chunks_gap:.2%}"
-    verdict: Verdict = "unproved" if again.message or again.status != "optimal" else "refuted"
-    return Check(name, bound is not None and _reached(bound, wanted), seen), verdict, again
+    result = proof.reaching(lambda result: result.any_chunks_bound, wanted, tolerance)
+    bound = result.any_chunks_bound
+    seen = "no bound" if result.any_chunks_gap is None else f"they gain at most {result.any_chunks_gap:.2%}"
+    verdict: Verdict = "unproved" if result.message or result.status != "optimal" else "refuted"
+    return Check(name, bound is not None and _reached(bound, wanted), seen), verdict, result

@@ -1,8 +1,8 @@
-"""Why a problem has no plan, and what would give it one.
+"""Explanation of infeasible problems: the reason why there is no plan, and changes that would allow one.
 
-Nothing is claimed that is not proved: a number of GPUs is called too small only where the memory bound over
-all its layouts excludes it, and an alternative is named only where it has a legal layout that the bound
-admits. "A plan exists" means that one was found and simulated.
+Every statement is proved. A number of GPUs is called too small only where the memory bound over all its layouts
+excludes it. An alternative is named only where it has a legal layout that the bound admits. "A plan exists" means
+that one was found and simulated.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _SHOWN_RULES = 5
 
 
 def explain(problem: Problem, forbidden: Forbidden = (), effort: Effort | None = None) -> InfeasibleError:
-    """Explain why a problem that ``solve`` has proved infeasible has no plan (that proof is taken for granted).
+    """Explain why a problem that ``solve`` has proved infeasible has no plan.
 
     Args:
         problem: the infeasible problem.
         forbidden: the partial layouts that were forbidden.
-        effort: how much to spend on looking for what would help; what is known by then is said.
+        effort: budget of the search for remedies; when it is spent, the findings so far are reported.
 
     Returns:
-        The error that says what is missing and what would help.
+        The error that names the reason and the remedies.
     """
     effort = effort or Effort()
     space = effort.list(problem, forbidden)
@@ -42,22 +42,22 @@ def explain(problem: Problem, forbidden: Forbidden = (), effort: Effort | None =
     if bounds is None:
         return _no_layout(problem, space, forbidden, effort)
     if bounds.memory_bytes <= usable_memory_bytes(problem) and problem.job.deadline_s is not None:
-        found = _without_deadline(problem, forbidden, effort)
-        if found is not None and found.plan is not None and found.step_time_s is not None:
-            per_sequence = found.step_time_s / found.plan.layout.global_batch_size
-            return _too_slow(problem, bounds, forbidden, per_sequence, found.plan.layout, effort)
+        result = _without_deadline(problem, forbidden, effort)
+        if result is not None and result.plan is not None and result.step_time_s is not None:
+            per_sequence = result.step_time_s / result.plan.layout.global_batch_size
+            return _too_slow(problem, bounds, forbidden, per_sequence, result.plan.layout, effort)
     return _too_large(problem, space, bounds, forbidden, effort)
 
 
 def _without_deadline(problem: Problem, forbidden: Forbidden, effort: Effort) -> PlanResult | None:
-    """Find a fast plan of the problem without its deadline: the best with equal stages, or some plan at all."""
+    """Find a fast plan of the problem without its deadline: the best with equal stages, or any plan."""
     timeless = nearby_problems.with_job(
         problem, deadline_s=None, training_tokens=None, objective="step_time_per_token"
     )
-    found = effort.quick_plan(timeless, forbidden, gap=1e-3)
-    if found is None and problem.space.kind != "uniform":
-        found = effort.quick_plan(timeless, forbidden, kind=problem.space.kind)
-    return found
+    result = effort.quick_plan(timeless, forbidden, gap=1e-3)
+    if result is None and problem.space.kind != "uniform":
+        result = effort.quick_plan(timeless, forbidden, kind=problem.space.kind)
+    return result
 
 
 def _until_spent(effort: Effort, options: Iterable[tuple[str, Problem]]) -> Iterator[tuple[str, Problem]]:
@@ -69,7 +69,7 @@ def _until_spent(effort: Effort, options: Iterable[tuple[str, Problem]]) -> Iter
 
 
 def _first(effort: Effort, options: Iterable[tuple[str, Problem]], works: Callable[[Problem], bool]) -> list[str]:
-    """Return the words of the first option that works, if one is found."""
+    """Return the words of the first option that works, if there is one."""
     return next(([words] for words, option in _until_spent(effort, options) if works(option)), [])
 
 
@@ -97,26 +97,30 @@ def _no_layout(problem: Problem, space: LayoutSpace, forbidden: Forbidden, effor
 
     batches = ((_batch_words(p.job), p) for p in nearby_problems.nearest_batches(problem))
     gpus = ((f"{_counted(p.job.num_gpus)} GPUs", p) for p in nearby_problems.nearest_gpus(problem))
-    ways = _first(effort, nearby_problems.unrestricted(problem), legal)
-    ways += _first(effort, batches, legal) + _first(effort, gpus, legal)
+    remedies = _first(effort, nearby_problems.unrestricted(problem), legal)
+    remedies += _first(effort, batches, legal) + _first(effort, gpus, legal)
     if forbidden and len(layout_space(problem)):
-        ways.append("forbidding less")
+        remedies.append("forbidding less")
     return InfeasibleError(
         f"There is no legal layout of {problem.model.name} for {_counted(job.num_gpus)} GPUs and "
         f"{_batch_words(job)}: {reason}.",
         f"Expected at least one layout that keeps every rule of the {problem.space.kind} space.",
-        f"What has legal layouts: {', or '.join(ways)}." if ways else "Fix fewer degrees, or change the batch.",
+        f"What has legal layouts: {', or '.join(remedies)}."
+        if remedies
+        else "Fix fewer degrees, or change the batch.",
     )
 
 
 def refusing_rules(problem: Problem, rejected: Mapping[str, int]) -> list[str]:
-    """Rules that may have emptied the space, the likeliest first, of the counts of what each refused. Those of
-    sharding always leave a choice unless the switches that they speak about are fixed."""
+    """Return the rules that may have emptied the space, likeliest first, from the counts of rejections.
+
+    Rules of sharding always leave a choice unless the switches that they concern are fixed.
+    """
     default = Space()
     switches = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")
     fixed = any(getattr(problem.space, name) != getattr(default, name) for name in switches)
     names = [name for name, count in rejected.items() if count]
-    # What replicas of different make cannot share is asked last, of layouts that keep every other rule.
+    # Rules of heterogeneous replicas' sharding come last, for layouts that keep every other rule.
     sharding = [name for rules in (REPLICA_SHARDING_RULES, SHARDING_RULES) for name in rules if name in names]
     others = sorted((name for name in names if name not in sharding), key=lambda n: -rejected[n])
     return [*sharding, *others] if fixed else others
@@ -129,7 +133,10 @@ def _batch_words(job: Job) -> str:
 def _too_large(
     problem: Problem, space: LayoutSpace, bounds: LeastMemory, forbidden: Forbidden, effort: Effort
 ) -> InfeasibleError:
-    usable, hardware = usable_memory_bytes(problem), max(problem.node_types, key=lambda one: one.usable_bytes)
+    usable, hardware = (
+        usable_memory_bytes(problem),
+        max(problem.node_types, key=lambda hardware: hardware.usable_bytes),
+    )
     layouts = f"over {counted(len(space), 'layout')}"
     if bounds.memory_bytes > usable:
         peak = f"the smallest peak {layouts} is at least {gib_text(bounds.memory_bytes)}"
@@ -139,45 +146,47 @@ def _too_large(
             f"No plan fits: the memory bound {layouts} is {gib_text(bounds.memory_bytes)}, but every layout "
             f"that it admits was proved too large{' or too slow' if problem.job.deadline_s else ''} one by one"
         )
-    # Other ways to make room have the other half.
+    # The other remedies get the other half of the effort.
     apart = Effort(effort.layouts // 2, effort.deadline)
     effort.layouts -= apart.layouts
-    enough = nearby_problems.more_gpus(problem, forbidden, apart)
-    ways = [_more_gpus_text(problem, forbidden, enough, apart)] if enough.count else []
+    more_gpus = nearby_problems.more_gpus(problem, forbidden, apart)
+    remedies = [_more_gpus_text(problem, forbidden, more_gpus, apart)] if more_gpus.count else []
     roomiest = " of the node type that has most" if problem.other_hardware else ""
     expected = f"Expected at most {gib_text(usable)} on every GPU{roomiest}."
-    if enough.excluded:
-        low, high = enough.excluded
-        counts = f"{low:,}" if low == high else f"{low:,} to {counted(high, 'GPU')} in steps of {enough.step}"
+    if more_gpus.excluded:
+        low, high = more_gpus.excluded
+        counts = f"{low:,}" if low == high else f"{low:,} to {counted(high, 'GPU')} in steps of {more_gpus.step}"
         expected += f" The same bound excludes {counts}{' GPUs' if low == high else ''}."
 
     def fits(option: Problem) -> bool:
         return effort.admits(option, forbidden)
 
     if bounds.memory_bytes > usable:
-        room = [
+        relaxed = [
             words for words, option in _until_spent(effort, nearby_problems.relaxations(problem)) if fits(option)
         ]
-        ways += room or _first(effort, nearby_problems.shorter_sequences(problem), fits)
+        remedies += relaxed or _first(effort, nearby_problems.shorter_sequences(problem), fits)
     return InfeasibleError(
         f"{seen}; {hardware.accelerator.name} has {gib_text(usable)} usable of "
         f"{gib_text(hardware.accelerator.memory_bytes)}.",
         expected,
-        f"Use {', or '.join(ways)}." if ways else "Use more GPUs, GPUs with more memory, or a smaller model.",
+        f"Use {', or '.join(remedies)}."
+        if remedies
+        else "Use more GPUs, GPUs with more memory, or a smaller model.",
     )
 
 
 def _more_gpus_text(
-    problem: Problem, forbidden: Forbidden, enough: nearby_problems.MoreGpus, effort: Effort
+    problem: Problem, forbidden: Forbidden, more_gpus: nearby_problems.MoreGpus, effort: Effort
 ) -> str:
-    """Say how many GPUs are needed at least (proved), and for how many a plan was found."""
-    assert enough.count is not None
-    text = f"at least {counted(enough.count, 'GPU')}"
+    """State the minimum number of GPUs (proved), and a number on which a plan was found."""
+    assert more_gpus.count is not None
+    text = f"at least {counted(more_gpus.count, 'GPU')}"
     if problem.other_hardware:
         text += f" in all, the added ones {problem.hardware.name}"
-    for option in nearby_problems.doublings(problem, enough.count):
-        found = effort.quick_plan(option, forbidden)
-        if found is not None and found.step_time_s is not None:
+    for option in nearby_problems.doublings(problem, more_gpus.count):
+        result = effort.quick_plan(option, forbidden)
+        if result is not None and result.step_time_s is not None:
             count = _counted(option.job.num_gpus)
             return f"{text} (with {count} a plan exists)"
     return text
@@ -201,22 +210,22 @@ def _too_slow(
     else:
         proof = "every layout was proved slower, one by one"
     step = layout.global_batch_size
-    ways = [f"Allow {_hours(per_sequence_s * sequences)} (a plan exists: {_layout_text(layout)})"]
-    # Scaling is never better than by the number of GPUs on the whole, so fewer are not worth a try.
+    remedies = [f"Allow {_hours(per_sequence_s * sequences)} (a plan exists: {_layout_text(layout)})"]
+    # Speed-up is at most proportional to the number of GPUs, so smaller numbers cannot meet the deadline.
     times = 2
     while times * needed_s < per_sequence_s and times <= nearby_problems.MOST_TIMES_GPUS:
         times *= 2
     for option in nearby_problems.doublings(problem, times * max(job.num_gpus_values)):
-        found = effort.quick_plan(option, forbidden)
-        if found is not None:
-            ways.append(f"use {_counted(option.job.num_gpus)} GPUs (a plan exists)")
+        result = effort.quick_plan(option, forbidden)
+        if result is not None:
+            remedies.append(f"use {_counted(option.job.num_gpus)} GPUs (a plan exists)")
             break
     return InfeasibleError(
         f"No plan meets the deadline of {_hours(job.deadline_s)}: with {_counted(job.num_gpus)} GPUs "
         f"{proof}; the fastest found takes {_hours(per_sequence_s * sequences)}.",
         f"Expected a step of at most {seconds_text(needed_s * step)} for a batch of {step:,}; that of the "
         f"fastest found is {seconds_text(per_sequence_s * step)}.",
-        f"{', or '.join(ways)}.",
+        f"{', or '.join(remedies)}.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Problems near one that has no plan, and what the search's bounds prove about them without searching."""
+"""Problems near an infeasible problem, and bounds on them without a search."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from milpplan.units import NS_PER_S
 Forbidden = tuple[Mapping[str, object], ...]
 
 LAYOUTS = 10_000_000
-"""Layouts that are listed in all while looking for what would help: ten seconds or so of one core."""
+"""Total number of layouts listed while remedies are sought: about ten seconds of one core."""
 MOST_TIMES_GPUS = 64
-"""More GPUs are tried up to this many times those asked for."""
+"""Maximum multiple of the requested GPUs that is tried."""
 _CHUNK = 100_000
 _MAX_CANDIDATES = 60
 _RESTRICTABLE = ("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size")
@@ -34,37 +34,37 @@ _HALVINGS = 3
 
 @dataclass(slots=True)
 class Effort:
-    """Effort left for looking for what would help.
+    """Budget of the search for remedies.
 
-    Layouts are counted, not seconds, so that a problem gets the same advice on every machine; the ``deadline`` (of
-    ``time.monotonic``) is that of the caller.
+    It counts layouts, not seconds, so that a problem gets the same advice on every machine; the ``deadline`` (of
+    ``time.monotonic``) is the caller's.
     """
 
     layouts: int = LAYOUTS
     deadline: float | None = None
 
     def spent(self) -> bool:
-        """Tell whether nothing more may be tried."""
+        """Return True once nothing more may be tried."""
         return self.layouts <= 0 or (self.deadline is not None and time.monotonic() > self.deadline)
 
     def list(self, problem: Problem, forbidden: Forbidden) -> LayoutSpace:
-        """List the layouts of a problem, and count them."""
+        """List the layouts of a problem, and charge them to the budget."""
         space = layout_space(problem, forbidden)
         self.layouts -= len(space) + sum(space.rejected.values())
         return space
 
     def admits(self, problem: Problem, forbidden: Forbidden) -> bool:
-        """Tell whether some layout is legal and the memory bound does not exclude it."""
+        """Return True if some layout is legal and the memory bound does not exclude it."""
         bounds = floor(problem, self.list(problem, forbidden))
         return bounds is not None and bounds.memory_bytes <= usable_memory_bytes(problem)
 
     def quick_plan(
         self, problem: Problem, forbidden: Forbidden, *, kind: str = "uniform", gap: float = 0.5
     ) -> PlanResult | None:
-        """Find some plan of the problem, within ``gap`` of the best one of the space of this ``kind``.
+        """Find some plan of the problem, within ``gap`` of the best plan of the space of this ``kind``.
 
         Returns:
-            None if there is none, or no effort is left.
+            The result; None if there is no plan, or no effort is left.
         """
         if self.spent():
             return None
@@ -79,8 +79,8 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class LeastMemory:
-    """Proved lower bounds over all layouts: the least peak in bytes and whose it is, and, of the layouts that
-    the memory bound admits, the least step per sequence in seconds (infinite without any)."""
+    """Proved lower bounds over all layouts: the minimum peak in bytes with its layout, and, over the layouts that
+    the memory bound admits, the minimum step per sequence in seconds (infinite without any)."""
 
     memory_bytes: float
     layout: Layout
@@ -88,7 +88,7 @@ class LeastMemory:
 
 
 def floor(problem: Problem, space: LayoutSpace) -> LeastMemory | None:
-    """The bounds of a problem's space, None if it is empty."""
+    """Return the bounds of a problem's space, None if it is empty."""
     if not len(space):
         return None
     memory = np.zeros(len(space))
@@ -108,24 +108,27 @@ def floor(problem: Problem, space: LayoutSpace) -> LeastMemory | None:
             fits = bounds.memory_bytes <= usable_memory_bytes(problem)
             time_ns = np.where(fits, bounds.step_time_ns, np.inf)
         fastest = min(fastest, float((time_ns / part.global_batch_size).min()))
-    least = int(memory.argmin())
-    return LeastMemory(float(memory[least]), space.at(least), fastest / NS_PER_S)
+    smallest = int(memory.argmin())
+    return LeastMemory(float(memory[smallest]), space.at(smallest), fastest / NS_PER_S)
 
 
 def with_job(problem: Problem, **changes: object) -> Problem:
-    """The problem with fields of the job changed."""
+    """Return the problem with fields of the job changed."""
     return problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
 
 
 def with_space(problem: Problem, **changes: object) -> Problem:
-    """The problem with fields of the space changed."""
+    """Return the problem with fields of the space changed."""
     return problem.model_copy(update={"space": problem.space.model_copy(update=changes)})
 
 
 @dataclass(frozen=True, slots=True)
 class MoreGpus:
-    """``count``: the first number of GPUs tried that the memory bound admits; ``excluded``: the multiples of
-    the node before it, from the first to the last, all of them proved too small (None if there are none)."""
+    """Outcome of ``more_gpus``.
+
+    ``count``: the first number of GPUs tried that the memory bound admits. ``excluded``: first and last of the
+    smaller multiples of the node, all proved too small (None if there are none).
+    """
 
     count: int | None
     excluded: tuple[int, int] | None
@@ -133,12 +136,12 @@ class MoreGpus:
 
 
 def more_gpus(problem: Problem, forbidden: Forbidden, effort: Effort) -> MoreGpus:
-    """Find the least multiple of the node, above what is asked for, that the memory bound admits."""
+    """Find the smallest multiple of the node, above the requested number, that the memory bound admits."""
     node = problem.hardware.gpus_per_node
-    most = max(problem.job.num_gpus_values)
-    first = (most // node + 1) * node
+    max_gpus = max(problem.job.num_gpus_values)
+    first = (max_gpus // node + 1) * node
     last_excluded = None
-    for count in range(first, MOST_TIMES_GPUS * max(most, node) + 1, node):
+    for count in range(first, MOST_TIMES_GPUS * max(max_gpus, node) + 1, node):
         if effort.spent():
             break
         if effort.admits(with_job(problem, num_gpus=count), forbidden):
@@ -149,15 +152,15 @@ def more_gpus(problem: Problem, forbidden: Forbidden, effort: Effort) -> MoreGpu
 
 
 def doublings(problem: Problem, start: int) -> Iterator[Problem]:
-    """The problem with ``start``, twice, four times, ... as many GPUs."""
-    most = MOST_TIMES_GPUS * max(max(problem.job.num_gpus_values), problem.hardware.gpus_per_node)
-    while start <= most:
+    """Yield the problem with ``start``, twice, four times, ... as many GPUs."""
+    max_gpus = MOST_TIMES_GPUS * max(max(problem.job.num_gpus_values), problem.hardware.gpus_per_node)
+    while start <= max_gpus:
         yield with_job(problem, num_gpus=start)
         start *= 2
 
 
 def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Changes other than more GPUs that may make room, in words and done."""
+    """Yield changes other than more GPUs that may reduce memory: in words, and as problems."""
     job, space = problem.job, problem.space
     if space.kind == "uniform":
         yield "the free space (uneven stages)", with_space(problem, kind="free")
@@ -175,7 +178,7 @@ def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def shorter_sequences(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Half, a quarter, an eighth of the sequence length."""
+    """Yield the problem with half, a quarter, an eighth of the sequence length."""
     length = problem.job.sequence_length
     for _ in range(_HALVINGS):
         length //= 2
@@ -184,18 +187,18 @@ def shorter_sequences(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def unrestricted(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Without one of the restrictions that the space puts on the degrees and switches."""
+    """Yield the problem without one of the space's restrictions of degrees and switches."""
     for name in Space.model_fields:
         if name in NOT_LISTS or name == "recompute":
             continue
         values, default = getattr(problem.space, name), getattr(Space(), name)
         if values is not None and values != default:
-            shown = "|".join(str(value).lower() for value in values)
-            yield f"a free {name} (instead of {name}={shown})", with_space(problem, **{name: default})
+            listed = "|".join(str(value).lower() for value in values)
+            yield f"a free {name} (instead of {name}={listed})", with_space(problem, **{name: default})
 
 
 def nearest_batches(problem: Problem) -> Iterator[Problem]:
-    """Batches that some number of replicas divides, nearest first."""
+    """Yield problems with batches that some number of replicas divides, nearest first."""
     asked = max(problem.job.global_batch_values)
     gpus = max(problem.job.num_gpus_values)
     sizes = problem.space.micro_batch_size or (1,)
@@ -208,7 +211,7 @@ def nearest_batches(problem: Problem) -> Iterator[Problem]:
 
 
 def nearest_gpus(problem: Problem) -> Iterator[Problem]:
-    """Whole nodes, powers of two, and multiples of the degrees that are fixed; nearest first."""
+    """Yield problems with whole nodes, powers of two, and multiples of the fixed degrees; nearest first."""
     asked, node = max(problem.job.num_gpus_values), problem.hardware.gpus_per_node
     fixed = 1
     for name in ("tp", "cp", "pp", "dp"):

@@ -1,4 +1,4 @@
-"""What it costs to run a launcher's plans only: the same problem without the restriction, solved for bounds."""
+"""Cost of the restriction to a launcher's plans, from a solve of the problem without the restriction."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["TargetPrice", "target_price"]
 def target_price(
     result: PlanResult, whole: Problem, options: SolveOptions, limit_s: float | None
 ) -> TargetPrice | None:
-    """The price of a restriction, as an interval that both proofs leave; None without a plan or a bound.
+    """Return the cost of a restriction as the interval that both proofs leave; None without a plan or a bound.
 
     Args:
-        result: what was found in the restricted space.
+        result: result in the restricted space.
         whole: the problem without the restriction.
-        options: how to solve it; the restricted plan is where it starts.
-        limit_s: seconds for it. What is not proved then widens the interval.
+        options: options of its solve, which starts from the restricted plan.
+        limit_s: time limit of its solve; an open gap widens the interval.
     """
     if result.plan is None or result.objective is None or result.objective_bound is None:
         return None
@@ -28,7 +28,9 @@ def target_price(
     best = solve(whole, asked)
     if best.plan is None or best.objective is None or best.objective_bound is None:
         return None
-    # The restricted plan is one of the whole space: a search that was stopped before it saw it knows it as well.
-    value, plan = min((best.objective, best.plan), (result.objective, result.plan), key=lambda known: known[0])
-    known = whole.space, plan, value, best.objective_bound
-    return TargetPrice.between(result.objective, result.objective_bound, known, options.gap, best.wall_time_s)
+    # The restricted plan is in the whole space, even where the search stopped before it evaluated the plan.
+    value, plan = min((best.objective, best.plan), (result.objective, result.plan), key=lambda entry: entry[0])
+    whole_space = whole.space, plan, value, best.objective_bound
+    return TargetPrice.between(
+        result.objective, result.objective_bound, whole_space, options.gap, best.wall_time_s
+    )
