@@ -1,0 +1,1 @@
+"""Optimisation: read ``solve``, ``result`` and ``context``, then the folders ``search``, ``layout``, ``bounds``."""

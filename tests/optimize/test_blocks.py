@@ -11,7 +11,7 @@ import pytest
 from milpplan.optimize.space.execution_rules import Rule, offloads
 from milpplan.optimize.space.layout_space import Choices, within
 from milpplan.optimize.space.layout_table import layout_space
-from milpplan.optimize.space.lazy_product import Blocks, boxes, sifted
+from milpplan.optimize.space.lazy_product import Blocks, apply_rules, boxes
 from milpplan.optimize.space.rule_filter import RuleFilter
 from milpplan.problem.plan import SCHEDULES, SPLIT_SCHEDULES
 from milpplan.problem.problem import Problem, Space
@@ -76,7 +76,7 @@ def test_a_rule_leaves_what_it_allows_of_the_product(seeds: int) -> None:
         before = listed(blocks)
         names = [*blocks.columns, *(name for factor in reversed(blocks.factors) for name in sorted(factor.table))]
         legal = rule(small(), dict(zip(names, before.T, strict=True))) if len(before) else np.zeros(0, np.bool_)
-        left = listed(sifted(sieve, blocks, {"rule": rule}))
+        left = listed(apply_rules(sieve, blocks, {"rule": rule}))
         assert np.array_equal(left[np.lexsort(left.T)], before[legal][np.lexsort(before[legal].T)])
         assert sieve.rejected["rule"] == int((~legal).sum())
         lost += sieve.rejected["rule"]

@@ -1,0 +1,2 @@
+"""Integer programs: ``program``, ``solution``, ``backends`` and the solvers ``highs``, ``cbc``, ``cpsat``;
+``linear_relaxation``; ``whole_program`` states a small problem as one program."""

@@ -1,4 +1,4 @@
-"""Names of the solver backends and which of them work here. Nothing is imported before it is asked for."""
+"""Registry of the solver backends, and which of them work here. Libraries are imported on demand."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _LIBRARIES: Final = (
 
 
 def load_solvers() -> None:
-    """Import what programs are solved with now, half a second, and not in the middle of a search: an interruption
-    of an import may be lost."""
+    """Import the solver libraries now rather than in the middle of a search: an interruption of an import may be
+    lost."""
     for name in _LIBRARIES:
         import_module(name)
 
@@ -60,23 +60,23 @@ def load_solvers() -> None:
 BACKENDS: Final[dict[str, Callable[[], Backend]]] = {"cbc": _cbc, "cpsat": _cpsat, "highs": _highs}
 AUTO: Final = "auto"
 LATE_S: Final = 1.0
-"""Seconds that a plug-in is waited for after its time limit."""
+"""Seconds after its time limit until which a plug-in is awaited."""
 PROBE_S: Final = 20.0
-"""Most time that a solver gets for a program of two variables."""
+"""Time limit of a solver for a program of two variables."""
 PROBE_OPTIMUM: Final = 10
 
 
 class AutoBackend:
-    """HiGHS, the fastest on deep pipelines; CBC where it fails, then CP-SAT."""
+    """HiGHS, the fastest on deep pipelines; CBC where HiGHS fails, then CP-SAT."""
 
     name = AUTO
 
     def version(self) -> str:
-        """Versions of all that may be asked."""
+        """Return the versions of all three solvers."""
         return "; ".join(backend(name).version() for name in ("highs", "cbc", "cpsat"))
 
     def solve(self, program: Program, limits: Limits) -> Solution:
-        """The answer of the first backend that gives one that stands."""
+        """Return the answer of the first backend that gives a valid answer."""
         for name in ("highs", "cbc"):
             try:
                 return backend(name).solve(program, limits)
@@ -86,27 +86,27 @@ class AutoBackend:
 
 
 def backend(name: str) -> Backend:
-    """The backend called ``name``, or ``auto``."""
+    """Return the backend called ``name``, or ``auto``."""
     if name == AUTO:
         return AutoBackend()
     if name not in BACKENDS:
-        known = [*backend_names(), AUTO]
-        if name in known:
+        names = [*backend_names(), AUTO]
+        if name in names:
             return PluginBackend(name)
-        close = difflib.get_close_matches(name.lower().replace("-", ""), known, n=1)
+        close = difflib.get_close_matches(name.lower().replace("-", ""), names, n=1)
         raise UnknownNameError(
             f"There is no solver backend {name!r}.",
-            f"One of {', '.join(known)} expected.",
+            f"One of {', '.join(names)} expected.",
             f"Did you mean {close[0]!r}?" if close else "",
         )
     return BACKENDS[name]()
 
 
 def witnessed(program: Program, limits: Limits, solution: Solution) -> Solution:
-    """The answer to a program; where a solver of floats calls it infeasible, that of HiGHS without presolve.
+    """Return the answer to a program; where a floating-point solver calls it infeasible, the answer of HiGHS
+    without presolve.
 
-    CBC, and HiGHS by what it simplifies first, have called feasible programs infeasible; nothing in their answers
-    shows it.
+    CBC, and the presolve of HiGHS, have called feasible programs infeasible; nothing in their answers shows it.
     """
     if solution.status != "infeasible" or solution.backend == "cpsat":
         return solution
@@ -114,25 +114,25 @@ def witnessed(program: Program, limits: Limits, solution: Solution) -> Solution:
 
 
 def backend_names() -> tuple[str, ...]:
-    """Names of our backends, then those of the installed plug-ins."""
+    """Return the names of the built-in backends, then those of the installed plug-ins."""
     return (*BACKENDS, *(name for name in plugin_names("solvers") if name not in (*BACKENDS, AUTO)))
 
 
 class PluginBackend:
-    """A function of another package over the solver-neutral program (``milpplan.solvers``); its answers go through
-    the same exact check as everybody's."""
+    """Function of another package over the solver-neutral program (``milpplan.solvers``); its answers pass the
+    exact check of all backends."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._function: Callable[[Program, Limits], Solution] = plugin("solvers", name)
 
     def version(self) -> str:
-        """Name, package and version."""
+        """Return name, package and version."""
         return plugin_title("solvers", self.name)
 
     def solve(self, program: Program, limits: Limits) -> Solution:
-        """The checked answer of the function."""
-        # It runs beside us, so that neither a limit nor Ctrl-C depends on its looking at them.
+        """Return the checked answer of the function."""
+        # It runs in a thread, so that limits and Ctrl-C work even where it ignores them.
         most_s = None if limits.time_limit_s is None else limits.time_limit_s + LATE_S
         try:
             with printing_aside(), running(f"The solver plug-in {self.version()}"):
@@ -146,7 +146,7 @@ class PluginBackend:
         except (MilpplanError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            # SystemExit, too: that is not for a plug-in to say.
+            # SystemExit, too: a plug-in may not end the program.
             raise UnavailableError(
                 f"The solver plug-in {self.version()} fails on {program.name}: {type(error).__name__}: {error}.",
                 do="Use another backend, or repair its package.",
@@ -161,7 +161,7 @@ class PluginBackend:
 
 
 def probed(name: str) -> Solution:
-    """The answer of a backend to a program of two variables, whose optimum is ``PROBE_OPTIMUM``."""
+    """Return the answer of a backend to a program of two variables, whose optimum is ``PROBE_OPTIMUM``."""
     builder = ProgramBuilder("probe")
     pair = builder.add_variables(("a", "b"), 0, 3)
     builder.add_row("cover", pair, (2, 3), lower=7)

@@ -1,8 +1,8 @@
 """CBC 2.10, the program that PuLP bundles: floating point, one thread, in a process that can be killed.
 
-PuLP's ``COIN_CMD`` starts the same executable, but drops the bound, calls a time limit "Optimal", reads
-values back with 8 digits, and leaves the process running on Ctrl-C. So this module writes the file (all
-digits), reads CBC's binary solution (all bits) and takes the status from the first line CBC itself writes.
+PuLP's ``COIN_CMD`` starts the same executable, but it drops the bound, calls a time limit "Optimal", reads values
+back with 8 digits, and leaves the process running on Ctrl-C. So this module writes the file (all digits), reads
+CBC's binary solution (all bits) and takes the status from the first line that CBC itself writes.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _GRACE_S: Final = 30.0
 
 
 class CbcBackend:
-    """The CBC executable inside the PuLP wheel."""
+    """CBC executable inside the PuLP wheel."""
 
     name = "cbc"
 
     def version(self) -> str:
-        """Version that the executable prints."""
+        """Return the version that the executable prints."""
         log = _run([_executable(), "-quit"], Limits(), Path.cwd())
         found = re.search(r"^Version:\s*(\S+)", log, re.MULTILINE)
         return f"CBC {found.group(1)}" if found else "CBC"
@@ -154,7 +154,7 @@ def _run(command: list[str], limits: Limits, directory: Path) -> str:
 
 
 def _output(process: subprocess.Popen[bytes], kill_after_s: float, cancelled: Callable[[], bool] | None) -> bytes:
-    """All that a process prints, until it ends or has been cancelled."""
+    """Return all that a process prints, until it ends or is cancelled."""
     until = time.monotonic() + kill_after_s
     while True:
         left = until - time.monotonic()
@@ -178,8 +178,10 @@ def _status(raw: str, program: Program) -> Status:
 
 
 def _values(path: Path, program: Program) -> FloatArray:
-    """Column values of a CBC binary solution: two int32 counts, the objective, row activities and duals,
-    column values and reduced costs."""
+    """Read the column values of a CBC binary solution.
+
+    The file holds two int32 counts, the objective, row activities and duals, column values and reduced costs.
+    """
     data = path.read_bytes()
     try:
         num_rows, num_columns = struct.unpack_from("=ii", data)
@@ -215,7 +217,7 @@ def _solution(
 
 
 def mps_text(program: Program, scaling: Scaling) -> str:
-    """The scaled program in free MPS, every number with all its digits; columns x0, ..., rows r0, ..."""
+    """Return the scaled program in free MPS, every number with all its digits; columns x0, ..., rows r0, ..."""
     rows = program.rows
     factor = scaling.rows(rows)
     low, high = (as_floats(rows.lower) * factor).tolist(), (as_floats(rows.upper) * factor).tolist()
@@ -235,7 +237,7 @@ def mps_text(program: Program, scaling: Scaling) -> str:
 
 
 def _kind(lower: float, upper: float) -> str:
-    """MPS type of a row: N (free), E, G, or L (with a range if it has a lower side too)."""
+    """Return the MPS type of a row: N (free), E, G, or L (with a range if it has a lower side too)."""
     if lower == -math.inf and upper == math.inf:
         return "N"
     if lower == upper:

@@ -22,9 +22,12 @@ _MAX_OBJECTIVE: Final = float(2**61)
 
 
 class CpSatBackend:
-    """CP-SAT. A continuous variable is treated as an integer one, which needs finite bounds: coefficients
-    are integers here, so for a variable bounded by integer rows with a coefficient of 1 nothing changes;
-    otherwise the answer is that of the program with whole values."""
+    """CP-SAT backend.
+
+    Continuous variables are treated as integers, which needs finite bounds. Coefficients are integers here, so for
+    a variable bounded by integer rows with a coefficient of 1 nothing changes; otherwise the answer is that of the
+    program with integral values.
+    """
 
     name = "cpsat"
 
@@ -32,7 +35,7 @@ class CpSatBackend:
         self.num_workers = num_workers
 
     def version(self) -> str:
-        """Version of OR-Tools."""
+        """Return the version of OR-Tools."""
         return f"CP-SAT of OR-Tools {version('ortools')}"
 
     def solve(self, program: Program, limits: Limits) -> Solution:
@@ -114,9 +117,9 @@ def _solution(program: Program, solver: cp_model.CpSolver, raw: str, wall_time_s
     if raw not in _STATUSES:
         raise SolverError(f"CP-SAT answered {raw} to {program.name}.", f"One of {', '.join(_STATUSES)} expected.")
     status = _STATUSES[raw]
-    found = status in ("optimal", "feasible")
+    has_values = status in ("optimal", "feasible")
     response = solver.response_proto
-    values = np.array(response.solution, np.int64) if found else None
+    values = np.array(response.solution, np.int64) if has_values else None
     bound = None if status == "infeasible" else float(solver.best_objective_bound) + program.offset
     if not np.any(program.objective):
         bound = float(program.offset) if status != "infeasible" else None
@@ -129,5 +132,5 @@ def _solution(program: Program, solver: cp_model.CpSolver, raw: str, wall_time_s
         backend=CpSatBackend.name,
         wall_time_s=wall_time_s,
         limit_reached=status in ("feasible", "no_solution_found"),
-        reported_objective=float(solver.objective_value) + program.offset if found else None,
+        reported_objective=float(solver.objective_value) + program.offset if has_values else None,
     )

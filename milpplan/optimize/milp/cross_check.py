@@ -1,4 +1,4 @@
-"""Who confirms bounds that rest on integer programs."""
+"""Choice of the solvers that confirm bounds from integer programs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ WITNESSES = {
     "cbc": ("cpsat", "highs"),
     "cpsat": ("highs", "cbc"),
 }
-"""Who confirms a bound that rests on an integer program; the next is asked where one cannot, and never the solver
-that gave the bound."""
+"""Solvers that confirm a bound of the given backend, in order: the next is asked where one cannot, and never the
+solver that gave the bound."""
 OWN_WITNESSES = ("highs", "cbc", "cpsat")
-"""Who confirms what a plug-in proves."""
+"""Solvers that confirm bounds of plug-ins."""
 
 
 def witnesses(options: SolveOptions) -> list[Backend]:
-    """In the order in which they are asked; none where the options want none."""
+    """Return the confirming solvers in the order in which they are asked; empty where the options want none."""
     names = WITNESSES.get(options.backend, OWN_WITNESSES) if options.witness else ()
     return [backend(name) for name in names]

@@ -10,14 +10,14 @@ Variables: d in V_d, [d=v] in {0, 1}, layout_l in {0, 1}. exp_q(v) is the expone
                                = exp_q(global_batch_size)                                        for every q
     expert_grid_divides_ranks, etp_divides_tp
                              exp_q(ep) + exp_q(etp) <= exp_q(tp) + exp_q(cp) + exp_q(dp), ...    for every q
-    <rule of layouts.py>     sum of the literals of a combination that breaks the rule <= their number - 1
+    <rule of a layout>       sum of the literals of a combination that breaks the rule <= their number - 1
     one_layout               sum_l layout_l = 1
     layout_has_degrees       sum_{l: d_l = v} layout_l = [d=v]                                   for all d, v
 
 Products become sums because a product of positive integers is fixed by the exponents of its primes, and
-these are linear in the one-hot literals. Rules are those of ``layouts``, evaluated on every combination of
-the columns that they read. A layout that breaks none but that ``layout_space`` leaves out (another one
-dominates it, or ``vpp_values`` does not offer its vpp) has no literal.
+these are linear in the one-hot literals. Rules are those of ``layout_table``, evaluated on every combination of
+the columns that they read. A legal layout that ``layout_space`` drops (it is dominated, or ``vpp_values`` lacks
+its vpp) has no literal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import WORDS, IntArray, LayoutColumns, ascending, column_value
 
 MAX_COMBINATIONS = 20_000
-"""Combinations of values that one rule is tried on."""
+"""Maximum number of combinations of values on which one rule is evaluated."""
 
 DEGREES = (
     *("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp"),
@@ -59,7 +59,7 @@ PRODUCTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {
     "expert_grid_divides_ranks": (("ep", "etp"), ("tp", "cp", "dp"), False),
     "etp_divides_tp": (("etp",), ("tp",), False),
 }
-"""Name: (factors, multiple, whether their products are equal or the first only divides the second)."""
+"""Name: (factors, multiple, True if their products are equal, False if the first only divides the second)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Degrees:
         return degrees
 
     def add_layouts(self, builder: ProgramBuilder, columns: LayoutColumns) -> range:
-        """One literal for every legal layout, bound to the degrees; returns their columns."""
+        """Add a literal for every legal layout, bound to the degrees. Returns their columns."""
         layouts = builder.add_variables([f"layout[{row}]" for row in range(len(columns))], 0, 1)
         builder.add_row("one_layout", layouts, [1] * len(layouts), 1, 1)
         for name, values in self.values.items():
@@ -107,7 +107,8 @@ class Degrees:
         multiple: tuple[str, ...],
         equal: bool,
     ) -> None:
-        """The product of ``factors`` equals, or divides, that of ``multiple``: one row for every prime."""
+        """Add rows: the product of ``factors`` equals, or divides, that of ``multiple``; one row for
+        every prime."""
         everything = np.concatenate([self.values[degree] for degree in (*factors, *multiple)])
         for prime in primes_of(everything):
             columns: list[int] = []
@@ -124,27 +125,28 @@ class Degrees:
         values = {degree: self.values[degree] for degree in read}
         for chosen in broken_combinations(problem, name, rule, values):
             parts = zip(read, chosen, strict=True)
-            label = ",".join(f"{degree}={self.values[degree][place]}" for degree, place in parts)
-            literals = [self.literals[degree][place] for degree, place in zip(read, chosen, strict=True)]
+            label = ",".join(f"{degree}={self.values[degree][index]}" for degree, index in parts)
+            literals = [self.literals[degree][index] for degree, index in zip(read, chosen, strict=True)]
             builder.add_row(f"{name}[{label}]", literals, [1] * len(literals), upper=len(literals) - 1)
 
 
 def rules(problem: Problem) -> dict[str, Rule]:
-    """The rules of ``layouts`` that are not products."""
-    found = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
-    found |= SHARDING_RULES | INFERENCE_RULES
+    """Return the rules of ``layout_table`` that are not products."""
+    named_rules = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
+    named_rules |= SHARDING_RULES | INFERENCE_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
-        found |= EXPERT_RULES
+        named_rules |= EXPERT_RULES
         # With the pipeline outermost both grids agree whatever the degrees: no need to try all combinations.
         if not all(order.endswith("pp") for order in problem.space.rank_order):
-            found |= ORDER_RULES
+            named_rules |= ORDER_RULES
     else:
-        found |= {"experts_need_moe": lambda p, c: (c["ep"] == 1) & (c["etp"] == 1)}
-    return {name: rule for name, rule in found.items() if name not in PRODUCTS}
+        named_rules |= {"experts_need_moe": lambda p, c: (c["ep"] == 1) & (c["etp"] == 1)}
+    return {name: rule for name, rule in named_rules.items() if name not in PRODUCTS}
 
 
 def candidate_values(problem: Problem) -> dict[str, IntArray]:
-    """Values of every degree before any rule: those of the space, else all divisors of what they divide."""
+    """Return the values of every degree before any rule: those of the space, else all divisors of the number they
+    divide."""
     space, job = problem.space, problem.job
     of_gpus = ascending(np.concatenate([divisors(gpus) for gpus in job.num_gpus_values]))
     of_batch = ascending(np.concatenate([divisors(batch) for batch in job.global_batch_values]))
@@ -177,7 +179,7 @@ def candidate_values(problem: Problem) -> dict[str, IntArray]:
 
 
 def columns_read(problem: Problem, rule: Rule, values: Mapping[str, IntArray]) -> tuple[str, ...]:
-    """The degrees that a rule looks at."""
+    """Return the degrees that a rule reads."""
     read: dict[str, None] = {}
 
     class Recorder(dict[str, IntArray]):
@@ -192,7 +194,7 @@ def columns_read(problem: Problem, rule: Rule, values: Mapping[str, IntArray]) -
 def broken_combinations(
     problem: Problem, name: str, rule: Rule, values: Mapping[str, IntArray]
 ) -> Iterator[tuple[int, ...]]:
-    """Places in ``values`` of every combination that breaks a rule."""
+    """Yield the indices into ``values`` of every combination that breaks a rule."""
     sizes = [len(column) for column in values.values()]
     if not sizes:
         return
@@ -202,30 +204,30 @@ def broken_combinations(
             f"The monolithic program takes at most {MAX_COMBINATIONS:,}.",
             "Fix some degrees, or use solve(), which needs no such rows.",
         )
-    places = np.array(list(product(*(range(size) for size in sizes))), dtype=np.int64)
-    table = {degree: column[places[:, i]] for i, (degree, column) in enumerate(values.items())}
+    indices = np.array(list(product(*(range(size) for size in sizes))), dtype=np.int64)
+    table = {degree: column[indices[:, i]] for i, (degree, column) in enumerate(values.items())}
     legal = np.asarray(rule(problem, table))
     for row in np.flatnonzero(~legal):
-        yield tuple(places[row].tolist())
+        yield tuple(indices[row].tolist())
 
 
 def primes_of(values: IntArray) -> list[int]:
-    """Primes that divide any of the values, ascending."""
-    found: set[int] = set()
+    """Return the primes that divide any of the values, ascending."""
+    primes: set[int] = set()
     for value in values.tolist():
         rest, factor = value, 2
         while factor * factor <= rest:
             while rest % factor == 0:
-                found.add(factor)
+                primes.add(factor)
                 rest //= factor
             factor += 1
         if rest > 1:
-            found.add(rest)
-    return sorted(found)
+            primes.add(rest)
+    return sorted(primes)
 
 
 def exponents(values: IntArray, prime: int) -> IntArray:
-    """How often a prime divides every value."""
+    """Return the exponent of a prime in every value."""
     count = np.zeros_like(values)
     rest = values.copy()
     divisible = rest % prime == 0

@@ -34,16 +34,17 @@ _PREFIX: Final = "TERMINATION_REASON_"
 
 
 class HighsBackend:
-    """HiGHS, one thread. It cannot be interrupted: after Ctrl-C or a cancellation its thread ends at its limit."""
+    """HiGHS with one thread. It cannot be interrupted: after Ctrl-C or a cancellation its thread ends at its
+    limit."""
 
     name = "highs"
 
     def version(self) -> str:
-        """Version of OR-Tools, whose build of HiGHS is used."""
+        """Return the version of OR-Tools, whose build of HiGHS is used."""
         return f"HiGHS of OR-Tools {version('ortools')}"
 
     def solve(self, program: Program, limits: Limits) -> Solution:
-        """Solve with relative gap ``limits.relative_gap`` (HiGHS' own default would be 1e-4)."""
+        """Solve with relative gap ``limits.relative_gap`` (the default of HiGHS would be 1e-4)."""
         if limits.deterministic_limit is not None:
             # MathOpt cannot read the status HiGHS gives at a node limit.
             raise SolverError("HiGHS has no deterministic limit here.", do="Use a time limit, cbc or cpsat.")
@@ -106,18 +107,18 @@ def _solution(program: Program, scaling: Scaling, result: Any, wall_time_s: floa
     termination = result.termination
     raw = result_pb2.TerminationReasonProto.Name(termination.reason).removeprefix(_PREFIX)
     bounded = bool((program.lower > MINUS_INFINITY).all() and (program.upper < INFINITY).all())
-    known = "INFEASIBLE" if raw == "INFEASIBLE_OR_UNBOUNDED" and bounded else raw
-    if known not in _STATUSES:
+    status_name = "INFEASIBLE" if raw == "INFEASIBLE_OR_UNBOUNDED" and bounded else raw
+    if status_name not in _STATUSES:
         raise SolverError(
             f"HiGHS answered {raw} ({termination.detail}) to {program.name}.",
             f"One of {', '.join(_STATUSES)} expected.",
             "Bound every variable, or use another backend.",
         )
-    status = _STATUSES[known]
-    found = status in ("optimal", "feasible")
+    status = _STATUSES[status_name]
+    has_values = status in ("optimal", "feasible")
     values: FloatArray | None = None
     reported = None
-    if found and result.solutions:
+    if has_values and result.solutions:
         primal = result.solutions[0].primal_solution
         values = sparse_values(primal.variable_values, program.num_variables) * scaling.columns
         reported = float(primal.objective_value) * scaling.cost + program.offset

@@ -1,4 +1,4 @@
-"""One layout inside the monolithic program: its menus, paths and forbidden plans; rows under a literal."""
+"""Block of one layout inside the whole program: its menus, paths and forbidden plans; rows under a literal."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_pa
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term
 
 ROW_MAGNITUDE = 4_000_000
-"""Largest sum of a row's coefficients: below what every solver is trusted with."""
+"""Maximum sum of a row's coefficients: below the magnitude at which every solver is reliable."""
 
 Item = tuple[int, tuple[int, ...], int, int]
-"""(stage, layers of each run, full, selective): what stays the same when a menu shrinks."""
+"""(stage, layers of each run, full, selective): identifies an item when a menu shrinks."""
 
 
 @dataclass(slots=True)
 class LayoutBlock:
-    """One layout's part. ``weight``: objective per nanosecond of its step. ``program`` is None once no plan
-    of the layout can be at or below the cutoff."""
+    """Block of one layout. ``weight``: objective per nanosecond of its step. ``program`` is None once no plan of
+    the layout can be at or below the cutoff."""
 
     number: int
     context: LayoutContext
@@ -38,7 +38,7 @@ class LayoutBlock:
 
     @staticmethod
     def of(number: int, context: LayoutContext, weight: Fraction) -> LayoutBlock:
-        """Menus and analytic paths of a layout."""
+        """Make the menus and analytic paths of a layout."""
         menus = [stage_menu(context, j, context.max_layers(j)) for j in range(context.num_stages)]
         if not all(len(menu) for menu in menus):
             return LayoutBlock(number, context, weight, None)
@@ -49,16 +49,16 @@ class LayoutBlock:
 
     @property
     def num_items(self) -> int:
-        """Items of all menus."""
+        """Number of items of all menus."""
         return 0 if self.program is None else int(self.program.offsets[-1])
 
     def least(self) -> Fraction:
-        """Objective that no plan of the menus is below."""
+        """Return a lower bound of the objective of the menus' plans."""
         assert self.program is not None
         return int(self.program.bases().max()) * self.weight
 
     def most(self) -> Fraction:
-        """Objective that no plan is above: all work, transfers and communication one after another."""
+        """Return an upper bound of the objective: all work, transfers and communication one after another."""
         if self.program is None:
             return Fraction(0)
         layout, costs = self.context.layout, self.context.costs
@@ -71,7 +71,7 @@ class LayoutBlock:
         return (layout.num_micro_batches * (work + transfers) + once + int(costs.barrier_ns)) * self.weight
 
     def simulate(self, choice: Choice) -> tuple[CriticalPath, int]:
-        """Critical path and step time of a choice of items."""
+        """Return critical path and step time of a choice of items."""
         assert self.program is not None
         costs = self.context.costs
         graph = StepGraph.of(self.context.layout, costs.transfer_ns, costs.barrier_ns)
@@ -80,7 +80,7 @@ class LayoutBlock:
         return path, int(path.length_ns(durations, graph.transfer_ns, graph.barrier_ns))
 
     def cut(self, cutoff: Fraction) -> None:
-        """Leave out what cannot be at or below an objective."""
+        """Drop items that cannot be in a plan at or below an objective."""
         if self.program is None:
             return
         self.program.cutoff_ns = floor(cutoff / self.weight)
@@ -94,7 +94,7 @@ class LayoutBlock:
         self.forbidden.append(frozenset(_item(self.program.menus[j], choice[j]) for j in stages))
 
     def forbidden_columns(self) -> list[IntArray]:
-        """Columns of the forbidden combinations that the menus still contain."""
+        """Return the columns of the forbidden combinations that the menus still contain."""
         if self.program is None or not self.forbidden:
             return []
         column: dict[Item, int] = {}
@@ -109,8 +109,10 @@ def _item(menu: Menu, item: int) -> Item:
 
 
 def coarsened(rows: Rows) -> Rows:
-    """Rows of bytes, ``sum a x <= b`` with a >= 0, divided until their magnitude is at most ROW_MAGNITUDE;
-    both sides are rounded down, which for whole x >= 0 only lets more through."""
+    """Return rows of bytes, ``sum a x <= b`` with a >= 0, divided until their magnitude is at most ROW_MAGNITUDE.
+
+    Both sides are rounded down, which for integers x >= 0 only relaxes the row.
+    """
     entry = rows.entry_rows()
     size = np.bincount(entry, np.abs(rows.coefficients).astype(np.float64), len(rows))
     least = np.zeros(len(rows), dtype=np.int64)
@@ -122,7 +124,7 @@ def coarsened(rows: Rows) -> Rows:
 
 
 def under_literal(rows: Rows, to_whole: IntArray, literal: int, suffix: str) -> Rows:
-    """Rows of one layout in the whole program's columns, their sides as coefficients of the literal."""
+    """Return the rows of one layout in the whole program's columns, their sides as coefficients of the literal."""
     is_lower, is_upper = rows.lower > MINUS_INFINITY, rows.upper < INFINITY
     assert ((rows.lower == rows.upper) | (is_lower != is_upper)).all(), "a row has two different sides"
     side = np.where(is_lower, rows.lower, rows.upper)

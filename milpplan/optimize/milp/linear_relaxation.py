@@ -1,11 +1,11 @@
-"""The linear relaxation of a program, re-solved quickly as rows are added or bounds tightened.
+"""Linear relaxation of a program, re-solved quickly as rows are added or bounds tightened.
 
-GLOP through MathOpt's incremental interface: dual simplex, warm-started from the last basis. Two choices
-make it fast, both measured: presolve off, and the scaling done here, once. GLOP's own scaling changes with
-every added row, which spoils the basis (five times more iterations on 64 groups of 30 binaries).
+GLOP through MathOpt's incremental interface: dual simplex, warm-started from the last basis. Two choices make it
+fast, both measured: presolve off, and the scaling done here, once. GLOP's own scaling changes with every added
+row, which spoils the basis.
 
-Signs: the program is minimised, so the dual of a row that is tight at its lower side is >= 0, at its upper
-side <= 0; ``reduced_costs = objective - A' row_duals``, >= 0 for a variable at its lower bound.
+Signs: the program is minimised, so the dual of a row that is tight at its lower side is >= 0, at its upper side <=
+0; ``reduced_costs = objective - A' row_duals``, >= 0 for a variable at its lower bound.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _DUAL_BITS: Final = 52
 class RelaxationSolution:
     """Optimum of the relaxation; infinite objective and empty arrays if there is none.
 
-    Shapes: values and reduced_costs [variables], row_duals [rows]. All floating point: a bound to rely on
-    comes from ``Relaxation.proved_bound``.
+    Shapes: values and reduced_costs [variables], row_duals [rows]. All floating point: ``Relaxation.proved_bound``
+    gives a reliable bound.
     """
 
     status: RelaxationStatus
@@ -59,7 +59,7 @@ class RelaxationSolution:
 
 
 class Relaxation:
-    """A program without integrality, held in the solver between calls. Close over one per thread."""
+    """Program without integrality, kept in the solver between calls. Not thread-safe."""
 
     def __init__(self, program: Program) -> None:
         require_exact_floats(program, "glop")
@@ -73,7 +73,7 @@ class Relaxation:
 
     @property
     def program(self) -> Program:
-        """The program with all rows and bounds added so far."""
+        """Program with all rows and bounds added so far."""
         if self._pending:
             self._program = self._program.with_rows(Rows.concatenate(self._pending))
             self._pending = []
@@ -85,7 +85,7 @@ class Relaxation:
             self._pending.append(rows)
 
     def set_upper_bounds(self, columns: IntArray, values: IntArray) -> None:
-        """Give variables other upper bounds, no less than their lower ones."""
+        """Change upper bounds of variables, which must not be below the lower bounds."""
         upper = self._program.upper.copy()
         upper[columns] = values
         assert (upper >= self._program.lower).all()
@@ -93,7 +93,7 @@ class Relaxation:
         self._upper.update(columns.tolist())
 
     def set_sides(self, rows: IntArray, lower: IntArray, upper: IntArray) -> None:
-        """Give rows other sides; the solver gets them at the next ``solve``."""
+        """Change sides of rows; the solver gets them at the next ``solve``."""
         program = self.program
         lowers, uppers = program.rows.lower.copy(), program.rows.upper.copy()
         lowers[rows], uppers[rows] = lower, upper
@@ -108,7 +108,7 @@ class Relaxation:
         parameters.presolve = parameters_pb2.EMPHASIS_OFF
         parameters.lp_algorithm = parameters_pb2.LP_ALGORITHM_DUAL_SIMPLEX
         parameters.glop.use_scaling = False
-        # An answer a little off its tolerances serves: bounds are computed from duals, points are re-evaluated.
+        # An answer slightly outside the tolerances will do: bounds come from duals, points are re-evaluated.
         parameters.glop.change_status_to_imprecise = False
         parameters.iteration_limit = MAX_ITERATIONS
         parameters.glop.max_deterministic_time = MAX_DETERMINISTIC_TIME
@@ -131,20 +131,20 @@ class Relaxation:
         return self._solution(_STATUSES[reason], result)
 
     def proved_bound(self, solution: RelaxationSolution) -> int | None:
-        """A lower bound on the integer optimum that holds in exact arithmetic, from any duals.
+        """Return a lower bound on the integer optimum that holds in exact arithmetic, from any duals.
 
         bound = sum_i y_i side_i + sum_j min(d_j lower_j, d_j upper_j) + offset, d = objective - A'y, with the
-        duals y cut to binary fractions (Neumaier and Shcherbina, 2004). Rounded up to a whole unit where all
-        of the objective is in integer variables. None where a reduced cost meets an infinite bound.
+        duals y cut to binary fractions (Neumaier and Shcherbina, 2004). Rounded up to an integer where all of the
+        objective is in integer variables. None where a reduced cost meets an infinite bound.
         """
         if solution.status != "optimal":
             return None
-        # A hair less of every dual keeps reduced costs of unbounded variables from turning negative.
+        # Slightly smaller duals keep reduced costs of unbounded variables from turning negative.
         bounds = [_exact_bound(self.program, solution.row_duals * shrink) for shrink in (1.0, 1.0 - 2.0**-30)]
         return max((bound for bound in bounds if bound is not None), default=None)
 
     def _synchronise(self) -> None:
-        """Build the model, or send what is new to the solver."""
+        """Build the model, or send changes to the solver."""
         from ortools.math_opt import model_update_pb2, parameters_pb2
         from ortools.math_opt.core.python import solver
 
@@ -159,15 +159,15 @@ class Relaxation:
             )
         else:
             update = model_update_pb2.ModelUpdateProto()
-            known = np.array(sorted(row for row in self._sides if row < self._row_factor.size), np.int64)
-            if len(known):
+            changed = np.array(sorted(row for row in self._sides if row < self._row_factor.size), np.int64)
+            if len(changed):
                 sides = update.linear_constraint_updates
                 for values, side in (
                     (sides.lower_bounds, program.rows.lower),
                     (sides.upper_bounds, program.rows.upper),
                 ):
-                    values.ids.extend(known.tolist())
-                    values.values.extend((as_floats(side[known]) * self._row_factor[known]).tolist())
+                    values.ids.extend(changed.tolist())
+                    values.values.extend((as_floats(side[changed]) * self._row_factor[changed]).tolist())
             new = program.rows.tail(self._row_factor.size)
             if len(new):
                 constraints, matrix = update.new_linear_constraints, update.linear_constraint_matrix_updates
@@ -227,7 +227,7 @@ def _exact_bound(program: Program, duals: FloatArray) -> int | None:
 
 
 def _binary_fractions(program: Program, duals: FloatArray) -> tuple[list[tuple[IntArray, int]], int]:
-    """Words and shifts with ``duals ~ sum(word * 2**shift) / 2**bits`` (cut towards zero), such that no
+    """Return words and shifts with ``duals ~ sum(word * 2**shift) / 2**bits`` (cut towards zero), such that no
     column sum of coefficients times a word leaves int64."""
     rows = program.rows
     entry, size = rows.entry_rows(), np.abs(rows.coefficients.astype(np.float64))
@@ -251,6 +251,6 @@ def _binary_fractions(program: Program, duals: FloatArray) -> tuple[list[tuple[I
 
 
 def _dot(left: npt.NDArray[Any], right: IntArray) -> int:
-    """Exact dot product in Python integers."""
+    """Return the exact dot product in Python integers."""
     used = np.flatnonzero((left != 0) & (right != 0))
     return sum(a * b for a, b in zip(left[used].tolist(), right[used].tolist(), strict=True))

@@ -1,7 +1,7 @@
-"""A linear program in integers: variables, rows and an objective as plain NumPy arrays, free of any solver.
+"""Integer program: variables, rows and an objective as plain NumPy arrays, independent of any solver.
 
-Every coefficient and bound is an int64, so that an answer can be re-checked without rounding. The objective
-is minimised. ``INFINITY`` and ``MINUS_INFINITY`` stand for "no bound".
+Every coefficient and bound is an int64, so that an answer can be re-checked without rounding. The objective is
+minimised. ``INFINITY`` and ``MINUS_INFINITY`` stand for "no bound".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Values = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 INFINITY: Final = int(np.iinfo(np.int64).max)
 MINUS_INFINITY: Final = -INFINITY
-# Below this, sums of int64 products cannot wrap round.
+# Below this, sums of int64 products cannot overflow.
 SAFE: Final = float(2**62)
 
 
@@ -49,7 +49,7 @@ class Rows:
         upper: npt.ArrayLike = INFINITY,
         columns: npt.ArrayLike | None = None,
     ) -> Rows:
-        """Rows from an integer matrix ``[row, column]``, whose columns are 0, 1, ... or ``columns``."""
+        """Make rows from an integer matrix ``[row, column]``, whose columns are 0, 1, ... or ``columns``."""
         values = _integers(matrix, "matrix")
         values = values if values.ndim == 2 else values.reshape(len(names), -1)
         width = values.shape[1]
@@ -67,7 +67,7 @@ class Rows:
 
     @staticmethod
     def concatenate(parts: Iterable[Rows]) -> Rows:
-        """All rows of ``parts``, in order."""
+        """Return all rows of ``parts``, in order."""
         blocks = list(parts)
         ends = np.cumsum([0] + [block.columns.size for block in blocks])
         starts = [block.starts[:-1] + end for block, end in zip(blocks, ends, strict=False)]
@@ -84,24 +84,24 @@ class Rows:
         return len(self.names)
 
     def tail(self, first: int) -> Rows:
-        """Rows ``first`` and later."""
+        """Return rows ``first`` and later."""
         return self.chosen(np.arange(first, len(self)))
 
-    def chosen(self, places: IntArray) -> Rows:
-        """The rows at some ``places``, in this order."""
-        sizes = np.diff(self.starts)[places]
+    def chosen(self, indices: IntArray) -> Rows:
+        """Return the rows at some ``indices``, in this order."""
+        sizes = np.diff(self.starts)[indices]
         starts = np.concatenate(([0], np.cumsum(sizes)))
-        entries = np.arange(starts[-1]) + np.repeat(self.starts[places] - starts[:-1], sizes)
-        names = tuple(self.names[place] for place in places.tolist())
+        entries = np.arange(starts[-1]) + np.repeat(self.starts[indices] - starts[:-1], sizes)
+        names = tuple(self.names[index] for index in indices.tolist())
         columns, coefficients = self.columns[entries], self.coefficients[entries]
-        return Rows(names, starts, columns, coefficients, self.lower[places], self.upper[places])
+        return Rows(names, starts, columns, coefficients, self.lower[indices], self.upper[indices])
 
     def entry_rows(self) -> IntArray:
-        """Row of every entry; shape [entries]."""
+        """Return the row of every entry; shape [entries]."""
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.starts))
 
     def activities(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """``sum(coefficients * values[columns])`` of every row, exact for integer and object values."""
+        """Return ``sum(coefficients * values[columns])`` of every row, exact for integer and object values."""
         if np.issubdtype(values.dtype, np.integer):
             magnitude = np.abs(self.coefficients.astype(np.float64)) * np.abs(values[self.columns] + 0.0)
             if float(sums_of(magnitude, self.starts).max(initial=0.0)) >= SAFE:
@@ -112,9 +112,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """Minimise ``objective @ values + offset`` subject to bounds, rows, and integrality where marked.
+    """Integer program: minimise ``objective @ values + offset`` subject to bounds, rows, and integrality where
+    marked.
 
-    ``shares``: continuous variables are shares of something, of which no answer is made whole.
+    ``shares``: continuous variables are fractions of a whole, which the exact check must not round to integers.
     """
 
     name: str
@@ -138,7 +139,8 @@ class Program:
         return len(self.rows)
 
     def objective_at(self, values: Values) -> int:
-        """Objective in Python integers; with fractional (continuous) values, rounded up to a whole unit."""
+        """Return the objective in Python integers; with fractional (continuous) values, rounded up to
+        an integer."""
         terms = np.flatnonzero(self.objective)
         total = sum(
             (int(self.objective[column]) * exact(values[column]) for column in terms.tolist()),
@@ -147,7 +149,8 @@ class Program:
         return -((-total.numerator) // total.denominator)
 
     def max_row_magnitude(self) -> int:
-        """Largest, over rows, of ``sum |coefficient| * max |bound of the variable|`` and ``|row bound|``."""
+        """Return the largest, over rows, of ``sum |coefficient| * max |bound of the variable|`` and ``|row
+        bound|``."""
         bound = np.maximum(np.abs(self.lower), np.abs(self.upper))
         sums = replace(self.rows, coefficients=np.abs(self.rows.coefficients)).activities(bound)
         sides = np.concatenate([np.abs(self.rows.lower), np.abs(self.rows.upper)])
@@ -155,7 +158,7 @@ class Program:
         return max(int(sums.max(initial=0)), int(finite.max(initial=0)))
 
     def with_rows(self, rows: Rows) -> Program:
-        """This program and further rows (cuts)."""
+        """Return this program with further rows (cuts)."""
         if rows.columns.size and not 0 <= rows.columns.min() <= rows.columns.max() < self.num_variables:
             raise InvalidInputError(
                 f"A row names column {int(rows.columns.max())}.",
@@ -164,7 +167,7 @@ class Program:
         return replace(self, rows=Rows.concatenate((self.rows, rows)))
 
     def with_upper_bound(self, column: int, value: int) -> Program:
-        """This program with ``values[column] <= value`` (never loosened)."""
+        """Return this program with ``values[column] <= value`` (never loosened)."""
         upper = self.upper.copy()
         upper[column] = min(int(upper[column]), value)
         if upper[column] < self.lower[column]:
@@ -176,7 +179,7 @@ class Program:
 
 
 class ProgramBuilder:
-    """Collects variables and rows, then makes a ``Program``."""
+    """Builder of a ``Program`` from variables and rows."""
 
     def __init__(self, name: str = "program", *, shares: bool = False) -> None:
         """``shares`` as in ``Program``."""
@@ -191,11 +194,11 @@ class ProgramBuilder:
 
     @property
     def num_variables(self) -> int:
-        """Variables so far."""
+        """Number of variables so far."""
         return len(self._names)
 
     def add_variable(self, name: str, lower: int, upper: int, integer: bool = True) -> int:
-        """Add one variable; returns its column."""
+        """Add a variable. Returns its column."""
         if lower > upper:
             raise InvalidInputError(f"Variable {name} has bounds [{lower}, {upper}].", "lower <= upper expected.")
         self._names.append(name)
@@ -205,7 +208,7 @@ class ProgramBuilder:
         return len(self._names) - 1
 
     def add_variables(self, names: Sequence[str], lower: int, upper: int) -> range:
-        """Add integer variables with the same bounds; returns their columns."""
+        """Add integer variables with equal bounds. Returns their columns."""
         if lower > upper:
             raise InvalidInputError(f"Variables have bounds [{lower}, {upper}].", "lower <= upper expected.")
         first = len(self._names)
@@ -238,7 +241,7 @@ class ProgramBuilder:
         lower: int = MINUS_INFINITY,
         upper: int = INFINITY,
     ) -> None:
-        """Add rows of the same limits and columns, which ascend: coefficients ``matrix`` [row, column]."""
+        """Add rows with equal limits and columns, which ascend: coefficients ``matrix`` [row, column]."""
         values, width = _integers(matrix, "matrix"), len(self._names)
         column = _integers(columns, "columns").ravel()
         if column.size and not (np.diff(column, prepend=-1, append=width) > 0).all():
@@ -253,7 +256,7 @@ class ProgramBuilder:
         self._offset = int(offset)
 
     def build(self) -> Program:
-        """The program collected so far."""
+        """Build the program."""
         width = len(self._names)
         objective = np.zeros(width, np.int64)
         objective[self._objective[0]] = self._objective[1]
@@ -301,7 +304,7 @@ class ProgramBuilder:
 
 
 def _integers(values: npt.ArrayLike | range, what: str) -> IntArray:
-    """``values`` as int64; refuses fractions and what does not fit."""
+    """Return ``values`` as int64; refuses fractions and values that do not fit."""
     try:
         array = np.asarray(values)
         if array.size and (array.dtype.kind not in "biu" or int(array.max()) > INFINITY):
@@ -312,7 +315,7 @@ def _integers(values: npt.ArrayLike | range, what: str) -> IntArray:
 
 
 def sums_of(entries: npt.NDArray[Any], starts: IntArray) -> npt.NDArray[Any]:
-    """Sum of the entries of every row (an empty row gives 0)."""
+    """Return the sum of the entries of every row (an empty row gives 0)."""
     sums = np.zeros(starts.size - 1, entries.dtype)
     filled = np.flatnonzero(np.diff(starts))
     if filled.size:
@@ -321,5 +324,5 @@ def sums_of(entries: npt.NDArray[Any], starts: IntArray) -> npt.NDArray[Any]:
 
 
 def exact(value: Any) -> int | Fraction:
-    """A number without rounding."""
+    """Return a number without rounding."""
     return int(value) if value == int(value) else Fraction(float(value))

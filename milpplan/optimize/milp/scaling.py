@@ -1,11 +1,11 @@
-"""What floating-point solvers are given instead of the program itself, so that their proofs can be trusted.
+"""Scaled and relaxed programs for floating-point solvers, so that their proofs can be trusted.
 
-They have absolute tolerances. Given rows in nanoseconds, with coefficients of 1e8, HiGHS "proved" an optimum
-14 % above a plan it finds when rows are scaled; given a step time in nanoseconds as an integer variable,
-HiGHS and CBC both "proved" wrong optima, or infeasibility, on programs of 24 binaries. So rows and wide
-columns are scaled (by powers of two: nothing is rounded) and wide integer variables become continuous where
-that changes nothing. The MathOpt model is a protocol buffer filled from arrays: adding variables one by one
-would take longer than many solves.
+These solvers have absolute tolerances. Given rows in nanoseconds, with coefficients of 1e8, HiGHS "proved" an
+optimum 14 % above a plan that it finds when rows are scaled. Given a step time in nanoseconds as an integer
+variable, HiGHS and CBC both "proved" wrong optima, or infeasibility, on programs of 24 binaries. So rows and wide
+columns are scaled (by powers of two: nothing is rounded), and wide integer variables become continuous where that
+changes nothing. The MathOpt model is a protocol buffer filled from arrays: adding variables one by one would take
+longer than many solves.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _WIDE_INTEGER: Final = 2.0**17
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaling:
-    """Powers of two: a variable is ``columns`` times the solver's, the objective ``cost`` times."""
+    """Scaling by powers of two: a variable is ``columns`` times the solver's, the objective ``cost`` times."""
 
     columns: FloatArray
     cost: float
 
     @staticmethod
     def of(program: Program, integer: bool) -> Scaling:
-        """Brings the coefficients of each wide column to the size of the others in its rows.
+        """Scale the coefficients of each wide column to the size of the others in its rows.
 
         With ``integer`` the integer columns keep their unit.
         """
@@ -59,7 +59,7 @@ class Scaling:
         return Scaling(columns, float(powers_of_two(np.array([cost]))[0]))
 
     def rows(self, rows: Rows) -> FloatArray:
-        """Factor of every row that brings its largest coefficient near 1."""
+        """Return the factor of every row that brings its largest coefficient near 1."""
         largest = np.zeros(len(rows))
         scaled = np.abs(rows.coefficients * self.columns[rows.columns])
         np.maximum.at(largest, rows.entry_rows(), scaled)
@@ -67,11 +67,13 @@ class Scaling:
 
 
 def without_wide_integers(program: Program, backend: str) -> Program:
-    """The program with wide integer variables made continuous, which must change nothing.
+    """Return the program with wide integer variables made continuous, where this changes nothing.
 
     It changes nothing where such a variable has coefficients of 1 or -1 only and shares no row with another
-    continuous one: with the integers fixed, its rows leave it an interval with whole ends. SolverError
-    where that does not hold.
+    continuous variable: with the integers fixed, its rows leave it an interval with integral ends.
+
+    Raises:
+        SolverError: making the variable continuous would change the program.
     """
     span = as_floats(program.upper) - as_floats(program.lower)
     wide = program.is_integer & (span > _WIDE_INTEGER)
@@ -94,7 +96,8 @@ def without_wide_integers(program: Program, backend: str) -> Program:
 
 
 def model_proto(program: Program, scaling: Scaling, integer: bool) -> model_pb2.ModelProto:
-    """The scaled program as a MathOpt model (``integer=False``: its relaxation), without offset and names."""
+    """Return the scaled program as a MathOpt model (``integer=False``: its relaxation), without offset
+    and names."""
     from ortools.math_opt import model_pb2
 
     model = model_pb2.ModelProto()
@@ -127,14 +130,14 @@ def fill_rows(constraints: Any, matrix: Any, rows: Rows, scaling: Scaling, first
 
 
 def sparse_values(vector: Any, size: int) -> FloatArray:
-    """A sparse vector of MathOpt as a dense array."""
+    """Return a sparse vector of MathOpt as a dense array."""
     dense = np.zeros(size)
     dense[np.array(vector.ids, np.int64)] = vector.values
     return dense
 
 
 def as_floats(bounds: IntArray) -> FloatArray:
-    """Bounds as doubles, the sentinels as infinities."""
+    """Return bounds as doubles, the sentinels as infinities."""
     floats = bounds.astype(np.float64)
     floats[bounds >= INFINITY] = np.inf
     floats[bounds <= MINUS_INFINITY] = -np.inf
@@ -142,6 +145,6 @@ def as_floats(bounds: IntArray) -> FloatArray:
 
 
 def powers_of_two(values: FloatArray) -> FloatArray:
-    """Nearest powers of two; 1 for 0."""
+    """Return the nearest powers of two; 1 for 0."""
     positive = np.where(values > 0, values, 1.0)
     return np.exp2(np.rint(np.log2(positive)))

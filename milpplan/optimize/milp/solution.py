@@ -1,4 +1,4 @@
-"""What a backend is asked and answers, and the exact re-check that every answer goes through."""
+"""Interface of the solver backends, and the exact check that every answer passes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ EXACT_FLOAT: Final = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop. ``deterministic_limit`` is in the solver's own unit of work, so that it reproduces:
-    deterministic seconds for CP-SAT, branch-and-bound nodes for CBC; HiGHS has none. Wall-clock limits are
-    soft. ``cancelled`` is asked now and then: from when it says yes on, the solve ends as by Ctrl-C. Without
-    ``presolve`` nothing is simplified first: slower, but not misled by what was simplified."""
+    """Stopping conditions.
+
+    ``deterministic_limit`` is in the solver's own unit of work, so that runs reproduce: deterministic seconds for
+    CP-SAT, branch-and-bound nodes for CBC; HiGHS has none. Wall-clock limits are soft. ``cancelled`` is asked
+    regularly: once it returns True, the solve ends as by Ctrl-C. ``presolve`` False: slower, but safe from
+    presolve errors.
+    """
 
     time_limit_s: float | None = None
     deterministic_limit: float | None = None
@@ -50,11 +53,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solution:
-    """An answer.
+    """Answer of a backend.
 
-    ``values`` are int64 and exact unless a continuous variable is fractional. ``objective`` is recomputed
-    from them in Python integers (rounded up when fractional); ``reported_objective`` is what the solver
-    said. ``bound`` is what the solver proved, with its own tolerance; None when it proved nothing.
+    ``values`` are int64 and exact unless a continuous variable is fractional. ``objective`` is recomputed from
+    them in Python integers (rounded up when fractional); ``reported_objective`` is the solver's value. ``bound``
+    is the solver's proved bound, with its own tolerance; None when it proved nothing.
     """
 
     status: Status
@@ -69,26 +72,29 @@ class Solution:
 
 
 class Backend(Protocol):
-    """A solver of integer programs."""
+    """Solver of integer programs."""
 
     @property
     def name(self) -> str:
         """Name in the registry."""
 
     def solve(self, program: Program, limits: Limits) -> Solution:
-        """Solve; the answer has been through ``check_solution``."""
+        """Solve; the answer has passed ``check_solution``."""
 
     def version(self) -> str:
-        """Name and version of the solver itself."""
+        """Return name and version of the solver itself."""
 
 
 def check_solution(program: Program, solution: Solution) -> Solution:
-    """The solution with exact values and objective; SolverError if it breaks a row, a bound or its objective.
+    """Return the solution with exact values and objective.
 
-    Integer variables are rounded (at most by ``INTEGRALITY_TOLERANCE``) and every row of integers is then
-    checked without any tolerance. A continuous variable is recomputed as the best whole number that the rows
-    leave it, if one costs less than a unit, so that the solver's rounding errors do not reach the objective;
-    unless these are ``shares``.
+    Integer variables are rounded (at most by ``INTEGRALITY_TOLERANCE``) and every row of integers is then checked
+    without any tolerance. A continuous variable is recomputed as the best integer that the rows allow, if one
+    costs less than a unit, so that the solver's rounding errors do not reach the objective; unless the program has
+    ``shares``.
+
+    Raises:
+        SolverError: the answer breaks a row, a bound or its objective.
     """
     if solution.values is None:
         if solution.status in ("optimal", "feasible"):
@@ -105,8 +111,8 @@ def check_solution(program: Program, solution: Solution) -> Solution:
         )
     objective = program.objective_at(values)
     reported, allowed = solution.reported_objective, _objective_tolerance(program, values)
-    # Better than reported is no contradiction: a solver that stops at a gap leaves continuous values slack. What
-    # it proved must hold for the better value too.
+    # A better objective than reported is no contradiction: a solver that stops at a gap leaves continuous values
+    # slack. Its bound must hold for the better objective too.
     if reported is not None and objective - reported > allowed:
         raise SolverError(
             f"{solution.backend} reports the objective {reported!r}, but its values give {objective}.",
@@ -122,15 +128,17 @@ def check_solution(program: Program, solution: Solution) -> Solution:
 
 
 def checked_solve(program: Program, solve: Callable[[bool], Solution], relaxed: Program | None = None) -> Solution:
-    """``solve(presolve=True)``, checked; once more without presolve if the check refutes it.
+    """Call ``solve(presolve=True)`` and check the answer; if the check refutes it, solve once more without
+    presolve.
 
-    Where the solver was given ``relaxed``, its answer is first made whole by that, then checked as usual.
+    Where the solver was given ``relaxed``, its answer is first checked against that program, then against
+    ``program``.
     """
 
     def attempt(presolve: bool) -> Solution:
         solution = solve(presolve)
         if relaxed is not None and relaxed is not program and solution.values is not None:
-            # What was reported is about the relaxed program and is checked against that.
+            # The reported objective is that of the relaxed program and is checked against it.
             reported = solution.reported_objective
             solution = check_solution(relaxed, solution)
             whole = check_solution(program, replace(solution, reported_objective=solution.objective))
@@ -162,10 +170,10 @@ def require_exact_floats(program: Program, backend: str) -> None:
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """Make a solver unavailable, not the solve impossible, where the system refuses it something.
+    """Turn errors of the system into ``UnavailableError``, so that the solve can go on with another solver.
 
     Raises:
-        UnavailableError: there is no room for files, no memory, or no process; the cause is named.
+        UnavailableError: no disk space, no memory, or no process; the cause is named.
     """
     try:
         yield
@@ -190,7 +198,7 @@ def running(what: str) -> Iterator[None]:
 
 @contextmanager
 def printing_aside() -> Iterator[None]:
-    """Send what is printed inside, by whatever means, to stderr: stdout is for the result."""
+    """Send everything printed inside to stderr: stdout is for the result."""
     before, kept = sys.stdout, None
     with suppress(OSError, ValueError, AttributeError):
         before.flush()
@@ -200,7 +208,7 @@ def printing_aside() -> Iterator[None]:
     try:
         yield
     finally:
-        # What still runs goes on printing aside.
+        # A solver that still runs goes on printing to stderr.
         sys.stdout = _Aside(before) if solver_runs() else before
         with suppress(OSError, ValueError, AttributeError):
             before.flush()
@@ -210,7 +218,7 @@ def printing_aside() -> Iterator[None]:
 
 
 class _Aside:
-    """A stream for all threads but those of solvers, which write to stderr."""
+    """Stream that solver threads write to stderr, all other threads to the original stream."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -221,37 +229,36 @@ class _Aside:
 
 
 def end_if(cancelled: Callable[[], bool] | None) -> None:
-    """End a solve that somebody has cancelled, the way Ctrl-C does."""
+    """Raise KeyboardInterrupt, like Ctrl-C, if the solve was cancelled."""
     if cancelled is not None and cancelled():
         raise KeyboardInterrupt
 
 
 @contextmanager
 def undisturbed() -> Iterator[list[int]]:
-    """Let Ctrl-C, and every other signal that something is done about, wait until the end of the block.
+    """Hold back Ctrl-C, and every other handled signal, until the end of the block.
 
     Yields:
-        The signals that came: whoever asks for this says what they mean. None in a thread other than the main
-        one, where none is heard.
+        The signals that came, for the caller to handle; always empty outside of the main thread.
     """
     heard: list[int] = []
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        known = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGALRM"))
-        before = {one: signal.getsignal(one) for one in known if one is not None}
-        before = {one: handler for one, handler in before.items() if callable(handler)}
-    for one in before:
-        signal.signal(one, lambda number, frame: heard.append(number))
+        signals = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGALRM"))
+        before = {signum: signal.getsignal(signum) for signum in signals if signum is not None}
+        before = {signum: handler for signum, handler in before.items() if callable(handler)}
+    for signum in before:
+        signal.signal(signum, lambda number, frame: heard.append(number))
     try:
         yield heard
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Let Ctrl-C, and every other signal that something is done about, come when the block has ended."""
+    """Hold back Ctrl-C, and every other handled signal, and raise it when the block has ended."""
     with undisturbed() as heard:
         yield
     if heard:
@@ -267,8 +274,11 @@ def run_interruptibly(
 ) -> T:
     """Run ``work`` in a thread, so that Ctrl-C reaches Python while a C++ solver runs.
 
-    On an interruption ``stop`` is called, the thread gets ``grace_s`` to end, and the interruption goes on; it is
-    one, too, when ``cancelled`` says yes.
+    On an interruption, or once ``cancelled`` returns True, ``stop`` is called, the thread gets ``grace_s`` to end,
+    and the interruption is raised.
+
+    Raises:
+        TimeoutError: ``work`` takes longer than ``most_s``.
     """
     results: list[T] = []
     failures: list[BaseException] = []
@@ -298,7 +308,7 @@ def run_interruptibly(
 
 
 def solver_runs() -> bool:
-    """Whether a solver that was interrupted has not ended yet."""
+    """Return True if an interrupted solver has not ended yet."""
     return any(thread.name == SOLVER_THREAD for thread in threading.enumerate())
 
 
@@ -336,13 +346,14 @@ def _rounded(program: Program, solution: Solution) -> Values:
 
 
 def _objective_tolerance(program: Program, values: Values) -> float:
-    """Rounding error allowed in a reported objective, and a unit where continuous values are made whole."""
+    """Return the allowed rounding error of a reported objective, plus a unit where continuous values are made
+    integral."""
     scale = float(np.abs(program.objective * values.astype(np.float64)).sum()) + abs(program.offset)
     return ROW_TOLERANCE * max(1.0, scale) + (0.0 if program.is_integer.all() else 1.0)
 
 
 def _best_whole_value(program: Program, values: IntArray, column: int) -> int | None:
-    """Cheapest whole value that the rows leave to ``column``, the others fixed; None if there is none."""
+    """Return the cheapest integer that the rows allow for ``column``, the others fixed; None if there is none."""
     rows = program.rows
     entries = np.flatnonzero(rows.columns == column)
     inside = rows.entry_rows()[entries]

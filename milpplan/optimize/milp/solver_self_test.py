@@ -1,4 +1,5 @@
-"""Canaries: small programs with known answers that broken solvers have got wrong, for `milpplan doctor`."""
+"""Self-tests of the solvers: small programs with known answers that broken solvers have got wrong, for `milpplan
+doctor`."""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ from milpplan.optimize.milp.violations import violations
 
 NUM_RANDOM_PROGRAMS: Final = 20
 CANARY_S: Final = 5.0
-"""Most time that a solver gets for a canary, of which each takes a fraction of a second."""
+"""Time limit of a solver for a self-test, each of which takes a fraction of a second."""
 _MAX_ENUMERATED: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTestResult:
-    """Outcome of one check; ``meaning`` tells the user what a failure would mean. Where the solver could not run,
-    or ran out of time, it gave no answer at all: ``answered`` is false, and ``seen`` is the cause."""
+    """Outcome of one self-test; ``meaning`` tells the user the consequence of a failure.
+
+    ``answered`` is False where the solver could not run or ran out of time; ``seen`` is then the cause.
+    """
 
     name: str
     passed: bool
@@ -35,7 +38,7 @@ class SelfTestResult:
 
 
 def run_canaries() -> tuple[SelfTestResult, ...]:
-    """Run all checks, which takes a few seconds; a solver that cannot run here is asked nothing else."""
+    """Run all self-tests, which takes a few seconds; a solver that cannot run here is not tested further."""
     results = [_guarded(f"{name}: available", _availability(name)) for name in backend_names()]
     working = [name for name, result in zip(backend_names(), results, strict=True) if result.passed]
     checks: list[tuple[str, Callable[[], SelfTestResult]]] = []
@@ -51,9 +54,10 @@ def run_canaries() -> tuple[SelfTestResult, ...]:
 
 
 def random_program(seed: int) -> Program:
-    """A small random program: one-hot groups, a count to hit, a general integer, a capacity, a min-max row.
+    """Return a small random program: one-hot groups, a count to reach, a general integer, a capacity, a min-max
+    row.
 
-    About one in three has no solution. Same seed, same program.
+    About a third are infeasible. A seed always gives the same program.
     """
     random = np.random.default_rng(seed)
     groups, size = int(random.integers(2, 5)), int(random.integers(2, 5))
@@ -79,10 +83,10 @@ def random_program(seed: int) -> Program:
 
 
 def brute_force(program: Program) -> int | None:
-    """Optimum by enumeration, None if infeasible.
+    """Return the optimum by enumeration, None if infeasible.
 
-    One-hot rows of binaries are enumerated by choice, other integers over their range. A variable whose
-    range exceeds 100 takes the cheapest value its rows allow, so two such variables must share no row.
+    One-hot rows of binaries are enumerated by choice, other integers over their range. A variable whose range
+    exceeds 100 takes the cheapest value its rows allow, so two such variables must share no row.
     """
     span = program.upper - program.lower
     wide = np.flatnonzero(span > 100)
@@ -101,19 +105,19 @@ def brute_force(program: Program) -> int | None:
 
 
 def _axes(program: Program, wide: set[int]) -> list[list[np.ndarray[Any, np.dtype[np.int64]]]]:
-    """Independent sets of partial points whose sums are all candidates."""
+    """Return independent sets of partial points whose sums are all candidates."""
     unit = np.eye(program.num_variables, dtype=np.int64)
-    left = set(range(program.num_variables)) - wide
+    remaining = set(range(program.num_variables)) - wide
     rows, axes = program.rows, []
     for row in range(len(rows)):
         inside = slice(rows.starts[row], rows.starts[row + 1])
         columns = rows.columns[inside].tolist()
         one_hot = rows.lower[row] == rows.upper[row] == 1 and (rows.coefficients[inside] == 1).all()
         binary = all(program.lower[j] == 0 and program.upper[j] == 1 for j in columns)
-        if one_hot and binary and left.issuperset(columns):
-            left.difference_update(columns)
+        if one_hot and binary and remaining.issuperset(columns):
+            remaining.difference_update(columns)
             axes.append([unit[j] for j in columns])
-    ranges = {j: range(int(program.lower[j]), int(program.upper[j]) + 1) for j in sorted(left)}
+    ranges = {j: range(int(program.lower[j]), int(program.upper[j]) + 1) for j in sorted(remaining)}
     axes += [[unit[j] * value for value in values] for j, values in ranges.items()]
     return axes
 
@@ -124,7 +128,7 @@ def _settle(
     point: np.ndarray[Any, np.dtype[np.int64]],
     wide: np.ndarray[Any, np.dtype[np.intp]],
 ) -> bool:
-    """Give every wide variable (coefficient 1 in ">=" rows only, positive cost) its smallest value."""
+    """Set every wide variable (coefficient 1 in ">=" rows only, positive cost) to its smallest value."""
     for j in wide.tolist():
         rows = np.flatnonzero(matrix[:, j])
         needed = program.rows.lower[rows] - matrix[rows] @ point
@@ -148,7 +152,7 @@ def _availability(name: str) -> Callable[[], SelfTestResult]:
 
 
 def _guarded(name: str, check: Callable[[], SelfTestResult]) -> SelfTestResult:
-    """Run a check. What the system refuses to a solver is no wrong answer; one that the exact check refutes is."""
+    """Run a self-test; errors of the system are no wrong answer, but an answer that the exact check refutes is."""
     try:
         return check()
     except (MilpplanError, ImportError, OSError, MemoryError, AttributeError) as error:
@@ -164,7 +168,7 @@ def _solved(name: str, program: Program) -> Solution:
     """Solve within a few seconds.
 
     Raises:
-        UnavailableError: the machine was too slow for an answer, which says nothing of the solver.
+        UnavailableError: the machine was too slow for an answer, which says nothing about the solver.
     """
     solution = backend(name).solve(program, Limits(time_limit_s=CANARY_S))
     if solution.limit_reached:
@@ -177,7 +181,7 @@ def _solved(name: str, program: Program) -> Solution:
 
 
 def _cpsat_published() -> SelfTestResult:
-    """google/or-tools#5293: OR-Tools 9.15 proves 33512188359."""
+    """Test google/or-tools#5293: OR-Tools 9.15 proves 33512188359."""
     from ortools.sat.python import cp_model
 
     cases = (
@@ -199,7 +203,7 @@ def _cpsat_published() -> SelfTestResult:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_time_in_seconds = 10
-    # Else CP-SAT takes Ctrl-C for itself, and leaves it to end the program without a word afterwards.
+    # Otherwise CP-SAT handles Ctrl-C itself, and Python never sees it.
     solver.parameters.catch_sigint_signal = False
     status = solver.status_name(run_interruptibly(lambda: solver.solve(model), solver.stop_search))
     seen = f"{status} {round(solver.objective_value) if status in ('OPTIMAL', 'FEASIBLE') else ''}".strip()
@@ -213,7 +217,8 @@ def _cpsat_published() -> SelfTestResult:
 
 
 def hard_program() -> Program:
-    """Market split: five equations in 40 binaries, far beyond a second for any branch and bound."""
+    """Return a market split problem: five equations in 40 binaries, far beyond a second for any branch
+    and bound."""
     random = np.random.default_rng(1)
     builder = ProgramBuilder("market_split")
     x = builder.add_variables([f"x[{j}]" for j in range(40)], 0, 1)
@@ -241,7 +246,7 @@ def _cbc_time_limit() -> SelfTestResult:
 
 
 def _highs_gap() -> SelfTestResult:
-    """A knapsack whose values differ by less than HiGHS' default gap of 1e-4."""
+    """Test a knapsack whose values differ by less than the default gap of HiGHS, 1e-4."""
     random = np.random.default_rng(5)
     builder = ProgramBuilder("small_differences")
     x = np.array(builder.add_variables([f"x[{j}]" for j in range(60)], 0, 1)).reshape(12, 5)
@@ -270,7 +275,7 @@ def _highs_gap() -> SelfTestResult:
 
 
 def _large_units(name: str) -> Callable[[], SelfTestResult]:
-    """Min-max rows in nanoseconds, where unscaled floating-point solvers prove wrong optima."""
+    """Return the test of min-max rows in nanoseconds, where unscaled floating-point solvers prove wrong optima."""
 
     def check() -> SelfTestResult:
         wrong = []
@@ -292,7 +297,8 @@ def _large_units(name: str) -> Callable[[], SelfTestResult]:
 
 
 def nanosecond_program(seed: int) -> Program:
-    """Four one-hot groups, a count, and a step time of about 1e12 above twelve dense rows."""
+    """Return a program with four one-hot groups, a count, and a step time of about 1e12 above twelve
+    dense rows."""
     random = np.random.default_rng(seed)
     layers = random.integers(1, 7, (4, 6))
     time_ns = layers * 10**10 + random.integers(0, 6 * 10**9, (4, 6))

@@ -1,4 +1,4 @@
-"""What an answer breaks of a program, without rounding error."""
+"""Violations of a program by an answer, without rounding error."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from milpplan.optimize.milp.program import (
     sums_of,
 )
 
-# Twice what one operation with floats is off, relatively.
+# Twice the relative error of one floating-point operation.
 _EPSILON: Final = 2.0**-52
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that a vector of values breaks: a row, a bound, or integrality."""
+    """Row, bound or integrality that a vector of values violates."""
 
     kind: Literal["row", "bound", "integrality"]
     name: str
@@ -42,15 +42,17 @@ class Violation:
 
 
 def violations(program: Program, values: Values, tolerance: float = 0.0) -> list[Violation]:
-    """What ``values`` breaks. Fractions take a hundred times as long as floats, so only what these leave in doubt,
-    whatever their roundings add, is looked at exactly.
+    """Return all violations of a program by ``values``.
+
+    Fractions are a hundred times slower than floats, so only values that may be violated within the rounding error
+    are checked exactly.
 
     Args:
-        program: rows, bounds and what is integer.
+        program: rows, bounds and integrality.
         values: one value per variable, integers or floats.
-        tolerance: allowed excess in bounds of continuous variables, relative to these (at least 1), and in
-            rows that contain one, relative to the row's magnitude (at least its largest coefficient of one).
-            Rows of integer variables only get none.
+        tolerance: allowed excess in bounds of continuous variables, relative to these (at least 1), and in rows
+            with a continuous variable, relative to the row's magnitude (at least its largest coefficient of such a
+            variable). Rows of integer variables have no tolerance.
     """
     if values.shape != (program.num_variables,):
         raise InvalidInputError(
@@ -59,35 +61,37 @@ def violations(program: Program, values: Values, tolerance: float = 0.0) -> list
         )
     floats, names = values.astype(np.float64), program.variable_names
     broken = program.is_integer & (values != np.rint(values))
-    found = [
+    violated = [
         Violation("integrality", names[i], float(values[i]), int(program.lower[i]), int(program.upper[i]))
         for i in np.flatnonzero(broken).tolist()
     ]
     slack = np.where(program.is_integer, 0.0, tolerance * np.maximum(1.0, np.abs(floats)))
     doubtful = _doubtful(floats, _EPSILON * np.abs(floats) - slack, program.lower, program.upper)
     for i in doubtful.tolist():
-        found += _out_of_range("bound", names[i], exact(values[i]), program.lower[i], program.upper[i], slack[i])
+        violated += _out_of_range(
+            "bound", names[i], exact(values[i]), program.lower[i], program.upper[i], slack[i]
+        )
     rows = program.rows
     terms = rows.coefficients * floats[rows.columns]
     size, slack = sums_of(np.abs(terms), rows.starts), np.zeros(len(rows))
     if tolerance:
         loose = np.where(program.is_integer[rows.columns], 0, np.abs(rows.coefficients))
-        # A continuous variable that should be nothing may be as much above it as any other.
-        least = np.zeros(len(rows))
-        np.maximum.at(least, rows.entry_rows(), loose)
-        slack = np.where(least > 0, tolerance * np.maximum(least, size), 0.0)
+        # A continuous variable at zero may exceed it by the tolerance of any other.
+        largest_loose = np.zeros(len(rows))
+        np.maximum.at(largest_loose, rows.entry_rows(), loose)
+        slack = np.where(largest_loose > 0, tolerance * np.maximum(largest_loose, size), 0.0)
     error = (np.diff(rows.starts) + 4) * _EPSILON * size
     doubtful = _doubtful(sums_of(terms, rows.starts), error - slack, rows.lower, rows.upper)
     if not doubtful.size:
-        return found
+        return violated
     activities = rows.chosen(doubtful).activities(_as_exact(values))
     for i, activity in zip(doubtful.tolist(), activities.tolist(), strict=True):
-        found += _out_of_range("row", rows.names[i], activity, rows.lower[i], rows.upper[i], slack[i])
-    return found
+        violated += _out_of_range("row", rows.names[i], activity, rows.lower[i], rows.upper[i], slack[i])
+    return violated
 
 
 def _doubtful(sums: FloatArray, margin: FloatArray, lower: IntArray, upper: IntArray) -> IntArray:
-    """Which ``sums`` are not by a margin, and by what rounding does to them, inside of their limits."""
+    """Return the indices of ``sums`` that may be outside of their limits, given a margin and rounding errors."""
     low = sums - margin >= lower + _EPSILON * np.abs(lower * 1.0)
     high = sums + margin <= upper - _EPSILON * np.abs(upper * 1.0)
     inside: BoolArray = (low | (lower <= MINUS_INFINITY)) & (high | (upper >= INFINITY))
@@ -95,7 +99,7 @@ def _doubtful(sums: FloatArray, margin: FloatArray, lower: IntArray, upper: IntA
 
 
 def _as_exact(values: Values) -> npt.NDArray[Any]:
-    """Values as int64, or exact fractions where some are not whole."""
+    """Return values as int64, or as exact fractions where some are fractional."""
     if np.issubdtype(values.dtype, np.integer):
         return values.astype(np.int64)
     if (values == np.rint(values)).all() and (np.abs(values) < SAFE).all():
@@ -111,7 +115,7 @@ def _out_of_range(
     upper: np.int64,
     slack: np.float64,
 ) -> list[Violation]:
-    """Whether an exact value is by more than ``slack`` outside of its limits."""
+    """Return a violation if an exact value is outside of its limits by more than ``slack``."""
     below = int(lower) - value if lower > MINUS_INFINITY else 0
     above = value - int(upper) if upper < INFINITY else 0
     if max(below, above) <= float(slack):

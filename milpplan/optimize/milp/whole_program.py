@@ -1,21 +1,21 @@
-"""The monolithic form: degrees, layers and recomputation of a small problem in one integer program.
+"""Whole program: degrees, layers and recomputation of a small problem in one integer program.
 
-Variables: the degrees and one literal layout_l a legal layout (``degrees``), and for every layout the items
-x_lji of its stage menus (``formulation``); z, the objective above ``base``, in units of ``unit`` nanoseconds.
+Variables: the degrees and one literal layout_l a legal layout (``degrees``), and for every layout the items x_lji
+of its stage menus (``layout_program``); z, the objective above ``base``, in units of ``unit`` nanoseconds.
 
     minimise z
     <rows of degrees.py>
-    <row of formulation.py with side b, for every layout l>     row(x_l, z) - b layout_l  >= 0, = 0 or <= 0
+    <row of layout_program.py with side b, for every layout l>     row(x_l, z) - b layout_l  >= 0, = 0 or <= 0
     nothing_below_the_cutoff     layout_l <= 0      layouts whose menus or paths rule them out
     forbidden_plan               sum of some items <= their number - 1
 
 Multiplying the side of every row by the layout's literal puts it under that literal without any big M: where
-layout_l = 0 all x_l are 0 (their one_item_per_stage rows have side layout_l), and the row says 0 >= 0 or
-z >= 0. Every path of a layout bounds its plans, so the program is a relaxation. It is solved, the plan
-simulated and its critical path added, until bound and simulator meet; items that exact memory refuses
-together, and a plan that only rounding lets through, are forbidden by name.
+layout_l = 0 all x_l are 0 (their one_item_per_stage rows have side layout_l), and the row says 0 >= 0 or z >= 0.
+Every path of a layout bounds its plans, so the program is a relaxation. It is solved, the plan simulated and its
+critical path added, until bound and simulator meet. Items that the exact memory check refuses together, and a plan
+that only rounding lets through, are forbidden by name.
 
-Never the only way to an answer: it cross-checks ``solve`` and is what ``export`` hands to other solvers.
+It is never the only way to an answer: it cross-checks ``solve``, and ``export`` hands it to other solvers.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ MAX_ITEMS = 60_000
 MAX_PROGRAMS = 400
 
 WITNESSES = {"highs": "cpsat", "cbc": "cpsat", "cpsat": "cbc", "auto": "cbc"}
-"""Who proves the last bound again; CP-SAT, where a plug-in proved it."""
+"""Solver that proves the last bound again; CP-SAT where a plug-in proved it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeProgramResult:
-    """``step_time_ns`` and ``bound_ns`` are step times, times largest batch / batch where the batch may vary.
+    """Result of the whole program.
 
-    ``program`` is the last program; ``iterations`` how many were solved.
+    ``step_time_ns`` and ``bound_ns`` are step times, times largest batch / batch where the batch may vary.
+    ``program`` is the last program; ``iterations`` the number of programs solved.
     """
 
     status: Status
@@ -69,11 +70,12 @@ class WholeProgramResult:
 
 
 def monolithic_program(problem: Problem, max_layouts: int = MAX_LAYOUTS) -> Program:
-    """The program with the analytic paths and those of balanced plans, for export. Its name says how a bound
-    follows from the optimum z: objective >= base + unit * z.
+    """Return the program with the analytic paths and those of balanced plans, for export.
+
+    Its name states how a bound follows from the optimum z: objective >= base + unit * z.
 
     Raises:
-        InvalidInputError: the problem is too large, or not one that this form states.
+        InvalidInputError: the problem is too large, or the program does not cover it.
     """
     monolith = _WholeProgram.of(problem, max_layouts)
     if monolith.value is not None:
@@ -89,7 +91,7 @@ def solve_monolithic(
     The bound that decides is proved by two solvers (``WITNESSES``); where they differ the better plan counts.
 
     Raises:
-        InvalidInputError: the problem is too large, or not one that this form states.
+        InvalidInputError: the problem is too large, or the program does not cover it.
         SolverError: an answer fails its exact re-check.
     """
     solver, witness = backend_named(backend), backend_named(WITNESSES.get(backend, "cpsat"))
@@ -98,14 +100,15 @@ def solve_monolithic(
 
 @dataclass(slots=True)
 class _WholeProgram:
-    """``value`` and ``bound`` are objectives; any two different objectives are at least ``grain`` apart."""
+    """State of the iteration. ``value`` and ``bound`` are objectives; different objectives are at least ``grain``
+    apart."""
 
     problem: Problem
     columns: LayoutColumns
     blocks: list[LayoutBlock]
     grain: Fraction
     cutoff: Fraction
-    """Only plans at or below it are looked for."""
+    """Only plans at or below it are searched."""
     value: Fraction | None = None
     plan: Plan | None = None
     bound: Fraction = Fraction(0)
@@ -116,7 +119,7 @@ class _WholeProgram:
 
     @staticmethod
     def of(problem: Problem, max_layouts: int) -> _WholeProgram:
-        """Menus and first paths of every layout, and a first incumbent."""
+        """Make the menus and first paths of every layout, and a first incumbent."""
         columns = layout_space(problem).columns
         _require_small(problem, len(columns), max_layouts)
         blocks = _blocks(problem, columns)
@@ -128,7 +131,7 @@ class _WholeProgram:
         return monolith
 
     def solve(self, solver: Backend, witness: Backend, gap: float) -> WholeProgramResult:
-        """Programs until bound and simulator meet, and a second solver proves the same bound."""
+        """Solve programs until bound and simulator meet, and a second solver proves the bound."""
         for iteration in range(1, MAX_PROGRAMS + 1):
             program = self.program()
             if not any(block.program for block in self.blocks):
@@ -142,24 +145,24 @@ class _WholeProgram:
         return self._result(self.program(), MAX_PROGRAMS, closed=False)
 
     def _closed(self, bound: Fraction, gap: float) -> bool:
-        """Whether a bound leaves nothing to look for."""
+        """Return True if the bound proves the incumbent within the gap, or that there is no plan."""
         if self.value is None:
             return bound > self.cutoff
         return self.value - bound <= Fraction(gap) * self.value
 
     def _learn_from(self, solver: Backend, program: Program) -> Fraction:
         """Solve, learn from the answer, and return the bound on all plans that it proves."""
-        nothing_left = self.cutoff + self.grain
+        above_cutoff = self.cutoff + self.grain
         solution = solver.solve(program, Limits())
         if solution.status == "infeasible":
-            return nothing_left
+            return above_cutoff
         if solution.status != "optimal" or solution.values is None or solution.bound is None:
             raise SolverError(f"{solution.backend} answered {solution.raw_status} without a limit.")
         self._learn(program, np.asarray(solution.values, dtype=np.int64))
-        return min(Fraction(self.base + self.unit * ceil(solution.bound - 1e-6)), nothing_left)
+        return min(Fraction(self.base + self.unit * ceil(solution.bound - 1e-6)), above_cutoff)
 
     def program(self) -> Program:
-        """The whole program, in units as fine as the row magnitudes allow."""
+        """Build the whole program, in units as fine as the row magnitudes allow."""
         for block in self.blocks:
             block.cut(self.cutoff)
         self.base = floor(min((block.least() for block in self.blocks if block.program), default=0))
@@ -173,8 +176,8 @@ class _WholeProgram:
 
     def _assembled(self) -> Program:
         builder = ProgramBuilder(f"monolith, objective >= {self.base} + {self.unit} z")
-        most = max(0, floor((self.cutoff - self.base) / self.unit)) + SLACK_UNITS
-        z = builder.add_variable("z", 0, most)
+        max_z = max(0, floor((self.cutoff - self.base) / self.unit)) + SLACK_UNITS
+        z = builder.add_variable("z", 0, max_z)
         builder.minimize([z], [1])
         layouts = Degrees.add(self.problem, builder).add_layouts(builder, self.columns)
         parts = []
@@ -188,24 +191,24 @@ class _WholeProgram:
         return built.with_rows(Rows.concatenate(parts)) if parts else built
 
     def _rows_of(self, builder: ProgramBuilder, block: LayoutBlock, literal: int, z: int) -> Rows:
-        """Add the items of a layout; its rows, their sides multiplied by the layout's literal.
+        """Add the items of a layout. Returns its rows, with sides multiplied by the layout's literal.
 
-        Where the objective is weighed, a unit of it is unit / weight nanoseconds of the layout's step; both
-        this and the base are rounded up, so that z never exceeds what a plan has.
+        Where the objective is weighted, a unit of it is unit / weight nanoseconds of the layout's step; both this
+        and the base are rounded up, so that z never exceeds the value of a plan.
         """
         assert block.program is not None
-        own = block.program.program(ceil(self.base / block.weight), ceil(self.unit / block.weight))
-        names = [f"{name}@{block.number}" for name in own.variable_names[: block.num_items]]
+        block_program = block.program.program(ceil(self.base / block.weight), ceil(self.unit / block.weight))
+        names = [f"{name}@{block.number}" for name in block_program.variable_names[: block.num_items]]
         columns = builder.add_variables(names, 0, 1)
         self.starts[block.number] = columns.start
         for number, inside in enumerate(block.forbidden_columns()):
             name = f"forbidden_plan[{number}]@{block.number}"
             builder.add_row(name, inside + columns.start, np.ones_like(inside), upper=len(inside) - 1)
         to_whole = np.array([*columns, z], dtype=np.int64)
-        return under_literal(coarsened(own.rows), to_whole, literal, f"@{block.number}")
+        return under_literal(coarsened(block_program.rows), to_whole, literal, f"@{block.number}")
 
     def _learn(self, program: Program, values: IntArray) -> None:
-        """Simulate the plan of an answer: a new path, a new incumbent, or a combination to forbid."""
+        """Simulate the plan of an answer: add a path, an incumbent, or a forbidden combination."""
         block, choice = self._decoded(program, values)
         assert block.program is not None
         layout, rank = block.context.layout, block.program.overfull_rank(choice)
@@ -218,18 +221,18 @@ class _WholeProgram:
             block.forbid(choice, range(layout.num_virtual_stages))
 
     def _decoded(self, program: Program, values: IntArray) -> tuple[LayoutBlock, Choice]:
-        """The chosen layout and its items; the degrees must be those of the layout."""
+        """Return the chosen layout and its items; the degrees must be those of the layout."""
         chosen = dict(zip(program.variable_names, values.tolist(), strict=True))
         (block,) = [block for block in self.blocks if chosen[f"layout[{block.number}]"] == 1]
         assert block.program is not None
         for name in ("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch_size"):
             assert chosen[name] == getattr(block.context.layout, name), f"{name} is not that of the layout"
         start = self.starts[block.number]
-        own = values[start : start + block.num_items]
-        return block, [int(np.argmax(own[low:high])) for low, high in pairwise(block.program.offsets)]
+        block_values = values[start : start + block.num_items]
+        return block, [int(np.argmax(block_values[low:high])) for low, high in pairwise(block.program.offsets)]
 
     def _offer(self, block: LayoutBlock, choice: Choice, step_time_ns: int) -> bool:
-        """Whether a plan that fits is the new incumbent."""
+        """Make a plan that fits the incumbent if it is better. Returns True if so."""
         value = step_time_ns * block.weight
         if block.program is None or (self.value is not None and value >= self.value):
             return False
@@ -276,25 +279,25 @@ def _require_small(problem: Problem, num_layouts: int, max_layouts: int) -> None
         raise _too_large(f"it has {num_layouts:,} legal layouts", f"{max_layouts:,}")
 
 
-def _too_large(what: str, most: str) -> InvalidInputError:
+def _too_large(what: str, maximum: str) -> InvalidInputError:
     return InvalidInputError(
         f"The problem is too large for one program: {what}.",
-        f"At most {most}.",
+        f"At most {maximum}.",
         "Fix some degrees, or use solve(), which takes any number.",
     )
 
 
 def _blocks(problem: Problem, columns: LayoutColumns) -> list[LayoutBlock]:
-    """Every layout with its menus and analytic paths."""
+    """Return every layout with its menus and analytic paths."""
     costs, capacity = cluster_costs(problem, columns), usable_memory_bytes(problem)
     largest = max(problem.job.global_batch_values)
     blocks: list[LayoutBlock] = []
     items = 0
     for number in range(len(columns)):
         layout = columns.at(number)
-        own = costs.at(number)
-        assert not isinstance(own, ReplicaCosts), "refused before"
-        context = LayoutContext.of(problem, layout, own, capacity)
+        layout_costs = costs.at(number)
+        assert not isinstance(layout_costs, ReplicaCosts), "refused before"
+        context = LayoutContext.of(problem, layout, layout_costs, capacity)
         blocks.append(LayoutBlock.of(number, context, Fraction(largest, layout.global_batch_size)))
         items += blocks[-1].num_items
         if items > MAX_ITEMS:

@@ -1,7 +1,7 @@
-"""The program as an LP or MPS file for any other solver, written by PuLP, whole or not at all.
+"""Writer of LP and MPS files for other solvers, through PuLP; a file is written completely or not at all.
 
-Names keep what both formats allow; where one had to change, ``<file>.names.json`` maps it back. A row with
-two different sides becomes two rows, ``<name>__lower`` and ``<name>__upper``.
+Names keep the characters that both formats allow; where a name had to change, ``<file>.names.json`` maps it back.
+A row with two different sides becomes two rows, ``<name>__lower`` and ``<name>__upper``.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from milpplan.reports.files import check_writable, unwritable, write_whole
 # PuLP writes LP files with 12 significant digits.
 _MAX_NUMBER: Final = 10**12
 _MAX_NAME: Final = 100
-# Starts with what no portable name starts with.
+# No portable name starts with an underscore.
 _OFFSET: Final = "_objective_offset"
 _SIDES: Final = ("__lower", "__upper")
 _FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_]+")
 
 
 def write_lp(program: Program, path: Path | str) -> tuple[Path, ...]:
-    """Write CPLEX LP; returns the files written (the second maps changed names)."""
+    """Write CPLEX LP. Returns the files written (the second maps changed names)."""
     return _write(program, Path(path), lambda problem, name: problem.writeLP(name))
 
 
 def write_mps(program: Program, path: Path | str) -> tuple[Path, ...]:
-    """Write MPS; returns the files written (the second maps changed names)."""
+    """Write MPS. Returns the files written (the second maps changed names)."""
     return _write(program, Path(path), lambda problem, name: problem.writeMPS(name))
 
 
 def portable_names(names: Iterable[str]) -> list[str]:
-    """Different names of letters, digits and ``_``, about 100 long at most, no digit or ``e`` first.
+    """Return distinct names of letters, digits and ``_``, at most about 100 long, without a digit or ``e`` first.
 
-    ``x[3,2]`` becomes ``x_3_2``. A name too long, or taken already, ends in its position.
+    ``x[3,2]`` becomes ``x_3_2``. A name that is too long, or taken already, ends in its position.
     """
     taken: set[str] = set()
     result = []
@@ -79,7 +79,7 @@ def _write(program: Program, path: Path, write: Callable[[Any, str], object]) ->
 
 
 def _whole(path: Path, write: Callable[[str], object]) -> None:
-    """Let ``write`` fill a file by its name, in a directory that only this user may enter, then take it over."""
+    """Let ``write`` fill a file by its name, in a private directory, then move it into place."""
     check_writable(path)
     try:
         with tempfile.TemporaryDirectory(prefix=".milpplan-", dir=path.parent) as folder:

@@ -1,0 +1,3 @@
+"""Best-first search over layouts: ``best_first``, ``candidate_layouts``, ``explored_layouts``, ``prune_reasons``,
+``solution_pool``; its second phase ``branch_phase`` with ``layout_queue``, ``layout_workers``, ``worker_process``,
+``worker``."""

@@ -1,4 +1,4 @@
-"""What the node types of a cluster allow: whole pipeline ranks of one type, and the orders of the types."""
+"""Rules of clusters with several node types: each pipeline rank is on one type; orders of the types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from milpplan.simulation.network import placement
 
 
 def _whole_ranks(node_gpus: tuple[int, ...], pp: IntArray) -> BoolArray:
-    """All tp x cp x dp accelerators of a pipeline rank are of one type: each type has a whole number of ranks."""
+    """Require that all tp x cp x dp accelerators of a pipeline rank are of one type: each type has a whole number
+    of ranks."""
     total = sum(node_gpus)
     return np.asarray(np.logical_and.reduce([pp * gpus % total == 0 for gpus in node_gpus]))
 
@@ -27,12 +28,13 @@ CLUSTER_RULES: dict[str, Rule] = {
 CLUSTER_ORDER_RULES: dict[str, Rule] = {
     "node_types_need_stages_of_neighbours": lambda p, c: placement.stages_are_blocks(c),
 }
-"""Of the order of ranks in such clusters: with accelerators of other stages between those of one, a stage would be
-on several types."""
+"""Rules on the order of ranks in such clusters: a stage whose accelerators are interleaved with another stage's
+would be on several types."""
 
 
 def cluster_rules(problem: Problem) -> dict[str, Rule]:
-    """All of these where there are several node types; the order's only where the space has orders to break it."""
+    """Return these rules where there are several node types; rules on the order only where some order of the space
+    may break them."""
     if not problem.other_hardware:
         return {}
     outermost = all(order.endswith("pp") for order in problem.space.rank_order)
@@ -40,7 +42,7 @@ def cluster_rules(problem: Problem) -> dict[str, Rule]:
 
 
 def node_orders(problem: Problem) -> IntArray:
-    """Codes of the orders of node types along the pipeline that the space admits."""
+    """Return codes of the orders of node types along the pipeline that the space admits."""
     types = len(problem.node_types)
     orders = permutations(range(types)) if problem.space.node_order is None else problem.space.node_order
     return np.array(sorted({order_code(tuple(order)) for order in orders}) if types > 1 else [0], dtype=np.int64)

@@ -1,6 +1,6 @@
-"""Switches of the execution beside degrees, schedule and sharding: values, rules, and what dominates what.
+"""Switches of the execution beside degrees, schedule and sharding: values, rules and dominance.
 
-Where a problem leaves them at their defaults they are columns of one value, and nothing here is looked at.
+Where a problem leaves them at their defaults they are constant columns, and these rules are skipped.
 """
 
 from __future__ import annotations
@@ -51,37 +51,40 @@ NO_TILES, RING, PIPELINED = (TP_OVERLAPS.index(name) for name in ("none", "ring"
 
 
 def asked_switches(problem: Problem) -> dict[str, IntArray]:
-    """Values of the switches that a problem does not leave at their defaults, as columns hold them."""
-    found = {}
+    """Return the values of the switches that a problem does not leave at their defaults, as columns hold them."""
+    values_by_name = {}
     for name in EXECUTION:
         values = getattr(problem.space, name)
         if tuple(values) != (DEFAULTS[name],):
             numbers = [WORDS[name].index(value) for value in values] if name in WORDS else values
-            found[name] = ascending(np.array(numbers, dtype=np.int64))
-    return found
+            values_by_name[name] = ascending(np.array(numbers, dtype=np.int64))
+    return values_by_name
 
 
 def offloads_asked(problem: Problem) -> bool:
-    """Whether some layouts of a problem may have something on the host."""
+    """Return True if layouts of a problem may offload to the host."""
     return any(name in OFFLOADS for name in asked_switches(problem))
 
 
 def default_switches(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
-    """Columns of the switches that a table lacks, and of the node types' order where there is one type."""
+    """Return columns of the switches that a table lacks, and of the node types' order where there is one type."""
     length = len(next(iter(columns.values())))
     missing = [name for name in (*EXECUTION, "node_order", "replica_micro_batches") if name not in columns]
     return {name: np.asarray(constant(column_value(name, DEFAULTS[name]), length)) for name in missing}
 
 
 def offloads(c: Mapping[str, IntArray]) -> BoolArray:
-    """Whether a row has anything on the host; a table that lacks a switch has it off."""
+    """Mask the rows that offload to the host; a table that lacks a switch has it off."""
     length = len(next(iter(c.values())))
     return np.asarray(sum((c[name] for name in OFFLOADS if name in c), np.zeros(length, dtype=np.int64)) > 0)
 
 
 def _states_fit_the_host(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """Some rank has no less on the host than the mean of all, of layers alone and with the states sharded as far
-    as the space allows; of several node types the one with the least of each, and the largest memory."""
+    """Mask rows whose offloaded states may fit the host.
+
+    Some rank has at least the mean over the ranks on the host. Only layers count, with the states sharded as far
+    as the space allows; of several node types the smallest states and the largest memory.
+    """
     fits = np.ones(len(c["tp"]), dtype=np.bool_)
     divides = (c["tp"] * c["cp"] * c["dp"]) % (c["ep"] * c["etp"]) == 0
     rows = np.flatnonzero(divides & ((c["offload_weights"] > 0) | (c["offload_optimizer"] > 0)))
@@ -89,25 +92,25 @@ def _states_fit_the_host(problem: Problem, c: Mapping[str, IntArray]) -> BoolArr
         return fits
     columns = _columns({name: c[name][rows] for name in c}, zero_stage=max(problem.space.zero_stage))
     total = np.zeros(len(rows))
-    for place, kind in enumerate(problem.model.kinds):
-        sizes = _least_states(problem, kind, columns)
+    for kind_index, kind in enumerate(problem.model.kinds):
+        sizes = _min_states(problem, kind, columns)
         moved = np.where(columns.offload_weights, sizes[0], 0.0) + np.where(
             columns.offload_optimizer, sizes[2], 0.0
         )
-        total += moved * problem.model.layer_kinds.count(place)
+        total += moved * problem.model.layer_kinds.count(kind_index)
     fits[rows] = total / columns.pp <= host_capacity_bytes(problem)
     return fits
 
 
-def _least_states(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
-    """Bytes of a layer's states, [3, n], each the least of the node types."""
-    seen = [problem.on_type(node_type) for node_type in range(len(problem.node_types))]
-    found = [states.state_bytes(p, columns, states.local_layer_parameters(p, kind, columns)) for p in seen]
-    return np.asarray(np.minimum.reduce(found))
+def _min_states(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
+    """Return bytes of a layer's states, [3, n], each the minimum over node types."""
+    views = [problem.on_type(node_type) for node_type in range(len(problem.node_types))]
+    sizes = [states.state_bytes(p, columns, states.local_layer_parameters(p, kind, columns)) for p in views]
+    return np.asarray(np.minimum.reduce(sizes))
 
 
 def _columns(table: Mapping[str, IntArray], **given: int) -> LayoutColumns:
-    """A table that lacks columns as layouts, with some columns given and others nothing."""
+    """Return a table as layouts, with some columns given and missing columns zero."""
     length = len(next(iter(table.values())))
     none = {field.name: constant(0, length) for field in fields(LayoutColumns)}
     own = {name: column for name, column in table.items() if name in none}
@@ -141,24 +144,28 @@ INFERENCE_RULES: dict[str, Rule] = {
         | ((c["zero_stage"] == 0) & (c["overlap_grad_reduce"] == 0))
     ),
 }
-"""Of forwards alone: sharding of all weights, or of nothing."""
+"""Rules of forward-only runs: all weights are sharded, or nothing."""
 
 CAPACITY_RULES: dict[str, Rule] = {"offloaded_states_fit_host_memory": _states_fit_the_host}
-"""Of sizes, not of the values of some columns."""
+"""Rules on sizes rather than on values of columns."""
 
 
 def _ring_is_no_slower(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """A pipelined layout never beats its twin with a ring: tiles of the same products, memory the same, and no
-    collective exposes more (``collectives.tiled_overlap_s``). Only where the twin is in the space, and only by
-    our own times: another cost model may see it otherwise."""
+    """Drop pipelined layouts that have a twin with a ring in the space.
+
+    The layout never beats its twin: tiles of the same products, equal memory, and no collective exposes more
+    (``collectives.tiled_overlap_s``). The rule holds only for the built-in cost model.
+    """
     open_twin = "ring" in problem.space.tp_overlap and has_own_times(problem)
     return np.asarray((c["tp_overlap"] != PIPELINED) | (not open_twin))
 
 
 def _faster_transfer(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """Scattering and gathering changes nothing but the transfers between stages, and no path gets longer with
-    shorter ones: of the two twins the one with the longer transfer is left out, and of equal ones the second.
-    Several node types have several transfers, whose order may differ: both twins stay."""
+    """Keep the faster of two twins that differ in scattering and gathering; of equal ones the first.
+
+    The switch changes only the transfers between stages, and no path gets longer with shorter transfers. Several
+    node types have several transfers, whose order may differ: there both twins stay.
+    """
     space = problem.space.pp_scatter_gather
     if len(set(space)) < 2 or problem.other_hardware:
         return np.ones(len(c["tp"]), dtype=np.bool_)
@@ -171,8 +178,8 @@ def _faster_transfer(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
 
 
 DOMINANCE: dict[str, Rule] = {"dominated_by_ring": _ring_is_no_slower}
-"""Rules that leave out legal layouts, each with a twin in the space that is no slower and no larger."""
+"""Rules that drop legal layouts, each with a twin in the space that is no slower and no larger."""
 
 TRANSFER_DOMINANCE: dict[str, Rule] = {"dominated_by_transfer": _faster_transfer}
-"""The same, of rows that have micro-batches and an order of ranks; of the switches it reads sequence_parallel and
-pp_scatter_gather alone."""
+"""Dominance rules for rows with micro-batches and an order of ranks; of the switches they read only
+sequence_parallel and pp_scatter_gather."""

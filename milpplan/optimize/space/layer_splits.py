@@ -1,4 +1,4 @@
-"""How the layers of a model may be split among virtual stages, and the runs of like layers that a split cuts."""
+"""Splits of a model's layers among virtual stages, and the runs of equal layers that a split cuts."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from milpplan.simulation.layout_columns import IntArray
 
 
 def layer_bounds(problem: Problem, layout: Layout) -> tuple[tuple[int, int], ...]:
-    """(fewest, most) layers of every virtual stage in the free space: see ``Space``."""
+    """Return (minimum, maximum) layers of every virtual stage in the free space: see ``Space``."""
     layers, stages = problem.model.num_layers, layout.num_virtual_stages
     inner = fewest_inner_layers(problem, layout.vpp, stages)
-    fewest = [0 if j in (0, stages - 1) else inner for j in range(stages)]
+    minimum = [0 if j in (0, stages - 1) else inner for j in range(stages)]
     even = layout.vpp > 1 and problem.interleaved_layers == "even"
     ceiling = max(1, -(-layers // stages)) if even else layers
-    total = sum(fewest)
-    return tuple((least, min(ceiling, layers - total + least)) for least in fewest)
+    total = sum(minimum)
+    return tuple((low, min(ceiling, layers - total + low)) for low in minimum)
 
 
 def even_splits(problem: Problem, layout: Layout) -> tuple[tuple[int, ...], ...] | None:
-    """Every split of a layout that even interleaving allows, [splits][J]; None where splits are free."""
+    """Return every split of a layout that even interleaving allows, [splits][J]; None where splits are free."""
     return splits_into(problem, layout.vpp, layout.num_virtual_stages)
 
 
 def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int, ...], ...] | None:
-    """The same by the numbers of virtual stages of a rank and of a pipeline, J.
+    """Return every even split by the numbers of virtual stages of a rank and of a pipeline, J; None where splits
+    are free.
 
-    The ends hold 0 to ceil(L / J) layers each; of the inner stages the first ones hold ceil, the others floor
-    (at least one), as many of each as the total demands.
+    The ends hold 0 to ceil(L / J) layers each. Of the inner stages the first hold ceil, the others floor (at least
+    one), as many of each as the total demands.
     """
     if vpp == 1 or problem.interleaved_layers != "even":
         return None
@@ -48,14 +49,14 @@ def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int,
 
 
 def fewest_inner_layers(problem: Problem, vpp: int, num_stages: int) -> int:
-    """Fewest layers of an inner virtual stage: one, or with even interleaving floor(L / J)."""
+    """Return the minimum layers of an inner virtual stage: one, or with even interleaving floor(L / J)."""
     if vpp > 1 and problem.interleaved_layers == "even":
         return max(1, problem.model.num_layers // num_stages)
     return 1
 
 
 def model_runs(problem: Problem) -> tuple[tuple[int, int], ...]:
-    """Runs of equal layers in the model: (kind, count)."""
+    """Return the runs of equal layers in the model: (kind, count)."""
     runs: list[tuple[int, int]] = []
     for kind in problem.model.layer_kinds:
         if runs and runs[-1][0] == kind:
@@ -66,7 +67,7 @@ def model_runs(problem: Problem) -> tuple[tuple[int, int], ...]:
 
 
 def run_positions(runs: tuple[tuple[int, int], ...], first: int, last: int) -> tuple[int, ...]:
-    """Layers of each run among the model's layers from ``first`` up to ``last``."""
+    """Return the layers of each run among the model's layers from ``first`` up to ``last``."""
     counts, start = [], 0
     for _, length in runs:
         counts.append(max(0, min(last, start + length) - max(first, start)))
@@ -75,16 +76,19 @@ def run_positions(runs: tuple[tuple[int, int], ...], first: int, last: int) -> t
 
 
 def layers_up_to(bounds: Sequence[tuple[int, int]], total: int) -> tuple[IntArray, IntArray]:
-    """Layers that the virtual stages up to each one hold together at least, and those from each one on, [J].
-    ``bounds``: fewest and most layers of every virtual stage; ``total``: of the model."""
-    least, most = np.array(bounds, dtype=np.int64).T
-    first = np.maximum(least.cumsum(), total - (most[::-1].cumsum()[::-1] - most))
-    last = np.maximum(least[::-1].cumsum()[::-1], total - (most.cumsum() - most))
+    """Return the minimum layers of the virtual stages up to each stage together, and from each stage on, [J].
+
+    ``bounds``: minimum and maximum layers of every virtual stage. ``total``: layers of the model.
+    """
+    low, high = np.array(bounds, dtype=np.int64).T
+    first = np.maximum(low.cumsum(), total - (high[::-1].cumsum()[::-1] - high))
+    last = np.maximum(low[::-1].cumsum()[::-1], total - (high.cumsum() - high))
     return np.clip(first, 0, total), np.clip(last, 0, total)
 
 
 def place_bounds(runs: tuple[tuple[int, int], ...], counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Fewest and most layers before a stretch of the model with ``counts`` layers of each run, [..., R]."""
+    """Return minimum and maximum layers before a stretch of the model with ``counts`` layers of each run, [...,
+    R]."""
     lengths = np.array([length for _, length in runs], dtype=np.int64)
     used, total = counts > 0, int(lengths.sum())
     first = used.argmax(axis=-1)
@@ -95,21 +99,24 @@ def place_bounds(runs: tuple[tuple[int, int], ...], counts: IntArray) -> tuple[I
     return np.where(empty, 0, earliest), np.where(empty, total, latest)
 
 
-def run_counts(runs: tuple[tuple[int, int], ...], fewest: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Layers of each run in every stretch of consecutive layers of allowed length, up to its position in a run."""
+def run_counts(runs: tuple[tuple[int, int], ...], min_layers: int, max_layers: int) -> Iterator[tuple[int, ...]]:
+    """Yield the layers of each run in every stretch of consecutive layers of allowed length, up to its position in
+    a run."""
     num_runs = len(runs)
-    if fewest <= 0:
+    if min_layers <= 0:
         yield (0,) * num_runs
     for first in range(num_runs):
         for head in range(1, runs[first][1] + 1):
-            if fewest <= head <= most:
+            if min_layers <= head <= max_layers:
                 yield tuple(head if r == first else 0 for r in range(num_runs))
         for last in range(first + 1, num_runs):
             inner = sum(runs[r][1] for r in range(first + 1, last))
-            if inner + 2 > most:
+            if inner + 2 > max_layers:
                 break
             for head in range(1, runs[first][1] + 1):
-                for tail in range(max(1, fewest - inner - head), min(runs[last][1], most - inner - head) + 1):
+                for tail in range(
+                    max(1, min_layers - inner - head), min(runs[last][1], max_layers - inner - head) + 1
+                ):
                     yield tuple(
                         head if r == first else tail if r == last else runs[r][1] if first < r < last else 0
                         for r in range(num_runs)

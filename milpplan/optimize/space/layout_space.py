@@ -1,4 +1,4 @@
-"""All legal layouts of a problem, in rows that are made when they are taken."""
+"""Layout space: all legal layouts of a problem, whose rows are built on demand."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from milpplan.simulation.layout_columns import SWITCHES, BoolArray, IntArray, La
 
 T = TypeVar("T", bound=np.generic)
 SHARDING = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")
-"""Fields whose choices are crossed with every family of layouts that agree in the others."""
+"""Fields whose choices are crossed with every family of layouts that agree in the other fields."""
 MAX_LISTED = 2**21
-"""Most families that are listed for a digest."""
+"""Maximum number of families that are listed for a digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Values of some fields that every block has: ``counts`` [b] rows of ``table``, from ``starts`` [b] on."""
+    """Values of some fields for every block: ``counts`` [b] rows of ``table``, from ``starts`` [b] on."""
 
     table: Columns
     starts: IntArray
@@ -32,76 +32,85 @@ class Choices:
 
     @staticmethod
     def none(blocks: int) -> Choices:
-        """No fields, and so one way to choose."""
+        """Return choices without fields: a single empty choice per block."""
         return Choices({}, np.zeros(blocks, dtype=np.int64), np.ones(blocks, dtype=np.int64))
 
     @staticmethod
-    def listed(table: Columns, place: IntArray, keys: int, key: IntArray) -> Choices:
-        """``place`` says, ascending, which of ``keys`` keys a row of the table is for, ``key`` [b] which one a
-        block has."""
-        counts = np.bincount(place, minlength=keys)
+    def listed(table: Columns, key_of_row: IntArray, keys: int, key: IntArray) -> Choices:
+        """Make choices from a table whose rows belong to keys.
+
+        Args:
+            table: the values.
+            key_of_row: key of each row of the table, ascending.
+            keys: number of keys.
+            key: key of each block, [b].
+        """
+        counts = np.bincount(key_of_row, minlength=keys)
         return Choices(table, (np.cumsum(counts) - counts)[key], counts[key])
 
     @staticmethod
     def of_rows(columns: Columns, names: Collection[str]) -> Choices:
-        """The values that every row of a table [b] has in some columns, as its only choice."""
+        """Make choices from a table [b]: each row's values in some columns are its only choice."""
         first, key = unique_rows(np.zeros_like(columns["tp"]), *(columns[name] for name in names))
         return Choices({name: columns[name][first] for name in names}, key, np.ones(len(key), dtype=np.int64))
 
     @staticmethod
     def joined(parts: Sequence[Choices]) -> Choices:
-        """The choices of several tables of blocks, one after another; all have the same fields."""
+        """Concatenate the choices of several tables of blocks; all have the same fields."""
         sizes = [part.size for part in parts]
-        moved = np.cumsum([0, *sizes])
+        offsets = np.cumsum([0, *sizes])
         return Choices(
             {name: np.concatenate([part.table[name] for part in parts]) for name in parts[0].table},
-            np.concatenate([part.starts + start for part, start in zip(parts, moved, strict=False)]),
+            np.concatenate([part.starts + start for part, start in zip(parts, offsets, strict=False)]),
             np.concatenate([part.counts for part in parts]),
         )
 
     @property
     def size(self) -> int:
-        """Rows of the table."""
+        """Number of rows of the table."""
         return len(next(iter(self.table.values()))) if self.table else 0
 
     def of(self, blocks: IntArray) -> Choices:
-        """Those of some blocks, in their order."""
+        """Return the choices of some blocks, in their order."""
         return Choices(self.table, self.starts[blocks], self.counts[blocks])
 
     def shared(self) -> Choices:
-        """Return the same with one list for all blocks whose lists have the same rows."""
+        """Return equal choices in which blocks with equal lists share one list."""
         if not self.table:
             return self
         rows, number, first, group = self.lists()
         _, code = unique_rows(*(values[rows] for values in self.table.values()))
         ends = np.cumsum(self.counts[first])
-        seen: dict[bytes, int] = {}
-        same = np.array(
+        numbers: dict[bytes, int] = {}
+        list_number = np.array(
             [
-                seen.setdefault(code[end - count : end].tobytes(), len(seen))
+                numbers.setdefault(code[end - count : end].tobytes(), len(numbers))
                 for end, count in zip(ends.tolist(), self.counts[first].tolist(), strict=True)
             ],
             dtype=np.int64,
         )
-        _, distinct = np.unique(same, return_index=True)
+        _, distinct = np.unique(list_number, return_index=True)
         kept = np.isin(number, distinct)
         counts = self.counts[first][distinct]
         starts = np.cumsum(counts) - counts
         table = {name: values[rows[kept]] for name, values in self.table.items()}
-        return Choices(table, starts[same][group], counts[same][group])
+        return Choices(table, starts[list_number][group], counts[list_number][group])
 
     def lists(self, *keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """The lists of rows that differ, or whose blocks differ in some ``keys`` [b]: their rows, one list after
-        another, and the list of each; a block of each list, and the list of each block."""
+        """Return the distinct lists of rows; lists of blocks with different ``keys`` [b] count as distinct.
+
+        Returns:
+            Their rows, one list after another; the list of each row; a block of each list; the list of each block.
+        """
         first, group = unique_rows(self.starts, self.counts, *keys)
-        number, place = within(self.counts[first])
-        return self.starts[first][number] + place, number, first, group
+        number, position = within(self.counts[first])
+        return self.starts[first][number] + position, number, first, group
 
     def alike(self, names: Collection[str]) -> Alike:
-        """These choices by some of the fields alone."""
+        """Group the choices by some of the fields."""
         rows, number, first, group = self.lists()
         table = {name: values[rows] for name, values in self.table.items() if name in names}
-        # Ascending by the list, which is the first key.
+        # Ascending by list, because the list is the first key.
         keep, same = unique_rows(number, *table.values())
         choices = Choices.listed(
             {name: values[keep] for name, values in table.items()}, number[keep], len(first), group
@@ -113,8 +122,11 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Choices that agree in some fields taken together: ``counts`` [r] of the ``members`` (places among a block's
-    choices), from ``starts`` [r] on, stand behind row r of ``choices``."""
+    """Choices grouped by equal values of some fields.
+
+    ``counts`` [r] of the ``members`` (positions among a block's choices), from ``starts`` [r] on, belong to row r
+    of ``choices``.
+    """
 
     choices: Choices
     members: IntArray
@@ -123,7 +135,7 @@ class Alike:
 
 
 def within(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """For numbers of things in boxes, the box of each thing and its place there."""
+    """Return, for counts of items per box, the box of each item and its position in the box."""
     box = np.repeat(np.arange(len(counts)), counts)
     return box, np.arange(len(box)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -131,7 +143,8 @@ def within(counts: IntArray) -> tuple[IntArray, IntArray]:
 def chosen_rows(
     switches: Choices, stages: Choices, block: IntArray, family: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Rows of the tables of ``switches`` and ``stages`` for families by their blocks and places in these, [n]."""
+    """Return rows of the tables of ``switches`` and ``stages`` for families given by block and position in the
+    block, [n]."""
     counts = np.maximum(stages.counts, 1)[block]
     switch = family // counts
     return switches.starts[block] + switch, stages.starts[block] + family - switch * counts
@@ -139,24 +152,23 @@ def chosen_rows(
 
 @dataclass(frozen=True)
 class LayoutSpace:
-    """All legal layouts of a problem, and how many partial layouts each named rule rejected.
+    """All legal layouts of a problem, and the number of partial layouts that each rule rejected.
 
-    A *block* is a choice of degrees, order of ranks and micro-batch; its layouts have each of its ``switches``,
-    with each of these each of its ``stages`` (virtual stages and schedule), and with each of these every one of
-    its ``shardings``. Where a rule allows only some of these together, several blocks have the same degrees. A
-    *family* is a layout but for its sharding. There may be billions of layouts, so rows are made when they are
-    taken.
+    A *block* is a choice of degrees, order of ranks and micro-batch. Its layouts are the product of its
+    ``switches``, its ``stages`` (virtual stages and schedule) and its ``shardings``. Where a rule allows only part
+    of this product, several blocks have equal degrees. A *family* is a layout without its sharding. There may be
+    billions of layouts, so rows are built on demand.
     """
 
     blocks: LayoutColumns
-    """One row a block; the fields that its choices set mean nothing."""
+    """One row a block; the fields that its choices set are meaningless."""
     switches: Choices
     stages: Choices
     shardings: Choices
     num_choices: tuple[int, int]
-    """Shardings of a family with replicas, and of one without, before rules on other fields as well."""
+    """Number of shardings of a family with replicas, and of a family without, before rules on other fields."""
     kept: IntArray | None
-    """The crossed rows that are left; None: all."""
+    """Crossed rows that are kept; None: all."""
     rejected: dict[str, int]
     enumerated: int
 
@@ -165,17 +177,17 @@ class LayoutSpace:
 
     @cached_property
     def replicated(self) -> BoolArray:
-        """Whether each block has replicas, [b]."""
+        """Mask of the blocks with replicas, [b]."""
         return np.asarray(self.blocks.cp * self.blocks.dp > 1)
 
     @cached_property
     def num_families(self) -> IntArray:
-        """Families of each block, [b]."""
+        """Number of families of each block, [b]."""
         return np.asarray(self.switches.counts * self.stages.counts)
 
     @cached_property
     def sizes(self) -> IntArray:
-        """Layouts of each block, [b], those not kept included."""
+        """Number of layouts of each block, [b], including rows that are not kept."""
         return np.asarray(self.num_families * self.shardings.counts)
 
     @cached_property
@@ -185,21 +197,21 @@ class LayoutSpace:
 
     @cached_property
     def _first(self) -> IntArray:
-        """The first crossed row of each block, [b]."""
+        """First crossed row of each block, [b]."""
         return self._ends - self.sizes
 
     @cached_property
     def families(self) -> LayoutColumns:
-        """All families; their sharding means nothing."""
+        """All families; their sharding is meaningless."""
         return self.families_of(np.arange(len(self.blocks)))
 
     def families_of(self, blocks: IntArray) -> LayoutColumns:
-        """Those of some blocks, in their order."""
+        """Return the families of some blocks, in their order."""
         number, family = within(self.num_families[blocks])
         return self._rows(blocks[number], family, None)
 
     def _rows(self, block: IntArray, family: IntArray, choice: IntArray | None) -> LayoutColumns:
-        """Layouts by their blocks and their places in these; without a ``choice`` of sharding families."""
+        """Return layouts by block and position in the block; families if ``choice`` of sharding is None."""
         switch, stage = chosen_rows(self.switches, self.stages, block, family)
         sharding = constant(0, len(block)) if choice is None else choice
         none = dict.fromkeys(SHARDING, np.zeros(1, dtype=np.int64))
@@ -215,45 +227,47 @@ class LayoutSpace:
     def first_rows(
         self, block: npt.NDArray[np.integer], switch: IntArray, stage: npt.NDArray[np.integer]
     ) -> tuple[IntArray, IntArray]:
-        """The first crossed row and the number of shardings of families by their blocks and the places of their
-        switches and stages there, [n]."""
+        """Return the first crossed row and the number of shardings of families, [n].
+
+        Families are given by their blocks and the positions of their switches and stages there.
+        """
         shardings, start = self.shardings.counts[block], self._first[block]
         return start + (switch * self.stages.counts[block] + stage) * shardings, shardings
 
     def block_of(self, rows: npt.NDArray[np.integer]) -> IntArray:
-        """The blocks of some layouts."""
+        """Return the blocks of some layouts."""
         crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
         return np.searchsorted(self._ends, crossed, side="right")
 
     def take(self, rows: npt.NDArray[np.integer]) -> LayoutColumns:
-        """The chosen layouts."""
+        """Return the chosen layouts."""
         crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
         block = np.searchsorted(self._ends, crossed, side="right")
-        place = crossed - self._first[block]
+        position = crossed - self._first[block]
         shardings = self.shardings.counts[block]
-        family = place // shardings
-        return self._rows(block, family, self.shardings.starts[block] + place - family * shardings)
+        family = position // shardings
+        return self._rows(block, family, self.shardings.starts[block] + position - family * shardings)
 
     def at(self, row: int) -> Layout:
-        """One layout."""
+        """Return one layout."""
         return self.take(np.array([row])).at(0)
 
     def only(self, rows: IntArray) -> LayoutSpace:
-        """The space of some of the layouts, in this order."""
+        """Return the space of some of the layouts, in this order."""
         return replace(self, kept=rows if self.kept is None else self.kept[rows])
 
     def spread(self, of_families: npt.NDArray[T]) -> npt.NDArray[T]:
-        """Every layout's value [n] of an array that has one for each family."""
+        """Return every layout's value [n] of an array with one value per family."""
         crossed = np.repeat(of_families, np.repeat(self.shardings.counts, self.num_families))
         return crossed if self.kept is None else crossed[self.kept]
 
     @property
     def is_interleaved(self) -> bool:
-        """Tell whether some layouts have several virtual stages a rank."""
+        """True if some layouts have several virtual stages a rank."""
         return bool((self.stages.table["vpp"][self.stages.of(np.flatnonzero(self.sizes)).lists()[0]] > 1).any())
 
     def vpp_of(self, rows: npt.NDArray[np.integer]) -> IntArray:
-        """Virtual stages a rank of some layouts, [n]."""
+        """Return the virtual stages a rank of some layouts, [n]."""
         crossed = np.asarray(rows, dtype=np.int64) if self.kept is None else self.kept[rows]
         block = np.searchsorted(self._ends, crossed, side="right")
         family = (crossed - self._first[block]) // self.shardings.counts[block]
@@ -261,18 +275,18 @@ class LayoutSpace:
         return np.asarray(self.stages.table["vpp"][stage])
 
     def find(self, layout: Layout) -> int | None:
-        """The row of a layout, None where the space does not hold it."""
-        wanted = LayoutColumns.of([layout])
-        same = np.ones(len(self.blocks), dtype=np.bool_)
+        """Return the row of a layout; None where the space does not contain it."""
+        target = LayoutColumns.of([layout])
+        matching = np.ones(len(self.blocks), dtype=np.bool_)
         for name in Layout.model_fields.keys() - set(SHARDING) - set(self.switches.table) - set(self.stages.table):
-            same &= getattr(self.blocks, name) == getattr(wanted, name)[0]
-        number, place = within(self.sizes[same])
-        rows = self._first[same][number] + place
+            matching &= getattr(self.blocks, name) == getattr(target, name)[0]
+        number, place = within(self.sizes[matching])
+        rows = self._first[matching][number] + place
         if self.kept is not None:
             rows = np.flatnonzero(np.isin(self.kept, rows))
         part = self.take(rows)
         for name in (*self.switches.table, *self.stages.table, *SHARDING):
-            keep = getattr(part, name) == getattr(wanted, name)[0]
+            keep = getattr(part, name) == getattr(target, name)[0]
             rows, part = rows[keep], part.take(keep)
         return int(rows[0]) if len(rows) else None
 
@@ -282,15 +296,18 @@ class LayoutSpace:
         return self.take(np.arange(len(self)))
 
     def sha256(self) -> str:
-        """A digest of all layouts in their order, from the families and shardings that they are made of, or where
-        these are too many to list, or have shardings of their own, from the blocks and their lists of choices."""
+        """Return a digest of all layouts in their order.
+
+        It is computed from the families and their shardings, or, where there are too many to list or blocks have
+        shardings of their own, from the blocks and their lists of choices.
+        """
         listed = self.shardings.size == sum(self.num_choices) and self.num_families.sum() <= MAX_LISTED
         rows = self.families if listed else self.blocks
         parts: dict[str, npt.NDArray[np.generic]] = {
             field.name: getattr(rows, field.name) for field in fields(LayoutColumns)
         }
         if not rows.any_of("replica_micro_batches"):
-            # Spaces without replicas of different make keep the digest that certificates of before have.
+            # Spaces without heterogeneous replicas keep the digest of earlier certificates.
             del parts["replica_micro_batches"]
         if listed:
             parts |= {f"choices.{name}": self.shardings.table[name] for name in sorted(self.shardings.table)}
@@ -302,8 +319,8 @@ class LayoutSpace:
                 ("stages", self.stages),
                 ("shardings", self.shardings),
             ):
-                own, number, _, group = factor.lists()
-                parts |= {f"{word}.{name}": factor.table[name][own] for name in sorted(factor.table)}
+                rows_of_lists, number, _, group = factor.lists()
+                parts |= {f"{word}.{name}": factor.table[name][rows_of_lists] for name in sorted(factor.table)}
                 parts |= {f"{word}.of_row": number, f"{word}.of_block": group}
         if self.kept is not None:
             parts["kept"] = self.kept

@@ -1,4 +1,4 @@
-"""The layout space: every legal layout as a row of columns, and what each rule rejected.
+"""Enumeration of the layout space: every legal layout as a row of columns, and the rejections of each rule.
 
 Rules are applied as soon as the columns they need exist, so a rejected row stands for all its extensions; the
 counts say how many (partial) layouts each rule refused. Megatron-LM's rules are quoted from
@@ -30,7 +30,7 @@ from milpplan.optimize.space.execution_rules import (
     offloads_asked,
 )
 from milpplan.optimize.space.layout_space import SHARDING, Choices, LayoutSpace
-from milpplan.optimize.space.lazy_product import Blocks, sifted, without_slower_transfers
+from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
 from milpplan.optimize.space.product import Columns, cross, expand
 from milpplan.optimize.space.replica_rules import (
     ALL_REPLICA_RULES,
@@ -67,13 +67,14 @@ from milpplan.simulation.replica_costs import view_of
 
 
 def divisors(number: int) -> IntArray:
-    """All divisors, ascending."""
+    """Return all divisors, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return np.array(sorted({*small, *(number // d for d in small)}), dtype=np.int64)
 
 
 def _attention(problem: Problem) -> tuple[int, tuple[int, ...]]:
-    """Query heads common to all layers' divisibility, and key/value head counts (none for latent attention)."""
+    """Return the greatest common divisor of the layers' query heads, and the key/value head counts (none for
+    latent attention)."""
     heads = {kind.attention.num_attention_heads for kind in problem.model.kinds}
     kv = {kind.attention.num_key_value_heads for kind in problem.model.kinds if kind.attention.type == "gqa"}
     return int(np.gcd.reduce(list(heads))), tuple(kv)
@@ -88,7 +89,7 @@ def _kv_heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
 
 
 def _widths(problem: Problem) -> list[int]:
-    """Widths that tensor parallelism divides."""
+    """Return the widths that tensor parallelism divides."""
     widths = []
     for kind in problem.model.kinds:
         if isinstance(kind.mlp, DenseMlp):
@@ -161,9 +162,11 @@ SHARDING_RULES: dict[str, Rule] = {
 
 
 def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """A layout without an overlap switch never beats its twin with it: memory is equal, and in the step graph a
-    stream that starts earlier ends no later (LEAD <= BACKWARD, where it is split <= WEIGHT, TRAIL <= REDUCE, FIRST
-    <= GATHER, LAST <= FORWARD). Only where the twin is in the space."""
+    """Drop layouts without an overlap switch that have a twin with it in the space.
+
+    The layout never beats its twin: memory is equal, and in the step graph a stream that starts earlier ends no
+    later (LEAD <= BACKWARD, where it is split <= WEIGHT, TRAIL <= REDUCE, FIRST <= GATHER, LAST <= FORWARD).
+    """
     replicas = c["cp"] * c["dp"] > 1
     if problem.inference:
         return np.ones(len(replicas), dtype=np.bool_)
@@ -178,7 +181,7 @@ def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolAr
 
 
 def _order_is_new(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """An order of ranks that gives the strides of an earlier one of the space is the same layout."""
+    """Drop orders of ranks with the strides of an earlier order of the space: the layout is the same."""
     offered = tuple(sorted(column_value("rank_order", order) for order in problem.space.rank_order))
     return placement.is_first_alike(c, offered, bool(_experts(problem)))
 
@@ -186,107 +189,121 @@ def _order_is_new(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
 def layout_space(
     problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = (), without: Collection[str] = ()
 ) -> LayoutSpace:
-    """Every legal layout of the problem's space.
+    """Enumerate every legal layout of the problem's space.
 
-    ``forbidden`` lists partial layouts (field to value) that the caller excludes; ``without`` names rules that are
-    not applied, to see what they keep out.
+    Args:
+        problem: the problem.
+        forbidden: partial layouts (field to value) that the caller excludes.
+        without: names of rules that are not applied, to see what they exclude.
     """
-    sieve = RuleFilter(problem, without=without)
+    rule_filter = RuleFilter(problem, without=without)
     stages = not problem.other_hardware or "stages" in problem.space.mixing
-    parts = [_pipelines(problem, sieve)] if stages else []
+    parts = [_pipelines(problem, rule_filter)] if stages else []
     if problem.other_hardware and "replicas" in problem.space.mixing:
         switches = ("sequence_parallel", *asked_switches(problem))
-        parts.append(Blocks.of_families(_different_replicas(problem, sieve), switches, ("vpp", "schedule")))
-    return _shardings(problem, sieve, parts[0] if len(parts) == 1 else Blocks.joined(parts), forbidden)
+        parts.append(
+            Blocks.of_families(_heterogeneous_replicas(problem, rule_filter), switches, ("vpp", "schedule"))
+        )
+    return _shardings(problem, rule_filter, parts[0] if len(parts) == 1 else Blocks.joined(parts), forbidden)
 
 
-def _pipelines(problem: Problem, sieve: RuleFilter) -> Blocks:
-    """Layouts with all replicas alike, but for their sharding."""
-    columns: Mapping[str, IntArray] = sieve.keep(_degrees(problem), DEGREE_RULES)
+def _pipelines(problem: Problem, rule_filter: RuleFilter) -> Blocks:
+    """Return layouts with equal replicas, without their sharding."""
+    columns: Mapping[str, IntArray] = rule_filter.keep(_degrees(problem), DEGREE_RULES)
     if problem.other_hardware:
-        columns = cross(sieve.keep(columns, CLUSTER_RULES), "node_order", node_orders(problem))
-    degrees = _expert_degrees(problem, sieve, columns)
+        columns = cross(rule_filter.keep(columns, CLUSTER_RULES), "node_order", node_orders(problem))
+    degrees = _expert_degrees(problem, rule_filter, columns)
     number = np.arange(len(degrees["tp"]))
-    blocks = _micro_batches(problem, _rank_orders(problem, sieve, {**degrees, "number": number}))
-    place = blocks.pop("number")
-    stands_for = np.bincount(place, minlength=len(number))
-    found = _switches(problem, sieve, {**degrees, "number": number, STANDS_FOR: stands_for})
+    blocks = _micro_batches(problem, _rank_orders(problem, rule_filter, {**degrees, "number": number}))
+    number_of_block = blocks.pop("number")
+    stands_for = np.bincount(number_of_block, minlength=len(number))
+    switch_columns = _switches(problem, rule_filter, {**degrees, "number": number, STANDS_FOR: stands_for})
     asked = asked_switches(problem)
-    table = {name: found[name] for name in ("sequence_parallel", *asked)}
-    switches = Choices.listed(table, found["number"], len(number), place)
+    table = {name: switch_columns[name] for name in ("sequence_parallel", *asked)}
+    switches = Choices.listed(table, switch_columns["number"], len(number), number_of_block)
     if asked:
-        switches = without_slower_transfers(sieve, blocks, switches)
+        switches = without_slower_transfers(rule_filter, blocks, switches)
     rules = schedule_rules(problem)
-    # Those that look at the switches as well come after both are listed.
-    late = {name: rules.pop(name) for name in SPLIT_BACKWARD_RULES if name in rules and offloads_asked(problem)}
-    stages = stage_choices(problem, sieve, blocks, switches.counts, rules)
-    made = Blocks(blocks, switches.shared(), stages.shared(), Choices.none(len(place)))
-    return sifted(sieve, made, late | target_rules(problem))
+    # Rules that read the switches as well come after both are listed.
+    crossed_rules = {
+        name: rules.pop(name) for name in SPLIT_BACKWARD_RULES if name in rules and offloads_asked(problem)
+    }
+    stages = stage_choices(problem, rule_filter, blocks, switches.counts, rules)
+    product = Blocks(blocks, switches.shared(), stages.shared(), Choices.none(len(number_of_block)))
+    return apply_rules(rule_filter, product, crossed_rules | target_rules(problem))
 
 
-def _different_replicas(problem: Problem, sieve: RuleFilter) -> Columns:
-    """Layouts with replicas of different make, but for their sharding."""
+def _heterogeneous_replicas(problem: Problem, rule_filter: RuleFilter) -> Columns:
+    """Return layouts with heterogeneous replicas, without their sharding."""
     orders = replica_rank_orders(problem)
     space = problem.space.model_copy(update={"rank_order": tuple(RANK_ORDERS[code] for code in orders)})
-    own = RuleFilter(problem.model_copy(update={"space": space}), sieve.rejected, without=sieve.without)
+    own_filter = RuleFilter(
+        problem.model_copy(update={"space": space}), rule_filter.rejected, without=rule_filter.without
+    )
     degrees = {name: rule for name, rule in DEGREE_RULES.items() if name != "batch_divisible_by_dp"}
-    columns: Mapping[str, IntArray] = own.keep(_degrees(problem), REPLICA_DEGREE_RULES | degrees)
-    columns = _expert_degrees(problem, own, columns)
+    columns: Mapping[str, IntArray] = own_filter.keep(_degrees(problem), REPLICA_DEGREE_RULES | degrees)
+    columns = _expert_degrees(problem, own_filter, columns)
     crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
-    columns = own.keep(crossed, ORDER_RULES | {"rank_order_places_alike": _order_is_new})
-    columns = _switches(problem, own, with_shares(problem, columns))
+    columns = own_filter.keep(crossed, ORDER_RULES | {"rank_order_places_alike": _order_is_new})
+    columns = _switches(problem, own_filter, with_shares(problem, columns))
     if asked_switches(problem):
-        columns = own.sift(columns, TRANSFER_DOMINANCE)
-    columns = virtual_stages(problem, own.keep(columns, REPLICA_RULES))
+        columns = own_filter.apply(columns, TRANSFER_DOMINANCE)
+    columns = virtual_stages(problem, own_filter.keep(columns, REPLICA_RULES))
     schedules = np.array([SCHEDULES.index(schedule) for schedule in problem.schedules])
-    own.enumerated += len(columns["vpp"]) * len(schedules)
+    own_filter.enumerated += len(columns["vpp"]) * len(schedules)
     columns = cross(columns, "schedule", schedules)
     for node_type in range(len(problem.node_types)):
         shares = {"num_micro_batches": shares_in(columns, node_type)}
-        columns = own.sift({**columns, **shares}, SPLIT_RULES | schedule_rules(problem))
-    sieve.enumerated += own.enumerated
+        columns = own_filter.apply({**columns, **shares}, SPLIT_RULES | schedule_rules(problem))
+    rule_filter.enumerated += own_filter.enumerated
     return {name: column for name, column in columns.items() if name != "num_micro_batches"}
 
 
-def _expert_degrees(problem: Problem, sieve: RuleFilter, columns: Mapping[str, IntArray]) -> Columns:
-    """Every row with the degrees of its experts."""
+def _expert_degrees(problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]) -> Columns:
+    """Cross rows with the degrees of their experts."""
     space = problem.space
     if not _experts(problem):
         one = np.ones_like(columns["tp"])
         legal = 1 in (space.ep or (1,)) and 1 in (space.etp or (1,))
         rules: dict[str, Rule] = {"experts_need_moe": lambda p, c: np.full(len(c["ep"]), legal)}
-        return sieve.keep({**columns, "ep": one, "etp": one}, rules)
+        return rule_filter.keep({**columns, "ep": one, "etp": one}, rules)
     experts = divisors(int(np.gcd.reduce([m.num_experts for m in _experts(problem)])))
     columns = cross(columns, "ep", allowed(space.ep, experts))
     degrees = ascending(np.concatenate([[1], *(divisors(int(tp)) for tp in ascending(columns["tp"]))]))
-    return sieve.keep(cross(columns, "etp", allowed(space.etp, degrees)), EXPERT_RULES)
+    return rule_filter.keep(cross(columns, "etp", allowed(space.etp, degrees)), EXPERT_RULES)
 
 
-def _switches(problem: Problem, sieve: RuleFilter, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
-    """Every row with sequence parallelism or not, and with the switches that are to decide."""
+def _switches(
+    problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]
+) -> Mapping[str, IntArray]:
+    """Cross rows with sequence parallelism and the switches that are to be decided."""
     values = np.array(sorted(set(problem.space.sequence_parallel)), dtype=np.int64)
-    return _execution(problem, sieve, sieve.keep(cross(columns, "sequence_parallel", values), SEQUENCE_RULES))
+    return _execution(
+        problem, rule_filter, rule_filter.keep(cross(columns, "sequence_parallel", values), SEQUENCE_RULES)
+    )
 
 
-def _execution(problem: Problem, sieve: RuleFilter, columns: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
-    """Every row with the values of the switches that are not left at their defaults."""
+def _execution(
+    problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]
+) -> Mapping[str, IntArray]:
+    """Cross rows with the values of the switches that are not left at their defaults."""
     asked = asked_switches(problem)
     if not asked:
         return columns
     for name, values in asked.items():
         columns = cross(columns, name, values)
-    kept = sieve.keep({**columns, **default_switches(columns)}, EXECUTION_RULES | CAPACITY_RULES | DOMINANCE)
+    kept = rule_filter.keep({**columns, **default_switches(columns)}, EXECUTION_RULES | CAPACITY_RULES | DOMINANCE)
     return {name: column for name, column in kept.items() if name in columns}
 
 
 def _shardings(
-    problem: Problem, sieve: RuleFilter, blocks: Blocks, forbidden: tuple[Mapping[str, Any], ...]
+    problem: Problem, rule_filter: RuleFilter, blocks: Blocks, forbidden: tuple[Mapping[str, Any], ...]
 ) -> LayoutSpace:
-    """Every family with every legal choice of ZeRO stage and overlap switches.
+    """Cross every family with every legal choice of ZeRO stage and overlap switches.
 
-    Whether a choice is legal depends on the family only through having replicas, so the rules are applied to the
-    choices, once with and once without, and counted for all families that they stand for. Blocks with replicas
-    come before those without (``_degrees``). Rules that look at the sharding and at more come last.
+    The legality of a choice depends on the family only through having replicas. So the rules are applied to the
+    choices, once with and once without replicas, and counted for all families that they stand for. Blocks with
+    replicas come before blocks without (``_degrees``). Rules that read the sharding and other fields come last.
     """
     space = problem.space
     choices: Mapping[str, IntArray] = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
@@ -295,19 +312,19 @@ def _shardings(
         choices = cross(choices, switch, np.array(values, dtype=np.int64))
     rules = SHARDING_RULES | INFERENCE_RULES | target_sharding_rules(problem)
     if not target_crossed_rules(problem):
-        # Else the twin with the overlap may be none that the target has.
+        # Otherwise the target may lack the twin with the overlap.
         rules |= {"dominated_by_overlap": _dominated_by_overlap}
     columns, families = blocks.columns, blocks.num_families
     replicated = columns["cp"] * columns["dp"] > 1
     size, legal = len(choices["zero_stage"]), []
     counts = int(families[replicated].sum()), int(families[~replicated].sum())
     for has_replicas, count in zip((True, False), counts, strict=True):
-        group = RuleFilter(problem, without=sieve.without)
+        group = RuleFilter(problem, without=rule_filter.without)
         table = {"cp": np.full(size, 1 + has_replicas), "dp": np.ones(size, dtype=np.int64)}
         legal.append(group.keep({**choices, **table}, rules))
-        sieve.enumerated += group.enumerated * count
-        for name, lost in group.rejected.items():
-            sieve.rejected[name] = sieve.rejected.get(name, 0) + lost * count
+        rule_filter.enumerated += group.enumerated * count
+        for name, num_rejected in group.rejected.items():
+            rule_filter.rejected[name] = rule_filter.rejected.get(name, 0) + num_rejected * count
     table = {name: np.concatenate([part[name] for part in legal]) for name in SHARDING}
     sizes = len(legal[0]["zero_stage"]), len(legal[1]["zero_stage"])
     shardings = Choices(table, np.where(replicated, 0, sizes[0]), np.where(replicated, *sizes))
@@ -316,13 +333,13 @@ def _shardings(
     columns["num_micro_batches"] = columns["global_batch_size"] // (columns["dp"] * columns["micro_batch_size"])
     blocks = Blocks(columns, blocks.switches, blocks.stages, shardings)
     if "replica_micro_batches" in columns and columns["replica_micro_batches"].any():
-        blocks = sifted(sieve, blocks, meeting_once())
-    more = target_crossed_rules(problem)
+        blocks = apply_rules(rule_filter, blocks, meeting_once())
+    crossed_rules = target_crossed_rules(problem)
     if forbidden:
-        more["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
-    if more:
-        sieve.enumerated += int((blocks.num_families * blocks.shardings.counts).sum())
-        blocks = sifted(sieve, blocks, more)
+        crossed_rules["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
+    if crossed_rules:
+        rule_filter.enumerated += int((blocks.num_families * blocks.shardings.counts).sum())
+        blocks = apply_rules(rule_filter, blocks, crossed_rules)
     none = constant(0, len(blocks.columns["tp"]))
     chosen = dict.fromkeys((*blocks.switches.table, *blocks.stages.table, *SHARDING), none)
     return LayoutSpace(
@@ -332,13 +349,13 @@ def _shardings(
         shardings=blocks.shardings,
         num_choices=sizes,
         kept=None,
-        rejected=sieve.rejected,
-        enumerated=sieve.enumerated,
+        rejected=rule_filter.rejected,
+        enumerated=rule_filter.enumerated,
     )
 
 
 def _degrees(problem: Problem) -> Columns:
-    """tp, cp, pp, dp with product equal to each candidate number of GPUs, and the global batch."""
+    """Return tp, cp, pp, dp with product equal to each candidate number of GPUs, and the global batch."""
     space, rows = problem.space, []
     batches = problem.job.global_batch_values
     for gpus in problem.job.num_gpus_values:
@@ -348,23 +365,23 @@ def _degrees(problem: Problem) -> Columns:
                     dp = gpus // (tp * cp * pp)
                     if space.dp is None or dp in space.dp:
                         rows.append((tp, cp, pp, dp))
-    # Those with replicas first, as ``_shardings`` takes them; what is crossed with them keeps this order.
+    # Rows with replicas first, as ``_shardings`` needs them; crossing keeps this order.
     rows.sort(key=lambda row: row[1] * row[3] == 1)
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     columns = {name: table[:, i] for i, name in enumerate(("tp", "cp", "pp", "dp"))}
     return dict(cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
 
 
-def _rank_orders(problem: Problem, sieve: RuleFilter, columns: Mapping[str, IntArray]) -> Columns:
-    """Every row with the orders of its ranks that give different strides."""
+def _rank_orders(problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]) -> Columns:
+    """Cross rows with the orders of ranks that give different strides."""
     orders = sorted({column_value("rank_order", order) for order in problem.space.rank_order})
     crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
     rules = ORDER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else ORDER_RULES
-    return sieve.keep(crossed, rules | {"rank_order_places_alike": _order_is_new})
+    return rule_filter.keep(crossed, rules | {"rank_order_places_alike": _order_is_new})
 
 
 def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns:
-    """Micro-batch sizes that divide a replica's share of the batch."""
+    """Cross rows with micro-batch sizes that divide a replica's share of the batch."""
     share = columns["global_batch_size"] // columns["dp"]
     by_share = {
         int(value): allowed(problem.space.micro_batch_size, divisors(int(value))) for value in ascending(share)
@@ -375,17 +392,19 @@ def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns
 
 
 def broken_rules(problem: Problem, layout: Layout) -> list[str]:
-    """Names of the rules that a layout breaks (empty when it is legal); the space's value lists do not count."""
+    """Return the names of the rules that a layout breaks (empty when it is legal); the space's value lists do not
+    count."""
     if not layout.replica_micro_batches:
         return [name for name, kept in kept_rules(problem, LayoutColumns.of([layout])).items() if not kept.all()]
     columns = LayoutColumns.of([layout]).mapping
-    own = [name for name, rule in ALL_REPLICA_RULES.items() if not np.all(rule(problem, columns))]
-    views = [] if own else [view_of(problem, layout, node_type) for node_type in range(len(problem.node_types))]
-    return list(dict.fromkeys([*own, *(name for view in views for name in broken_rules(*view))]))
+    broken = [name for name, rule in ALL_REPLICA_RULES.items() if not np.all(rule(problem, columns))]
+    views = [] if broken else [view_of(problem, layout, node_type) for node_type in range(len(problem.node_types))]
+    return list(dict.fromkeys([*broken, *(name for view in views for name in broken_rules(*view))]))
 
 
 def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]:
-    """For the name of every rule, whether each layout keeps it [N]; the space's value lists do not count."""
+    """Return, for the name of every rule, the mask of layouts that keep it, [N]; the space's value lists do not
+    count."""
     problem = problem.model_copy(update={"space": Space(schedule=SCHEDULES)})
     mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
     mapping["num_micro_batches"] = columns.num_micro_batches

@@ -1,9 +1,9 @@
-"""Layouts as products: what is chosen in a block of them is listed once for many blocks.
+"""Lazy products: layouts as products of choices, each listed once for many blocks.
 
-Which switches a block may have depends on its degrees alone, but for the transfers between its stages, and which
-virtual stages and schedules on its stages and micro-batches. So rules are applied to rows that stand for many, and
-are counted for all of these. Rules on several factors of the product split a block where they have to
-(``sifted``): the product itself is never listed.
+The switches of a block depend only on its degrees (and on the transfers between its stages), its virtual stages
+and schedules only on its stages and micro-batches. So rules are applied to rows that stand for many layouts, and
+count for all of these. A rule on several factors of the product splits a block where necessary (``apply_rules``).
+The product itself is never listed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import BoolArray, IntArray, taken, unique_rows
 
 MAX_ROWS = 1_000_000
-"""Most combinations that a rule is asked about at once."""
+"""Maximum number of combinations to which a rule is applied at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """``columns`` has one row a block; each family of it has one of its ``switches`` and one of its ``stages``,
-    each layout one of its ``shardings``."""
+    """Blocks with their choices.
+
+    ``columns`` has one row a block. Each family of a block has one of its ``switches`` and one of its ``stages``,
+    each layout one of its ``shardings``.
+    """
 
     columns: Columns
     switches: Choices
@@ -37,14 +40,14 @@ class Blocks:
 
     @staticmethod
     def of_families(columns: Columns, switches: Collection[str], stages: Collection[str]) -> Blocks:
-        """Make every family a block; ``switches`` and ``stages`` name the columns that are its choices."""
+        """Make every family a block; ``switches`` and ``stages`` name the columns that become its choices."""
         own = {name: values for name, values in columns.items() if name not in (*switches, *stages)}
         none = Choices.none(len(columns["tp"]))
         return Blocks(own, Choices.of_rows(columns, switches), Choices.of_rows(columns, stages), none)
 
     @staticmethod
     def joined(parts: Sequence[Blocks]) -> Blocks:
-        """Put blocks one after another, those with replicas first; a column that some lack is 0 there."""
+        """Concatenate blocks, those with replicas first; a column that some lack is 0 there."""
         names = dict.fromkeys(name for part in parts for name in part.columns)
         columns = {
             name: np.concatenate(
@@ -58,47 +61,47 @@ class Blocks:
 
     @property
     def factors(self) -> tuple[Choices, Choices, Choices]:
-        """The choices of a block."""
+        """Choices of a block."""
         return self.switches, self.stages, self.shardings
 
     @property
     def num_families(self) -> IntArray:
-        """Families of each block, [b]."""
+        """Number of families of each block, [b]."""
         return np.asarray(self.switches.counts * self.stages.counts)
 
 
-def sifted(sieve: RuleFilter, blocks: Blocks, rules: Mapping[str, Rule]) -> Blocks:
-    """Drop what rules forbid and count it by rule, whatever columns and choices a rule looks at.
+def apply_rules(rule_filter: RuleFilter, blocks: Blocks, rules: Mapping[str, Rule]) -> Blocks:
+    """Drop layouts that rules forbid and count them by rule, whatever columns and choices a rule reads.
 
-    A rule is asked once for all layouts that agree in the columns that it reads. Where it leaves more of a block
-    than one product of choices, the block becomes several with the same columns.
+    A rule is evaluated once for all layouts that agree in the columns that it reads. Where the rest of a block is
+    not one product of choices, the block becomes several with the same columns.
     """
     for name, rule in rules.items():
-        if name not in sieve.without:
-            blocks, lost = _without(sieve.problem, blocks, rule)
-            sieve.rejected[name] = sieve.rejected.get(name, 0) + lost
+        if name not in rule_filter.without:
+            blocks, lost = _without(rule_filter.problem, blocks, rule)
+            rule_filter.rejected[name] = rule_filter.rejected.get(name, 0) + lost
     return blocks
 
 
 def _without(problem: Problem, blocks: Blocks, rule: Rule) -> tuple[Blocks, int]:
-    """Drop what a rule forbids; returns what is left and the number of layouts that is not."""
+    """Drop the layouts that a rule forbids. Returns the remaining blocks and the number of dropped layouts."""
     read: list[str] = []
     while True:
         try:
-            return _Classes.of(blocks, read).sift(problem, rule)
+            return _Classes.of(blocks, read).apply(problem, rule)
         except _NotReadError as missing:
             read.append(missing.name)
 
 
 class _NotReadError(Exception):
-    """A rule reads a column that its table leaves out."""
+    """Raised when a rule reads a column that its table leaves out."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
 
 
-class _Known(Mapping[str, IntArray]):
+class _ReadableColumns(Mapping[str, IntArray]):
     """Some columns of a table; reading one of the ``others`` raises ``_NotReadError``."""
 
     def __init__(self, columns: Columns, others: Collection[str]) -> None:
@@ -121,7 +124,8 @@ class _Known(Mapping[str, IntArray]):
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """A factor of the product that a rule reads: which one, by the columns read, and the list of each block."""
+    """Factor of the product that a rule reads: its number, its choices grouped by the columns read, and the list
+    of each block."""
 
     number: int
     factor: Choices
@@ -131,8 +135,11 @@ class _Axis:
 
 @dataclass(frozen=True, slots=True)
 class _Classes:
-    """Blocks in classes that a rule cannot tell apart which reads some columns: ``first`` [c] is a block of each
-    class, ``key`` [b] the class of each block, ``axes`` are the factors of which the rule reads columns."""
+    """Blocks in classes that look equal to a rule.
+
+    ``first`` [c]: a block of each class. ``key`` [b]: class of each block. ``axes``: factors of which the rule
+    reads columns.
+    """
 
     blocks: Blocks
     names: Sequence[str]
@@ -152,49 +159,53 @@ class _Classes:
         same = np.zeros(len(blocks.columns["tp"]), dtype=np.int64)
         return _Classes(blocks, names, axes, *unique_rows(same, *columns, *(axis.lists for axis in axes)))
 
-    def sift(self, problem: Problem, rule: Rule) -> tuple[Blocks, int]:
-        """Drop what the rule forbids; returns what is left and the number of layouts that is not."""
+    def apply(self, problem: Problem, rule: Rule) -> tuple[Blocks, int]:
+        """Drop the layouts that the rule forbids. Returns the remaining blocks and the number of
+        dropped layouts."""
         counts = [axis.alike.choices.counts[self.first] for axis in self.axes]
         sizes = np.prod([np.ones_like(self.first), *counts], axis=0)
         stand_for, lost = self._stand_for(), 0
-        left = _Left([axis.factor for axis in self.axes], len(self.first))
+        remainder = _Remainder([axis.factor for axis in self.axes], len(self.first))
         ends = np.cumsum(sizes)
         start = 0
         while start < len(sizes):
             before = ends[start] - sizes[start]
             end = max(start + 1, int(np.searchsorted(ends, before + MAX_ROWS, side="right")))
-            number, place = within(sizes[start:end])
-            rows = self._rows(start + number, place, [count[start:end][number] for count in counts])
+            number, position = within(sizes[start:end])
+            rows = self._rows(start + number, position, [count[start:end][number] for count in counts])
             legal = self._ask(problem, rule, start + number, rows)
             if not legal.all():
                 weights = stand_for[start + number[~legal]]
                 for axis, row in zip(self.axes, rows, strict=True):
                     weights = weights * axis.alike.counts[row[~legal]]
                 lost += int(weights.sum())
-                self._leave(left, start, np.bincount(number, legal, end - start), sizes[start:end], legal)
+                self._store_remainder(
+                    remainder, start, np.bincount(number, legal, end - start), sizes[start:end], legal
+                )
             start = end
-        return (left.of(self.blocks, self.key, self.axes) if lost else self.blocks), lost
+        return (remainder.of(self.blocks, self.key, self.axes) if lost else self.blocks), lost
 
     def _stand_for(self) -> IntArray:
-        """For how many layouts a combination of each class stands, besides those of the factors read, [c]."""
+        """Return the number of layouts per combination of each class, apart from the factors read, [c]."""
         others = np.ones(len(self.key), dtype=np.int64)
         for number, factor in enumerate(self.blocks.factors):
             if all(axis.number != number for axis in self.axes):
                 others = others * factor.counts
-        found = np.zeros(len(self.first), dtype=np.int64)
-        np.add.at(found, self.key, others)
-        return found
+        counts = np.zeros(len(self.first), dtype=np.int64)
+        np.add.at(counts, self.key, others)
+        return counts
 
-    def _rows(self, number: IntArray, place: IntArray, counts: list[IntArray]) -> list[IntArray]:
-        """Rows of the axes' tables, one array an axis, for combinations by their class and place in it."""
+    def _rows(self, number: IntArray, position: IntArray, counts: list[IntArray]) -> list[IntArray]:
+        """Return rows of the axes' tables, one array an axis, for combinations given by class and
+        position in it."""
         rows = []
         for axis, count in zip(reversed(self.axes), reversed(counts), strict=True):
-            rows.append(axis.alike.choices.starts[self.first[number]] + place % count)
-            place = place // count
+            rows.append(axis.alike.choices.starts[self.first[number]] + position % count)
+            position = position // count
         return rows[::-1]
 
     def _ask(self, problem: Problem, rule: Rule, number: IntArray, rows: list[IntArray]) -> BoolArray:
-        """Tell whether the rule allows each combination, by its class and the rows of the axes' tables."""
+        """Mask the combinations that the rule allows, given by class and rows of the axes' tables."""
         names = {*self.names}
         columns = {n: v[self.first[number]] for n, v in self.blocks.columns.items() if n in names}
         others = list(self.blocks.columns)
@@ -202,21 +213,26 @@ class _Classes:
             columns |= {name: values[row] for name, values in axis.alike.choices.table.items()}
         for factor in self.blocks.factors:
             others += factor.table
-        return np.broadcast_to(np.asarray(rule(problem, _Known(columns, others)), dtype=np.bool_), len(number))
+        return np.broadcast_to(
+            np.asarray(rule(problem, _ReadableColumns(columns, others)), dtype=np.bool_), len(number)
+        )
 
-    def _leave(self, left: _Left, start: int, allowed: IntArray, sizes: IntArray, legal: BoolArray) -> None:
-        """Write down what is left of the classes from ``start`` on, of which so many combinations are allowed."""
+    def _store_remainder(
+        self, remainder: _Remainder, start: int, allowed: IntArray, sizes: IntArray, legal: BoolArray
+    ) -> None:
+        """Store what remains of the classes from ``start`` on, given the number of allowed
+        combinations of each."""
         ends = np.cumsum(sizes)
-        left.num_parts[start + np.flatnonzero((allowed == 0) & (sizes > 0))] = 0
-        for own in np.flatnonzero((allowed > 0) & (allowed < sizes)).tolist():
-            block = self.first[start + own]
+        remainder.num_parts[start + np.flatnonzero((allowed == 0) & (sizes > 0))] = 0
+        for index in np.flatnonzero((allowed > 0) & (allowed < sizes)).tolist():
+            block = self.first[start + index]
             lists = tuple(int(axis.lists[block]) for axis in self.axes)
-            left.note(start + own, block, lists, legal[ends[own] - sizes[own] : ends[own]], self.axes)
+            remainder.note(start + index, block, lists, legal[ends[index] - sizes[index] : ends[index]], self.axes)
 
 
-class _Left:
-    """Remainder of classes of blocks: as it was where ``first_part`` is negative, else parts with lists
-    of their own on some axes."""
+class _Remainder:
+    """Remainder of classes of blocks: unchanged where ``first_part`` is negative, else parts with lists of their
+    own on some axes."""
 
     def __init__(self, factors: list[Choices], classes: int) -> None:
         self.num_parts = np.ones(classes, dtype=np.int64)
@@ -229,15 +245,14 @@ class _Left:
     def note(
         self, number: int, block: int, lists: tuple[int, ...], legal: BoolArray, axes: Sequence[_Axis]
     ) -> None:
-        """Write down the parts of a class; classes with the same lists and the same legal combinations share
-        them."""
+        """Store the parts of a class; classes with equal lists and equal legal combinations share them."""
         key = lists, legal.tobytes()
         if key not in self.known:
             shape = [int(axis.alike.choices.counts[block]) for axis in axes]
             parts = [
                 tuple(
-                    self._list(place, axis, block, members)
-                    for place, (axis, members) in enumerate(zip(axes, box, strict=True))
+                    self._list(axis_index, axis, block, members)
+                    for axis_index, (axis, members) in enumerate(zip(axes, box, strict=True))
                 )
                 for box in boxes(legal.reshape(shape))
             ]
@@ -246,7 +261,7 @@ class _Left:
         self.first_part[number], self.num_parts[number] = self.known[key]
 
     def _list(self, place: int, axis: _Axis, block: int, members: IntArray) -> int:
-        """The number of a new list of some rows of an axis; -1 where it is the block's whole list."""
+        """Return the number of a new list of some rows of an axis; -1 where it is the block's whole list."""
         alike = axis.alike
         if len(members) == alike.choices.counts[block]:
             return -1
@@ -262,11 +277,11 @@ class _Left:
         return self.lists[place][key]
 
     def of(self, blocks: Blocks, key: IntArray, axes: Sequence[_Axis]) -> Blocks:
-        """The blocks that are left; ``key`` [b] is the class of each block."""
-        source, place = within(self.num_parts[key])
+        """Return the remaining blocks; ``key`` [b] is the class of each block."""
+        source, position = within(self.num_parts[key])
         first = self.first_part[key[source]]
         parts = np.array([*self.parts, (-1,) * len(axes)], dtype=np.int64)
-        part = parts[np.where(first < 0, len(parts) - 1, first + place)]
+        part = parts[np.where(first < 0, len(parts) - 1, first + position)]
         factors = [factor.of(source) for factor in blocks.factors]
         for number, axis in enumerate(axes):
             factors[axis.number] = _with_lists(factors[axis.number], self.rows[number], part[:, number])
@@ -274,13 +289,14 @@ class _Left:
 
 
 def _with_lists(choices: Choices, rows: list[IntArray], chosen: IntArray) -> Choices:
-    """The choices with other lists for some blocks: ``chosen`` [b] says which of ``rows``, -1: as before."""
+    """Return the choices with other lists for some blocks: ``chosen`` [b] indexes ``rows``, -1 keeps
+    the old list."""
     if not rows:
         return choices
     table = {
         name: np.concatenate([values, values[np.concatenate(rows)]]) for name, values in choices.table.items()
     }
-    counts = np.array([len(own) for own in rows], dtype=np.int64)
+    counts = np.array([len(list_rows) for list_rows in rows], dtype=np.int64)
     starts = choices.size + np.cumsum(counts) - counts
     new = chosen >= 0
     return Choices(
@@ -289,35 +305,38 @@ def _with_lists(choices: Choices, rows: list[IntArray], chosen: IntArray) -> Cho
 
 
 def boxes(legal: npt.NDArray[np.bool_]) -> list[tuple[IntArray, ...]]:
-    """Cut what is legal of a product into products: places on each axis, those of the first axis that allow the
-    same of the others together."""
+    """Cut the legal part of a product into products of indices per axis.
+
+    Indices of the first axis that allow the same combinations of the others form one product.
+    """
     if not legal.ndim:
         return [()] if legal else []
-    found = []
+    products = []
     patterns: dict[bytes, list[int]] = {}
-    for place, own in enumerate(legal):
-        patterns.setdefault(own.tobytes(), []).append(place)
-    for places in patterns.values():
-        found += [(np.array(places, dtype=np.int64), *box) for box in boxes(legal[places[0]])]
-    return found
+    for index, slice_ in enumerate(legal):
+        patterns.setdefault(slice_.tobytes(), []).append(index)
+    for indices in patterns.values():
+        products += [(np.array(indices, dtype=np.int64), *box) for box in boxes(legal[indices[0]])]
+    return products
 
 
-def without_slower_transfers(sieve: RuleFilter, blocks: Columns, switches: Choices) -> Choices:
-    """The switches of every block without the transfers that a twin of it beats (``TRANSFER_DOMINANCE``)."""
+def without_slower_transfers(rule_filter: RuleFilter, blocks: Columns, switches: Choices) -> Choices:
+    """Return the switches of every block without transfers that are dominated by a twin
+    (``TRANSFER_DOMINANCE``)."""
     size, values = len(blocks["tp"]), np.arange(2)
     crossed = cross(cross(blocks, "sequence_parallel", values), "pp_scatter_gather", values)
     legal = np.ones((size, 4), dtype=np.bool_)
     for name, rule in TRANSFER_DOMINANCE.items():
-        sieve.rejected.setdefault(name, 0)
-        if name not in sieve.without:
-            legal &= np.asarray(rule(sieve.problem, crossed)).reshape(size, 4)
+        rule_filter.rejected.setdefault(name, 0)
+        if name not in rule_filter.without:
+            legal &= np.asarray(rule(rule_filter.problem, crossed)).reshape(size, 4)
     if legal.all():
         return switches
-    rows, place, first, group = switches.lists(*legal.T)
+    rows, list_of_row, first, group = switches.lists(*legal.T)
     pair = 2 * switches.table["sequence_parallel"] + switches.table["pp_scatter_gather"]
-    keep = legal[first[place], pair[rows]]
+    keep = legal[first[list_of_row], pair[rows]]
     table = {name: values[rows[keep]] for name, values in switches.table.items()}
-    left = Choices.listed(table, place[keep], len(first), group)
+    remaining = Choices.listed(table, list_of_row[keep], len(first), group)
     (name,) = TRANSFER_DOMINANCE
-    sieve.rejected[name] += int(switches.counts.sum() - left.counts.sum())
-    return left
+    rule_filter.rejected[name] += int(switches.counts.sum() - remaining.counts.sum())
+    return remaining

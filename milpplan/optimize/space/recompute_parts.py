@@ -1,8 +1,8 @@
-"""Spaces in which all virtual stages recompute alike (``Space.recompute_counts``), as parts with one setting each.
+"""Parts of a space in which all virtual stages share one recompute setting (``Space.recompute_counts``).
 
-A launcher that has one recompute setting for a whole run is searched setting by setting: in a part the counts of
-a virtual stage follow from its layers, so everything that holds for free counts holds for the part, with smaller
-menus. The layout's bound is the least of its parts'.
+For a launcher with one recompute setting for the whole run, the search takes setting by setting. In a part the
+counts of a virtual stage follow from its layers, so everything that holds for free counts holds for the part, with
+smaller menus. The layout's bound is the minimum over its parts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from milpplan.problem.plan import Plan, Recompute
 from milpplan.problem.problem import Problem
 
 PartKey = tuple[tuple[str, ...], int | None]
-"""The recompute modes of a part, and its first layers."""
+"""Recompute modes of a part, and the number of first layers that it recomputes."""
 
 
 def in_parts(problem: Problem) -> bool:
-    """Whether the recompute settings of a space are searched one by one."""
+    """Return True if the recompute settings of a space are searched one by one."""
     return problem.space.kind == "free" and problem.space.recompute_counts != "any" and not _one_mode(problem)
 
 
@@ -28,20 +28,20 @@ def _one_mode(problem: Problem) -> bool:
 
 
 def part_key(context: LayoutContext) -> PartKey:
-    """What tells the parts of a layout apart."""
+    """Return the key of a part of a layout."""
     return context.problem.recompute_modes, context.first_full
 
 
 def part_settings(context: LayoutContext) -> Iterator[LayoutContext]:
-    """The parts of a layout: all layers of one mode, then, where the space has blocks, the first n of every
-    virtual stage recomputed wholly."""
+    """Yield the parts of a layout: all layers of one mode, then, where the space has blocks, the first n layers of
+    every virtual stage fully recomputed."""
     modes = context.problem.recompute_modes
     for mode in modes:
         yield replace(context, problem=_with_modes(context.problem, mode))
     if context.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes):
         blocks = _with_modes(context.problem, "none", "full")
         # A block as long as the longest stage is all layers.
-        for number in range(1, max(most for _, most in context.layer_bounds)):
+        for number in range(1, max(high for _, high in context.layer_bounds)):
             yield replace(context, problem=blocks, first_full=number)
 
 
@@ -51,15 +51,19 @@ def _with_modes(problem: Problem, *modes: str) -> Problem:
 
 
 def recomputes_as_declared(problem: Problem, plan: Plan) -> bool:
-    """Whether the counts of a plan are those that a space allows, mode by mode and stage by stage."""
+    """Return True if the space allows the recompute counts of a plan."""
     counts, modes = problem.space.recompute_counts, problem.recompute_modes
-    found = [stage.recompute for stage in plan.virtual_stages]
+    recompute = [stage.recompute for stage in plan.virtual_stages]
     sizes = [stage.num_layers for stage in plan.virtual_stages]
-    plain = [size - part.full - part.selective for size, part in zip(sizes, found, strict=True)]
-    used = {"none": sum(plain), "selective": sum(r.selective for r in found), "full": sum(r.full for r in found)}
+    plain = [size - part.full - part.selective for size, part in zip(sizes, recompute, strict=True)]
+    used = {
+        "none": sum(plain),
+        "selective": sum(r.selective for r in recompute),
+        "full": sum(r.full for r in recompute),
+    }
     if any(number and mode not in modes for mode, number in used.items()):
         return False
     if counts == "any" or sum(number > 0 for number in used.values()) <= 1:
         return True
-    block = max(part.full for part in found)
-    return counts == "block" and found == [Recompute(full=min(block, size)) for size in sizes]
+    block = max(part.full for part in recompute)
+    return counts == "block" and recompute == [Recompute(full=min(block, size)) for size in sizes]

@@ -1,7 +1,7 @@
-"""Layouts with data-parallel replicas of different make: their rules, and the shares of the batch.
+"""Heterogeneous data-parallel replicas: rules of their layouts, and shares of the batch.
 
-A replica is wholly on one node type. The replicas of all types have the same degrees, layers and switches; each
-type has a number of micro-batches of its own. Replicas are numbered outermost (the order of ranks ends with dp):
+A replica is wholly on one node type. The replicas of all types have equal degrees, layers and switches, and each
+type has its own number of micro-batches. Replicas are numbered outermost (the order of ranks ends with dp), so
 those of a type are neighbours.
 """
 
@@ -26,16 +26,17 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import BoolArray, IntArray, ascending, column_value
 
 USUAL_ORDER: RankOrder = "tp-cp-pp-dp"
-"""The order of ranks where the space names none with the replicas outermost."""
+"""Order of ranks where the space names none with the replicas outermost."""
 MAX_ROWS = 4_000_000
-"""Most shares of two types over all degrees and micro-batch sizes."""
+"""Maximum number of shares of two types over all degrees and micro-batch sizes."""
 MAX_ROWS_OF_MANY = 400_000
-"""The same of more types, whose shares grow with a power of the batch: about two million layouts, 1.5 GB."""
+"""Maximum number of shares of more types, which grow with a power of the batch: about two million
+layouts, 1.5 GB."""
 OUTERMOST = np.array([order.endswith("dp") for order in RANK_ORDERS])
 
 
 def replicas_of(problem: Problem, c: Mapping[str, IntArray]) -> list[IntArray]:
-    """Replicas on each node type, [n] each; whole only for legal layouts."""
+    """Return the replicas on each node type, [n] each; integral only for legal layouts."""
     block = c["tp"] * c["cp"] * c["pp"]
     return [gpus // block for gpus in problem.node_gpus]
 
@@ -63,17 +64,17 @@ REPLICA_SHARDING_RULES: dict[str, Rule] = {
 """ZeRO 2 and 3 exchange gradients or weights in every micro-batch, and replicas have different numbers of them."""
 
 ALL_REPLICA_RULES = REPLICA_DEGREE_RULES | REPLICA_RULES | REPLICA_SHARDING_RULES
-"""All of them, for rows that have everything."""
+"""All rules of heterogeneous replicas, for rows with all columns."""
 
 
 def replica_rank_orders(problem: Problem) -> tuple[int, ...]:
-    """Codes of the space's orders of ranks with the replicas outermost, or of the usual one of these."""
+    """Return codes of the space's orders of ranks with the replicas outermost, or the usual one."""
     orders = [order for order in problem.space.rank_order if order.endswith("dp")]
     return tuple(sorted({column_value("rank_order", order) for order in orders or [USUAL_ORDER]}))
 
 
 def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> ProductTable:
-    """Every row with all micro-batch sizes and all shares of the types that make up the batch."""
+    """Cross rows with all micro-batch sizes and all shares of the types that make up the batch."""
     batch = columns["global_batch_size"]
     sizes = problem.space.micro_batch_size
     by_batch = {
@@ -88,51 +89,55 @@ def with_shares(problem: Problem, columns: Mapping[str, IntArray]) -> ProductTab
         return expand(sized, "replica_micro_batches", none, np.zeros_like(batch, shape=len(sized["tp"])))
     numbers = [np.maximum(number, 1) for number in replicas_of(problem, sized)]
     total = sized["global_batch_size"] // sized["micro_batch_size"]
-    # One integer for what the shares depend on.
-    keys, place = np.unique(np.stack([*numbers, total]), axis=1, return_inverse=True)
-    place, asked = np.asarray(place).reshape(-1), problem.space.replica_micro_batches
-    if asked is None:
-        ways = np.array([num_shares(key[:-1].tolist(), int(key[-1])) for key in keys.T], dtype=np.int64)
-        most = MAX_ROWS if len(problem.node_types) == 2 else MAX_ROWS_OF_MANY
-        _check_size(float(ways[place].astype(np.float64).sum()), most)
+    # One key for all values that the shares depend on.
+    keys, key_of_row = np.unique(np.stack([*numbers, total]), axis=1, return_inverse=True)
+    key_of_row, asked_shares = np.asarray(key_of_row).reshape(-1), problem.space.replica_micro_batches
+    if asked_shares is None:
+        share_counts = np.array([num_shares(key[:-1].tolist(), int(key[-1])) for key in keys.T], dtype=np.int64)
+        max_rows = MAX_ROWS if len(problem.node_types) == 2 else MAX_ROWS_OF_MANY
+        _check_size(float(share_counts[key_of_row].astype(np.float64).sum()), max_rows)
     codes: dict[int, IntArray] = {
-        number: np.array([shares_code(own) for own in _shares(asked, *key.tolist())], dtype=np.int64)
+        number: np.array([shares_code(shares) for shares in _shares(asked_shares, *key.tolist())], dtype=np.int64)
         for number, key in enumerate(keys.T)
     }
-    return expand(sized, "replica_micro_batches", codes, place)
+    return expand(sized, "replica_micro_batches", codes, key_of_row)
 
 
-def _check_size(rows: float, most: int) -> None:
-    """Refuse tables that no memory holds."""
-    if rows > most:
+def _check_size(rows: float, max_rows: int) -> None:
+    """Refuse tables that exceed memory."""
+    if rows > max_rows:
         raise InvalidInputError(
             f"Replicas of different make share the batch in {rows:,.0f} ways, over all degrees and micro-batches.",
-            f"Expected at most {most:,}.",
+            f"Expected at most {max_rows:,}.",
             "Fix micro_batch_size or some degrees (--fix micro_batch_size=1,tp=8), or take a smaller batch.",
         )
 
 
 def num_shares(numbers: Sequence[int], total: int) -> int:
-    """How many ways so many replicas of each type have to run ``total`` micro-batches, each at least 1."""
-    left = total - sum(numbers)
-    if left < 0:
+    """Return the number of ways in which replicas of each type run ``total`` micro-batches, each at least 1."""
+    surplus = total - sum(numbers)
+    if surplus < 0:
         return 0
-    # ways[t]: of the types so far, to run t micro-batches beyond one each; floats, exact below 2**53.
-    ways = np.zeros(left + 1)
+    # ways[t]: for the types so far, to run t micro-batches beyond one each; floats, exact below 2**53.
+    ways = np.zeros(surplus + 1)
     ways[0] = 1
     for number in numbers:
-        for first in range(min(number, left + 1)):
+        for first in range(min(number, surplus + 1)):
             ways[first::number] = np.cumsum(ways[first::number])
-    return int(min(ways[left], 2.0**62))
+    return int(min(ways[surplus], 2.0**62))
 
 
 def _shares(asked: tuple[MicroBatchShares, ...] | None, *key: int) -> Iterator[MicroBatchShares]:
-    """All shares of replicas, so many on each type, that run ``total`` micro-batches, each at least 1; the last of
-    ``key`` is the total. ``asked``: of these alone."""
+    """Yield all shares of the replicas of each type that run ``total`` micro-batches, each at least 1.
+
+    ``key``: replicas of each type, then the total. ``asked``: only these shares.
+    """
     *numbers, total = key
     if asked is not None:
         whole = (
-            own for own in sorted(set(asked)) if sum(n * m for n, m in zip(numbers, own, strict=True)) == total
+            shares
+            for shares in sorted(set(asked))
+            if sum(n * m for n, m in zip(numbers, shares, strict=True)) == total
         )
         yield from whole
         return
@@ -141,20 +146,21 @@ def _shares(asked: tuple[MicroBatchShares, ...] | None, *key: int) -> Iterator[M
         if total >= first and total % first == 0:
             yield (total // first,)
         return
-    for own in range(1, (total - sum(rest)) // first + 1):
-        for others in _shares(None, *rest, total - first * own):
-            yield (own, *others)
+    for micro_batches in range(1, (total - sum(rest)) // first + 1):
+        for others in _shares(None, *rest, total - first * micro_batches):
+            yield (micro_batches, *others)
 
 
 def shares_in(columns: Mapping[str, IntArray], node_type: int) -> IntArray:
-    """Micro-batches of the replicas on one type, [n]."""
-    codes, place = np.unique(columns["replica_micro_batches"], return_inverse=True)
-    own = np.array([shares_of(code)[node_type] for code in codes.tolist()], dtype=np.int64)
-    return own[np.asarray(place).reshape(-1)]
+    """Return the micro-batches of the replicas on one type, [n]."""
+    codes, index = np.unique(columns["replica_micro_batches"], return_inverse=True)
+    of_code = np.array([shares_of(code)[node_type] for code in codes.tolist()], dtype=np.int64)
+    return of_code[np.asarray(index).reshape(-1)]
 
 
 def meeting_once() -> dict[str, Rule]:
-    """The rules of shardings (``REPLICA_SHARDING_RULES``), for rows with replicas of different make and others."""
+    """Return the rules of shardings (``REPLICA_SHARDING_RULES``) for tables that also have rows with equal
+    replicas."""
 
     def of_different(rule: Rule) -> Rule:
         return lambda p, c: (c["replica_micro_batches"] == 0) | rule(p, c)

@@ -1,4 +1,4 @@
-"""Rules applied to tables of layouts, with the count of what each of them rejects."""
+"""Filter that applies rules to tables of layouts and counts the rejections of each rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STANDS_FOR = "stands_for"
 
 
 def num_rows(columns: Mapping[str, IntArray]) -> int:
-    """Rows of a table, or for how many they stand."""
+    """Return the number of rows of a table, or the number of rows that they stand for."""
     if STANDS_FOR in columns:
         return int(columns[STANDS_FOR].sum())
     return len(columns[next(iter(columns))])
@@ -29,7 +29,7 @@ def num_rows(columns: Mapping[str, IntArray]) -> int:
 
 @dataclass(slots=True)
 class RuleFilter:
-    """Drops what rules forbid and counts it by rule."""
+    """Drops rows that rules forbid, and counts them by rule."""
 
     problem: Problem
     rejected: dict[str, int] = field(default_factory=dict)
@@ -40,20 +40,24 @@ class RuleFilter:
     def keep(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule]) -> Columns:
         """Drop the rows that a rule forbids; the first rule that rejects a row gets the count."""
         self.enumerated += num_rows(columns)
-        return dict(self.sift(columns, rules))
+        return dict(self.apply(columns, rules))
 
-    def sift(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule], stand_for: int = 1) -> ProductTable:
-        """The same of rows that stand for several each, and whose number is counted elsewhere. A column
-        ``STANDS_FOR`` says of each row for how many it stands besides."""
+    def apply(
+        self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule], stand_for: int = 1
+    ) -> ProductTable:
+        """Drop forbidden rows that stand for ``stand_for`` rows each, without counting them as enumerated.
+
+        A column ``STANDS_FOR`` gives a further factor for each row.
+        """
         rows = columns if isinstance(columns, ProductTable) else ProductTable(dict(columns), None, {})
         for name, rule in rules.items():
             if name in self.without:
                 continue
             legal = np.asarray(rule(self.problem, rows))
-            lost = not legal.all()
-            number = num_rows(rows.where(~legal)) if lost else 0
-            self.rejected[name] = self.rejected.get(name, 0) + number * stand_for
-            if lost:
+            rejects = not legal.all()
+            num_rejected = num_rows(rows.where(~legal)) if rejects else 0
+            self.rejected[name] = self.rejected.get(name, 0) + num_rejected * stand_for
+            if rejects:
                 rows = rows.where(legal)
         return rows
 
@@ -62,7 +66,7 @@ def check_forbidden(forbidden: Collection[Mapping[str, Any]]) -> None:
     """Refuse partial layouts with fields or values that no layout has.
 
     Raises:
-        InvalidInputError: names the field, and what a value of it is.
+        InvalidInputError: names the field, and its admissible values.
     """
     for partial in forbidden:
         unknown = set(partial) - set(Layout.model_fields)
@@ -86,7 +90,7 @@ def check_forbidden(forbidden: Collection[Mapping[str, Any]]) -> None:
 
 
 def not_forbidden(c: Mapping[str, IntArray], forbidden: tuple[Mapping[str, Any], ...]) -> BoolArray:
-    """Whether no partial layout of a caller's list holds of a row, [n]."""
+    """Mask the rows that match no partial layout of the caller's list, [n]."""
     keep = np.ones(len(c["tp"]), dtype=np.bool_)
     for partial in forbidden:
         hit = np.ones_like(keep)

@@ -1,4 +1,4 @@
-"""Virtual stages and schedules that a layout may have, by its stages and micro-batches."""
+"""Choices of virtual stages and schedules of a layout, by its stages and micro-batches."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from milpplan.simulation.layout_columns import IntArray, ascending, unique_rows
 
 
 def allowed(values: tuple[int, ...] | None, candidates: IntArray) -> IntArray:
-    """The candidates a space admits."""
+    """Return the candidates that a space admits."""
     return (
         candidates if values is None else np.array(sorted(set(values) & set(candidates.tolist())), dtype=np.int64)
     )
 
 
 def virtual_stages(problem: Problem, columns: Mapping[str, IntArray]) -> ProductTable:
-    """Numbers of virtual stages a rank."""
+    """Cross rows with their numbers of virtual stages a rank."""
     options = {int(pp): _vpp_values(problem, int(pp)) for pp in ascending(columns["pp"])}
     return expand(columns, "vpp", options, columns["pp"])
 
 
 def _vpp_values(problem: Problem, pp: int) -> IntArray:
-    """1 to as many as there can be; with ``distinct`` only those whose largest chunk is new."""
-    most = max(1, max_virtual_stages(problem) // pp) if pp > 1 else 1
-    values = np.arange(1, most + 1)
+    """Return 1 up to the maximum vpp; with ``distinct`` only values with a new largest chunk."""
+    max_vpp = max(1, max_virtual_stages(problem) // pp) if pp > 1 else 1
+    values = np.arange(1, max_vpp + 1)
     if problem.space.vpp is not None:
         return allowed(problem.space.vpp, values)
     if problem.space.vpp_values == "all":
@@ -43,9 +43,9 @@ def _vpp_values(problem: Problem, pp: int) -> IntArray:
 
 
 def stage_choices(
-    problem: Problem, sieve: RuleFilter, blocks: Columns, stand_for: IntArray, rules: Mapping[str, Rule]
+    problem: Problem, rule_filter: RuleFilter, blocks: Columns, stand_for: IntArray, rules: Mapping[str, Rule]
 ) -> Choices:
-    """The virtual stages and schedules of every block; each stands for ``stand_for`` [b] families."""
+    """Return the virtual stages and schedules of every block; each stands for ``stand_for`` [b] families."""
     names = ("pp", "num_micro_batches")
     first, key = unique_rows(*(blocks[name] for name in names))
     rows = {name: blocks[name][first] for name in names}
@@ -53,9 +53,9 @@ def stage_choices(
     rows[STANDS_FOR] = np.bincount(key, stand_for, minlength=len(first)).astype(np.int64)
     columns = virtual_stages(problem, rows)
     schedules = np.array([SCHEDULES.index(schedule) for schedule in problem.schedules])
-    sieve.enumerated += num_rows(columns) * len(schedules)
-    # Rules that do not look at the schedule come before it: each row then stands for all schedules.
-    columns = sieve.sift(columns, SPLIT_RULES, stand_for=len(schedules))
-    columns = sieve.sift(cross(columns, "schedule", schedules), rules)
+    rule_filter.enumerated += num_rows(columns) * len(schedules)
+    # Rules that do not read the schedule come before it: each row then stands for all schedules.
+    columns = rule_filter.apply(columns, SPLIT_RULES, stand_for=len(schedules))
+    columns = rule_filter.apply(cross(columns, "schedule", schedules), rules)
     table = {name: columns[name] for name in ("vpp", "schedule")}
     return Choices.listed(table, columns["key"], len(first), key)

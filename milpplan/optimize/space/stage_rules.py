@@ -20,13 +20,14 @@ _IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
 
 
 def max_virtual_stages(problem: Problem) -> int:
-    """Free: every virtual stage but the first and the last holds a layer. Uniform: all of them do."""
+    """Return the maximum number of virtual stages: in the free space the first and the last may be empty."""
     layers = problem.model.num_layers
     return layers + 2 if problem.space.kind == "free" else layers
 
 
 def _splits_evenly(problem: Problem, stages: IntArray) -> BoolArray:
-    """Uniform space: ceil(L / J) layers in all virtual stages but the last, which gets what is left."""
+    """Uniform space: keep splits with ceil(L / J) layers in all virtual stages but the last, which
+    gets the rest."""
     if problem.space.kind == "free":
         return np.ones(len(stages), dtype=np.bool_)
     layers = problem.model.num_layers
@@ -39,13 +40,13 @@ def _has_v(problem: Problem) -> bool:
 
 
 def _schedule_matches_vpp(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """One chunk a rank, several where schedules interleave them, two where they turn."""
+    """Require one chunk a rank, several for interleaved schedules, two for V schedules."""
     matches = (c["schedule"] == SCHEDULES.index("interleaved")) == (c["vpp"] > 1)
     return np.asarray(np.where(_IS_V[c["schedule"]], c["vpp"] == 2, matches) if _has_v(problem) else matches)
 
 
 def _plain_schedule(problem: Problem) -> int:
-    """Without a pipeline gpipe and 1f1b are both gradient accumulation, to the nanosecond; one stands for both.
+    """Return the schedule that stands for gpipe and 1f1b without a pipeline, where both are gradient accumulation.
 
     Schedules that split the backward need a pipeline, whose bubble their weight gradients fill.
     """
@@ -72,15 +73,15 @@ V_RULES: dict[str, Rule] = {
         (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0) | _IS_V[c["schedule"]]
     ),
 }
-"""In place of the rule of the same name where the space has V schedules."""
+"""Replacement of the rule of the same name where the space has V schedules."""
 
 SPLIT_BACKWARD_RULES: dict[str, Rule] = {
     # Weight gradients apart from the rest fill a bubble; no launcher splits backwards without a pipeline.
     "split_backward_needs_two_stages": lambda p, c: ~_IS_SPLIT[c["schedule"]] | (c["pp"] > 1),
     "offload_needs_whole_backward": lambda p, c: ~_IS_SPLIT[c["schedule"]] | ~offloads(c),
 }
-"""Besides, where the space has schedules that split the backward: no framework offloads what waits for a weight
-gradient, and it is not priced."""
+"""Further rules where the space has schedules that split the backward: no framework offloads data that waits for a
+weight gradient, and it is not priced."""
 
 PAIR_RULES: dict[str, Rule] = {
     "pairs_need_two_micro_batches_per_stage": lambda p, c: (
@@ -88,21 +89,21 @@ PAIR_RULES: dict[str, Rule] = {
     ),
     "pairs_need_one_node_type": lambda p, c: ~_IS_PAIRED[c["schedule"]] | (not p.other_hardware),
 }
-"""Besides, where the space has schedules with pairs: deepseek-ai/DualPipe, dualpipe/dualpipev.py, and PyTorch's
-ScheduleDualPipeV refuse fewer micro-batches than there are virtual stages. Bounds of mixed clusters count all work
-of a rank as if nothing ran beside it."""
+"""Further rules where the space has schedules with pairs: deepseek-ai/DualPipe, dualpipe/dualpipev.py, and
+PyTorch's ScheduleDualPipeV refuse fewer micro-batches than there are virtual stages. Bounds of mixed clusters
+ignore pairs."""
 
 STAGE_RULES = SPLIT_RULES | SCHEDULE_RULES | SPLIT_BACKWARD_RULES | PAIR_RULES
-"""All of them, to look them up by name."""
+"""All rules of stages, to look them up by name."""
 
 
 def schedule_rules(problem: Problem) -> dict[str, Rule]:
-    """The rules that look at the schedule."""
+    """Return the rules that read the schedule."""
     rules = SCHEDULE_RULES | V_RULES if _has_v(problem) else SCHEDULE_RULES
     rules = rules if PAIRED_SCHEDULES.isdisjoint(problem.schedules) else rules | PAIR_RULES
     return rules if SPLIT_SCHEDULES.isdisjoint(problem.schedules) else rules | SPLIT_BACKWARD_RULES
 
 
 def stage_rules(problem: Problem) -> dict[str, Rule]:
-    """The rules of virtual stages and schedules for rows that have both."""
+    """Return the rules of virtual stages and schedules for rows that have both."""
     return SPLIT_RULES | schedule_rules(problem)

@@ -1,7 +1,7 @@
-"""The rules of the launcher that a space is restricted to (``Space.target``), as rules of the enumeration.
+"""Rules of the launcher to which a space is restricted (``Space.target``), as rules of the enumeration.
 
-They are those of the launcher's one declaration, ``launchers.capabilities``: a layout that breaks one would be
-refused by its export.
+They come from the launcher's declaration, ``launchers.capabilities``: its export would refuse a layout that breaks
+one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def capability_of(problem: Problem) -> Capability | None:
-    """What the launcher of a problem's space can run; None where it is not restricted to one.
+    """Return the capability of the launcher of a problem's space; None where there is no restriction.
 
     Raises:
         UnknownNameError: there is no such launcher, or no such version of it.
@@ -38,40 +38,40 @@ def capability_of(problem: Problem) -> Capability | None:
             f"Expected one of {', '.join(CAPABILITIES)}.",
             "Correct target in the problem's space.",
         )
-    known = CAPABILITIES[name]
-    if version is not None and version not in known.versions:
+    capability = CAPABILITIES[name]
+    if version is not None and version not in capability.versions:
         raise UnknownNameError(
             f"The space's target_version is {version!r}.",
-            f"Expected one of {', '.join(known.versions)}.",
+            f"Expected one of {', '.join(capability.versions)}.",
             "Correct target_version in the problem's space.",
         )
-    return known
+    return capability
 
 
 def target_rules(problem: Problem) -> dict[str, Rule]:
-    """Rules on what a row has before its sharding is chosen."""
-    known = capability_of(problem)
-    if known is None:
+    """Return the rules on fields other than the sharding."""
+    capability = capability_of(problem)
+    if capability is None:
         return {}
-    found = {
+    rules = {
         f"{problem.space.target}_has_{name}": _one_of(name, limit.values)
-        for name, limit in known.limits_of(problem).items()
+        for name, limit in capability.limits_of(problem).items()
         if name not in SHARDING
     }
-    found |= {
-        f"{problem.space.target}_{name}": rule.keeps for name, rule in known.rules.items() if not rule.shards
+    rules |= {
+        f"{problem.space.target}_{name}": rule.keeps for name, rule in capability.rules.items() if not rule.shards
     }
-    if known.stages == "equal":
+    if capability.stages == "equal":
         from milpplan.launchers.space_rules import equal_stages
 
-        found[f"{problem.space.target}_has_equal_stages"] = equal_stages
-    return found
+        rules[f"{problem.space.target}_has_equal_stages"] = equal_stages
+    return rules
 
 
 def target_sharding_rules(problem: Problem) -> dict[str, Rule]:
-    """Rules on single fields of the sharding."""
-    known = capability_of(problem)
-    limits = {} if known is None else known.limits_of(problem)
+    """Return the rules on single fields of the sharding."""
+    capability = capability_of(problem)
+    limits = {} if capability is None else capability.limits_of(problem)
     return {
         f"{problem.space.target}_has_{name}": _one_of(name, limit.values)
         for name, limit in limits.items()
@@ -80,14 +80,14 @@ def target_sharding_rules(problem: Problem) -> dict[str, Rule]:
 
 
 def target_crossed_rules(problem: Problem) -> dict[str, Rule]:
-    """Rules on the sharding together with other fields."""
-    known = capability_of(problem)
-    rules = {} if known is None else known.rules
+    """Return the rules on the sharding together with other fields."""
+    capability = capability_of(problem)
+    rules = {} if capability is None else capability.rules
     return {f"{problem.space.target}_{name}": rule.keeps for name, rule in rules.items() if rule.shards}
 
 
 def _one_of(name: str, values: tuple[object, ...]) -> Rule:
-    """Whether a field has one of some values; a table without the field has it at its default."""
+    """Return the rule that a field has one of some values; a table without the field has its default."""
     codes = np.array(sorted(column_value(name, value) for value in values), dtype=np.int64)
 
     def keeps(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
