@@ -1,1 +1,1 @@
-"""Optimisation: read ``solve``, ``result`` and ``context``, then the folders ``search``, ``layout``, ``bounds``."""
+"""Optimiser: read ``solve``, ``result`` and ``context``, then the folders ``search``, ``layout``, ``bounds``."""

@@ -112,11 +112,11 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
     Raises:
         InvalidInputError: a name or value that no layout has.
     """
-    known = set(Space.model_fields) - NOT_LISTS
+    names = set(Space.model_fields) - NOT_LISTS
     for name in values:
-        if name not in known:
+        if name not in names:
             raise InvalidInputError(
-                f"Cannot fix {name!r}.", f"Expected one of {', '.join(sorted(known))}.", "Check the spelling."
+                f"Cannot fix {name!r}.", f"Expected one of {', '.join(sorted(names))}.", "Check the spelling."
             )
     changed = problem.space.model_dump() | {name: (value,) for name, value in _with_mixing(values).items()}
     try:
@@ -178,15 +178,15 @@ def _check(options: SolveOptions) -> None:
     check_forbidden(options.forbid)
 
 
-def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) -> PlanResult:
-    """Run one search that starts from the caller's plan, from ``known`` plans, or else from a quick first plan."""
+def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan] = ()) -> PlanResult:
+    """Run one search that starts from the caller's plan, ``initial_plans``, or else a quick first plan."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
     context = SolveContext(options, backend_named(options.backend), witnesses(options), deadline)
-    starts = [*([] if options.warm_start is None else [options.warm_start]), *known]
+    starts = [*([] if options.warm_start is None else [options.warm_start]), *initial_plans]
     search, message = None, ""
     try:
-        first = None if known else first_plan(problem, context)
+        first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
         search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
         search.run()
@@ -196,16 +196,16 @@ def _solve(problem: Problem, options: SolveOptions, known: Sequence[Plan] = ()) 
         if not starts and (search is None or search.best is None):
             raise
         message = NO_MEMORY
-    with undisturbed() as heard:
+    with undisturbed() as signals:
         if search is None:
-            own = [plan for plan in starts if plan is not options.warm_start]
-            result = _unsearched(problem, context, own, started)
+            found_plans = [plan for plan in starts if plan is not options.warm_start]
+            result = _unsearched(problem, context, found_plans, started)
         else:
             if message:
-                # The last line of the log is what the result says.
+                # The last line of the log must agree with the result.
                 search.note(force=True, tell=False)
             result = _result(problem, options, search, started)
-    return replace(result, message=message or ("Interrupted." if heard else ""))
+    return replace(result, message=message or ("Interrupted." if signals else ""))
 
 
 def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
@@ -241,18 +241,18 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
     half = None if limit is None else 0.5 * limit
     first = _solve(even, replace(options, time_limit_s=half, gap=max(options.gap, START_GAP)))
     started = time.monotonic()
-    known: list[Plan] = []
+    starts: list[Plan] = []
     try:
         if not first.message:
-            known = _moved(problem, first, None if limit is None else started + 0.1 * limit)
+            starts = _moved(problem, first, None if limit is None else started + 0.1 * limit)
     except KeyboardInterrupt:
         first = replace(first, message="Interrupted.")
-    known = known or [plan for plan in (first.plan,) if plan is not None]
+    starts = starts or [plan for plan in (first.plan,) if plan is not None]
     spent = first.wall_time_s + time.monotonic() - started
     left = None if limit is None else max(0.01, limit - spent)
-    # What became of ten million even layouts takes as much memory as a search over those of any split.
+    # The record of ten million even layouts takes as much memory as the next search.
     first = replace(first, layouts=None)
-    result = _solve(problem, replace(options, time_limit_s=0.01 if first.message else left), known)
+    result = _solve(problem, replace(options, time_limit_s=0.01 if first.message else left), starts)
     return replace(result, wall_time_s=spent + result.wall_time_s, message=first.message or result.message)
 
 
@@ -261,13 +261,13 @@ def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[
     from milpplan.optimize.uneven.layer_local_search import moved
 
     best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
-    known = best[:1]
+    plans = best[:1]
     for plan in best[:MOVED_PLANS]:
         if plan.layout.vpp > 1 and not plan.layout.replica_micro_batches:
             costs = costs_of(problem, plan.layout)
             context = LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem))
-            known.append(moved(context, plan, deadline))
-    return known
+            plans.append(moved(context, plan, deadline))
+    return plans
 
 
 def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
@@ -330,7 +330,7 @@ def _result(problem: Problem, options: SolveOptions, search: Search, started: fl
         _cross_check(problem, search, report.step_time_ns, plan, value)
     scale, name = printed_unit(problem)
     single = has_one_step_time(problem)
-    known = 0 < bound < np.inf
+    has_bound = 0 < bound < np.inf
     return PlanResult(
         status=status,
         problem=problem,
@@ -338,8 +338,8 @@ def _result(problem: Problem, options: SolveOptions, search: Search, started: fl
         report=report,
         objective_name=name,
         objective=None if value is None else value * scale,
-        objective_bound=bound * scale if known else None,
-        lower_bound_s=bound / of_one_second(problem) if known and single else None,
+        objective_bound=bound * scale if has_bound else None,
+        lower_bound_s=bound / of_one_second(problem) if has_bound and single else None,
         gap=gap,
         rejected=dict(search.whole.rejected),
         enumerated=search.whole.enumerated,

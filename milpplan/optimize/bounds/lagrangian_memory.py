@@ -107,7 +107,8 @@ class Group:
 
     @cached_property
     def state_bytes_per_layer(self) -> FloatArray:
-        """Bytes of a layer whatever is recomputed: states, and what waits for weight gradients, [K, P or 1, r]."""
+        """Bytes of a layer under any recomputation: states, and data that waits for weight gradients, [K, P or 1,
+        r]."""
         states = self.costs.states[:, None]
         return states if self.waiting is None else states + self.waiting * self.costs.deferred[:, None]
 
@@ -144,9 +145,9 @@ def groups(problem: Problem, columns: LayoutColumns, costs: CostTable) -> Iterat
 
 
 def groups_of(
-    problem: Problem, columns: LayoutColumns, constants: CostColumns, place: IntArray
+    problem: Problem, columns: LayoutColumns, constants: CostColumns, index: IntArray
 ) -> Iterator[tuple[IntArray, Group]]:
-    """Yield groups of layouts with their row numbers; ``place`` [n] is the index of each layout's constants."""
+    """Yield groups of layouts with their row numbers; ``index`` [n] selects each layout's constants."""
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(problem.model.kinds))
     m, vpp = columns.num_micro_batches.astype(np.float64), columns.vpp.astype(np.float64)
     classes = _CLASSES[columns.schedule]
@@ -171,7 +172,7 @@ def groups_of(
                     m[rows],
                     vpp[rows],
                     columns.schedule[rows],
-                    constants.take(place[rows]),
+                    constants.take(index[rows]),
                     counts.astype(np.float64),
                     forced_of,
                     fewest_inner_layers(problem, 2, 2 * num_ranks),

@@ -82,17 +82,17 @@ class SplitBounds:
     def least_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
         """Return the minimum summed backward of each rank's chunks over the choices that fit, [P]; for a split
         that is not excluded."""
-        ones, least = np.ones(self.context.layout.vpp, dtype=np.int64), []
-        for rank, own in enumerate(self._by_rank(self._contents(split))):
-            menus = self._menus(rank, own)
+        ones, minima = np.ones(self.context.layout.vpp, dtype=np.int64), []
+        for rank, contents in enumerate(self._by_rank(self._contents(split))):
+            menus = self._menus(rank, contents)
             value: int | None = None
             if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
                 choices = _fitting_backwards(self.context, rank, menus)
                 value = int(choices.sum(axis=0).min()) if choices.shape[1] else None
             elif menus is not None:
                 value = _min_fitting(self.context, rank, menus, ones)
-            least.append(NO_CHOICE_NS if value is None else value)
-        return tuple(least)
+            minima.append(NO_CHOICE_NS if value is None else value)
+        return tuple(minima)
 
     def _contents(self, split: Sequence[int]) -> list[StageContent]:
         """Return the content of every virtual stage, [J]."""
@@ -101,19 +101,25 @@ class SplitBounds:
         layers = map(tuple, np.diff(np.clip(edges, runs[:-1], runs[1:]), axis=0).tolist())
         rank_of, costs = self.context.layout.rank_of, self.context.costs
         return [
-            (held, stage == 0, stage == len(split) - 1, costs.type_of(rank_of(stage)), costs.crossing_ns(stage))
-            for stage, held in enumerate(layers)
+            (
+                runs_held,
+                stage == 0,
+                stage == len(split) - 1,
+                costs.type_of(rank_of(stage)),
+                costs.crossing_ns(stage),
+            )
+            for stage, runs_held in enumerate(layers)
         ]
 
-    def _by_rank(self, held: list[StageContent]) -> list[tuple[StageContent, ...]]:
+    def _by_rank(self, contents: list[StageContent]) -> list[tuple[StageContent, ...]]:
         """Return the contents of each rank's chunks, [P]."""
-        return [tuple(held[j] for j in stages) for stages in self.context.layout.rank_stages]
+        return [tuple(contents[j] for j in stages) for stages in self.context.layout.rank_stages]
 
-    def _replays(self, rank: int, own: tuple[StageContent, ...]) -> IntArray | None:
+    def _replays(self, rank: int, contents: tuple[StageContent, ...]) -> IntArray | None:
         """Return the minimum time beyond each stage's own minimum that each path spends on a rank's backwards for
         lack of memory, [paths] ns; None where nothing fits."""
         stages = list(self.context.layout.rank_stages[rank])
-        menus = self._menus(rank, own)
+        menus = self._menus(rank, contents)
         if menus is None:
             return None
         # Recomputation lengthens a backward as much in a pair as alone.
@@ -125,8 +131,11 @@ class SplitBounds:
             backwards = (weights @ choices).min(axis=1) if choices.shape[1] else None
         if backwards is None:
             return None
-        least = [self._options(stage, held)[1][Term.BACKWARD] for stage, held in zip(stages, own, strict=True)]
-        return np.asarray(backwards - weights @ np.array(least))
+        minima = [
+            self._options(stage, content)[1][Term.BACKWARD]
+            for stage, content in zip(stages, contents, strict=True)
+        ]
+        return np.asarray(backwards - weights @ np.array(minima))
 
     def _at_one_moment(self, rank: int, menus: Sequence[Menu], weights: IntArray) -> IntArray | None:
         """Return the minimum weighted backwards of each path [paths] over the choices that fit at the moment with
@@ -147,30 +156,30 @@ class SplitBounds:
             total[inverse == index] = value
         return np.asarray(total)
 
-    def _menus(self, rank: int, own: tuple[StageContent, ...]) -> list[Menu] | None:
+    def _menus(self, rank: int, contents: tuple[StageContent, ...]) -> list[Menu] | None:
         """Return the choices of a rank's chunks; None where a chunk has no choice that fits."""
         menus = []
-        for stage, held in zip(self.context.layout.rank_stages[rank], own, strict=True):
-            menu = self._menu(stage, held)
+        for stage, content in zip(self.context.layout.rank_stages[rank], contents, strict=True):
+            menu = self._menu(stage, content)
             if menu is None:
                 return None
             menus.append(menu)
         return menus
 
-    def _menu(self, stage: int, held: StageContent) -> Menu | None:
-        if (stage, held) not in self.menus:
-            menu = useful_items(self.context, stage, held[0], self._options(stage, held)[0])
-            self.menus[stage, held] = menu if len(menu) else None
-        return self.menus[stage, held]
+    def _menu(self, stage: int, content: StageContent) -> Menu | None:
+        if (stage, content) not in self.menus:
+            menu = useful_items(self.context, stage, content[0], self._options(stage, content)[0])
+            self.menus[stage, content] = menu if len(menu) else None
+        return self.menus[stage, content]
 
-    def _options(self, stage: int, held: StageContent) -> tuple[StageOptions, IntArray]:
+    def _options(self, stage: int, content: StageContent) -> tuple[StageOptions, IntArray]:
         """Return the recompute choices of a virtual stage, whether they fit or not, and the minimum of each term
         [Term]; only their backwards differ."""
-        if held not in self.options:
-            options = recompute_options(self.context, stage, held[0])
+        if content not in self.options:
+            options = recompute_options(self.context, stage, content[0])
             assert options is not None, "without prices there is a choice"
-            self.options[held] = options, options.terms.min(axis=1)
-        return self.options[held]
+            self.options[content] = options, options.terms.min(axis=1)
+        return self.options[content]
 
     def with_paths(self, paths: Sequence[CriticalPath]) -> SplitBounds:
         """Return a copy with other paths that shares the choices already computed."""

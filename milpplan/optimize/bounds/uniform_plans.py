@@ -49,20 +49,27 @@ def uniform_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -
     # The best constants of several node types belong to no device: dropped and replayed bytes may differ in type.
     passing = None if problem.other_hardware else _TransientBytes.of(costs.distinct, modes)
     for rows, group in groups(problem, columns, costs):
-        held = _HeldLayers.of(problem, group)
+        rank_layers = _RankLayers.of(problem, group)
         passes = None if passing is None else passing.take(costs.place[rows])
-        peaks = _memory(group, held, passes)
+        peaks = _memory(group, rank_layers, passes)
         memory[rows] = peaks
         fits = peaks * SAFETY <= capacity
-        some = np.flatnonzero(fits.any(axis=1))
-        if not len(some):
+        with_fit = np.flatnonzero(fits.any(axis=1))
+        if not len(with_fit):
             continue
-        group, held, rows, fits = group.take(some), held.take(some), rows[some], fits[some]
-        around = _Surroundings.of(problem, group, held, columns.take(rows), costs.take(rows))
+        group, rank_layers, rows, fits = (
+            group.take(with_fit),
+            rank_layers.take(with_fit),
+            rows[with_fit],
+            fits[with_fit],
+        )
+        surroundings = _Surroundings.of(problem, group, rank_layers, columns.take(rows), costs.take(rows))
         for index in range(len(modes)):
-            own = np.flatnonzero(fits[:, index])
-            if len(own):
-                time[rows[own], index] = _time(group.take(own), held.take(own), index, around.take(own))
+            fitting = np.flatnonzero(fits[:, index])
+            if len(fitting):
+                time[rows[fitting], index] = _time(
+                    group.take(fitting), rank_layers.take(fitting), index, surroundings.take(fitting)
+                )
     return UniformBounds(time * SAFETY, memory * SAFETY)
 
 
@@ -72,8 +79,8 @@ def uniform_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArr
     They are the longest path sums of layers without recomputation. Zero where the schedule runs pairs, which may
     be shorter than their layers.
 
-    Where all layers are alike, the virtual stages are equal and no backward is split, the longest path is the one
-    through the last rank: m + (P - 1) / v times the layers of a rank, forward and backward.
+    If all layers are of one kind, the virtual stages are equal and no backward is split, the longest path is the
+    one through the last rank: m + (P - 1) / v times the layers of a rank, forward and backward.
     """
     layer_rows, layer = distinct_layers(problem, columns)
     layers = layer_durations_ns(problem, columns.take(layer_rows)).astype(np.float64)
@@ -86,61 +93,65 @@ def uniform_compute_bounds(problem: Problem, columns: LayoutColumns) -> FloatArr
     time = passes * (problem.model.num_layers / part.pp) * layers[0, :2].sum(axis=0)[layer]
     rest = np.flatnonzero(~equal)
     for rows, group in groups_of(problem, part.take(rest), CostColumns.of_layers(layers), layer[rest]):
-        time[rest[rows]] = _time(group, _HeldLayers.of(problem, group), 0, None)
+        time[rest[rows]] = _time(group, _RankLayers.of(problem, group), 0, None)
     return np.where(part.runs_pairs, 0.0, time * SAFETY)[same]
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldLayers:
+class _RankLayers:
     """Layers of each kind on each rank, in its first and in its last chunk: [K, P, u] for the u numbers of virtual
     stages that occur.
 
-    ``fewest`` [u]: layers of the smallest virtual stage; ``place`` [r]: index of each layout.
+    ``min_stage_layers`` [u]: layers of the smallest virtual stage. ``index`` [r]: column of each layout.
     """
 
     total: FloatArray
     first: FloatArray
     last: FloatArray
-    fewest: FloatArray
-    place: IntArray
+    min_stage_layers: FloatArray
+    index: IntArray
 
     @staticmethod
-    def of(problem: Problem, group: Group) -> _HeldLayers:
+    def of(problem: Problem, group: Group) -> _RankLayers:
         kinds, pp = np.array(problem.model.layer_kinds), group.num_ranks
         layers, num_kinds = len(kinds), len(problem.model.kinds)
         prefix = np.zeros((num_kinds, layers + 1), dtype=np.int64)
         for kind in range(num_kinds):
             np.cumsum(kinds == kind, out=prefix[kind, 1:])
-        values, place = np.unique(group.vpp, return_inverse=True)
+        values, index = np.unique(group.vpp, return_inverse=True)
         total = np.zeros((num_kinds, pp, len(values)))
-        first, last, fewest = np.zeros_like(total), np.zeros_like(total), np.zeros(len(values))
+        first, last, min_stage_layers = np.zeros_like(total), np.zeros_like(total), np.zeros(len(values))
         for column, vpp in enumerate(values.astype(np.int64).tolist()):
             each = -(-layers // (pp * vpp))
             edges = prefix[:, np.minimum(np.arange(pp * vpp + 1) * each, layers)]
-            fewest[column] = max(0, layers - each * (pp * vpp - 1))
-            held = np.diff(edges, axis=1).reshape(num_kinds, vpp, pp)
+            min_stage_layers[column] = max(0, layers - each * (pp * vpp - 1))
+            chunk_layers = np.diff(edges, axis=1).reshape(num_kinds, vpp, pp)
             if group.schedule_class is ScheduleClass.V:
-                held[:, 1] = held[:, 1, ::-1].copy()
-            total[..., column], first[..., column], last[..., column] = held.sum(axis=1), held[:, 0], held[:, -1]
-        return _HeldLayers(total, first, last, fewest, place)
+                chunk_layers[:, 1] = chunk_layers[:, 1, ::-1].copy()
+            total[..., column], first[..., column], last[..., column] = (
+                chunk_layers.sum(axis=1),
+                chunk_layers[:, 0],
+                chunk_layers[:, -1],
+            )
+        return _RankLayers(total, first, last, min_stage_layers, index)
 
-    def take(self, rows: IntArray) -> _HeldLayers:
+    def take(self, rows: IntArray) -> _RankLayers:
         """Return the chosen layouts."""
-        return _HeldLayers(self.total, self.first, self.last, self.fewest, self.place[rows])
+        return _RankLayers(self.total, self.first, self.last, self.min_stage_layers, self.index[rows])
 
     def on_ranks(self, per_layer: FloatArray) -> FloatArray:
         """Return sum_k layers of kind k * per_layer [K, r] (or [K, P, r]) on each rank, [P, r]."""
-        return _over(self.total, self.place, per_layer)
+        return _over(self.total, self.index, per_layer)
 
     def in_first_chunks(self, per_layer: FloatArray) -> FloatArray:
         """Return sum_k layers of kind k * per_layer in the first chunk of each rank, [P, r]."""
-        return _over(self.first, self.place, per_layer)
+        return _over(self.first, self.index, per_layer)
 
 
-def _over(held: FloatArray, place: IntArray, per_layer: FloatArray) -> FloatArray:
-    total = held[0][:, place] * per_layer[0]
-    for layers, value in zip(held[1:], per_layer[1:], strict=True):
-        total += layers[:, place] * value
+def _over(chunk_layers: FloatArray, index: IntArray, per_layer: FloatArray) -> FloatArray:
+    total = chunk_layers[0][:, index] * per_layer[0]
+    for layers, value in zip(chunk_layers[1:], per_layer[1:], strict=True):
+        total += layers[:, index] * value
     return np.asarray(total)
 
 
@@ -164,26 +175,30 @@ class _Surroundings:
 
     @staticmethod
     def of(
-        problem: Problem, group: Group, held: _HeldLayers, columns: LayoutColumns, costs: CostTable
+        problem: Problem, group: Group, rank_layers: _RankLayers, columns: LayoutColumns, costs: CostTable
     ) -> _Surroundings:
         """Compute the times for a group with ``columns`` and ``costs``."""
-        own = costs.distinct
-        reduce, gather = (values[:, costs.place].astype(np.float64) for values in (own.reduce_ns, own.gather_ns))
+        constants = costs.distinct
+        reduce, gather = (
+            values[:, costs.place].astype(np.float64) for values in (constants.reduce_ns, constants.gather_ns)
+        )
         kinds = np.array(problem.model.layer_kinds)
         # The first and the last layer of virtual stage 0, which holds the head where it is the only stage.
         front, back = kinds[0], kinds[-(-len(kinds) // (columns.pp * columns.vpp)) - 1]
-        edge = own.edge_ns[:2, back, costs.place].astype(np.float64)
-        edge += np.where(columns.pp * columns.vpp == 1, own.head_ns[:2, costs.place], 0)
-        every_reduce, every_gather = (_on_ranks_with_ends(group, held, values) for values in (reduce, gather))
+        edge = constants.edge_ns[:2, back, costs.place].astype(np.float64)
+        edge += np.where(columns.pp * columns.vpp == 1, constants.head_ns[:2, costs.place], 0)
+        every_reduce, every_gather = (
+            _on_ranks_with_ends(group, rank_layers, values) for values in (reduce, gather)
+        )
         early, late = columns.overlap_param_gather.astype(bool), columns.overlap_grad_reduce.astype(bool)
         start = np.where(early, gather[front] + gather[EMBEDDING], every_gather[0])
-        first_end = np.where(early, _of_first_stage(held, columns, gather) + edge[0], 0.0)
-        reduced = _of_first_stage(held, columns, reduce) + edge[1]
+        first_end = np.where(early, _of_first_stage(rank_layers, columns, gather) + edge[0], 0.0)
+        reduced = _of_first_stage(rank_layers, columns, reduce) + edge[1]
         trail = np.where(late, 0.0, every_reduce)
         if group.schedule_class is not ScheduleClass.V:
             trail[0] += np.where(late, reduce[front] + reduce[EMBEDDING], 0.0)
         counted = late & (group.schedule_class is not ScheduleClass.V) & ~columns.split_backward
-        barrier = own.barrier_ns[costs.place].astype(np.float64)
+        barrier = constants.barrier_ns[costs.place].astype(np.float64)
         return _Surroundings(start, first_end, trail, np.where(counted, reduced, 0.0), barrier)
 
     def take(self, rows: IntArray) -> _Surroundings:
@@ -192,35 +207,37 @@ class _Surroundings:
         return _Surroundings(*(value.take(rows, axis=-1) for value in values))
 
 
-def _on_ranks_with_ends(group: Group, held: _HeldLayers, values: FloatArray) -> FloatArray:
+def _on_ranks_with_ends(group: Group, rank_layers: _RankLayers, values: FloatArray) -> FloatArray:
     """Return sums over the layers and ends of every rank, [P, r], of ``values`` [K + 2, r]."""
-    total = held.on_ranks(values[:EMBEDDING])
+    total = rank_layers.on_ranks(values[:EMBEDDING])
     total[0] += values[EMBEDDING]
     total[group.head_rank] += values[HEAD]
     return total
 
 
-def _of_first_stage(held: _HeldLayers, columns: LayoutColumns, values: FloatArray) -> FloatArray:
+def _of_first_stage(rank_layers: _RankLayers, columns: LayoutColumns, values: FloatArray) -> FloatArray:
     """Return sums over the layers and ends of virtual stage 0, [r], of ``values`` [K + 2, r]."""
-    total = held.in_first_chunks(values[:EMBEDDING])[0] + values[EMBEDDING]
+    total = rank_layers.in_first_chunks(values[:EMBEDDING])[0] + values[EMBEDDING]
     return np.asarray(total + np.where(columns.pp * columns.vpp == 1, values[HEAD], 0.0))
 
 
-def _time(group: Group, held: _HeldLayers, mode: int, around: _Surroundings | None) -> FloatArray:
-    """Return the longest path sum; with ``around`` None of the work items alone."""
-    costs, turns = group.costs, group.schedule_class is ScheduleClass.V
-    paths = _work_paths(group, held, mode)
-    if around is not None:
-        alone = group.num_ranks * group.vpp == 1
+def _time(group: Group, rank_layers: _RankLayers, mode: int, surroundings: _Surroundings | None) -> FloatArray:
+    """Return the longest path sum; without ``surroundings`` of the work items alone."""
+    costs, is_v = group.costs, group.schedule_class is ScheduleClass.V
+    paths = _work_paths(group, rank_layers, mode)
+    if surroundings is not None:
+        single_stage = group.num_ranks * group.vpp == 1
         first, last = (
-            held.in_first_chunks(layers)[0] + costs.embedding[part] + np.where(alone, costs.head[part], 0.0)
+            rank_layers.in_first_chunks(layers)[0]
+            + costs.embedding[part]
+            + np.where(single_stage, costs.head[part], 0.0)
             for part, layers in enumerate(_passes(group, mode))
         )
-        after = around.trail.copy()
-        after[0] = np.maximum(after[0], around.reduced - last)
-        paths += after if turns else after[0]
-        paths += np.maximum(around.start, around.first_end - first) + around.barrier
-    optimizer = held.on_ranks(costs.optimizer)
+        after = surroundings.trail.copy()
+        after[0] = np.maximum(after[0], surroundings.reduced - last)
+        paths += after if is_v else after[0]
+        paths += np.maximum(surroundings.start, surroundings.first_end - first) + surroundings.barrier
+    optimizer = rank_layers.on_ranks(costs.optimizer)
     optimizer[0] += costs.end_optimizer[0]
     optimizer[group.head_rank] += costs.end_optimizer[1]
     return np.asarray(paths.max(axis=0) + optimizer.max(axis=0))
@@ -233,29 +250,32 @@ def _passes(group: Group, mode: int) -> tuple[FloatArray, FloatArray]:
     return forward, costs.backward + costs.extra[mode]
 
 
-def _work_paths(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
+def _work_paths(group: Group, rank_layers: _RankLayers, mode: int) -> FloatArray:
     """Return the paths through each rank s, work items and transfers alone, [P, r].
 
     They go from the first forward of rank 0 to the last backward of rank 0, under V schedules to the last item of
     rank s.
     """
     costs, pp, m = group.costs, group.num_ranks, group.micro_batches
-    (forward, backward), turns = _passes(group, mode), group.schedule_class is ScheduleClass.V
-    ramp = held.in_first_chunks(forward if turns else forward + backward)
-    ramp[0] += costs.embedding[0] if turns else costs.embedding.sum(axis=0)
-    f, b = held.on_ranks(forward), held.on_ranks(backward)
-    w = held.on_ranks(costs.weight) if turns or group.waiting is not None else np.zeros_like(f)
-    for part, own in enumerate((f, b, w)):
-        own[0] += costs.embedding[part]
-        own[group.head_rank] += costs.head[part]
-    paths = np.cumsum(ramp, axis=0) - ramp + m * (f + b) + (1 if turns else 2) * group.ranks * costs.transfer
-    if turns:
+    (forward, backward), is_v = _passes(group, mode), group.schedule_class is ScheduleClass.V
+    ramp = rank_layers.in_first_chunks(forward if is_v else forward + backward)
+    ramp[0] += costs.embedding[0] if is_v else costs.embedding.sum(axis=0)
+    f, b = rank_layers.on_ranks(forward), rank_layers.on_ranks(backward)
+    w = rank_layers.on_ranks(costs.weight) if is_v or group.waiting is not None else np.zeros_like(f)
+    for part, times in enumerate((f, b, w)):
+        times[0] += costs.embedding[part]
+        times[group.head_rank] += costs.head[part]
+    paths = np.cumsum(ramp, axis=0) - ramp + m * (f + b) + (1 if is_v else 2) * group.ranks * costs.transfer
+    if is_v:
         paths += m * w
     if costs.saved is not None and group.pairs is not None:
         # Forwards of one chunk run in pairs with backwards of the other.
-        every, first = ([place(saved) for saved in costs.saved] for place in (held.on_ranks, held.in_first_chunks))
-        one, other = group.pairs
-        paths -= one * (first[0] + every[1] - first[1]) + other * (every[0] - first[0] + first[1])
+        every, first = (
+            [sum_layers(saved) for saved in costs.saved]
+            for sum_layers in (rank_layers.on_ranks, rank_layers.in_first_chunks)
+        )
+        first_pairs, second_pairs = group.pairs
+        paths -= first_pairs * (first[0] + every[1] - first[1]) + second_pairs * (every[0] - first[0] + first[1])
     if group.schedule_class is ScheduleClass.PLAIN:
         whole, on_forward, on_backward, on_weight, transfers = path_coefficients(m, group.schedule, pp)
         deep = whole * (f + b).sum(axis=0) + on_forward * f + on_backward * b + transfers * costs.transfer
@@ -265,7 +285,7 @@ def _work_paths(group: Group, held: _HeldLayers, mode: int) -> FloatArray:
 
 def rank_work(problem: Problem, group: Group, mode: int) -> FloatArray:
     """Return the serial work of every rank in a step with one recompute setting, [P, r]: no schedule is faster."""
-    costs, layers = group.costs, _HeldLayers.of(problem, group)
+    costs, layers = group.costs, _RankLayers.of(problem, group)
     pass_ns = layers.on_ranks(sum(_passes(group, mode), costs.weight))
     pass_ns[0] += costs.embedding.sum(axis=0)
     pass_ns[group.head_rank] += costs.head.sum(axis=0)
@@ -300,32 +320,34 @@ class _TransientBytes:
         return _TransientBytes(self.alone[..., rows], self.beyond_head[..., rows], self.beside[..., rows])
 
 
-def _passing_bytes(group: Group, held: _HeldLayers, passing: _TransientBytes, mode: int) -> FloatArray:
+def _passing_bytes(group: Group, rank_layers: _RankLayers, passing: _TransientBytes, mode: int) -> FloatArray:
     """Return the transient bytes on every rank at the peak, beside the head's temporary bytes, [P, r].
 
     With one chunk they are exact where all layers are of one kind; with several they are the minimum over virtual
     stages.
     """
     if group.schedule_class is ScheduleClass.PLAIN:
-        layers = held.total.sum(axis=0)[:, held.place]
-        if (held.total > 0).all():
+        layers = rank_layers.total.sum(axis=0)[:, rank_layers.index]
+        if (rank_layers.total > 0).all():
             bytes_ = np.repeat(passing.alone[mode].max(axis=0)[None], group.num_ranks, axis=0)
             bytes_[-1] = passing.beyond_head[mode].max(axis=0)
         else:
-            there = held.total[:, :, held.place] > 0
+            there = rank_layers.total[:, :, rank_layers.index] > 0
             bytes_ = np.where(there, passing.alone[mode][:, None], 0.0).max(axis=0)
             bytes_[-1] = np.where(there[:, -1], passing.beyond_head[mode], 0.0).max(axis=0)
     else:
-        layers = held.fewest[held.place][None]
+        layers = rank_layers.min_stage_layers[rank_layers.index][None]
         bytes_ = np.repeat(passing.alone[mode].min(axis=0)[None], group.num_ranks, axis=0)
         bytes_[group.head_rank] = passing.beyond_head[mode].min(axis=0)
         bytes_ = np.where(layers > 0, bytes_, 0.0)
     return np.asarray(bytes_ + np.where(layers > 1, passing.beside[mode].min(axis=0), 0.0))
 
 
-def _live_layers(group: Group, held: _HeldLayers) -> FloatArray:
+def _live_layers(group: Group, rank_layers: _RankLayers) -> FloatArray:
     """Return layers of each kind times the micro-batches alive in them when a rank's warm-up ends, [K, P, r]."""
-    total, first, last = (chunks[:, :, held.place] for chunks in (held.total, held.first, held.last))
+    total, first, last = (
+        chunks[:, :, rank_layers.index] for chunks in (rank_layers.total, rank_layers.first, rank_layers.last)
+    )
     if group.schedule_class is ScheduleClass.PLAIN:
         return np.asarray(total * group.live[0])
     in_last, in_first = group.live[:2]
@@ -335,19 +357,19 @@ def _live_layers(group: Group, held: _HeldLayers) -> FloatArray:
     return np.asarray(other * total + (in_first - other) * first + (in_last - other) * last)
 
 
-def _memory(group: Group, held: _HeldLayers, passing: _TransientBytes | None) -> FloatArray:
+def _memory(group: Group, rank_layers: _RankLayers, passing: _TransientBytes | None) -> FloatArray:
     """Return bytes of the fullest rank when its warm-up ends, [r, M].
 
     Exact for gpipe and 1f1b up to the transient bytes (``_passing_bytes``; none where ``passing`` is None).
     """
-    live, peaks = _live_layers(group, held), []
-    states = held.on_ranks(group.state_bytes_per_layer) + group.costs.buffers
+    live, peaks = _live_layers(group, rank_layers), []
+    states = rank_layers.on_ranks(group.state_bytes_per_layer) + group.costs.buffers
     embedding, head = end_bytes(group)
     states[0] += embedding
     states[group.head_rank] += head
     for mode, kept in enumerate(group.costs.kept):
         total = states + over_kinds(kept[:, None], live)
         if passing is not None:
-            total += _passing_bytes(group, held, passing, mode)
+            total += _passing_bytes(group, rank_layers, passing, mode)
         peaks.append(total.max(axis=0))
     return np.stack(peaks, axis=1)

@@ -200,7 +200,7 @@ class CompactRelaxation:
         objective[width + 1 :] = UNPLACED_PRICE
         rows = [
             self._placed(total),
-            self._held(),
+            self._recompute_rows(),
             *self._layers(),
             self._memory(),
             *self._host(),
@@ -246,7 +246,7 @@ class CompactRelaxation:
             matrix[k, self.num_counts + 1 + k] = 1
         return Rows.dense([f"kinds_are_placed[{k}]" for k in range(K)], matrix, total, total)
 
-    def _held(self) -> Rows:
+    def _recompute_rows(self) -> Rows:
         """recompute_is_held: f_jk + s_jk - n_jk <= 0, = 0 where every layer must be recomputed."""
         size = self.num_counts // 3
         eye = np.eye(size, dtype=np.int64)
@@ -293,16 +293,16 @@ class CompactRelaxation:
             stages = list(context.layout.rank_stages[rank])
             count = np.array(live[:v], dtype=np.int64)[:, None]
             waiting = np.array(live[v:] or (0,) * v, dtype=np.int64)[:, None]
-            own = np.zeros((3, v, len(context.problem.model.kinds)), dtype=np.int64)
-            own[0] = (states[:-2] + count * costs.kept_bytes + waiting * costs.deferred_bytes) // unit
+            coefficients = np.zeros((3, v, len(context.problem.model.kinds)), dtype=np.int64)
+            coefficients[0] = (states[:-2] + count * costs.kept_bytes + waiting * costs.deferred_bytes) // unit
             # The running stage replays one layer: with f + s of at most n layers recomputed, the largest replay
             # is at least their mean, (f dropped_full + s dropped_selective) / n.
             max_layers = max(1, context.max_layers(stages[running]))
             replay = np.zeros_like(count)
             replay[running] = 1
             for mode, dropped in ((1, costs.dropped_full_bytes), (2, costs.dropped_selective_bytes)):
-                own[mode] = (-count * dropped + replay * (dropped // max_layers)) // unit
-            matrix[row][:, stages] = own
+                coefficients[mode] = (-count * dropped + replay * (dropped // max_layers)) // unit
+            matrix[row][:, stages] = coefficients
             fixed, last = int(costs.buffer_bytes), stages[running] == J - 1
             if rank == 0:
                 fixed += int(states[EMBEDDING]) + live[0] * int(costs.embedding_kept_bytes)

@@ -119,8 +119,8 @@ class LayoutState:
         nearby = []
         for rank in ascending(np.linspace(0, P - 1, NEARBY).astype(np.int64)):
             slower = point.copy()
-            own = np.ix_(WORK + PAIRED, self.context.layout.rank_stages[rank])
-            slower[own] += slower[own] // 50
+            rank_terms = np.ix_(WORK + PAIRED, self.context.layout.rank_stages[rank])
+            slower[rank_terms] += slower[rank_terms] // 50
             nearby.append(slower)
         return nearby
 

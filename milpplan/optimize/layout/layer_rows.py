@@ -66,8 +66,8 @@ def order_sides(context: LayoutContext) -> Sides:
     K = len(model.kinds)
     if K == 1:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    own = np.array(model.layer_kinds)[:, None] == np.arange(K)
-    before = np.concatenate([np.zeros((1, K), dtype=np.int64), own.cumsum(axis=0)])
+    is_kind = np.array(model.layer_kinds)[:, None] == np.arange(K)
+    before = np.concatenate([np.zeros((1, K), dtype=np.int64), is_kind.cumsum(axis=0)])
     first, last = layers_up_to(context.layer_bounds, model.num_layers)
     lower = np.concatenate([before[first], before[-1] - before[model.num_layers - last]]).reshape(-1)
     return lower, np.full(len(lower), INFINITY)

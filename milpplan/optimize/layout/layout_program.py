@@ -1,4 +1,4 @@
-"""The integer program of one layout: which layers in which virtual stage, how many of them recomputed.
+"""Integer program of one layout: the layers of each virtual stage, and how many of them are recomputed.
 
 Sets: J virtual stages on P ranks; items I_j of stage j's menu (``stage_options``); runs r of
 equal layers, N_r long.

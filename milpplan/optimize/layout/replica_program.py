@@ -1,14 +1,14 @@
-"""The integer program of a layout with replicas of different make: the programs of its views, tied by the layers.
+"""Integer program of a layout with heterogeneous replicas: the programs of its views, coupled by the layers.
 
 Sets and variables: those of ``layout_program`` once for each view v (node type), with items x_vji; one z for all.
 
     minimise z
-    all rows of each view's program, in the same units: z >= path_p(x_v) for the paths of v's own graph
+    all rows of each view's program, in equal units: z >= path_p(x_v) for the paths of v's own graph
     same_layers             sum_i runs_vjir x_vji = sum_i runs_0jir x_0ji        every view v > 0, stage j, run r
 
-Replicas of both types hold the same layers, each recomputes what its own memory asks for. The step is the longest
-of the views' steps, so z is no more than it at every plan: a relaxation, tight like those of the views. No view
-misses an item that another view's menu leaves out for one with the same layers.
+Replicas of all types hold the same layers, and each recomputes what its own memory requires. The step is the
+longest of the views' steps, so z is at most the step of every plan: a relaxation, as tight as those of the views.
+An item that a view's menu drops in favour of an item with equal layers is not needed by other views.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class JointProgram:
         starts = np.cumsum([0, *(int(view.offsets[-1]) for view in self.views)])
         names, matrix = [], []
         for index, view in enumerate(self.views[1:], start=1):
-            for j, (own, menu) in enumerate(zip(first.menus, view.menus, strict=True)):
-                for run in range(own.runs.shape[1]):
+            for j, (first_menu, menu) in enumerate(zip(first.menus, view.menus, strict=True)):
+                for run in range(first_menu.runs.shape[1]):
                     row = np.zeros(width, dtype=np.int64)
-                    row[first.offsets[j] : first.offsets[j + 1]] = -own.runs[:, run]
+                    row[first.offsets[j] : first.offsets[j + 1]] = -first_menu.runs[:, run]
                     view_offsets = starts[index] + view.offsets
                     row[view_offsets[j] : view_offsets[j + 1]] = menu.runs[:, run]
                     names.append(f"same_layers[{index},{j},{run}]")
@@ -119,16 +119,16 @@ class JointProgram:
 
         Ranks of the second view are numbered after those of the first.
         """
-        for number, (view, own) in enumerate(zip(self.views, self.choices(choice), strict=True)):
-            rank = view.overfull_rank(own)
+        for index, (view, view_choice) in enumerate(zip(self.views, self.choices(choice), strict=True)):
+            rank = view.overfull_rank(view_choice)
             if rank is not None:
-                return number * view.context.layout.pp + rank
+                return index * view.context.layout.pp + rank
         return None
 
     def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
         """Exclude the combination of items that a rank cannot hold together."""
-        number, own = divmod(rank, self.views[0].context.layout.pp)
-        self.views[number].forbid_rank_items(self.choices(choice)[number], own)
+        index, own_rank = divmod(rank, self.views[0].context.layout.pp)
+        self.views[index].forbid_rank_items(self.choices(choice)[index], own_rank)
 
 
 def _moved(rows: Rows, start: int, width: int, z: int, view: int) -> Rows:

@@ -57,8 +57,8 @@ class CbcBackend:
     def version(self) -> str:
         """Return the version that the executable prints."""
         log = _run([_executable(), "-quit"], Limits(), Path.cwd())
-        found = re.search(r"^Version:\s*(\S+)", log, re.MULTILINE)
-        return f"CBC {found.group(1)}" if found else "CBC"
+        match = re.search(r"^Version:\s*(\S+)", log, re.MULTILINE)
+        return f"CBC {match.group(1)}" if match else "CBC"
 
     def solve(self, program: Program, limits: Limits) -> Solution:
         """Solve with both gaps zero unless ``limits.relative_gap`` says otherwise."""
@@ -102,8 +102,8 @@ def _solve(program: Program, limits: Limits, presolve: bool) -> Solution:
             raise _cut_off(answer)
         raw = first.partition(" - objective value")[0].strip()
         status = _status(raw, program)
-        found = status in ("optimal", "feasible")
-        values = _values(directory / "answer.bin", program) * scaling.columns if found else None
+        has_values = status in ("optimal", "feasible")
+        values = _values(directory / "answer.bin", program) * scaling.columns if has_values else None
     return _solution(program, status, values, raw, log, time.perf_counter() - start)
 
 
@@ -157,8 +157,8 @@ def _output(process: subprocess.Popen[bytes], kill_after_s: float, cancelled: Ca
     """Return all that a process prints, until it ends or is cancelled."""
     until = time.monotonic() + kill_after_s
     while True:
-        left = until - time.monotonic()
-        wait_s = left if cancelled is None else min(left, POLL_S)
+        seconds_left = until - time.monotonic()
+        wait_s = seconds_left if cancelled is None else min(seconds_left, POLL_S)
         try:
             return process.communicate(timeout=None if wait_s == math.inf else max(wait_s, 0.0))[0]
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The degrees of a layout as integer variables, and the layout rules as rows over them.
+"""Degrees of a layout as integer variables, and the layout rules as rows over them.
 
 Sets: degrees and switches d (``tp``, ``schedule``, ...), candidate values V_d, primes q, legal layouts l.
 Variables: d in V_d, [d=v] in {0, 1}, layout_l in {0, 1}. exp_q(v) is the exponent of q in v.
@@ -136,7 +136,7 @@ def rules(problem: Problem) -> dict[str, Rule]:
     named_rules |= SHARDING_RULES | INFERENCE_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         named_rules |= EXPERT_RULES
-        # With the pipeline outermost both grids agree whatever the degrees: no need to try all combinations.
+        # With the pipeline outermost both grids agree for all degrees: no need to try all combinations.
         if not all(order.endswith("pp") for order in problem.space.rank_order):
             named_rules |= ORDER_RULES
     else:

@@ -52,12 +52,12 @@ class LayoutBlock:
         """Number of items of all menus."""
         return 0 if self.program is None else int(self.program.offsets[-1])
 
-    def least(self) -> Fraction:
+    def objective_lower_bound(self) -> Fraction:
         """Return a lower bound of the objective of the menus' plans."""
         assert self.program is not None
         return int(self.program.bases().max()) * self.weight
 
-    def most(self) -> Fraction:
+    def objective_upper_bound(self) -> Fraction:
         """Return an upper bound of the objective: all work, transfers and communication one after another."""
         if self.program is None:
             return Fraction(0)
@@ -115,9 +115,9 @@ def coarsened(rows: Rows) -> Rows:
     """
     entry = rows.entry_rows()
     size = np.bincount(entry, np.abs(rows.coefficients).astype(np.float64), len(rows))
-    least = np.zeros(len(rows), dtype=np.int64)
-    np.minimum.at(least, entry, rows.coefficients)
-    of_bytes = (least >= 0) & (rows.lower <= MINUS_INFINITY) & (rows.upper < INFINITY)
+    min_coefficients = np.zeros(len(rows), dtype=np.int64)
+    np.minimum.at(min_coefficients, entry, rows.coefficients)
+    of_bytes = (min_coefficients >= 0) & (rows.lower <= MINUS_INFINITY) & (rows.upper < INFINITY)
     factor = np.where(of_bytes, np.maximum(1, np.ceil(size / ROW_MAGNITUDE)), 1).astype(np.int64)
     upper = np.where(rows.upper < INFINITY, rows.upper // factor, INFINITY)
     return replace(rows, coefficients=rows.coefficients // factor[entry], upper=upper)

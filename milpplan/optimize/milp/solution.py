@@ -188,9 +188,9 @@ def running(what: str) -> Iterator[None]:
             f"{what} was {error}.", "Expected it to keep its time limit.", "Use another backend."
         ) from error
     except OSError as error:
-        place = "" if error.filename is None else f" ({error.filename})"
+        file = "" if error.filename is None else f" ({error.filename})"
         raise UnavailableError(
-            f"{what} could not run: {error.strerror or error}{place}.",
+            f"{what} could not run: {error.strerror or error}{file}.",
             "Expected room for its files in the temporary folder, and free memory.",
             "Let TMPDIR name a folder with room, or free memory.",
         ) from error
@@ -224,8 +224,8 @@ class _Aside:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        own = threading.current_thread().name == SOLVER_THREAD
-        return getattr(sys.stderr if own else self._stream, name)
+        in_solver = threading.current_thread().name == SOLVER_THREAD
+        return getattr(sys.stderr if in_solver else self._stream, name)
 
 
 def end_if(cancelled: Callable[[], bool] | None) -> None:

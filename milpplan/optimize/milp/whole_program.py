@@ -124,7 +124,7 @@ class _WholeProgram:
         _require_small(problem, len(columns), max_layouts)
         blocks = _blocks(problem, columns)
         grain = Fraction(1, lcm(*(block.weight.denominator for block in blocks)))
-        cutoff = max((block.most() for block in blocks), default=Fraction(0))
+        cutoff = max((block.objective_upper_bound() for block in blocks), default=Fraction(0))
         monolith = _WholeProgram(problem, columns, blocks, grain, cutoff)
         for block in blocks:
             monolith._balanced(block)
@@ -165,7 +165,9 @@ class _WholeProgram:
         """Build the whole program, in units as fine as the row magnitudes allow."""
         for block in self.blocks:
             block.cut(self.cutoff)
-        self.base = floor(min((block.least() for block in self.blocks if block.program), default=0))
+        self.base = floor(
+            min((block.objective_lower_bound() for block in self.blocks if block.program), default=0)
+        )
         self.unit = max(1, ceil((self.cutoff - self.base) / RESOLUTION))
         built = self._assembled()
         magnitude = built.max_row_magnitude()

@@ -112,9 +112,9 @@ class CandidateLayouts:
 
     def closed_again(self) -> CandidateLayouts:
         """Return a copy with the same blocks and groups and nothing opened."""
-        again, own = copy(self), self.closed
-        again.closed = self._closed(own.groups, np.zeros_like(own.opened), own.whole, own.block_values)
-        return again
+        copied, state = copy(self), self.closed
+        copied.closed = self._closed(state.groups, np.zeros_like(state.opened), state.whole, state.block_values)
+        return copied
 
     def prepare(self, stop: Stop) -> None:
         """Bound every block; where there are few groups, split all blocks at once. Stops when time is up."""
@@ -257,17 +257,21 @@ class CandidateLayouts:
     def pieces(self) -> Iterator[LayoutClass]:
         """Yield the classes of all closed layouts: first those of groups, then those of whole blocks."""
         closed = np.flatnonzero(~self.closed.opened)
-        several = self.groups.interleaved[closed]
+        interleaved = self.groups.interleaved[closed]
         sizes, fit = self.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)
-        yield LayoutClass(self.values[closed], sizes, fit, several, ~several)
+        yield LayoutClass(self.values[closed], sizes, fit, interleaved, ~interleaved)
         whole = np.flatnonzero(self.whole)
         chunks = self.space.stages.alike(("vpp",)).choices
         rows, number, first, group = chunks.lists()
-        several = np.zeros(len(first), dtype=np.bool_)
-        plain = several.copy()
-        np.logical_or.at(several, number, chunks.table["vpp"][rows] > 1)
+        interleaved = np.zeros(len(first), dtype=np.bool_)
+        plain = interleaved.copy()
+        np.logical_or.at(interleaved, number, chunks.table["vpp"][rows] > 1)
         np.logical_or.at(plain, number, chunks.table["vpp"][rows] == 1)
-        own = group[whole]
+        list_of_block = group[whole]
         yield LayoutClass(
-            self.block_values[whole], self.space.sizes[whole], self.fits[whole], several[own], plain[own]
+            self.block_values[whole],
+            self.space.sizes[whole],
+            self.fits[whole],
+            interleaved[list_of_block],
+            plain[list_of_block],
         )

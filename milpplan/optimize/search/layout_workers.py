@@ -52,29 +52,28 @@ class Peer:
 
 @dataclass(slots=True)
 class LayoutWorkers:
-    """Worker pool around the queue of this process, ``own``; ``best_value`` returns the current incumbent's
-    objective."""
+    """Worker pool around the queue of this process; ``best_value`` returns the current incumbent's objective."""
 
-    own: LayoutQueue
+    queue: LayoutQueue
     best_value: Callable[[], float]
     peers: list[Peer] = field(default_factory=list)
 
     @property
     def options(self) -> SolveOptions:
         """Options of the solve."""
-        return self.own.solver.options
+        return self.queue.solver.options
 
     def run(self) -> Generator[LayoutResult]:
         """Yield the results of the layouts until all are decided or time is up."""
         others = num_workers(self.options) - 1 if can_start() else 0
-        yield from self.own.run(ALONE_S if others else np.inf)
-        others = min(others, len(self.own.heap) - 1)
-        if others <= 0 or self.own.solver.out_of_time():
-            yield from self.own.run()
+        yield from self.queue.run(ALONE_S if others else np.inf)
+        others = min(others, len(self.queue.heap) - 1)
+        if others <= 0 or self.queue.solver.out_of_time():
+            yield from self.queue.run()
             return
         try:
             self._start(others)
-            yield from self.own.run(STARTING_S)
+            yield from self.queue.run(STARTING_S)
             yield from self._rounds()
         finally:
             self.close()
@@ -86,7 +85,7 @@ class LayoutWorkers:
                 with running("A process that works for the solve"):
                     self.peers.append(Peer(WorkerProcess(self._init())))
         except UnavailableError as error:
-            self.own.solver.without(error)
+            self.queue.solver.without(error)
 
     def close(self) -> None:
         """End the other processes."""
@@ -98,22 +97,22 @@ class LayoutWorkers:
 
     def _init(self) -> WorkerInit:
         options = replace(self.options, callback=None, cancelled=None, on_program=None, warm_start=None)
-        return WorkerInit(self.own.problem, options, self.own.keep_below, self.options.on_program is not None)
+        return WorkerInit(self.queue.problem, options, self.queue.keep_below, self.options.on_program is not None)
 
     def _rounds(self) -> Iterator[LayoutResult]:
-        entries = sorted(self.own.heap)
+        entries = sorted(self.queue.heap)
         mine = {row for _, _, row in entries[:: len(self.peers) + 1]}
-        self.own.drop(entry[-1] for _, entry in self.own.begun() if entry[-1] not in mine)
-        fresh = [entry for entry in entries if entry[-1] not in self.own.begun_rows]
-        self.own.give_back()
-        while not self.own.solver.out_of_time():
-            threshold_value = float(threshold(self.best_value(), self.options.gap, self.own.keep_below))
+        self.queue.drop(entry[-1] for _, entry in self.queue.begun() if entry[-1] not in mine)
+        fresh = [entry for entry in entries if entry[-1] not in self.queue.begun_rows]
+        self.queue.give_back()
+        while not self.queue.solver.out_of_time():
+            threshold_value = float(threshold(self.best_value(), self.options.gap, self.queue.keep_below))
             fresh = [entry for entry in fresh if entry[0] < threshold_value]
-            if not (fresh or self.own.heap or any(peer.begun for peer in self.peers)):
+            if not (fresh or self.queue.heap or any(peer.begun for peer in self.peers)):
                 break
             fresh = self._deal(fresh)
-            yield from self.own.run(ROUND_S)
-            fresh += self.own.give_back()
+            yield from self.queue.run(ROUND_S)
+            fresh += self.queue.give_back()
             for peer in [peer for peer in self.peers if peer.asked]:
                 try:
                     reply = self._answer(peer)
@@ -128,7 +127,7 @@ class LayoutWorkers:
 
     def _left_by(self, peer: Peer, error: UnavailableError) -> list[Entry]:
         """Drop a process that has died. Returns its layouts, which are dealt anew."""
-        self.own.solver.without(error)
+        self.queue.solver.without(error)
         peer.process.close(at_once=True)
         self.peers.remove(peer)
         entries = {entry[-1]: entry for entry in (*peer.given, *(entry for _, entry in peer.begun))}
@@ -140,7 +139,7 @@ class LayoutWorkers:
         A process that has begun none gets a begun layout of another. Returns the layouts left for later rounds.
         """
         num_processes = len(self.peers) + 1
-        begun = [list(self.own.begun()), *(list(peer.begun) for peer in self.peers)]
+        begun = [list(self.queue.begun()), *(list(peer.begun) for peer in self.peers)]
         order = sorted(range(num_processes), key=lambda process: len(begun[process]))
         dealt, rest = fresh[: num_processes * DEALT], list(fresh[num_processes * DEALT :])
         dealt_to = {process: list(dealt[turn::num_processes]) for turn, process in enumerate(order)}
@@ -153,26 +152,26 @@ class LayoutWorkers:
             peer.given = tuple(dealt_to[process])
             if peer.asked:
                 peer.process.send(self._round(dealt_to[process], dropped[process]))
-        self.own.best_value = self.best_value()
-        self.own.drop(dropped[0])
-        self.own.add(dealt_to[0])
+        self.queue.best_value = self.best_value()
+        self.queue.drop(dropped[0])
+        self.queue.add(dealt_to[0])
         return rest
 
     def _round(self, entries: Sequence[Entry], dropped: Sequence[int]) -> Round:
-        tasks = tuple((entry, self.own.task_of(entry[-1])) for entry in entries)
-        deadline = self.own.solver.deadline
+        tasks = tuple((entry, self.queue.task_of(entry[-1])) for entry in entries)
+        deadline = self.queue.solver.deadline
         seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
         return Round(tasks, tuple(dropped), self.best_value(), ROUND_S, seconds_left)
 
     def _answer(self, peer: Peer) -> Reply | None:
         """Return the reply of a process on this round; None where the time limit came first."""
-        deadline = self.own.solver.deadline
+        deadline = self.queue.solver.deadline
         deadline_late = None if deadline is None else deadline + LATE_S
         reply: Reply | None = peer.process.answer(deadline_late, self.options.cancelled)
         if reply is None:
             return None
         peer.begun = reply.begun
-        self.own.solver.counters.add(reply.counters, peer.counted)
+        self.queue.solver.counters.add(reply.counters, peer.counted)
         peer.counted = reply.counters
         if self.options.on_program is not None:
             for program in reply.programs:

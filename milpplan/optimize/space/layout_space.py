@@ -218,8 +218,8 @@ class LayoutSpace:
         table = self.shardings.table if choice is not None else none
         tables = ((self.switches.table, switch), (self.stages.table, stage), (table, sharding))
         chosen: dict[str, Any] = {
-            name: (values.astype(np.bool_) if name in SWITCHES else values)[place]
-            for choices, place in tables
+            name: (values.astype(np.bool_) if name in SWITCHES else values)[rows]
+            for choices, rows in tables
             for name, values in choices.items()
         }
         return replace(self.blocks.take(block, chosen), **chosen)
@@ -280,8 +280,8 @@ class LayoutSpace:
         matching = np.ones(len(self.blocks), dtype=np.bool_)
         for name in Layout.model_fields.keys() - set(SHARDING) - set(self.switches.table) - set(self.stages.table):
             matching &= getattr(self.blocks, name) == getattr(target, name)[0]
-        number, place = within(self.sizes[matching])
-        rows = self._first[matching][number] + place
+        number, position = within(self.sizes[matching])
+        rows = self._first[matching][number] + position
         if self.kept is not None:
             rows = np.flatnonzero(np.isin(self.kept, rows))
         part = self.take(rows)

@@ -263,10 +263,10 @@ def _expert_degrees(problem: Problem, rule_filter: RuleFilter, columns: Mapping[
     """Cross rows with the degrees of their experts."""
     space = problem.space
     if not _experts(problem):
-        one = np.ones_like(columns["tp"])
+        ones = np.ones_like(columns["tp"])
         legal = 1 in (space.ep or (1,)) and 1 in (space.etp or (1,))
         rules: dict[str, Rule] = {"experts_need_moe": lambda p, c: np.full(len(c["ep"]), legal)}
-        return rule_filter.keep({**columns, "ep": one, "etp": one}, rules)
+        return rule_filter.keep({**columns, "ep": ones, "etp": ones}, rules)
     experts = divisors(int(np.gcd.reduce([m.num_experts for m in _experts(problem)])))
     columns = cross(columns, "ep", allowed(space.ep, experts))
     degrees = ascending(np.concatenate([[1], *(divisors(int(tp)) for tp in ascending(columns["tp"]))]))

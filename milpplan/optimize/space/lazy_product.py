@@ -41,9 +41,11 @@ class Blocks:
     @staticmethod
     def of_families(columns: Columns, switches: Collection[str], stages: Collection[str]) -> Blocks:
         """Make every family a block; ``switches`` and ``stages`` name the columns that become its choices."""
-        own = {name: values for name, values in columns.items() if name not in (*switches, *stages)}
+        columns_of_blocks = {name: values for name, values in columns.items() if name not in (*switches, *stages)}
         none = Choices.none(len(columns["tp"]))
-        return Blocks(own, Choices.of_rows(columns, switches), Choices.of_rows(columns, stages), none)
+        return Blocks(
+            columns_of_blocks, Choices.of_rows(columns, switches), Choices.of_rows(columns, stages), none
+        )
 
     @staticmethod
     def joined(parts: Sequence[Blocks]) -> Blocks:
@@ -152,9 +154,9 @@ class _Classes:
         """Make the classes for the columns of some names."""
         axes = []
         for number, factor in enumerate(blocks.factors):
-            own = [name for name in names if name in factor.table]
-            if own:
-                axes.append(_Axis(number, factor, factor.alike(own), factor.lists()[3]))
+            names_read = [name for name in names if name in factor.table]
+            if names_read:
+                axes.append(_Axis(number, factor, factor.alike(names_read), factor.lists()[3]))
         columns = [blocks.columns[name] for name in names if name in blocks.columns]
         same = np.zeros(len(blocks.columns["tp"]), dtype=np.int64)
         return _Classes(blocks, names, axes, *unique_rows(same, *columns, *(axis.lists for axis in axes)))
@@ -237,7 +239,7 @@ class _Remainder:
     def __init__(self, factors: list[Choices], classes: int) -> None:
         self.num_parts = np.ones(classes, dtype=np.int64)
         self.first_part = np.full(classes, -1)
-        self.known: dict[tuple[tuple[int, ...], bytes], tuple[int, int]] = {}
+        self.known_parts: dict[tuple[tuple[int, ...], bytes], tuple[int, int]] = {}
         self.parts: list[tuple[int, ...]] = []
         self.lists: list[dict[tuple[int, bytes], int]] = [{} for _ in factors]
         self.rows: list[list[IntArray]] = [[] for _ in factors]
@@ -247,7 +249,7 @@ class _Remainder:
     ) -> None:
         """Store the parts of a class; classes with equal lists and equal legal combinations share them."""
         key = lists, legal.tobytes()
-        if key not in self.known:
+        if key not in self.known_parts:
             shape = [int(axis.alike.choices.counts[block]) for axis in axes]
             parts = [
                 tuple(
@@ -256,25 +258,25 @@ class _Remainder:
                 )
                 for box in boxes(legal.reshape(shape))
             ]
-            self.known[key] = len(self.parts), len(parts)
+            self.known_parts[key] = len(self.parts), len(parts)
             self.parts += parts
-        self.first_part[number], self.num_parts[number] = self.known[key]
+        self.first_part[number], self.num_parts[number] = self.known_parts[key]
 
-    def _list(self, place: int, axis: _Axis, block: int, members: IntArray) -> int:
+    def _list(self, axis_index: int, axis: _Axis, block: int, members: IntArray) -> int:
         """Return the number of a new list of some rows of an axis; -1 where it is the block's whole list."""
         alike = axis.alike
         if len(members) == alike.choices.counts[block]:
             return -1
         key = int(axis.lists[block]), members.tobytes()
-        if key not in self.lists[place]:
+        if key not in self.lists[axis_index]:
             rows = alike.choices.starts[block] + members
-            own = [
+            members_of_rows = [
                 alike.members[start : start + count]
                 for start, count in zip(alike.starts[rows], alike.counts[rows], strict=True)
             ]
-            self.lists[place][key] = len(self.rows[place])
-            self.rows[place].append(axis.factor.starts[block] + np.sort(np.concatenate(own)))
-        return self.lists[place][key]
+            self.lists[axis_index][key] = len(self.rows[axis_index])
+            self.rows[axis_index].append(axis.factor.starts[block] + np.sort(np.concatenate(members_of_rows)))
+        return self.lists[axis_index][key]
 
     def of(self, blocks: Blocks, key: IntArray, axes: Sequence[_Axis]) -> Blocks:
         """Return the remaining blocks; ``key`` [b] is the class of each block."""

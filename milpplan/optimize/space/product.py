@@ -21,24 +21,26 @@ class ProductTable(Mapping[str, IntArray]):
 
     base: Columns
     base_rows: IntArray | None
-    own: Columns
+    new_columns: Columns
 
     def __getitem__(self, name: str) -> IntArray:
-        if name in self.own:
-            return self.own[name]
+        if name in self.new_columns:
+            return self.new_columns[name]
         return self.base[name] if self.base_rows is None else self.base[name].take(self.base_rows)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.base, *self.own])
+        return iter([*self.base, *self.new_columns])
 
     def __len__(self) -> int:
-        return len(self.base) + len(self.own)
+        return len(self.base) + len(self.new_columns)
 
     def where(self, legal: BoolArray) -> ProductTable:
         """Return the rows of a mask."""
         rows = np.flatnonzero(legal)
         base_rows = rows if self.base_rows is None else self.base_rows[rows]
-        return ProductTable(self.base, base_rows, {name: values[rows] for name, values in self.own.items()})
+        return ProductTable(
+            self.base, base_rows, {name: values[rows] for name, values in self.new_columns.items()}
+        )
 
 
 def cross(columns: Mapping[str, IntArray], name: str, values: IntArray) -> ProductTable:
@@ -62,10 +64,12 @@ def expand(
     return _through(columns, rows, {name: flat[starts[inverse][rows] + number]})
 
 
-def _through(columns: Mapping[str, IntArray], rows: IntArray, own: Columns) -> ProductTable:
+def _through(columns: Mapping[str, IntArray], rows: IntArray, new_columns: Columns) -> ProductTable:
     if isinstance(columns, ProductTable):
         before = rows if columns.base_rows is None else columns.base_rows[rows]
         return ProductTable(
-            columns.base, before, {name: values[rows] for name, values in columns.own.items()} | own
+            columns.base,
+            before,
+            {name: values[rows] for name, values in columns.new_columns.items()} | new_columns,
         )
-    return ProductTable(dict(columns), rows, own)
+    return ProductTable(dict(columns), rows, new_columns)

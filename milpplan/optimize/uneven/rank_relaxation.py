@@ -173,11 +173,15 @@ class RankRelaxation:
 
     def _above(self, path: CriticalPath) -> tuple[IntArray, int]:
         """Return the excess of every choice over its rank's minimum on a path, and the path's sum of minima."""
-        own = [np.einsum("tv,tvi->i", path.counts[:, list(rank.stages)], rank.terms) for rank in self.choices]
-        lows = [int(values.min()) for values in own]
+        path_terms = [
+            np.einsum("tv,tvi->i", path.counts[:, list(rank.stages)], rank.terms) for rank in self.choices
+        ]
+        lows = [int(values.min()) for values in path_terms]
         costs = self.compact.context.costs
         fixed = path.num_transfers * int(costs.transfer_ns) + path.barrier_count * int(costs.barrier_ns)
-        return np.concatenate([values - low for values, low in zip(own, lows, strict=True)]), sum(lows) + fixed
+        return np.concatenate([values - low for values, low in zip(path_terms, lows, strict=True)]), sum(
+            lows
+        ) + fixed
 
     @property
     def ceiling_paths(self) -> Sequence[CeilingPath]:
@@ -228,10 +232,10 @@ class RankRelaxation:
 
     def layers(self, values: FloatArray) -> FloatArray:
         """Return the layers of every virtual stage at a fractional point, [J]."""
-        return np.asarray(self._held @ values[: int(self.offsets[-1])])
+        return np.asarray(self._layers_held @ values[: int(self.offsets[-1])])
 
     @cached_property
-    def _held(self) -> IntArray:
+    def _layers_held(self) -> IntArray:
         """Layers of every virtual stage in every choice, [J, choices]."""
         return np.asarray(self._runs.sum(axis=2))
 
@@ -239,10 +243,10 @@ class RankRelaxation:
     def _runs(self) -> IntArray:
         """Layers of each run of every virtual stage in every choice, [J, choices, R]."""
         context = self.compact.context
-        held = np.zeros((context.num_stages, int(self.offsets[-1]), len(context.runs)), dtype=np.int64)
+        runs = np.zeros((context.num_stages, int(self.offsets[-1]), len(context.runs)), dtype=np.int64)
         for rank, start, end in zip(self.choices, self.offsets[:-1], self.offsets[1:], strict=True):
-            held[list(rank.stages), start:end] = rank.runs.transpose(1, 0, 2)
-        return held
+            runs[list(rank.stages), start:end] = rank.runs.transpose(1, 0, 2)
+        return runs
 
     @cached_property
     def program(self) -> Program:
@@ -291,14 +295,16 @@ class RankRelaxation:
         first, last = layers_up_to(context.layer_bounds, total)
         for choices, (rank_min, rank_max) in zip(self.choices, context.rank_bounds, strict=True):
             stages = np.array(choices.stages)
-            held = choices.runs.sum(axis=2)
+            layers = choices.runs.sum(axis=2)
             earliest, latest = place_bounds(context.runs, choices.runs)
             # Before and after a chunk: the minimum layers of other stages, and the rank's own other chunks.
-            above_min = held - stage_min[stages]
-            before = np.maximum(first[stages] - held, stage_min.cumsum()[stages] - held + above_min.cumsum(axis=1))
-            behind = stage_min[::-1].cumsum()[::-1][stages] - held + above_min[:, ::-1].cumsum(axis=1)[:, ::-1]
-            after = np.maximum(last[stages] - held, behind)
-            fits = (np.maximum(earliest, before) <= np.minimum(latest, total - held - after)).all(axis=1)
-            fits &= ((held >= stage_min[stages]) & (held <= stage_max[stages])).all(axis=1)
-            parts.append(fits & (held.sum(axis=1) >= rank_min) & (held.sum(axis=1) <= rank_max))
+            above_min = layers - stage_min[stages]
+            before = np.maximum(
+                first[stages] - layers, stage_min.cumsum()[stages] - layers + above_min.cumsum(axis=1)
+            )
+            behind = stage_min[::-1].cumsum()[::-1][stages] - layers + above_min[:, ::-1].cumsum(axis=1)[:, ::-1]
+            after = np.maximum(last[stages] - layers, behind)
+            fits = (np.maximum(earliest, before) <= np.minimum(latest, total - layers - after)).all(axis=1)
+            fits &= ((layers >= stage_min[stages]) & (layers <= stage_max[stages])).all(axis=1)
+            parts.append(fits & (layers.sum(axis=1) >= rank_min) & (layers.sum(axis=1) <= rank_max))
         return np.concatenate(parts)
