@@ -211,7 +211,7 @@ def _too_slow(
         proof = "every layout was proved slower, one by one"
     step = layout.global_batch_size
     remedies = [f"Allow {_hours(per_sequence_s * sequences)} (a plan exists: {_layout_text(layout)})"]
-    # Speed-up is at most proportional to the number of GPUs, so smaller numbers cannot meet the deadline.
+    # Speed-up is at most proportional to the number of GPUs, so smaller numbers are not tried.
     times = 2
     while times * needed_s < per_sequence_s and times <= nearby_problems.MOST_TIMES_GPUS:
         times *= 2

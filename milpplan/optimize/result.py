@@ -61,7 +61,7 @@ Strength = Literal["exact", "tolerance", "none"]
 """Basis of a proof.
 
 ``exact``: no deciding bound rests on a solver's word. Duals were re-checked in exact integers; closed forms and
-Lagrange multipliers of options are floating point with a margin for rounding. ``tolerance``: some bounds rest on
+reduced costs of menu items are floating point with a margin for rounding. ``tolerance``: some bounds rest on
 integer programs, confirmed by a second solver unless ``witness`` is off. ``none``: nothing was proved to the
 tolerance.
 """

@@ -188,7 +188,7 @@ def with_split_of(context: LayoutContext, plan: Plan) -> LayoutContext:
     split = tuple(stage.num_layers for stage in plan.virtual_stages)
     graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
     bounds = SplitBounds(context, graph, analytic_paths(context.layout))
-    return context.with_split(split, bounds.least_backward_ns(split))
+    return context.with_split(split, bounds.min_backward_ns(split))
 
 
 def assert_rows_hold(problem: Problem, layout: Layout, share: float, one_split: bool = False) -> int:
@@ -258,7 +258,7 @@ def test_no_rank_recomputes_less_than_the_least(problem: Problem, seed: int) -> 
     context = LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem))
     for _, plan in best_in_memory(problem, context)[:8]:
         backward = matrix(problem, costs, plan)[Term.BACKWARD]
-        least = with_split_of(context, plan).least_backward_ns
+        least = with_split_of(context, plan).min_backward_ns
         assert (backward.reshape(layout.vpp, layout.pp).sum(axis=0) >= np.array(least)).all()
 
 

@@ -79,7 +79,7 @@ class SplitBounds:
             total = total + replays
         return min(int(total.max()), cutoff_ns + 1)
 
-    def least_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
+    def min_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
         """Return the minimum summed backward of each rank's chunks over the choices that fit, [P]; for a split
         that is not excluded."""
         ones, minima = np.ones(self.context.layout.vpp, dtype=np.int64), []

@@ -271,7 +271,7 @@ class CompactRelaxation:
         ``kinds`` [J, K, columns]."""
         if self.context.layout.vpp == 1:
             return []
-        matrix = kinds[self.context.places].sum(axis=0).swapaxes(0, 1)
+        matrix = kinds[self.context.stage_grid].sum(axis=0).swapaxes(0, 1)
         names = [f"rank_holds_kind[{rank},{kind}]" for kind, rank in np.ndindex(matrix.shape[:2])]
         max_held = np.maximum(max_layers_on_ranks(self.context, self.cutoff_ns), 0).reshape(-1)
         return [Rows.dense(names, matrix.reshape(len(names), -1), MINUS_INFINITY, max_held)]
@@ -345,11 +345,11 @@ class CompactRelaxation:
         Coefficients and side are in units, rounded up: all counts are integers in a plan.
         """
         context, P = self.context, self.context.layout.pp
-        if not context.least_backward_ns:
+        if not context.min_backward_ns:
             return Rows.dense([], np.zeros((0, self.num_counts), dtype=np.int64), MINUS_INFINITY, INFINITY)
         matrix = np.zeros((P, *self.slope.shape[1:]), dtype=np.int64)
         lower = np.zeros(P, dtype=np.int64)
-        for rank, min_backward_ns in enumerate(context.least_backward_ns):
+        for rank, min_backward_ns in enumerate(context.min_backward_ns):
             stages = list(context.layout.rank_stages[rank])
             backward = self.slope[Term.BACKWARD][:, stages]
             unit = max(1, int(backward.max()) // FLOOR_UNITS)

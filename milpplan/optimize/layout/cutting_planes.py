@@ -109,7 +109,7 @@ class LayoutState:
         if context.layout.vpp == 1 or context.problem.interleaved_layers == "even":
             return []
         evened, terms = point.copy(), list(WORK + PAIRED)
-        work = point[terms][:, context.places]
+        work = point[terms][:, context.stage_grid]
         evened[terms] = work.mean(axis=1)[:, list(context.layout.stage_ranks)]
         return [evened, (point + evened) // 2]
 

@@ -30,7 +30,7 @@ def held_rows(context: LayoutContext, layers: IntArray, unplaced: IntArray) -> l
     [columns]."""
     parts = [("stage", layers)]
     if context.layout.vpp > 1:
-        parts.append(("rank", layers[context.places].sum(axis=0)))
+        parts.append(("rank", layers[context.stage_grid].sum(axis=0)))
     rows = []
     for name, matrix in parts:
         count = range(len(matrix))

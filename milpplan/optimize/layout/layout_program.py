@@ -359,7 +359,7 @@ def rank_recomputes_enough(program: LayoutProgram, builder: ProgramBuilder) -> N
     rounded for a relaxation.
     """
     context, offsets = program.context, program.offsets
-    for rank, min_backward_ns in enumerate(context.least_backward_ns):
+    for rank, min_backward_ns in enumerate(context.min_backward_ns):
         stages = context.layout.rank_stages[rank]
         columns = np.concatenate([np.arange(offsets[j], offsets[j + 1]) for j in stages])
         backwards = [program.menus[j].terms[Term.BACKWARD] for j in stages]

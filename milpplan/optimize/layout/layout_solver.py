@@ -150,7 +150,7 @@ class LayoutSolver(SolveContext):
         part.bound_ns = max(part.bound_ns, bounds.bound_ns(split, part.cutoff_ns))
         if part.closed:
             return
-        part.context = part.context.with_split(split, bounds.least_backward_ns(split))
+        part.context = part.context.with_split(split, bounds.min_backward_ns(split))
         max_layers = _max_layers_counted(part.context, part.cutoff_ns)
         menus = None if max_layers is None else compact_rounds(part, max_layers, FULL_ROUNDS)
         if menus is None or part.closed or self._whole(part, menus) != "open":
@@ -172,7 +172,7 @@ class LayoutSolver(SolveContext):
         bounds."""
         parts: list[tuple[int, int, LayoutState]] = []
         for index, split in enumerate(splits):
-            context = state.context.with_split(split, bounds.least_backward_ns(split))
+            context = state.context.with_split(split, bounds.min_backward_ns(split))
             part = replace(state, context=context, best=None)
             max_layers = _max_layers_counted(part.context, part.cutoff_ns)
             if (
@@ -360,7 +360,7 @@ def max_stage_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:
     ranks = [context.costs.of_rank(rank) for rank in range(P)]
     counts = np.bincount(np.array(context.problem.model.layer_kinds))
     if v > 1:
-        min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])[context.places]
+        min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])[context.stage_grid]
         on_rank = max_layers_on_ranks(context, cutoff_ns)
         if (np.maximum(on_rank, 0).sum(axis=1) < counts).any():
             return np.full(context.num_stages, -1)

@@ -158,9 +158,7 @@ def _splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[t
     min_bound = min((bound for bound, _ in bounded), default=cutoff + 1)
     joint.whole.bound_ns = max(joint.whole.bound_ns, min(min_bound, cutoff + 1))
     open_splits = sorted((bound, split) for bound, split in bounded if bound <= cutoff)
-    return {
-        split: tuple(view_bounds.least_backward_ns(split) for view_bounds in bounds) for _, split in open_splits
-    }
+    return {split: tuple(view_bounds.min_backward_ns(split) for view_bounds in bounds) for _, split in open_splits}
 
 
 def _split_by_split(solver: LayoutSolver, joint: Joint, splits: dict[Split, tuple[tuple[int, ...], ...]]) -> Fate:

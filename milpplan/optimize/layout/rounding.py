@@ -90,7 +90,7 @@ class _Rank:
         """Recompute a few more layers where this frees the most bytes per nanosecond. Returns False when all are
         recomputed."""
         costs, modes = self.context.costs.of_rank(self.rank), self.context.problem.recompute_modes
-        # Offloaded activations count as kept on the host.
+        # Bytes freed on the device and on the host.
         host = costs.host_kept_bytes
         selectively = costs.dropped_selective_bytes + host[0] - host[1]
         wholly = costs.dropped_full_bytes + host[0] - host[2]

@@ -91,7 +91,7 @@ class LayoutContext:
     """(kind, layers) of every run of equal layers."""
     layer_bounds: tuple[tuple[int, int], ...]
     """(minimum, maximum) layers of every virtual stage."""
-    least_backward_ns: tuple[int, ...] = ()
+    min_backward_ns: tuple[int, ...] = ()
     """Where the layers are fixed: minimum summed backward of each rank's chunks that fits, [P]."""
     rank_bounds: tuple[tuple[int, int], ...] = ()
     """(minimum, maximum) layers of all chunks of every rank together, [P]."""
@@ -133,10 +133,10 @@ class LayoutContext:
         """Return the host memory of a rank in bytes."""
         return self.problem.node_types[self.costs.type_of(rank)].host_bytes
 
-    def with_split(self, split: tuple[int, ...], least_backward_ns: tuple[int, ...] = ()) -> LayoutContext:
+    def with_split(self, split: tuple[int, ...], min_backward_ns: tuple[int, ...] = ()) -> LayoutContext:
         """Return a copy with the layers of every virtual stage fixed."""
         bounds = tuple((count, count) for count in split)
-        return replace(self, layer_bounds=bounds, least_backward_ns=least_backward_ns)
+        return replace(self, layer_bounds=bounds, min_backward_ns=min_backward_ns)
 
     def with_stage(self, stage: int, min_layers: int, max_layers: int) -> LayoutContext:
         """Return a copy with other limits to the layers of one virtual stage."""
@@ -157,7 +157,7 @@ class LayoutContext:
             A copy with all limits that follow; None where they leave no split.
         """
         layers = self.problem.model.num_layers
-        stage_min, stage_max = np.array(self.layer_bounds, dtype=np.int64).T[:, self.places]
+        stage_min, stage_max = np.array(self.layer_bounds, dtype=np.int64).T[:, self.stage_grid]
         rank_min, rank_max = np.array(self.rank_bounds, dtype=np.int64).T
         rank_max = np.minimum(rank_max, rank_limit)
         while True:
@@ -188,14 +188,14 @@ class LayoutContext:
         return self.layout.num_virtual_stages
 
     @property
-    def places(self) -> IntArray:
+    def stage_grid(self) -> IntArray:
         """Virtual stage of every chunk and rank, [v, P]."""
         return placement(self.layout.schedule, self.layout.pp, self.layout.vpp)
 
     def by_stage(self, values: IntArray) -> IntArray:
         """Return values [v, P] of chunks and ranks in the order of the virtual stages, [J]."""
         ordered = np.empty(self.num_stages, dtype=values.dtype)
-        ordered[self.places] = values
+        ordered[self.stage_grid] = values
         return ordered
 
     def placed_counts(self, stage: int, max_layers: int) -> list[tuple[int, ...]]:

@@ -108,12 +108,14 @@ class CandidateLayouts:
         whole = np.ones(len(blocks), dtype=np.bool_)
         values = np.where(self.fits & (self.space.sizes > 0), 0.0, np.inf)
         groups = ComputeGroups.none(self.space, self.alike)
-        self.closed = self._closed(groups, np.zeros(0, dtype=np.bool_), whole, values)
+        self.closed = self._closed_layouts(groups, np.zeros(0, dtype=np.bool_), whole, values)
 
     def closed_again(self) -> CandidateLayouts:
         """Return a copy with the same blocks and groups and nothing opened."""
         copied, state = copy(self), self.closed
-        copied.closed = self._closed(state.groups, np.zeros_like(state.opened), state.whole, state.block_values)
+        copied.closed = self._closed_layouts(
+            state.groups, np.zeros_like(state.opened), state.whole, state.block_values
+        )
         return copied
 
     def prepare(self, stop: Stop) -> None:
@@ -123,7 +125,7 @@ class CandidateLayouts:
         if int(self.num_groups[self.fits].sum()) > self.budget.groups_at_once:
             self._bound_blocks(stop)
         else:
-            self._take_apart(np.flatnonzero(self.fits & self.whole), lambda: False)
+            self._split_blocks(np.flatnonzero(self.fits & self.whole), lambda: False)
             self.bounded = True
 
     @property
@@ -195,7 +197,7 @@ class CandidateLayouts:
                 else threshold
             )
             blocks = self._next_blocks(np.flatnonzero(self.block_values < min(last, threshold)))
-            if not self._take_apart(blocks, stop):
+            if not self._split_blocks(blocks, stop):
                 return chosen
             chosen = self._chosen(threshold, layouts)
             if len(chosen):
@@ -218,7 +220,7 @@ class CandidateLayouts:
         capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.values))
         return np.sort(order[: np.searchsorted(ends, capacity, side="right")])
 
-    def _take_apart(self, blocks: IntArray, stop: Stop) -> bool:
+    def _split_blocks(self, blocks: IntArray, stop: Stop) -> bool:
         """Make the groups of some blocks until time is up. Returns True if there were any blocks."""
         parts, size, done = [self.groups], self.budget.blocks_at_once, 0
         while done < len(blocks) and not stop():
@@ -231,10 +233,10 @@ class CandidateLayouts:
         opened[: len(self.closed.opened)] = self.closed.opened
         whole, values = self.whole.copy(), self.block_values.copy()
         whole[blocks[:done]], values[blocks[:done]] = False, np.inf
-        self.closed = self._closed(groups, opened, whole, values)
+        self.closed = self._closed_layouts(groups, opened, whole, values)
         return True
 
-    def _closed(
+    def _closed_layouts(
         self, groups: ComputeGroups, opened: BoolArray, whole: BoolArray, block_values: FloatArray
     ) -> ClosedLayouts:
         """Return the state with given groups, whose values and order follow from their bounds."""
@@ -254,7 +256,7 @@ class CandidateLayouts:
         self.closed.opened[groups] = True
         self.values[groups] = np.inf
 
-    def pieces(self) -> Iterator[LayoutClass]:
+    def classes(self) -> Iterator[LayoutClass]:
         """Yield the classes of all closed layouts: first those of groups, then those of whole blocks."""
         closed = np.flatnonzero(~self.closed.opened)
         interleaved = self.groups.interleaved[closed]

@@ -109,7 +109,7 @@ def decided(
         outcome = resolve_in_parts(solver, part_bounds, contexts[0], limit_ns, bound, effort)
     else:
         outcome = solver.resolve(contexts[0], limit_ns, bound, effort)
-    # Even the longest step of any plan is below the cutoff, so no plan fits.
+    # No plan is at or below the cutoff, which no plan's step can exceed: so no plan fits.
     infeasible = outcome.plan is None and outcome.fate != "open" and longest_ns <= cutoff
     return LayoutResult(task.row, outcome, "does_not_fit" if infeasible else outcome.fate)
 

@@ -76,8 +76,8 @@ class PruneRecord:
     def parts(self) -> tuple[tuple[FloatArray, npt.NDArray[np.int8], IntArray], ...]:
         """All layouts in classes that share a bound: bounds, fates and numbers of layouts, [n] in each part."""
         closed = (
-            (piece.values, self._of_closed(piece.values, piece.fits), piece.sizes)
-            for piece in self.frontier.pieces()
+            (layout_class.values, self._of_closed(layout_class.values, layout_class.fits), layout_class.sizes)
+            for layout_class in self.frontier.classes()
         )
         return (self.own_bounds, self.own_fates, np.ones(len(self.rows), dtype=np.int64)), *closed
 
@@ -86,9 +86,9 @@ class PruneRecord:
         with a single stage a rank."""
         mask = (self.space.vpp_of(self.rows) > 1) == interleaved
         minima = [float(self.own_bounds[mask].min(initial=np.inf))]
-        for piece in self.frontier.pieces():
-            members = piece.interleaved if interleaved else piece.plain
-            minima.append(float(piece.values[members].min(initial=np.inf)))
+        for layout_class in self.frontier.classes():
+            members = layout_class.interleaved if interleaved else layout_class.plain
+            minima.append(float(layout_class.values[members].min(initial=np.inf)))
         return min(minima)
 
     def count(self, fate: Fate) -> int:

@@ -103,7 +103,7 @@ def _within_limits(context: LayoutContext, layers: FloatArray) -> tuple[FloatArr
 
     A point with unplaced layers may be outside of the limits. At the limit the parts are smaller still.
     """
-    sums = np.clip(layers[context.places].sum(axis=0), *np.array(context.rank_bounds).T)
+    sums = np.clip(layers[context.stage_grid].sum(axis=0), *np.array(context.rank_bounds).T)
     return np.clip(layers, *np.array(context.layer_bounds).T), sums
 
 

@@ -57,7 +57,7 @@ class EventTimeRelaxation:
     _entries: list[tuple[int, int, int]] = field(default_factory=list)
     """(row, column, coefficient)"""
     _sides: list[int] = field(default_factory=list)
-    """Right-hand sides in nanoseconds."""
+    """Lower sides of the rows, nanoseconds."""
     _edges: list[tuple[int, Term, int]] = field(default_factory=list)
     """(row, term, end of the model) of the parts of sides that depend on whether the end holds a layer."""
     _ceilings: list[tuple[int, int, int]] = field(default_factory=list)
