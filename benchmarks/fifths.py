@@ -1,6 +1,6 @@
 """Scored runs as if their sweeps had been kept aside.
 
-    python -m benchmarks.fifths [--processes N] [--write docs/accuracy.md]
+    python -m benchmarks.fifths [--processes N] [--write benchmarks/results/accuracy.md]
 
 Constants of a software stack are fitted to runs of the sources that they then predict. Here the runs that each
 stack is fitted to are dealt into five parts, whole sweeps together (of runs without one, those of a model), and

@@ -1,6 +1,6 @@
 """Fit what frameworks without fused kernels have in common, and predict each source by the others.
 
-    python -m benchmarks.fit_plain [--dry-run] [--write docs/accuracy.md]
+    python -m benchmarks.fit_plain [--dry-run] [--write benchmarks/results/accuracy.md]
 
 A framework that launches single operators of PyTorch or Paddle moves more memory traffic for the same layer than
 the fused kernels of Megatron-LM and Transformer Engine, whose traffic the cost model counts. One factor on the

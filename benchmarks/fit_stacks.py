@@ -1,7 +1,7 @@
 """Fit the constants of every published software stack and write them to ``hardware/stacks``.
 
     python -m benchmarks.fit_stacks [--only NAME ...] [--dry-run]
-    python -m benchmarks.fit_stacks --leave-out source [--write docs/accuracy.md]
+    python -m benchmarks.fit_stacks --leave-out source [--write benchmarks/results/accuracy.md]
 
 A stack is a framework with its kernels on one kind of hardware. Its constants are fitted to the timed runs of the
 sources named in ``STACKS``, and its errors are those of runs that were left out: whole sources in turn where

@@ -1,6 +1,6 @@
 """Ten models on ten clusters, for every launcher: the best plan that it can run, exported, read back, simulated.
 
-    python -m benchmarks.launchers [--space uniform|free] [--time-limit 60] [--out docs/launchers.md]
+    python -m benchmarks.launchers [--space uniform|free] [--time-limit 60] [--out benchmarks/results/launchers.md]
 
 Prints, for every pair, the proved best step of any launcher and what each launcher's best takes more; a launcher
 that cannot run the model at all has its reason below the table. Every plan must come back from its files field by

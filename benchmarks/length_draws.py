@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=23, help="of the draw (23)")
     parser.add_argument("--far", action="store_true", help="the jobs that were farthest from a proof instead")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a job (30)")
-    parser.add_argument("--write", action="store_true", help="replace its table in docs/lengths_results.md")
+    parser.add_argument("--write", action="store_true", help="replace its table in benchmarks/results/lengths.md")
     words = parser.parse_args()
     if words.number < 1:
         parser.error("one job at least is expected for --number")

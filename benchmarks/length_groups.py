@@ -1,6 +1,6 @@
 """Grouped steps on published cost tables: `python -m benchmarks.length_groups` (about a minute of CPU).
 
-Prints the tables of docs/length_groups.md, with `--write` into it. The instances and figures of others are in
+Prints the tables of results/length_groups.md, with `--write` into it. The instances and figures of others are in
 data/length_groups.json and beside the adapters of examples/, with their sources; the cost tables are the same for
 all rows.
 """
@@ -26,7 +26,7 @@ from milpplan.groups.workload.workload import workload_of
 DATA = Path(__file__).parent / "data" / "length_groups.json"
 FLEXSP_LIMIT_S = 8.0
 """FlexSP itself allows a micro-batch 10 s; a limit is overrun a little."""
-DOCUMENT = Path(__file__).parents[1] / "docs" / "length_groups.md"
+DOCUMENT = Path(__file__).parent / "results" / "length_groups.md"
 
 
 def data() -> dict[str, Any]:

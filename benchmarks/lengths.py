@@ -5,7 +5,7 @@
 Every job of ``benchmarks.length_jobs`` is solved once over the whole space, at most two strategies in turn or
 degrees side by side; once for strategies in turn only; once with up to three in turn; once with unlike replicas,
 too; and the rules of others are applied to the same strategies and exact times. The first five tables of
-docs/lengths_results.md are of these runs, each time on idle cores. One to two minutes a job.
+benchmarks/results/lengths.md are of these runs, each time on idle cores. One to two minutes a job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.tables import markdown_table, replace_section, section
 from milpplan import solve_lengths
 from milpplan.lengths.records import BaselineStep, LengthsResult, StaticStep
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "lengths_results.md"
+DOCUMENT = Path(__file__).parent / "results" / "lengths.md"
 GAP, MAX_STRATEGIES, MORE_STRATEGIES = 0.01, 2, 3
 # Of the solve that others' rules come with: nothing of it is shown.
 ANY_GAP = 0.5
@@ -247,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", help="numbers of jobs, as in 1,5; all unless given")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a solve (30), four solves a job")
-    parser.add_argument("--write", action="store_true", help="replace these jobs' rows in docs/lengths_results.md")
+    parser.add_argument("--write", action="store_true", help="replace the rows of these jobs in results/lengths.md")
     words = parser.parse_args()
     numbers = [int(word) for word in words.jobs.split(",")] if words.jobs else list(range(1, len(CASES) + 1))
     if not all(1 <= number <= len(CASES) for number in numbers):

@@ -31,7 +31,7 @@ from milpplan.validation.comparison import Comparison, compare
 from milpplan.validation.ranking import competitions, kendall_tau
 from milpplan.validation.runs.reader import read_runs
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "gap.md"
+PAGE = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "gap.md"
 BINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 """Edges of the classes of gaps, as shares of the step."""
 LEAST_RUNS = 4
@@ -272,7 +272,7 @@ def summary_table(gaps: Sequence[PublishedGap]) -> str:
 def section(
     gaps: Sequence[PublishedGap], groups: Sequence[Sequence[tuple[PublishedGap, float]]], note: str
 ) -> str:
-    """What docs/gap.md holds between its marks."""
+    """What benchmarks/results/gap.md holds between its marks."""
     correlation, slowness = sweep_table(groups)
     described = sum(map(is_described, gaps))
     timed = sum(one.measured_s is not None and one.fits for one in gaps)
@@ -300,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Judge, print, write."""
     parser = argparse.ArgumentParser(description="The optimality gap of published runs.")
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for each distinct problem (20)")
-    parser.add_argument("--docs", action="store_true", help="write the tables into docs/gap.md")
+    parser.add_argument("--docs", action="store_true", help="write the tables into benchmarks/results/gap.md")
     parser.add_argument("--json", type=Path, help="also write all gaps here")
     options = parser.parse_args(arguments)
     started = time.process_time()

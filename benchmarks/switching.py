@@ -1,6 +1,6 @@
 """HotSPa's switches: its planner and its order against the best senders, relays and the best order.
 
-    python -m benchmarks.switching [--markdown docs/switching.md] [--json]
+    python -m benchmarks.switching [--markdown benchmarks/results/switching.md] [--json]
 
 Instances: HotSPa's published strategies (``tests/data/switching``), with volumes and times of its own choice of
 senders. Links are its assumed ones, 200 GB/s inside a node and 25 GB/s between nodes per GPU, no latencies.

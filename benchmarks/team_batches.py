@@ -22,7 +22,7 @@ from milpplan import Job, Problem, load_hardware, load_model
 from milpplan.groups.strategies import Int64Array
 from milpplan.lengths.side_by_side.team_dispatch import TeamDispatch, TeamDispatcher
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "dispatch.md"
+DOCUMENT = Path(__file__).parent / "results" / "dispatch.md"
 SIZES = (64, 512, 2048)
 HEADER = ("cluster", "sequences", "CPU ms", "gap", "with a search: CPU s", "gap", "step shorter by")
 
@@ -87,10 +87,10 @@ def written(
     description: str, name: str, header: Sequence[str], rows: Callable[[int], Iterator[list[str]]]
 ) -> None:
     """Print the rows of so many batches of each size, as the command line says, or write them as the table of that
-    name of docs/dispatch.md, too."""
+    name of benchmarks/results/dispatch.md, too."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--batches", type=int, default=4, help="of each size (4)")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/dispatch.md")
+    parser.add_argument("--write", action="store_true", help="replace the table in benchmarks/results/dispatch.md")
     words = parser.parse_args()
     if words.batches < 1:
         parser.error("one batch at least is expected for --batches")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tuners [--only NAME ...] [--space uniform free] [--seeds 10] [--evaluations 1000]
                                 [--cpu-s 10] [--tuners NAME ...] [--json] > tuners.json
-    python -m benchmarks.tuners --from tuners.json ... [--write docs/tuners.md] [--figure docs/tuners.svg]
+    python -m benchmarks.tuners --from tuners.json ... [--write FILE.md] [--figure FILE.svg]
 
 For every problem ``milpplan.solve`` finds and proves the optimum first; then every tuner runs with every seed
 until it is within 0.1 % of that, or its evaluations or CPU seconds are spent. ``benchmarks.tuner_encoding`` says
@@ -40,7 +40,7 @@ NEEDS = {"Optuna TPE": "optuna", "SMAC3": "smac"}
 SETUPS = (("random", False), ("Optuna TPE", False), ("random", True), ("Optuna TPE", True), ("SMAC3", True))
 """Tuners and whether their layout knobs are guided; SMAC3, the slowest, in the encoding that helps it more."""
 IN_FREE_SPACE = ("random", "Optuna TPE")
-"""Tuners for the free space; SMAC3 takes too long to sample its hundreds of conditional knobs (docs/tuners.md)."""
+"""Tuners for the free space; SMAC3 takes too long to sample its hundreds of conditional knobs (results/tuners.md)."""
 EVEN = 1e-12
 """Relative slack between a simulated time and a bound that were rounded to seconds each."""
 

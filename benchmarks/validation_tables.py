@@ -1,7 +1,7 @@
 """Tables that come out of a validation of the runs that ship: terms that they exercise, slopes and intercepts, and
 what the remaining error is made of.
 
-    python -m benchmarks.validation_tables [--dry-run] [--write docs/accuracy.md]
+    python -m benchmarks.validation_tables [--dry-run] [--write benchmarks/results/accuracy.md]
 
 It validates twice, with the constants fitted to each framework and without, which takes three minutes. It prints
 the tables, writes the one of terms to where the package ships it, and with ``--write`` puts all into their
