@@ -247,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", help="numbers of jobs, as in 1,5; all unless given")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a solve (30), four solves a job")
-    parser.add_argument("--write", action="store_true", help="replace the rows of these jobs in results/lengths.md")
+    parser.add_argument("--write", action="store_true", help="replace the rows of these jobs in lengths.md")
     words = parser.parse_args()
     numbers = [int(word) for word in words.jobs.split(",")] if words.jobs else list(range(1, len(CASES) + 1))
     if not all(1 <= number <= len(CASES) for number in numbers):

@@ -40,7 +40,7 @@ NEEDS = {"Optuna TPE": "optuna", "SMAC3": "smac"}
 SETUPS = (("random", False), ("Optuna TPE", False), ("random", True), ("Optuna TPE", True), ("SMAC3", True))
 """Tuners and whether their layout knobs are guided; SMAC3, the slowest, in the encoding that helps it more."""
 IN_FREE_SPACE = ("random", "Optuna TPE")
-"""Tuners for the free space; SMAC3 takes too long to sample its hundreds of conditional knobs (results/tuners.md)."""
+"""Tuners for the free space; SMAC3 takes too long to sample its hundreds of conditional knobs."""
 EVEN = 1e-12
 """Relative slack between a simulated time and a bound that were rounded to seconds each."""
 
