@@ -1,4 +1,4 @@
-"""What the site makes by itself: the page of commands from their own help, hardware from its README."""
+"""Pages that the site makes of other files: help of the commands, CONTRIBUTING.md, hardware/README.md."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-IN_THE_REPOSITORY = re.compile(r"\[([^\]]+)\]\(\.\./(?:milpplan|tests|benchmarks|examples)/[^)]+\)")
+IN_THE_REPOSITORY = re.compile(r"\[([^\]]+)\]\(\.\./(?:milpplan|tests|benchmarks|examples|hardware|runs)/[^)]*\)")
 """Links to files that the site does not have: their text is enough."""
+AT_THE_ROOT = re.compile(r"\[([^\]]+)\]\((?!docs/|http)[^)]+\)")
+"""Links of CONTRIBUTING.md to files outside docs/."""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill the pages that are made from something else."""
+    """Complete the pages that are made from something else."""
+    markdown = IN_THE_REPOSITORY.sub(r"\1", markdown)
     if page.file.src_uri == "commands.md":
         return markdown + commands()
-    if page.file.src_uri == "hardware.md":
+    if page.file.src_uri == "contributing.md":
+        text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+        return AT_THE_ROOT.sub(r"\1", text).replace("](docs/", "](")
+    if page.file.src_uri == "calibration.md":
         return markdown + (ROOT / "hardware" / "README.md").read_text(encoding="utf-8").partition("\n")[2]
-    return IN_THE_REPOSITORY.sub(r"\1", markdown)
+    return markdown
 
 
 def commands() -> str:
-    """Every command's help."""
+    """Return every command's help as Markdown."""
     import typer
     from typer.testing import CliRunner
 
@@ -31,5 +37,5 @@ def commands() -> str:
     parts = []
     for name in names:
         told = CliRunner().invoke(app, [name, "--help"], terminal_width=100)
-        parts.append(f"\n## {name}\n\n```text\n{told.stdout.strip()}\n```\n")
+        parts.append(f"\n### {name} --help\n\n```text\n{told.stdout.strip()}\n```\n")
     return "".join(parts)
