@@ -137,7 +137,7 @@ def changed_text(which: int, changes: dict[str, Any]) -> str:
 @pytest.mark.parametrize("which", range(2), ids=["model", "execution"])
 def test_no_field_is_lost(which: int, tmp_path: Path) -> None:
     """Another value of any field is another problem or plan, is told, or is refused: nothing is read past. What
-    of a system is priced in another way stands in docs/calculon.md."""
+    of a system is priced in another way stands in docs/launchers.md."""
     tree, plain = json.loads(TEXTS[which]), read(tmp_path, TEXTS)
     assert not isinstance(plain, MilpplanError)
     changed = 0

@@ -21,7 +21,7 @@ def chromium() -> Iterator[Any]:
     found = os.environ.get("CHROMIUM")
     own = ROOT / ".browser" / "chromium"
     program = found or (str(own) if own.exists() else shutil.which("chromium") or shutil.which("google-chrome"))
-    assert program, "There is no Chromium: see docs/extending.md, or set CHROMIUM to its path."
+    assert program, "There is no Chromium: see CONTRIBUTING.md, or set CHROMIUM to its path."
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser

@@ -1,6 +1,6 @@
 """The page of a plan in headless Chromium, wide and narrow, light and dark: it works and fetches nothing.
 
-Run with ``pytest -m browser``; docs/extending.md says where the browser comes from.
+Run with ``pytest -m browser``; CONTRIBUTING.md says where the browser comes from.
 """
 
 from __future__ import annotations
