@@ -80,7 +80,7 @@ CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTI
 
 
 def test_the_backend_tutorial_prints_what_it_says() -> None:
-    """The page's code runs from the first block to the last, in one namespace, and prints the text after each block."""
+    """Its code runs from the first block to the last, in one namespace, and prints the text after each block."""
     blocks = CODE.findall((DOCS / "backend.md").read_text(encoding="utf-8"))
     assert len(blocks) >= 6
     assert sum(bool(said) for _, said in blocks) >= 5
@@ -106,3 +106,56 @@ def test_fences_are_closed_and_known(page: Path) -> None:
     assert len(fences) % 2 == 0
     known = {"", "sh", "text", "python", "toml", "json", "yaml", "bash", "pycon", "html", "mermaid"}
     assert set(fences[::2]) <= known
+
+
+PUBLIC = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+WRITTEN = [*PUBLIC, *sorted(DOCS.glob("*.md")), *sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE_IN_TEXT = re.compile(r"^```.*?^```|`[^`\n]+`|^    .*?$", re.MULTILINE | re.DOTALL)
+
+
+def words(*pages: Path) -> int:
+    """Number of words of all pages together."""
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them, and those written by hand."""
+    text = page.read_text(encoding="utf-8")
+    heads = (
+        re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.M)
+    )
+    return {*heads, *re.findall(r'id="([^"]+)"', text)}
+
+
+def test_the_documentation_is_read_in_a_day() -> None:
+    """The README has at most 1,000 words, the pages 32,000 on at most 16 pages, the change log 600."""
+    pages = list(DOCS.rglob("*.md"))
+    assert words(ROOT / "README.md") <= 1_000
+    assert len(pages) <= 16
+    assert words(*pages) <= 32_000
+    assert words(ROOT / "CHANGELOG.md") <= 600
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file of the repository, and every anchor a heading of it."""
+    for link in LINK.findall(CODE_IN_TEXT.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not link.startswith("http"):
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_the_architecture_page_has_every_folder() -> None:
+    """Every folder of the package has its line, and every module that the page names exists."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "milpplan"
+    named = set(re.findall(r"`([a-z_/]+)`", text))
+    for folder in sorted(path for path in package.rglob("*") if path.is_dir() and path.name != "__pycache__"):
+        name = str(folder.relative_to(package))
+        assert name in named or folder.name in named, name
+    modules = set(re.findall(r"`([a-z_/]+\.py)`", text))
+    assert len(modules) >= 30
+    assert [name for name in modules if not list(package.rglob(name)) and not (ROOT / name).exists()] == []
