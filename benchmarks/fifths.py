@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.fit_stacks import FLAGGED, parts
 from benchmarks.leave_out import figures
 from benchmarks.tables import markdown_table, replace_section
-from milpplan.calibration.fit.fit import fit
+from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation
 from milpplan.problem.catalog import stack_names
 from milpplan.validation.comparison import Comparison, compare, scored

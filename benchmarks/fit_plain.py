@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from benchmarks.leave_out import errors, figures
 from benchmarks.tables import markdown_table, replace_section
-from milpplan.calibration.fit.fit import fit
-from milpplan.calibration.fit.records import Fit
+from milpplan.calibration.fitting.fit import fit
+from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.measured import Observation, observations
 from milpplan.calibration.overlay_file import write_overlay
 from milpplan.problem.apply_overlay import with_constants

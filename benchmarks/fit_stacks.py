@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.leave_out import left_out, tables
 from benchmarks.tables import replace_section
-from milpplan.calibration.fit.fit import fit
+from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation, observations
 from milpplan.calibration.overlay_file import write_overlay
 from milpplan.problem.apply_overlay import applied

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.tables import markdown_table
-from milpplan.calibration.fit.fit import fit
+from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation
 from milpplan.problem.apply_overlay import applied
 from milpplan.problem.overlay import Overlay

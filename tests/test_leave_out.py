@@ -13,7 +13,7 @@ import pytest
 from benchmarks import fifths, fit_plain, fit_stacks, validation_tables
 from benchmarks.leave_out import errors, left_out, tables
 from benchmarks.tables import replace_section
-from milpplan.calibration.fit.fit import fit
+from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation, observations
 from milpplan.problem.apply_overlay import with_constants
 from milpplan.simulation.simulator import simulate

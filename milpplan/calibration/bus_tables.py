@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.calibration.fit.robust import MAD_TO_SIGMA
+from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.calibration.nccl import BusLog
 from milpplan.errors import InvalidInputError
 from milpplan.problem.apply_overlay import COLLECTIVES

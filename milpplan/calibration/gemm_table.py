@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fit.robust import MAD_TO_SIGMA
+from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.calibration.nodes import LEAST, MOST, NOISE, corrected, hat_weights
 from milpplan.errors import InvalidInputError
 from milpplan.problem.hardware import GemmTable, HardwareSpec

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fit.parameters import Theta
+from milpplan.calibration.fitting.parameters import Theta
 from milpplan.errors import InvalidInputError
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.plan import Plan

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from milpplan.calibration.bus_tables import fit_bus
-from milpplan.calibration.fit.fit import fit
-from milpplan.calibration.fit.records import Fit
+from milpplan.calibration.fitting.fit import fit
+from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.gemm_table import fit_gemm, is_gemm_csv, parse_gemm
 from milpplan.calibration.measured import observations
 from milpplan.calibration.nccl import is_nccl_log, parse_nccl
@@ -84,7 +84,7 @@ def _training_log(path: Path, steps_s: list[float], batch: str | None) -> Invali
         "Expected runs as JSON, which say that beside the time, an output of nccl-tests, or a CSV of products.",
         "Write a record of the run, "
         '[{"id": "mine", "model": {"name": "llama3-8b"}, "hardware": {...}, "parallel": {"tp": 8, ...}, '
-        f'"measured": {{"step_time_s": {step}}}}}], as docs/validation.md describes, and calibrate with that.',
+        f'"measured": {{"step_time_s": {step}}}}}], as docs/accuracy.md describes, and calibrate with that.',
     )
 
 
@@ -157,7 +157,7 @@ def _of_runs(
         raise InvalidInputError(
             f"{path} has no run to fit to: {'; '.join(notes[:3]) or 'it is empty'}.",
             "Expected runs that milpplan can simulate, with a measured step time.",
-            "See docs/validation.md for the format.",
+            "See docs/accuracy.md for the format.",
         )
     if len(selected) > MAX_RUNS:
         raise InvalidInputError(

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.calibration.fit.records import Constant, Fit
+from milpplan.calibration.fitting.records import Constant, Fit
 from milpplan.calibration.sources import Calibration
 from milpplan.problem.overlay import FACTORS, SWITCHES
 from milpplan.units import percent_text, printable, seconds_text

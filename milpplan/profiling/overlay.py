@@ -12,9 +12,9 @@ import numpy as np
 
 from milpplan.calibration.attention_curves import Direction, fit_curve
 from milpplan.calibration.bus_tables import fit_bus
-from milpplan.calibration.fit.fit import fit_predicted
-from milpplan.calibration.fit.parameters import Theta
-from milpplan.calibration.fit.records import Fit
+from milpplan.calibration.fitting.fit import fit_predicted
+from milpplan.calibration.fitting.parameters import Theta
+from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.gemm_table import Products, fit_gemm
 from milpplan.calibration.nccl import PASSES, BusLog
 from milpplan.calibration.sources import checked_words

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.calibration.attention_curves import Attentions, Direction
-from milpplan.calibration.fit.parameters import Theta
+from milpplan.calibration.fitting.parameters import Theta
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
@@ -105,7 +105,7 @@ class _Row:
 
 
 class OperatorPredictor:
-    """Operators and layers as a ``milpplan.calibration.fit.predicting.Predictor``."""
+    """Operators and layers as a ``milpplan.calibration.fitting.predicting.Predictor``."""
 
     def __init__(self, rows: Sequence[_Row], base: HardwareSpec, chosen: IntArray | None = None) -> None:
         self._rows, self._base = tuple(rows), base

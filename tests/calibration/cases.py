@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.calibration.fit.parameters import Theta
+from milpplan.calibration.fitting.parameters import Theta
 from milpplan.calibration.measured import Observation, StepPredictor, observations
 from milpplan.validation.runs.reader import RunFile
 from milpplan.validation.runs.records import Run

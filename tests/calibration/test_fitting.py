@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.calibration.fit.fit import _folds, fit
-from milpplan.calibration.fit.parameters import Theta
-from milpplan.calibration.fit.records import Fit
-from milpplan.calibration.fit.robust import robust_scale
+from milpplan.calibration.fitting.fit import _folds, fit
+from milpplan.calibration.fitting.parameters import Theta
+from milpplan.calibration.fitting.records import Fit
+from milpplan.calibration.fitting.robust import robust_scale
 from milpplan.calibration.measured import Observation, StepPredictor
 from milpplan.errors import InvalidInputError
 from milpplan.problem.apply_overlay import applied

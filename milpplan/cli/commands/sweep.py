@@ -12,7 +12,7 @@ from milpplan.cli import options as o
 
 def sweep(
     study: Annotated[
-        Path, typer.Argument(metavar="STUDY.toml", help="A study file; docs/studies.md describes it.")
+        Path, typer.Argument(metavar="STUDY.toml", help="A study file; docs/commands.md describes it.")
     ],
     out: Annotated[
         Path | None,

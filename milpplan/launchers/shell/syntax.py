@@ -1,7 +1,4 @@
-"""Parser of shell scripts: from a text to a tree of commands, for the part of bash that launch scripts use.
-
-Syntax outside this grammar is refused with its line, so no part of a script is skipped.
-"""
+"""Parser of shell scripts for the part of bash that launch scripts use; other syntax is refused with its line."""
 
 from __future__ import annotations
 

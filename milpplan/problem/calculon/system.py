@@ -1,7 +1,7 @@
 """From a system file of Calculon to a ``HardwareSpec``: its step functions become tables.
 
 Calculon's efficiencies are step functions of the size of an operation; ours are tables by shape or size, evaluated
-here on grids and interpolated by the cost model. What has no counterpart is said in docs/calculon.md.
+here on grids and interpolated by the cost model. What has no counterpart is said in docs/launchers.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Calculon's words on the left, ours on the right, of those that are more than ano
     the others             ``SWITCHES``
 
 Calculon has no embedding, head or loss; its own count of parameters has 51,200 tied tokens and learned positions,
-which the model gets. What differs in the costs is in docs/calculon.md.
+which the model gets. What differs in the costs is in docs/launchers.md.
 """
 
 from __future__ import annotations

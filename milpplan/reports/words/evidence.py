@@ -13,7 +13,7 @@ LEAST_SHOWN = 0.005
 
 
 class TermDocument(Record):
-    """Term of the plan, and the scored runs that use it (docs/validation.md lists the terms)."""
+    """Term of the plan, and the scored runs that use it (docs/accuracy.md lists the terms)."""
 
     term: str
     num_runs: Computed

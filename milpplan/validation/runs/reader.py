@@ -38,7 +38,7 @@ _HALF: Final = re.compile("[\ud800-\udfff]")
 _BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
 _START: Final = re.compile(r'\s*(?:\{\s*"runs"\s*:\s*)?\[')
 _EXPECTED = "Expected runs as JSON."
-_DO = "Give a JSON file of runs, or one record a line, plain or gzipped, as described in docs/validation.md."
+_DO = "Give a JSON file of runs, or one record a line, plain or gzipped, as described in docs/accuracy.md."
 _SECTIONS: dict[str, type[BaseModel]] = {
     "": Run,
     "model": ModelDims,

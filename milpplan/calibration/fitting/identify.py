@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fit.descent import FIRST_ITERATIONS, Linear, Model, descend
-from milpplan.calibration.fit.parameters import Parameter
-from milpplan.calibration.fit.robust import covariance, objective
+from milpplan.calibration.fitting.descent import FIRST_ITERATIONS, Linear, Model, descend
+from milpplan.calibration.fitting.parameters import Parameter
+from milpplan.calibration.fitting.robust import covariance, objective
 from milpplan.units import percent_text, seconds_text
 
 FloatArray = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fit.robust import MAD_TO_SIGMA
+from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import FACTORS, SWITCHES, Constants, Factor, Overlay, Provenance, Seconds, Switch
 

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fit.parameters import STARTS_S, Parameter, Theta
-from milpplan.calibration.fit.predicting import Predictor, log_ratios
-from milpplan.calibration.fit.robust import covariance, linear_step, objective, robust_scale
+from milpplan.calibration.fitting.parameters import STARTS_S, Parameter, Theta
+from milpplan.calibration.fitting.predicting import Predictor, log_ratios
+from milpplan.calibration.fitting.robust import covariance, linear_step, objective, robust_scale
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fit.descent import Linear, Model, Point, best_descent, descend, hopped
-from milpplan.calibration.fit.identify import Dropped, rivals_of_launches, unidentified
-from milpplan.calibration.fit.parameters import Theta, parameter
-from milpplan.calibration.fit.predicting import Predictor
-from milpplan.calibration.fit.records import Constant, Fit
-from milpplan.calibration.fit.robust import linear_step
+from milpplan.calibration.fitting.descent import Linear, Model, Point, best_descent, descend, hopped
+from milpplan.calibration.fitting.identify import Dropped, rivals_of_launches, unidentified
+from milpplan.calibration.fitting.parameters import Theta, parameter
+from milpplan.calibration.fitting.predicting import Predictor
+from milpplan.calibration.fitting.records import Constant, Fit
+from milpplan.calibration.fitting.robust import linear_step
 from milpplan.calibration.measured import Observation, StepPredictor, on_hardware
 from milpplan.errors import InvalidInputError
 from milpplan.problem.hardware import HardwareSpec
@@ -49,7 +49,7 @@ def fit(
         groups: a label for every run; runs of one label are left out together. None: every run is its own group.
         num_folds: number of parts that are left out in turn; None: one per label, or 10 beyond 20 labels.
         progress: called with a description of the present work.
-        hops: search for a lower minimum near the first one (``calibration.fit.descent.hopped``), which doubles the
+        hops: search for a lower minimum near the first one (``calibration.fitting.descent.hopped``), which doubles the
             time.
 
     Returns:

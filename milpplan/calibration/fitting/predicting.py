@@ -7,7 +7,7 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fit.parameters import Theta
+from milpplan.calibration.fitting.parameters import Theta
 from milpplan.problem.hardware import HardwareSpec
 
 FloatArray = npt.NDArray[np.float64]
