@@ -96,8 +96,8 @@ def _described(hardware: HardwareSpec, operation: str, sizes: list[int], ranks: 
 
 
 def _errors(log: BusLog, hardware: HardwareSpec) -> list[float]:
-    known = _described(hardware, log.operation, list(log.rates), log.num_ranks)
-    return [abs(a / b - 1.0) for a, b in zip(known, log.rates.values(), strict=True)]
+    described = _described(hardware, log.operation, list(log.rates), log.num_ranks)
+    return [abs(a / b - 1.0) for a, b in zip(described, log.rates.values(), strict=True)]
 
 
 def _table(logs: list[BusLog], hardware: HardwareSpec, operation: str, notes: list[str]) -> BusTable:

@@ -24,19 +24,22 @@ def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar | No
     differences are added in quadrature, with the scatter that no constant explains. Correlations of the fit are
     left out: where constants were hard to separate this is an upper bound of their share.
     """
-    known = problem.hardware.uncertainty
-    if known is None:
+    uncertainty = problem.hardware.uncertainty
+    if uncertainty is None:
         return None
     parts: dict[str, tuple[float, float]] = {}
     for name in (*FACTORS, *TIMES):
-        if getattr(known, name) <= 0:
+        if getattr(uncertainty, name) <= 0:
             continue
         times = [_step_s(at(problem, {name: sign}), plan) for _, sign in ENDS]
         parts[name] = (max(step_time_s - min(times), 0.0), max(max(times) - step_time_s, 0.0))
-    if known.residual_fraction > 0:
-        parts["residual"] = (known.residual_fraction * step_time_s, known.residual_fraction * step_time_s)
+    if uncertainty.residual_fraction > 0:
+        parts["residual"] = (
+            uncertainty.residual_fraction * step_time_s,
+            uncertainty.residual_fraction * step_time_s,
+        )
     below, above = (sqrt(sum(part[side] ** 2 for part in parts.values())) for side in (0, 1))
-    return ErrorBar(step_time_s, min(below, step_time_s), above, parts, known.overlay)
+    return ErrorBar(step_time_s, min(below, step_time_s), above, parts, uncertainty.overlay)
 
 
 def at(problem: Problem, sigmas: dict[str, float]) -> Problem:
@@ -72,15 +75,15 @@ def robustness(
     Returns:
         The comparison at both ends; None where no constant is uncertain.
     """
-    known = problem.hardware.uncertainty
-    if known is None or not any(getattr(known, name) for name in (*FACTORS, *TIMES)):
+    uncertainty = problem.hardware.uncertainty
+    if uncertainty is None or not any(getattr(uncertainty, name) for name in (*FACTORS, *TIMES)):
         return None
     rivals = []
     for end, _ in ENDS:
         there = joint_end(problem, end)
         plan, bound = solve_end(there) if solve_end is not None else (None, None)
-        looked_at = [other for other in (*others, *([plan] if plan else [])) if other != best]
-        rival = min((_cost_s(there, other, best) for other in looked_at), default=None)
+        compared = [other for other in (*others, *([plan] if plan else [])) if other != best]
+        rival = min((_cost_s(there, other, best) for other in compared), default=None)
         rivals.append(Rival(end, _step_s(there, best), rival, bound, plan))
     return Robustness(tuple(rivals), len(others), solve_end is not None)
 

@@ -115,18 +115,18 @@ def _products(name: str, values: list[tuple[float, ...]]) -> Products:
     return Products(precision, m, n, k, time_s)
 
 
-def _row(row: dict[str, Any], measured: str, place: str) -> tuple[float, ...]:
+def _row(row: dict[str, Any], measured: str, where: str) -> tuple[float, ...]:
     """Parse m, n, k and seconds."""
     try:
         m, n, k, value = (float(row[name]) for name in ("m", "n", "k", measured))
     except (TypeError, ValueError, KeyError) as error:
         raise InvalidInputError(
-            f"{place}: {shown(dict(row))}.", f"Expected numbers for m, n, k and {measured}.", _DO
+            f"{where}: {shown(dict(row))}.", f"Expected numbers for m, n, k and {measured}.", _DO
         ) from error
     whole = all(math.isfinite(size) and 1 <= size <= MOST_ELEMENTS for size in (m, n, k))
     if not whole or not (math.isfinite(value) and 0 < value < 1e9):
         raise InvalidInputError(
-            f"{place}: m={m:g}, n={n:g}, k={k:g}, {measured}={value:g}.", "Expected positive numbers.", _DO
+            f"{where}: m={m:g}, n={n:g}, k={k:g}, {measured}={value:g}.", "Expected positive numbers.", _DO
         )
     time_s = 2.0 * m * n * k / (value * TERA) if measured == "tflops" else value * TIMES[measured]
     return m, n, k, time_s

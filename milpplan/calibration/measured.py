@@ -135,8 +135,8 @@ class StepPredictor:
         problem = runs[0].problem.model_copy(update={"hardware": hardware})
         costs = layout_costs(problem, LayoutColumns.of([run.plan.layout for run in runs]))
         times = []
-        for place, run in enumerate(runs):
-            own = costs.at(place)
+        for row, run in enumerate(runs):
+            own = costs.at(row)
             stages = plan_stages(own, problem.model.layer_kinds, run.plan)
             step_ns = int(step_times_ns(run.plan.layout, own, durations(stages)))
             if step_ns <= 0:

@@ -180,7 +180,7 @@ def _named(section: _Section, source: str, num_gpus: int | None, words: list[str
     return operation, ranks
 
 
-def _row(line: str, columns: list[str], factor: float, place: str) -> tuple[int, float]:
+def _row(line: str, columns: list[str], factor: float, where: str) -> tuple[int, float]:
     """Parse the message size in bytes, and compute bus bandwidth in bytes/s from the time, whose rounding is
     finer."""
     words = line.split()
@@ -192,13 +192,13 @@ def _row(line: str, columns: list[str], factor: float, place: str) -> tuple[int,
         bus = float(words[columns.index("busbw")]) * GIGA
     except (ValueError, IndexError) as error:
         raise InvalidInputError(
-            f"{place} is {shown(line.strip())}.",
+            f"{where} is {shown(line.strip())}.",
             f"Expected the columns {' '.join(columns[:8])}.",
             "Give the output as printed; remove lines that were cut.",
         ) from error
     if not (0 <= size <= MOST_BYTES and math.isfinite(time_s) and math.isfinite(bus) and 0 <= bus <= MOST_RATE):
         raise InvalidInputError(
-            f"{place} is {shown(line.strip())}.",
+            f"{where} is {shown(line.strip())}.",
             "Expected a size in bytes, a time in microseconds and a bandwidth in GB/s, none negative.",
             "Correct or remove the line.",
         )

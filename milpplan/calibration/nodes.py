@@ -80,8 +80,8 @@ def least_within(matrix: FloatArray, right: FloatArray, low: FloatArray, high: F
     x = np.clip(np.ones(len(low)), low, high)
     for _ in range(MOST_STEPS):
         gradient = matrix @ x - right
-        held = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
-        free = ~held
+        at_bound = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
+        free = ~at_bound
         if not free.any() or np.abs(gradient[free]).max() <= OPTIMAL * np.abs(right).max():
             break
         step = np.zeros(len(low))

@@ -127,8 +127,8 @@ def calibrated(
             error_before=bus.error_before,
         )
         overlay = Overlay(**words, provenance=provenance, tables=bus.tables, constants=bus.constants)
-        known = bus.constants.scale_up_efficiency is not None or bus.error_before is None
-        unknown = () if known else ("one sigma of the tables: not known, no size was measured twice",)
+        usable = bus.constants.scale_up_efficiency is not None or bus.error_before is None
+        unknown = () if usable else ("one sigma of the tables: not known, no size was measured twice",)
         return Calibration(kind, overlay, spec, bus.told + unknown)
     table = fit_gemm(parse_gemm(read_text(path), str(path)), spec)
     provenance = Provenance(

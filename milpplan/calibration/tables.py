@@ -90,8 +90,8 @@ def errors_text(fit: Fit, what: str = "steps", parts: str = "runs") -> Renderabl
     ]
     if fit.outliers:
         names = ", ".join(printable(name) for name in fit.outliers[:4])
-        more = f" and {len(fit.outliers) - 4} more" if len(fit.outliers) > 4 else ""
-        lines.append(Text(f"outliers that hardly count: {names}{more}"))
+        rest = f" and {len(fit.outliers) - 4} more" if len(fit.outliers) > 4 else ""
+        lines.append(Text(f"outliers that hardly count: {names}{rest}"))
     return Group(*lines)
 
 

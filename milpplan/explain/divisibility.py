@@ -134,10 +134,10 @@ def rule_effects(problem: Problem, best: float) -> tuple[RuleEffect, ...]:
         return ()
     refused = {name: layout_space(problem).rejected.get(name, 0) for name in DIVISIBILITY}
     return tuple(
-        RuleEffect(name, count, least, least < best)
+        RuleEffect(name, count, bound, bound < best)
         for name, count in refused.items()
         if count
-        for least in [_least_without(problem, name, best)]
+        for bound in [_least_without(problem, name, best)]
     )
 
 
@@ -155,9 +155,9 @@ def _least_without(problem: Problem, name: str, best: float) -> float:
         return float(work.min(initial=np.inf)) / NS_PER_S
     rows = rows[np.argsort(space.spread(work)[rows], kind="stable")]
     closer, rest = rows[:MOST_BOUNDED], rows[MOST_BOUNDED:]
-    least = float(_bounds_ns(problem, space.take(closer)).min())
+    bound_ns = float(_bounds_ns(problem, space.take(closer)).min())
     others = np.concatenate([space.spread(work)[rest], work[work >= best * NS_PER_S]])
-    return min(least, float(others.min(initial=np.inf))) / NS_PER_S
+    return min(bound_ns, float(others.min(initial=np.inf))) / NS_PER_S
 
 
 def _bounds_ns(problem: Problem, columns: LayoutColumns) -> FloatArray:

@@ -203,7 +203,7 @@ def _ask_change(talk: _Talk, names: tuple[str, ...]) -> None:
 
 def _worth_question(talk: _Talk, change: Change, changed: Problem) -> Callable[[float | None], Optimum | None]:
     def question(limit_s: float | None) -> Optimum | None:
-        unlimited = next((known for known in talk.worth if known.name == MEMORY[0]), None)
+        unlimited = next((answered for answered in talk.worth if answered.name == MEMORY[0]), None)
         value_of_change = worth(talk.yardstick, change, changed, talk.plan, talk.best, unlimited, limit_s)
         talk.worth.append(value_of_change)
         return value_of_change.best

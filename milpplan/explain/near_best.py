@@ -79,7 +79,7 @@ def near_best(
     # In this order many layouts share a computation of costs.
     search.queue = rows = rows[np.argsort(values[rows], kind="stable")]
     # Layouts that there was no time for may do as well.
-    most = search.frontier.closed_below(search.threshold())
+    num_closed = search.frontier.closed_below(search.threshold())
     for row in rows.tolist():
         if row not in found and time.monotonic() < deadline:
             limit = min(cutoff / float(search.weights[row]), float(search.limits_ns[row]))
@@ -88,10 +88,10 @@ def near_best(
                 continue
             if other is not None:
                 found[row] = other
-        most += 1
+        num_closed += 1
     measured = (_near(asked, other, own) for other in found.values())
     plans = sorted((near for near in measured if near is not None), key=lambda near: near.excess)
-    return NearBest(within, tuple(plans), most, len(search.whole))
+    return NearBest(within, tuple(plans), num_closed, len(search.whole))
 
 
 def _solver(gap: float, deadline: float) -> LayoutSolver:

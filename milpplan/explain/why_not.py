@@ -102,8 +102,8 @@ def _has_one(plan: Plan, name: str, value: object) -> bool:
         sum(getattr(s.recompute, mode) for s in plan.virtual_stages) for mode in ("full", "selective")
     )
     layers = sum(stage.num_layers for stage in plan.virtual_stages)
-    held = {"full": full, "selective": selective, "none": layers - full - selective}
-    return held.get(str(value)) == layers
+    counts = {"full": full, "selective": selective, "none": layers - full - selective}
+    return counts.get(str(value)) == layers
 
 
 def _in_space(problem: Problem, wish: Wish) -> bool:
@@ -139,7 +139,9 @@ def answer(
     legal = layout_space(granted)
     if not len(legal):
         return replace(wish_answer, outcome="forbidden", reason=_forbidden(granted, legal.rejected, wish))
-    start = next((known for known in (best.plan, *best.runners_up) if known and _has(known, wish)), None)
+    start = next(
+        (candidate for candidate in (best.plan, *best.runners_up) if candidate and _has(candidate, wish)), None
+    )
     optimum = yardstick.optimum(granted, limit_s, start)
     if optimum.infeasible:
         return _impossible(replace(wish_answer, best=optimum), granted, optimum)
@@ -153,12 +155,12 @@ def answer(
 
 def _priced(wish_answer: WishAnswer, with_it: Interval, without: Interval, at_least_zero: bool) -> WishAnswer:
     """Add the price to an answer; a plan with a wish that the space offers is provably no better than the best."""
-    least = 0.0 if at_least_zero else -math.inf
+    minimum = 0.0 if at_least_zero else -math.inf
     price = Interval(
-        max(least, ratio(with_it.low, without.high) - 1.0), max(least, ratio(with_it.high, without.low) - 1.0)
+        max(minimum, ratio(with_it.low, without.high) - 1.0), max(minimum, ratio(with_it.high, without.low) - 1.0)
     )
     low = with_it.low - without.high if math.isfinite(without.high) else -math.inf
-    amount = Interval(max(least, low), max(least, with_it.high - without.low))
+    amount = Interval(max(minimum, low), max(minimum, with_it.high - without.low))
     best = None if wish_answer.best is None else replace(wish_answer.best, bounds=with_it)
     return replace(wish_answer, best=best, price=price, amount=amount)
 
@@ -193,12 +195,12 @@ def _together(granted: Problem, refusing: Sequence[str]) -> list[str]:
 def _impossible(wish_answer: WishAnswer, granted: Problem, optimum: Optimum) -> WishAnswer:
     """Answer that every layout with the wish is provably too large, or too slow for the deadline."""
     usable = usable_memory_bytes(granted)
-    least = optimum.least_peak_bytes
-    if least is None:
+    peak_bytes = optimum.least_peak_bytes
+    if peak_bytes is None:
         bounds = floor(granted, layout_space(granted))
-        least = bounds.memory_bytes if bounds is not None else 0.0
-    if least > usable:
-        reason = f"does not fit: the least peak is at least {gib_text(least)} of {gib_text(usable)} usable"
+        peak_bytes = bounds.memory_bytes if bounds is not None else 0.0
+    if peak_bytes > usable:
+        reason = f"does not fit: the least peak is at least {gib_text(peak_bytes)} of {gib_text(usable)} usable"
         return replace(wish_answer, outcome="does_not_fit", reason=reason)
     if granted.job.deadline_s is not None:
         return replace(
@@ -206,7 +208,7 @@ def _impossible(wish_answer: WishAnswer, granted: Problem, optimum: Optimum) -> 
         )
     reason = (
         f"does not fit: every layout was proved to need more than {gib_text(usable)}, one by one (the bound "
-        f"of all at once is {gib_text(least)})"
+        f"of all at once is {gib_text(peak_bytes)})"
     )
     return replace(wish_answer, outcome="does_not_fit", reason=reason)
 

@@ -101,8 +101,8 @@ class Capability:
         """Merge the target's fixed limits with those that depend on the problem."""
         limits = dict(self.limits)
         for name, limit in self.more_limits(problem).items():
-            known = limits.get(name)
-            values = limit.values if known is None else tuple(v for v in known.values if v in limit.values)
+            fixed = limits.get(name)
+            values = limit.values if fixed is None else tuple(v for v in fixed.values if v in limit.values)
             limits[name] = Limit(values, limit.why)
         return limits
 

@@ -77,7 +77,7 @@ def capability_named(name: str, option: str) -> Capability:
     Raises:
         UnknownNameError: no launcher has this name.
     """
-    whole = [known for known, capability in CAPABILITIES.items() if capability.complete]
+    whole = [known_name for known_name, capability in CAPABILITIES.items() if capability.complete]
     if name in CAPABILITIES and name not in whole:
         raise UnknownNameError(
             f"{option} {name}: it is not declared well enough to search its plans alone.",

@@ -44,8 +44,8 @@ class Code:
         return self.text
 
 
-def _whole(value: object, least: int) -> bool:
-    return type(value) is int and least <= value < LARGEST
+def _whole(value: object, minimum: int) -> bool:
+    return type(value) is int and minimum <= value < LARGEST
 
 
 def _number(value: object) -> bool:
@@ -277,8 +277,8 @@ def _plain(name: str) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(map(_plain, names[:_SHOWN_NAMES])) + more
+    rest = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(map(_plain, names[:_SHOWN_NAMES])) + rest
 
 
 def _place(name: str) -> str:
@@ -286,21 +286,21 @@ def _place(name: str) -> str:
     return re.sub(r"\[\d+\]", "[]", name)
 
 
-def _has_place(name: str, value: object, known: Known) -> bool:
+def _has_place(name: str, value: object, schema: Known) -> bool:
     """Test whether a name is in the schema, is in a table whose names are free, or is an empty section."""
     above = _place(name)
-    if above in known or _is_empty_section(name, value, known):
+    if above in schema or _is_empty_section(name, value, schema):
         return True
     while "." in above:
         above = above.rpartition(".")[0]
-        if above in known and "table" in kinds_of(known[above]):
+        if above in schema and "table" in kinds_of(schema[above]):
             return True
     return False
 
 
-def _is_empty_section(name: str, value: object, known: Known) -> bool:
+def _is_empty_section(name: str, value: object, schema: Known) -> bool:
     section = f"{_place(name)}."
-    return isinstance(value, Mapping) and not value and any(choice.startswith(section) for choice in known)
+    return isinstance(value, Mapping) and not value and any(choice.startswith(section) for choice in schema)
 
 
 def kinds_of(row: tuple[Any, ...]) -> tuple[str, ...]:
@@ -370,10 +370,10 @@ def check_priced(settings: Settings, quiet: Mapping[str, str]) -> None:
     }
     if left:
         said = [f"{_plain(name)} = {shown(value)}" for name, value in left.items()]
-        more = f" and {len(said) - _SHOWN_NAMES} more" if len(said) > _SHOWN_NAMES else ""
+        rest = f" and {len(said) - _SHOWN_NAMES} more" if len(said) > _SHOWN_NAMES else ""
         raise InvalidInputError(
             f"{len(left)} setting(s) may change the cost in ways that are not priced: "
-            f"{', '.join(said[:_SHOWN_NAMES])}{more}.",
+            f"{', '.join(said[:_SHOWN_NAMES])}{rest}.",
             "Expected settings that a plan or a model has, or that change neither time nor memory.",
             "Take them out, or accept not to see what they cost: "
             f"--ignore {_plain(next(iter(left)))} (repeatable).",

@@ -111,12 +111,12 @@ def target_named(name: str, option: str) -> Target:
         UnknownNameError: no launcher has this name.
         PluginError: the launcher is a plug-in's and is not a ``Target``.
     """
-    known = target_names()
-    if name not in known:
-        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    names = target_names()
+    if name not in names:
+        close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         raise UnknownNameError(
             f"{option} {shown(name)} does not exist.",
-            f"Expected one of {', '.join(known)}.",
+            f"Expected one of {', '.join(names)}.",
             f"Did you mean {close[0]}?" if close else "Give one of these names.",
         )
     if name in TARGETS:

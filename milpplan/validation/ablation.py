@@ -40,24 +40,24 @@ def evidence(
         names = dict.fromkeys(generation_name(hardware) for hardware in problem.node_types)
         return Evidence(" with ".join(names), num_runs=0, num_memory_runs=0, terms=())
     name = generation_name(problem.hardware)
-    known = (table or exercised_terms()).generations.get(name, NOTHING)
+    generation = (table or exercised_terms()).generations.get(name, NOTHING)
     with_stack = problem.hardware.software.name in stack_names()
     own = used_terms(problem, best)
     terms = tuple(
-        _exercised(term, known.of(term.name), with_stack)
-        if known.of(term.name)
+        _exercised(term, generation.of(term.name), with_stack)
+        if generation.of(term.name)
         else _unexercised(problem, best, step_time_s, term)
         for term in own
     )
-    num_runs = sum(known.runs.values())
+    num_runs = sum(generation.runs.values())
     plans = () if problem.job.objective == "num_gpus" or not num_runs else others
     used = {term.name: term for plan in (best, *plans) for term in used_terms(problem, plan)}
-    missing = [term for term in used.values() if not known.of(term.name)]
+    missing = [term for term in used.values() if not generation.of(term.name)]
     compared = bool(num_runs and missing)
     return Evidence(
         generation=name,
         num_runs=num_runs,
-        num_memory_runs=known.memory_runs,
+        num_memory_runs=generation.memory_runs,
         terms=terms,
         elsewhere=tuple(term.words for term in missing if term not in own),
         ablations=_ablations(problem, best, plans, missing) if compared else (),

@@ -89,13 +89,13 @@ def _by_stage(reported: Mapping[str, Any], statement: Statement) -> dict[int, fl
     if len(sizes) == layout.num_gpus and all(_is_size(size) for size in sizes):
         each = layout.num_gpus // layout.pp
         return {stage: max(sizes[stage * each : (stage + 1) * each]) * MIB for stage in range(layout.pp)}
-    most: dict[int, float] = {}
+    peaks: dict[int, float] = {}
     for rank in some if isinstance(some, list) else []:
         stage, size = (rank.get(key) if isinstance(rank, dict) else None for key in ("stage", "max_allocated_MiB"))
         if not isinstance(stage, int) or not 0 <= stage < layout.pp or not _is_size(size):
             return {}
-        most[stage] = max(most.get(stage, 0.0), size * MIB)
-    return most
+        peaks[stage] = max(peaks.get(stage, 0.0), size * MIB)
+    return peaks
 
 
 def _stage(how: str, statement: Statement) -> int | None:
@@ -116,8 +116,8 @@ def _bytes(run: Run, reported: Mapping[str, Any], kind: MemoryKind, framework: F
     if not _is_size(value):
         return None
     # nvidia-smi counts MiB, so GB from it means GiB. Other values in GB are used only if their unit is known.
-    known = framework.gigabyte if "GB" in unit else 0.0
-    scale = MIB if "MiB" in unit else GIB if "GiB" in unit or "nvidia-smi" in how else known
+    gigabyte = framework.gigabyte if "GB" in unit else 0.0
+    scale = MIB if "MiB" in unit else GIB if "GiB" in unit or "nvidia-smi" in how else gigabyte
     return value * scale or None
 
 

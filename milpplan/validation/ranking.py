@@ -122,8 +122,8 @@ def _sweep(members: Sequence[Comparison], ran: Sequence[Comparison]) -> Sweep:
     first = min(ran, key=_predicted)
     pick, failed = _pick(members)
     run, layout = best.run, best.statement.plan.layout
-    least = min(_model_parallelism(comparison) for comparison in ran)
-    by_rule = [_time(comparison) for comparison in ran if _model_parallelism(comparison) == least]
+    smallest = min(_model_parallelism(comparison) for comparison in ran)
+    by_rule = [_time(comparison) for comparison in ran if _model_parallelism(comparison) == smallest]
     return Sweep(
         id=f"{run.sweep_id} ({layout.num_gpus} GPUs, batch {layout.global_batch_size})",
         group=run.group,

@@ -235,8 +235,10 @@ def _unstated_table(validation: Validation, each: bool) -> Table:
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for unstated in validation.unstated:
         reasons[unstated.run.group, unstated.reason].append(unstated.run.id)
-    most = len(validation.unstated) if each else MOST_NAMED
+    num_named = len(validation.unstated) if each else MOST_NAMED
     for (group, reason), ids in sorted(reasons.items()):
-        more = f" and {len(ids) - most} more" if len(ids) > most else ""
-        table.add_row(printable(group), printable(reason), f"{len(ids)}", printable(", ".join(ids[:most]) + more))
+        rest = f" and {len(ids) - num_named} more" if len(ids) > num_named else ""
+        table.add_row(
+            printable(group), printable(reason), f"{len(ids)}", printable(", ".join(ids[:num_named]) + rest)
+        )
     return table

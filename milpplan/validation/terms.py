@@ -90,8 +90,8 @@ def _communication(exposed: Part, hidden: Part | None = None) -> Scale:
 
     def change(parts: IntArray, times: int) -> IntArray:
         """Compute the change of [..., Part, Phase]."""
-        more = (times - 1) * parts[..., exposed, :]
-        return more + parts[..., hidden, :] if hidden is not None and times > 1 else more
+        added = (times - 1) * parts[..., exposed, :]
+        return added + parts[..., hidden, :] if hidden is not None and times > 1 else added
 
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
         parts, duration = costs.parts, np.maximum(costs.duration_ns + change(costs.parts.layer, times), 0)

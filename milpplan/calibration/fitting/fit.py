@@ -172,7 +172,7 @@ def _constant(
     prior = constant.value(constant.prior)
     if name in dropped:
         return Constant(name, prior, dropped[name].one_sigma, False, prior, dropped[name].note)
-    index = [known.name for known in model.parameters].index(name)
+    index = [constant.name for constant in model.parameters].index(name)
     inner, sigma = float(linear.point.x[index]), float(np.sqrt(linear.covariance[index, index]))
     note = ""
     if name in FACTORS and min(inner - constant.low, constant.high - inner) < 1e-6:
@@ -187,8 +187,8 @@ def _folds(labels: Sequence[Hashable], wanted: int | None) -> list[npt.NDArray[n
         rows.setdefault(label, []).append(row)
     number = wanted or (len(rows) if len(rows) <= LEAVE_ONE_OUT else MANY_FOLDS)
     folds: list[list[int]] = [[] for _ in range(max(1, min(number, len(rows))))]
-    for held in sorted(rows.values(), key=len, reverse=True):
-        min(folds, key=len).extend(held)
+    for members in sorted(rows.values(), key=len, reverse=True):
+        min(folds, key=len).extend(members)
     return [np.array(sorted(fold)) for fold in folds]
 
 

@@ -60,15 +60,15 @@ def unidentified(model: Model, linear: Linear) -> list[Dropped]:
         worst = int(ratios.argmax())
         gone = (ratios > 1.0) & ((np.abs(correlation[worst]) > INSEPARABLE) | ~np.isfinite(ratios))
         gone[worst] = True
-        for place in np.flatnonzero(gone).tolist():
+        for index_in_fit in np.flatnonzero(gone).tolist():
             related = [
                 parameters[int(keep[other])].name
-                for other in np.argsort(-np.abs(correlation[place]))
-                if other != place and abs(correlation[place, other]) > RELATED
+                for other in np.argsort(-np.abs(correlation[index_in_fit]))
+                if other != index_in_fit and abs(correlation[index_in_fit, other]) > RELATED
             ]
-            index = int(keep[place])
-            inner, known = float(linear.point.x[index]), bool(np.isfinite(ratios[place]))
-            dropped.append(_dropped(parameters[index], inner, float(sigmas[place]), known, related))
+            index = int(keep[index_in_fit])
+            inner, known = float(linear.point.x[index]), bool(np.isfinite(ratios[index_in_fit]))
+            dropped.append(_dropped(parameters[index], inner, float(sigmas[index_in_fit]), known, related))
         keep = keep[~gone]
     return dropped
 
@@ -117,8 +117,8 @@ def _limit(constant: Parameter, inner: float, slopes: FloatArray) -> float:
     return max(MOST_SECONDS_SIGMA * inner, MOST_STEP_CHANGE / float(np.median(felt)))
 
 
-def _dropped(constant: Parameter, inner: float, sigma: float, known: bool, related: list[str]) -> Dropped:
-    if not known:
+def _dropped(constant: Parameter, inner: float, sigma: float, is_determined: bool, related: list[str]) -> Dropped:
+    if not is_determined:
         return Dropped(constant.name, None, "no prediction depends on it")
     own = constant.value_sigma(inner, sigma)
     text = percent_text(own) if constant.is_factor else seconds_text(own)

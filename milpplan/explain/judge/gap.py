@@ -48,9 +48,9 @@ class Solves:
     def best(self, problem: Problem, start: Plan | None, any_chunks: bool, limit_s: float | None) -> PlanResult:
         """Return the proved best of a problem, solved at most once."""
         key = (problem, any_chunks)
-        known = self.found.get(key)
-        if known is None:
-            known = solve(
+        result = self.found.get(key)
+        if result is None:
+            result = solve(
                 problem,
                 gap=self.gap,
                 time_limit_s=limit_s,
@@ -58,8 +58,8 @@ class Solves:
                 any_chunks=any_chunks,
                 callback=self.callback,
             )
-            self.found[key] = known
-        return known
+            self.found[key] = result
+        return result
 
 
 def judged(problem: Problem, plan: Plan) -> Problem:
@@ -190,14 +190,14 @@ class _Judge:
         """Solve for the proved best of a space."""
         limit_s = self.budget.share_s(weight)
         start = self.plan
-        known = self.spaces[-1] if self.spaces else None
+        previous = self.spaces[-1] if self.spaces else None
         if (
-            known is not None
-            and known.best is not None
-            and known.best_s is not None
-            and known.best_s < self.step_s
+            previous is not None
+            and previous.best is not None
+            and previous.best_s is not None
+            and previous.best_s < self.step_s
         ):
-            start = known.best
+            start = previous.best
         splits = even_splits(problem, self.plan.layout) if problem.space.kind == "free" else None
         sizes = tuple(stage.num_layers for stage in self.plan.virtual_stages)
         uneven = splits is not None and sizes not in splits
@@ -242,8 +242,8 @@ class _Judge:
             self.budget.weight_left = CHANGES
             changes = best_changes(problem, first, _part(self.budget, 0.5))
             others = [priced.plan for _, priced in changes.values()]
-            known = changes["stages"][1] if "stages" in changes else first
-            if balanced is not None and balanced.order < known.order and balanced.plan not in others:
+            start = changes["stages"][1] if "stages" in changes else first
+            if balanced is not None and balanced.order < start.order and balanced.plan not in others:
                 changes["stages"] = ("the best stages and recomputation", balanced)
             chain = greedy_chain(problem, first, changes, best_s, self.budget)
         except KeyboardInterrupt:

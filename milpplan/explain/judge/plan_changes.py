@@ -120,8 +120,8 @@ def carried_over(problem: Problem, plan: Plan, layout: Layout, keep: bool = True
     if keep and layout.num_virtual_stages == plan.layout.num_virtual_stages:
         return Plan(layout=layout, virtual_stages=plan.virtual_stages)
     layers, stages = problem.model.num_layers, layout.num_virtual_stages
-    each, more = divmod(layers, stages)
-    sizes = [each + (stage < more) for stage in range(stages)]
+    each, remainder = divmod(layers, stages)
+    sizes = [each + (stage < remainder) for stage in range(stages)]
     counts = [
         sum(getattr(stage.recompute, mode) for stage in plan.virtual_stages) for mode in ("full", "selective")
     ]
@@ -160,8 +160,8 @@ def best_changes(problem: Problem, before: Priced, budget: Budget) -> dict[str, 
             # Changes are in order of their bounds, so no later change is faster.
             break
         priced = Priced.of(problem, plan, costs.at(number))
-        known = changes[lead][1].order if lead in changes else before.order
-        if priced.order < known:
+        best_order = changes[lead][1].order if lead in changes else before.order
+        if priced.order < best_order:
             changes[lead] = (words, priced)
     return changes
 

@@ -112,8 +112,8 @@ def _least_first(problem: Problem, row: Row, pps: Degrees) -> list[dict[str, int
     return sorted(legal, key=lambda d: (d["tp"] * d["pp"] * d["cp"], d["tp"], d["ep"]))
 
 
-def _plan(problem: Problem, degrees: dict[str, int], most: str) -> tuple[Plan, StepReport] | None:
-    """Build the plan of given degrees with the minimum recomputation that fits, up to ``most``."""
+def _plan(problem: Problem, degrees: dict[str, int], max_recompute: str) -> tuple[Plan, StepReport] | None:
+    """Build the plan of given degrees with the minimum recomputation that fits, up to ``max_recompute``."""
     (batch,) = problem.job.global_batch_values
     split = split_of_layers(problem.model.num_layers, degrees["pp"], batch // degrees["dp"])
     if split is None:
@@ -129,7 +129,7 @@ def _plan(problem: Problem, degrees: dict[str, int], most: str) -> tuple[Plan, S
         overlap_grad_reduce=degrees["dp"] * degrees["cp"] > 1,
         overlap_param_gather=degrees["dp"] * degrees["cp"] > 1,
     )
-    for mode in MODES[: MODES.index(most) + 1]:
+    for mode in MODES[: MODES.index(max_recompute) + 1]:
         plan = Plan(layout=layout, virtual_stages=_stages(split, mode))
         try:
             report = simulate(problem, plan)

@@ -145,9 +145,9 @@ def read_files(text: str, source: str) -> Read:
     return Read(values | {f"{FLAG}{name}": value for name, value in trainer.items()}, program)
 
 
-def _unprefixed(known: Known) -> Known:
+def _unprefixed(schema: Known) -> Known:
     """Name settings as the command does, without their section."""
-    return {name.rpartition(".")[2]: row for name, row in known.items()}
+    return {name.rpartition(".")[2]: row for name, row in schema.items()}
 
 
 def _launched(words: tuple[str, ...]) -> tuple[tuple[str, ...], str, tuple[str, ...]] | None:
@@ -211,16 +211,16 @@ def named(values: Mapping[str, Any], flags: bool = False) -> dict[str, Any]:
     for name, value in values.items():
         section, _, rest = name.partition(".")
         prefix = next((start for start, own in SECTIONS.items() if own == section), "")
-        place = next((own for start, own in SECTIONS.items() if name.startswith(start) and name != own), "")
+        own_section = next((own for start, own in SECTIONS.items() if name.startswith(start) and name != own), "")
         if rest and prefix in ("fsdp_", "dynamo_") and not rest.startswith(prefix):
             name = f"{section}.{prefix}{rest}"
-        elif flags and not rest and place:
-            name = f"{place}.{name}"
+        elif flags and not rest and own_section:
+            name = f"{own_section}.{name}"
         full[name] = value
     return full
 
 
-def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, Any]:
+def _flags_of(words: tuple[str, ...], schema: Known, source: str) -> dict[str, Any]:
     """Read flags and convert their values to the declared types; others stay texts.
 
     Raises:
@@ -238,9 +238,9 @@ def _flags_of(words: tuple[str, ...], known: Known, source: str) -> dict[str, An
     flags_read: dict[str, Any] = {}
     for flag, values in pairs:
         name = flag.lstrip("-").replace("-", "_")
-        if name.startswith("no_") and name not in known and not values:
+        if name.startswith("no_") and name not in schema and not values:
             name, values = name.removeprefix("no_"), ("false",)
-        flags_read |= _typed(name, values, known.get(name, (None, "text")))
+        flags_read |= _typed(name, values, schema.get(name, (None, "text")))
     return flags_read
 
 

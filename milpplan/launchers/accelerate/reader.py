@@ -100,8 +100,8 @@ def imported(
     read = read_files(text, source)
     spec = described(model, vocab_size, source)
     program = None if read.program in ignored else read.program
-    known = {**known_settings(KEYS, "launch"), **known_settings(KEYS, "config")}
-    known |= {f"{FLAG}{name}": row for name, row in known_settings(KEYS, "trainer").items()}
+    schema = {**known_settings(KEYS, "launch"), **known_settings(KEYS, "config")}
+    schema |= {f"{FLAG}{name}": row for name, row in known_settings(KEYS, "trainer").items()}
     spelled = {name.lstrip("-") for name in read.values}
     names = [
         name
@@ -110,7 +110,7 @@ def imported(
         for name in ignored
         if name != read.program
     ]
-    settings, left_out = admitted(read.values, known, names, "Accelerate and the trainer", ALL_QUIET)
+    settings, left_out = admitted(read.values, schema, names, "Accelerate and the trainer", ALL_QUIET)
     _check_program(program, source)
     _check_trainer(settings, source)
     recompute = _recomputes(settings, program)

@@ -109,10 +109,10 @@ def _yaml(launch: ConfigLaunch, version: str) -> str:
     table: dict[str, Any] = {}
     for name, value in [*FIXED.items(), *launch.settings.items()]:
         *sections, last = name.split(".")
-        place = table
+        node = table
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+            node = node.setdefault(section, {})
+        node[last] = value
     return "\n".join([*header(launch, version), *_lines(table, "")]) + "\n"
 
 

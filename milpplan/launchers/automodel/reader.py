@@ -80,9 +80,9 @@ def imported(
         IllegalPlanError: AutoModel would refuse the recipe.
     """
     spec = described(model, vocab_size, source)
-    known = known_settings("automodel_keys.json", AUTOMODEL.versions[0])
+    schema = known_settings("automodel_keys.json", AUTOMODEL.versions[0])
     said = {name: _translated(value) for name, value in flat(load_yaml(text, source)).items()}
-    settings, left_out = admitted(said, known, ignored, "NeMo AutoModel", QUIET)
+    settings, left_out = admitted(said, schema, ignored, "NeMo AutoModel", QUIET)
     notes = _looked_at(settings)
     length = settings.size("dataset.seq_len")
     plan = plan_of(settings, spec, num_gpus)

@@ -210,8 +210,8 @@ def _rounded(settings: Settings, stages: int, pp: int) -> int:
 def _evenly(layers: int, stages: int) -> tuple[int, ...]:
     """Split layers evenly; the first stages hold the remainder
     (components/distributed/pipelining/functional.py)."""
-    each, more = divmod(layers, stages)
-    return tuple(each + (number < more) for number in range(stages))
+    each, remainder = divmod(layers, stages)
+    return tuple(each + (number < remainder) for number in range(stages))
 
 
 def _sizes(listed: list[list[str]], model: ModelSpec) -> tuple[int, ...]:

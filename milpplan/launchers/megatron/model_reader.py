@@ -61,8 +61,8 @@ def model_of(given: Arguments, name: str, vocab_size: int | None = None) -> Mode
     return validated(ModelSpec, data, "the model that the arguments describe")
 
 
-def _vocabulary(given: Arguments, known: int | None) -> int:
-    size = given.number("--vocab-size") or known
+def _vocabulary(given: Arguments, vocab_size: int | None) -> int:
+    size = given.number("--vocab-size") or vocab_size
     if size is None:
         raise InvalidInputError(
             "--vocab-size is missing: only the tokenizer knows the vocabulary.",

@@ -156,9 +156,9 @@ def _recomputes(given: Arguments, model: ModelSpec, job: Job, layers: tuple[int,
 def _check_modules(given: Arguments, model: ModelSpec, job: Job) -> None:
     """Check that selective recomputation lists the modules that an export writes."""
     modules = set(given.texts("--recompute-modules")) or {"core_attn"}
-    known = selective_modules(model, job)
-    if modules != set(known):
-        meant = f"--recompute-modules {' '.join(known)}" if known else "none for a model of this kind"
+    supported = selective_modules(model, job)
+    if modules != set(supported):
+        meant = f"--recompute-modules {' '.join(supported)}" if supported else "none for a model of this kind"
         raise InvalidInputError(
             f"Selective recomputation of {', '.join(sorted(modules))} is not priced for this model and kernel.",
             f"Expected {meant}: what selective recomputation means here.",

@@ -32,14 +32,14 @@ def virtual_stages(given: Arguments, layers: int, pp: int) -> int:
 def stage_sizes(given: Arguments, layers: int, pp: int) -> tuple[tuple[int, ...], str]:
     """Return the layers of every virtual stage in model order, or an empty tuple and a description of the
     error."""
-    ways = [flag for flag in WAYS if given.given(flag)]
+    given_flags = [flag for flag in WAYS if given.given(flag)]
     ends = [flag for flag in ENDS if given.given(flag)]
     accounts = [flag for flag in ACCOUNTS if given.given(flag)]
-    if len(ways) > 1:
-        return (), f"{' and '.join(ways)} are given together"
-    if (ends and accounts) or (WAYS[2] in ways and ends + accounts) or (WAYS[0] in ways and ends):
-        return (), f"{' and '.join(ways + ends + accounts)} do not go together"
-    if WAYS[2] in ways:
+    if len(given_flags) > 1:
+        return (), f"{' and '.join(given_flags)} are given together"
+    if (ends and accounts) or (WAYS[2] in given_flags and ends + accounts) or (WAYS[0] in given_flags and ends):
+        return (), f"{' and '.join(given_flags + ends + accounts)} do not go together"
+    if WAYS[2] in given_flags:
         return _by_string(given.text(WAYS[2]) or "", layers, pp)
     vpp = virtual_stages(given, layers, pp)
     if ends:

@@ -67,8 +67,8 @@ def for_version(launch: Launch) -> Launch:
     return replace(launch, sections=sections, notes=(*launch.notes, NULL_TOKENIZER_NOTE))
 
 
-def _with(part: Section, more: dict[str, Values]) -> Section:
+def _with(part: Section, added: dict[str, Values]) -> Section:
     """Add arguments to the section that names the dispatcher."""
     if "--moe-token-dispatcher-type" not in part.arguments:
         return part
-    return replace(part, arguments=part.arguments | more)
+    return replace(part, arguments=part.arguments | added)

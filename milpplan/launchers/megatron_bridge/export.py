@@ -121,9 +121,9 @@ def _sections(given: Arguments, core: Launch, latent: bool) -> tuple[Section, ..
     off: dict[str, tuple[str, ...]] = {}
     for name in NAMES:
         text = written(name, given.values.get(name.flag)) if has[name.part] else None
-        place = rows[of_flag[name.flag]] if name.flag in of_flag else off
+        row = rows[of_flag[name.flag]] if name.flag in of_flag else off
         if text is not None:
-            place.update(dict.fromkeys(name.keys, (text,)))
+            row.update(dict.fromkeys(name.keys, (text,)))
     named = next(name for name, flags in PRECISIONS.items() if flags.keys() == _precision(given).keys())
     rows["KERNEL_ARGS"]["mixed_precision"] = (named,)
     off |= {key: (value,) for key, value in CONSTANT.items()}

@@ -71,12 +71,12 @@ def imported(
     """
     words, world, program = _command(text, source)
     said, others = _said(words, source)
-    known = {key: (None, "text") for name in NAMES for key in name.keys}
-    known |= dict.fromkeys((*CONSTANT, "mixed_precision", *FLAGS), (None, "text"))
+    schema = {key: (None, "text") for name in NAMES for key in name.keys}
+    schema |= dict.fromkeys((*CONSTANT, "mixed_precision", *FLAGS), (None, "text"))
     listed = known_settings("bridge_keys.json", "quiet")
     values = {key: _value(value) if key in listed else value for key, value in said.items()}
     asked = [name.lstrip("+-") for name in ignored if name != program]
-    settings, left_out = admitted(values | others, {**known, **listed}, asked, "Megatron-Bridge", QUIET)
+    settings, left_out = admitted(values | others, {**schema, **listed}, asked, "Megatron-Bridge", QUIET)
     _check_program(settings, program, ignored, source)
     kept = {key: said[key] for key in settings.values if key in said and key not in listed}
     _check_known(kept, source)

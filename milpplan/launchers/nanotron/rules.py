@@ -58,8 +58,8 @@ RULES: Mapping[str, tuple[str, Check]] = {
 
 def broken_rules(model: ModelSpec, layout: Layout, tokens: int) -> dict[str, str]:
     """List the rules that a layout breaks for a model and a sequence length, with sources and descriptions."""
-    violations = {name: (place, check(model, layout, tokens)) for name, (place, check) in RULES.items()}
-    return {name: f"rule {name} ({place}): {text}" for name, (place, text) in violations.items() if text}
+    violations = {name: (source, check(model, layout, tokens)) for name, (source, check) in RULES.items()}
+    return {name: f"rule {name} ({source}): {text}" for name, (source, text) in violations.items() if text}
 
 
 def check_rules(model: ModelSpec, layout: Layout, tokens: int, do: str) -> None:

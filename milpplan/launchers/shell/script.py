@@ -86,8 +86,8 @@ class _Reader:
     def sequence(self, node: tree.Sequence) -> Truth:
         """Follow commands one after another and return the status of the last."""
         status: Truth = True
-        for place, part in enumerate(node.parts):
-            if place in node.background:
+        for index, part in enumerate(node.parts):
+            if index in node.background:
                 self.own_shell(part)
                 status = True
             else:
@@ -193,25 +193,25 @@ class _Reader:
     def choice(self, node: tree.Case) -> Truth:
         """Follow ``case``: the clauses that may match, up to the first that surely matches."""
         word = "".join(self.words.expanded(node.word, split=False))
-        ways: list[Callable[[], object]] = []
+        branches: list[Callable[[], object]] = []
         for patterns, body, ending in node.clauses:
             truths = [self.words.matched(word, pattern) for pattern in patterns]
             if ending in (";&", ";;&") and any(truth is not False for truth in truths):
                 self.shell.seen = list(deciders_in(word))
                 raise self.shell.undecided(node.line, f"{ending} of case is not understood")
             if any(truths):
-                ways.append(lambda body=body: self.sequence(body))  # type: ignore[misc]
+                branches.append(lambda body=body: self.sequence(body))  # type: ignore[misc]
                 break
             if None in truths:
-                ways.append(lambda body=body: self.sequence(body))  # type: ignore[misc]
+                branches.append(lambda body=body: self.sequence(body))  # type: ignore[misc]
             else:
                 self.passed_over(body)
         else:
-            ways.append(lambda: None)
-        if len(ways) == 1:
-            ways[0]()
+            branches.append(lambda: None)
+        if len(branches) == 1:
+            branches[0]()
             return None
-        self.shell.alternatives(ways, f"set in line {node.line}: {node.said}", deciders_in(word))
+        self.shell.alternatives(branches, f"set in line {node.line}: {node.said}", deciders_in(word))
         return None
 
     def loop(self, node: tree.Loop) -> Truth:
@@ -539,7 +539,7 @@ class _Reader:
         if path.is_absolute() and not path.is_relative_to(self.shell.directory.absolute()):
             return None
         places = [path, self.shell.directory / path] if path.is_absolute() else [self.shell.directory / path, path]
-        inside = (place for place in places if place.is_file() and _is_beside(place, self.shell.directory))
+        inside = (path for path in places if path.is_file() and _is_beside(path, self.shell.directory))
         found = next(inside, None)
         return None if found is None else read_text(found)
 
@@ -576,6 +576,6 @@ def _parts(assign: tree.Assign) -> Iterator[tree.Part]:
         yield from assign.value  # type: ignore[misc]
 
 
-def _is_beside(place: Path, directory: Path) -> bool:
+def _is_beside(path: Path, directory: Path) -> bool:
     """Test whether a file is in the script's folder, its parent, or below these."""
-    return directory.resolve().parent in place.resolve().parents
+    return directory.resolve().parent in path.resolve().parents

@@ -159,12 +159,12 @@ class Shell:
 
     # Undecided conditions.
 
-    def alternatives(self, ways: list[Callable[[], object]], why: str, names: Iterable[str]) -> None:
+    def alternatives(self, branches: list[Callable[[], object]], why: str, names: Iterable[str]) -> None:
         """Follow each alternative from the current state and keep what all of them agree on."""
         ends: list[dict[str, object]] = []
         names = tuple(dict.fromkeys(names))
         out: Exception = ExitError()
-        for way in ways:
+        for way in branches:
             self.forks.append(Fork(len(self.loops), len(self.frames), names))
             try:
                 with self.apart() as changes:

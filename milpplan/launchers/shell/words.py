@@ -313,8 +313,8 @@ class Words:
             word = syntax.parsed_word(rest[operator.end() :], self.shell.source, part.quoted)
             if split and not part.quoted:
                 fields = self.unquoted(word)
-                for place, field in enumerate(fields):
-                    found.begun = found.begun and place == 0
+                for index, field in enumerate(fields):
+                    found.begun = found.begun and index == 0
                     found.add(field)
             else:
                 fields = ["".join(self.expanded(word, split=False))]
@@ -383,8 +383,8 @@ def _says(node: tree.Node, word: str) -> bool:
 
 def _trimmed(value: str, mark: str, pattern: list[tuple[str, bool]]) -> str | None:
     """Strip the shortest or longest match of a pattern from one end of a value."""
-    known = len(value) <= _LONG_TRIM and not any(MARK in piece for piece, _ in pattern)
-    matcher = pattern_matcher(pattern) if known else None
+    decided = len(value) <= _LONG_TRIM and not any(MARK in piece for piece, _ in pattern)
+    matcher = pattern_matcher(pattern) if decided else None
     if matcher is None:
         return None
     ends = range(len(value) + 1)

@@ -75,10 +75,10 @@ def _flavor(settings: Settings, source: str) -> Pair:
     settings.looked_at |= {"model.name", "model.flavor"}
     name, flavor = settings.values.get("model.name"), settings.values.get("model.flavor")
     if (name, flavor) not in flavors():
-        known = ", ".join(f"{name} {flavor}" for name, flavor in flavors())
+        names = ", ".join(f"{name} {flavor}" for name, flavor in flavors())
         raise InvalidInputError(
             f"{source} has model.name {shown(name)} in flavor {shown(flavor)}, whose sizes are not known here.",
-            f"Expected one of {known}.",
+            f"Expected one of {names}.",
             "Plan it from its sizes instead: milpplan simulate with a model file.",
         )
     return str(name), str(flavor)

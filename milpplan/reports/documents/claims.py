@@ -61,7 +61,7 @@ def _check_itself(document: ResultDocument, path: Path) -> None:
         "status": document.status != "optimal" or (gap is not None and gap <= tolerance * (1 + ROUNDING)),
         "proof": document.proof
         == proof_sentence(document.status, problem, tolerance, certificate.forbid, document.gap, objective.bound),
-        "a lower bound": all(not least or (value and least <= value * (1 + ROUNDING)) for least, value in pairs),
+        "a lower bound": all(not bound or (value and bound <= value * (1 + ROUNDING)) for bound, value in pairs),
     }
     wrong = [name for name, right in sound.items() if not right]
     if wrong:
@@ -183,8 +183,8 @@ def _agree(field: str, claimed: object, built: object) -> bool:
     if len(numbers) < 2 or not any(isinstance(value, float) for value in numbers):
         return type(claimed) is type(built) and claimed == built
     first, second = numbers
-    least = SHARE_ROUNDING if field in SHARES else 0.0
-    return abs(first - second) <= max(ROUNDING * max(abs(first), abs(second)), least)
+    tolerance = SHARE_ROUNDING if field in SHARES else 0.0
+    return abs(first - second) <= max(ROUNDING * max(abs(first), abs(second)), tolerance)
 
 
 def layouts_again(
@@ -193,7 +193,7 @@ def layouts_again(
     """Build the layout counts of a result from newly listed layouts and their prune reasons."""
     pruned = sum(getattr(claimed, fate) for fate in PRUNED)
     classes = empty_classes() if has_plan and legal else ()
-    held = (
+    fates_by_class = (
         [bound_class.fates for bound_class in claimed.bounds]
         if len(claimed.bounds) == len(classes)
         else [{} for _ in classes]
@@ -208,7 +208,7 @@ def layouts_again(
                 BoundClassDocument(
                     low=bound_class.low, high=bound_class.high, fates=dict.fromkeys(FATES, 0) | fates
                 )
-                for bound_class, fates in zip(classes, held, strict=True)
+                for bound_class, fates in zip(classes, fates_by_class, strict=True)
             ),
         }
     )

@@ -392,8 +392,8 @@ def simulation_document(
 
 def read_plan(path: Path) -> tuple[Problem, Plan]:
     """Read the problem and the plan of a plan file or of any document here; other fields are ignored."""
-    known = (ResultDocument, SimulationDocument, ExplanationDocument)
-    return plan_file.read_plan_file(path, frozenset().union(*(document.model_fields for document in known)))
+    kinds = (ResultDocument, SimulationDocument, ExplanationDocument)
+    return plan_file.read_plan_file(path, frozenset().union(*(document.model_fields for document in kinds)))
 
 
 OTHER_KINDS: Final = (

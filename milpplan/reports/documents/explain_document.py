@@ -182,11 +182,11 @@ def _optimum(best: Optimum) -> OptimumDocument:
 
 
 def _limits(explanation: Explanation) -> LimitsDocument:
-    known = explanation.limits
+    limits = explanation.limits
     return LimitsDocument(
-        headroom_bytes=known.headroom_bytes,
-        bubble_share=known.bubble_share,
-        num_micro_batches=known.num_micro_batches,
+        headroom_bytes=limits.headroom_bytes,
+        bubble_share=limits.bubble_share,
+        num_micro_batches=limits.num_micro_batches,
         exposed=tuple(
             ExposedDocument(
                 part=exposed.part,
@@ -195,7 +195,7 @@ def _limits(explanation: Explanation) -> LimitsDocument:
                 num_ranks=exposed.num_ranks,
                 tier=exposed.tier,
             )
-            for exposed in known.exposed
+            for exposed in limits.exposed
         ),
         rules=tuple(
             RuleDocument(
@@ -204,7 +204,7 @@ def _limits(explanation: Explanation) -> LimitsDocument:
                 least_bound_s=_finite(rule.least_bound),
                 may_bind=rule.may_bind,
             )
-            for rule in known.rules
+            for rule in limits.rules
         ),
     )
 

@@ -58,8 +58,8 @@ class StageDocument(Record):
     @property
     def spans(self) -> tuple[Span, ...]:
         """Return [first, last + 1] of every virtual stage of the rank."""
-        held = self.layers
-        return (held,) if _is_span(held) else held  # type: ignore[return-value]
+        spans = self.layers
+        return (spans,) if _is_span(spans) else spans  # type: ignore[return-value]
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:

@@ -57,8 +57,8 @@ def bound_classes(layouts: PruneRecord, best: float | None) -> tuple[BoundClassD
     counts = np.zeros((len(FATES), len(edges)), dtype=np.int64)
     for bounds, fates, sizes in layouts.parts:
         finite = np.isfinite(bounds) & (best is not None)
-        place = np.searchsorted(np.array(edges), bounds[finite] / (best or 1.0), side="right") - 1
-        np.add.at(counts, (fates[finite], place), sizes[finite])
+        classes_of = np.searchsorted(np.array(edges), bounds[finite] / (best or 1.0), side="right") - 1
+        np.add.at(counts, (fates[finite], classes_of), sizes[finite])
     return tuple(
         BoundClassDocument(
             low=low,

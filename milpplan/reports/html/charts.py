@@ -93,7 +93,8 @@ def line_chart(
         for value, text in levels
     )
     below = "".join(
-        f'<span class="tick" style="left:{_percent(place, end)}">{escape(text)}</span>' for place, text in ticks
+        f'<span class="tick" style="left:{_percent(position, end)}">{escape(text)}</span>'
+        for position, text in ticks
     )
     keys = "".join(f'<span class="key">{_swatch(line)}{escape(line.name)}</span>' for line in lines)
     keys += f'<span class="key">({escape(note)})</span>' if note else ""
@@ -142,11 +143,12 @@ def envelope(
     return edges, largest
 
 
-def round_levels(low: float, high: float, most: int = 5) -> list[float]:
-    """Choose at most ``most`` round values from ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten."""
+def round_levels(low: float, high: float, max_levels: int = 5) -> list[float]:
+    """Choose at most ``max_levels`` round values from ``low`` to ``high``: steps of 1, 2 or 5 times a power of
+    ten."""
     if not high > low:
         return [low]
-    rough = (high - low) / most
+    rough = (high - low) / max_levels
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
     first = math.ceil(low / step - 1e-9)

@@ -25,11 +25,11 @@ STEADY: Final = len(SLICE_KINDS)
 """Kind of the slice that stands for the steady part."""
 
 
-def shown_ranks(num_ranks: int, most: int = MAX_RANKS) -> list[int]:
-    """Select all ranks, or ``most`` ranks at even distances from first to last."""
-    if num_ranks <= most:
+def shown_ranks(num_ranks: int, max_ranks: int = MAX_RANKS) -> list[int]:
+    """Select all ranks, or ``max_ranks`` ranks at even distances from first to last."""
+    if num_ranks <= max_ranks:
         return list(range(num_ranks))
-    return sorted(set(np.linspace(0, num_ranks - 1, most).round().astype(int).tolist()))
+    return sorted(set(np.linspace(0, num_ranks - 1, max_ranks).round().astype(int).tolist()))
 
 
 def timeline_data(lanes: StepLanes) -> dict[str, Any]:
@@ -100,20 +100,20 @@ def _by_gaps(columns: list[IntArray]) -> list[int]:
     return numbers
 
 
-def matrix_data(report: TrafficReport, most: int = MAX_PLACES) -> dict[str, Any]:
-    """Make the matrix of bytes between at most ``most`` rows of GPUs.
+def matrix_data(report: TrafficReport, max_rows: int = MAX_PLACES) -> dict[str, Any]:
+    """Make the matrix of bytes between at most ``max_rows`` rows of GPUs.
 
     Every parallelism that sends has cells (distance from the previous cell, index of the value) and values of four
     digits.
     """
-    rows = row_of_gpu(report, most)
-    places, each = int(rows.max()) + 1, gpus_per_row(report, most)
+    rows = row_of_gpu(report, max_rows)
+    places, each = int(rows.max()) + 1, gpus_per_row(report, max_rows)
     wide = report.gpus_per_domain >= 2 * each
     shown = {"all together": report.all_pairs} | {NAMES[name]: pairs for name, pairs in report.pairs.items()}
     return {
         "places": places,
         "each": each,
-        "word": row_word(report, most),
+        "word": row_word(report, max_rows),
         "edges": [int(rows[edge]) for edge in domain_edges(report)] if wide else [],
         "maps": {
             name: _cells(pairs, places, rows) | {"total": float(pairs.total_bytes)}

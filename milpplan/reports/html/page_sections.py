@@ -95,13 +95,13 @@ def _held(overview: Overview, number: int) -> tuple[str, ...]:
     node_type, rank = divmod(number, layout.pp)
     if layout.replica_micro_batches:
         plan = plan.of_replicas(node_type, layout.model_copy(update={"replica_micro_batches": ()}))
-    held = [plan.virtual_stages[j] for j in layout.rank_stages[rank]]
-    recomputed = [sum(getattr(stage.recompute, mode) for stage in held) for mode in ("full", "selective")]
-    layers = sum(stage.num_layers for stage in held)
-    pieces = _runs([stage.num_layers for stage in held])
+    stages = [plan.virtual_stages[j] for j in layout.rank_stages[rank]]
+    recomputed = [sum(getattr(stage.recompute, mode) for stage in stages) for mode in ("full", "selective")]
+    layers = sum(stage.num_layers for stage in stages)
+    pieces = _runs([stage.num_layers for stage in stages])
     stage = overview.report.stages[number]
     return (
-        f"{layers}" if len(held) == 1 else f"{layers} (pieces of {pieces})",
+        f"{layers}" if len(stages) == 1 else f"{layers} (pieces of {pieces})",
         *(str(count) for count in recomputed),
         gib_text(stage.memory.peak_bytes),
         seconds_text(stage.breakdown_s["bubble"]),
@@ -179,8 +179,8 @@ def _memory_chart(overview: Overview, high: float) -> str:
     if report.tightest_stage not in ranks:
         ranks[len(ranks) // 2] = report.tightest_stage
     lines = []
-    for place, rank in enumerate(ranks):
-        repeated, colour = divmod(place, len(LINE_COLOURS))
+    for index, rank in enumerate(ranks):
+        repeated, colour = divmod(index, len(LINE_COLOURS))
         memory = lanes.ranks[rank].memory
         places, values = envelope(memory.time_s, memory.total_bytes.astype(np.float64), end)
         lines.append(Line(_name(overview, rank), places, values, LINE_COLOURS[colour], dashed=bool(repeated)))
@@ -243,8 +243,8 @@ def search_section(result: ResultDocument | None) -> Section:
 
 def _most_refused(rejected: dict[str, int]) -> list[tuple[str, str]]:
     """List the rules that refused most."""
-    most = sorted(((count, name) for name, count in rejected.items() if count), reverse=True)
-    return [(name.replace("_", " "), f"{count:,}") for count, name in most[:SHOWN_RULES]]
+    refusals = sorted(((count, name) for name, count in rejected.items() if count), reverse=True)
+    return [(name.replace("_", " "), f"{count:,}") for count, name in refusals[:SHOWN_RULES]]
 
 
 def near_section(overview: Overview) -> Section:

@@ -92,7 +92,7 @@ def memory_rows(report: StepReport, named: Iterable[tuple[str, int]], whole: flo
 
 def time_ticks(end: float) -> list[tuple[float, str]]:
     """Choose positions on a time axis from 0 to ``end`` seconds."""
-    return [(place, seconds_text(place) if place else "0") for place in round_levels(0.0, end, 4)]
+    return [(position, seconds_text(position) if position else "0") for position in round_levels(0.0, end, 4)]
 
 
 def search_chart(log: Sequence[Moment], unit: str, judged: float | None = None) -> str:
@@ -101,18 +101,18 @@ def search_chart(log: Sequence[Moment], unit: str, judged: float | None = None) 
 
     ``unit`` follows the numbers.
     """
-    known = [(time, best, bound) for time, best, bound in log if best is not None and bound is not None]
-    if len(known) < 2 or known[0][0] > MOST_START * known[-1][0]:
+    moments = [(time, best, bound) for time, best, bound in log if best is not None and bound is not None]
+    if len(moments) < 2 or moments[0][0] > MOST_START * moments[-1][0]:
         return ""
-    places, bests, bounds = np.array(known, dtype=np.float64).T
+    places, bests, bounds = np.array(moments, dtype=np.float64).T
     end = float(places[-1]) or 1.0
     lines = [Line("best plan so far", places, bests, 2), Line("proved: no plan is below", places, bounds, 0)]
     if judged is not None:
         lines.append(Line("this plan", np.zeros(1), np.array([judged]), 9, dashed=True))
-    least = min(float(line.values.min()) for line in lines)
-    most = max(float(line.values.max()) for line in lines)
-    room = 0.08 * (most - least) or 0.01 * most
-    low, high = least - room, most + room
+    lowest = min(float(line.values.min()) for line in lines)
+    highest = max(float(line.values.max()) for line in lines)
+    room = 0.08 * (highest - lowest) or 0.01 * highest
+    low, high = lowest - room, highest + room
     places_of = round_levels(low, high)
     texts = distinct_texts(places_of, lambda level, digits: f"{level:,.{digits}g}{unit}", 6)
     levels = list(zip(places_of, texts, strict=True))

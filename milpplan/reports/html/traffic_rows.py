@@ -14,29 +14,30 @@ MAX_PLACES: Final = 256
 """Maximum number of rows of a heat map; beyond it a row is a node, or several."""
 
 
-def nodes_per_row(report: TrafficReport, most: int = MAX_PLACES) -> int:
+def nodes_per_row(report: TrafficReport, max_rows: int = MAX_PLACES) -> int:
     """Return the nodes in a row of the heat map; 0 where a row is a GPU."""
-    if report.num_gpus <= most:
+    if report.num_gpus <= max_rows:
         return 0
     # A row holds nodes of one type, so every type may leave a row half empty.
     nodes = sum(-(-block.num_gpus // block.gpus_per_node) for block in report.blocks)
-    return -(-nodes // max(1, most - len(report.blocks) + 1))
+    return -(-nodes // max(1, max_rows - len(report.blocks) + 1))
 
 
-def gpus_per_row(report: TrafficReport, most: int = MAX_PLACES) -> int:
-    """Return the GPUs in a row: one, or the minimum number of whole nodes that keeps the map at ``most`` rows."""
-    return max(1, nodes_per_row(report, most) * report.gpus_per_node)
+def gpus_per_row(report: TrafficReport, max_rows: int = MAX_PLACES) -> int:
+    """Return the GPUs in a row: one, or the minimum number of whole nodes that keeps the map at ``max_rows``
+    rows."""
+    return max(1, nodes_per_row(report, max_rows) * report.gpus_per_node)
 
 
-def row_word(report: TrafficReport, most: int = MAX_PLACES) -> str:
+def row_word(report: TrafficReport, max_rows: int = MAX_PLACES) -> str:
     """Name the unit of a row of the heat map."""
-    nodes = nodes_per_row(report, most)
+    nodes = nodes_per_row(report, max_rows)
     return "GPU" if not nodes else "node" if nodes == 1 else f"group of {counted(nodes, 'node')}"
 
 
-def row_of_gpu(report: TrafficReport, most: int = MAX_PLACES) -> IntArray:
+def row_of_gpu(report: TrafficReport, max_rows: int = MAX_PLACES) -> IntArray:
     """Return the row of every GPU, [GPUs]."""
-    each, rows, first = nodes_per_row(report, most), [], 0
+    each, rows, first = nodes_per_row(report, max_rows), [], 0
     for block in report.blocks:
         own = np.arange(block.num_gpus) // (each * block.gpus_per_node if each else 1)
         rows.append(own + first)

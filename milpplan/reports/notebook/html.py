@@ -57,9 +57,9 @@ def plan_html(plan: Plan) -> str:
     """Show the degrees, and the contents of every pipeline rank; equal neighbours share a row."""
     rows = []
     for rank, own in enumerate(plan.layout.rank_stages):
-        held = [plan.virtual_stages[j] for j in own]
-        spans = ", ".join(str(stage.num_layers) for stage in held)
-        full, selective = (sum(getattr(s.recompute, mode) for s in held) for mode in ("full", "selective"))
+        stages = [plan.virtual_stages[j] for j in own]
+        spans = ", ".join(str(stage.num_layers) for stage in stages)
+        full, selective = (sum(getattr(s.recompute, mode) for s in stages) for mode in ("full", "selective"))
         rows.append((rank, (spans, str(full), str(selective))))
     lines = []
     for cells, same in groupby(rows, key=lambda row: row[1]):

@@ -111,8 +111,11 @@ def _facts(side: Side) -> Iterator[tuple[str, str]]:
     for mode in ("full", "selective"):
         counts = sum(getattr(stage.recompute, mode) for stage in side.plan.virtual_stages)
         yield f"layers recomputed {mode}", f"{counts:,}"
-    held = [stage.num_layers for stage in side.plan.virtual_stages]
-    yield "layers a virtual stage", f"{min(held)} to {max(held)}" if min(held) < max(held) else str(held[0])
+    layers = [stage.num_layers for stage in side.plan.virtual_stages]
+    yield (
+        "layers a virtual stage",
+        f"{min(layers)} to {max(layers)}" if min(layers) < max(layers) else str(layers[0]),
+    )
 
 
 def _word(value: Any) -> str:

@@ -78,23 +78,23 @@ def _amounts(explanation: Explanation, interval: Interval) -> str:
 
 def _limits(explanation: Explanation) -> Iterator[RenderableType]:
     """Show memory, batch, network and rules, a line each."""
-    known = explanation.limits
+    limits = explanation.limits
     yield Text("What binds", "bold")
     yield hanging("memory", _memory(explanation))
     bubble = (
-        f"{counted(known.num_micro_batches, 'micro-batch', 'micro-batches')} on "
+        f"{counted(limits.num_micro_batches, 'micro-batch', 'micro-batches')} on "
         f"{counted(explanation.plan.layout.pp, 'stage')}: the bubble is "
-        f"{percent_text(known.bubble_share)} of the step"
+        f"{percent_text(limits.bubble_share)} of the step"
     )
     yield hanging("batch", bubble if explanation.plan.layout.pp > 1 else "no pipeline, no bubble")
     lines = [
         f"{item.part.replace('_', ' ')} {seconds_text(item.seconds)} ({percent_text(item.share)}), groups of "
         f"{counted(item.num_ranks, 'rank')} over {printable(item.tier)}"
-        for item in known.exposed
+        for item in limits.exposed
         if item.share >= ALMOST_NOTHING
     ]
     yield hanging("network", "; ".join(lines) or "no communication that adds to the step by more than 0.1 %")
-    for rule in known.rules:
+    for rule in limits.rules:
         bound = "nothing" if math.isinf(rule.least_bound) else f"steps of {seconds_text(rule.least_bound)} or more"
         verdict = "may keep out something better" if rule.may_bind else "keeps out nothing better"
         yield hanging("rule", f"{rule.rule} {verdict}: it alone refuses {bound} (by the bounds)")
@@ -112,10 +112,10 @@ def _words_last(title: str, *columns: str) -> Table:
 def _memory(explanation: Explanation) -> str:
     """Describe the free memory by stage, and whether memory binds, as far as it is proved."""
     room = explanation.limits.headroom_bytes
-    least = min(range(len(room)), key=lambda stage: room[stage])
+    tightest = min(range(len(room)), key=lambda stage: room[stage])
     shown = ", ".join(gib_text(size) for size in room[:SHOWN_STAGES])
-    more = f", ... ({counted(len(room), 'stage')})" if len(room) > SHOWN_STAGES else ""
-    text = f"stage {least} is the fullest; left on each stage: {shown}{more}"
+    rest = f", ... ({counted(len(room), 'stage')})" if len(room) > SHOWN_STAGES else ""
+    text = f"stage {tightest} is the fullest; left on each stage: {shown}{rest}"
     unlimited = next((worth for worth in explanation.worth if worth.name == "unlimited_memory"), None)
     if unlimited is None:
         return text
@@ -131,8 +131,8 @@ def _memory(explanation: Explanation) -> str:
             text += f". A better plan needs {needs} more than this one"
         return text
     if unlimited.gain.high <= ALMOST_NOTHING:
-        most = range_text(Interval(-math.inf, unlimited.gain.high))
-        return f"{text}. Memory does not bind: without a limit {most} would be saved"
+        share = range_text(Interval(-math.inf, unlimited.gain.high))
+        return f"{text}. Memory does not bind: without a limit {share} would be saved"
     return f"{text}. Whether memory binds was not decided in the time"
 
 

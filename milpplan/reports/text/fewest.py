@@ -62,27 +62,33 @@ def fewest_report(
 
 
 def _headline(found: Fewest) -> Text:
-    most = f"{found.refused[-1]:,}" if found.refused else ""
+    largest_refused = f"{found.refused[-1]:,}" if found.refused else ""
     tried = _tried(found)
     if found.num_gpus is None:
-        known = f"; of {tried} up to {most} it is proved that they have none" if most and not found.open else ""
+        proved = (
+            f"; of {tried} up to {largest_refused} it is proved that they have none"
+            if largest_refused and not found.open
+            else ""
+        )
         left = f"; {_spans(found)} open" if found.open else ""
-        return Text(f"no number of GPUs with a plan was found{known}{left}", "bold yellow")
+        return Text(f"no number of GPUs with a plan was found{proved}{left}", "bold yellow")
     if found.open:
         text = Text(f"fits on {counted(found.num_gpus, 'GPU')}; {_spans(found)} open, of {tried}", "bold yellow")
-        if most:
+        if largest_refused:
             text.append(
                 f": proved that the other {len(found.refused):,} smaller ones have no plan.", "bold yellow"
             )
         if found.why is not None:
-            text.append(printable(f"\nWith {most}: {found.why}"), "default")
+            text.append(printable(f"\nWith {largest_refused}: {found.why}"), "default")
         return text
     fewest = counted(found.num_gpus, "GPU is", "GPUs are")
     text = Text(f"{fewest} the fewest that have a plan, of {tried}", "bold green")
-    if most:
-        text.append(f": proved of all {len(found.refused):,} smaller ones, up to {most}.\n", "bold green")
+    if largest_refused:
+        text.append(
+            f": proved of all {len(found.refused):,} smaller ones, up to {largest_refused}.\n", "bold green"
+        )
         if found.why is not None:
-            text.append(printable(f"With {most}: {found.why}"), "default")
+            text.append(printable(f"With {largest_refused}: {found.why}"), "default")
     return text
 
 

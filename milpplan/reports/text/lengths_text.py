@@ -35,19 +35,19 @@ def proof_sentence(result: LengthsResult) -> str:
 
 def _space(result: LengthsResult) -> str:
     """Describe the declared space of the steps."""
-    ways = ["one strategy"]
+    options = ["one strategy"]
     if result.max_strategies > 1:
-        ways.append(f"at most {result.max_strategies} in turn")
+        options.append(f"at most {result.max_strategies} in turn")
     if result.side_by_side is not None and result.side_by_side.num_families:
-        ways.append("degrees of context parallelism side by side")
+        options.append("degrees of context parallelism side by side")
     if result.unlike_replicas is not None:
-        ways.append("unlike replicas")
+        options.append("unlike replicas")
     space = result.problem.space
     same = [f"{counted(result.num_candidates, 'strategy', 'strategies')}", "equal stages", "1f1b"]
     # Where both are allowed, one of them is always used (``lengths.candidates``).
     same += ["ZeRO 1"] if len(space.zero_stage) > 1 else []
     same += ["sequence parallelism"] if len(space.sequence_parallel) > 1 else []
-    return f"steps of {_either(ways)} ({'; '.join(same + narrowings(space))})"
+    return f"steps of {_either(options)} ({'; '.join(same + narrowings(space))})"
 
 
 def _either(words: list[str]) -> str:

@@ -218,15 +218,15 @@ def _stage_table(plan: Plan, report: StepReport) -> Table:
         *("stage", "layers", "number", "full recompute", "selective", "memory", "bubble"),
     )
     ranks = range(pp)
-    held = [_held(tuple(plan.virtual_stages[j] for j in own)) for own in plan.layout.rank_stages]
-    alike = [held[rank] if pp > MAX_STAGE_ROWS else (str(rank),) for rank in ranks]
+    contents = [_held(tuple(plan.virtual_stages[j] for j in own)) for own in plan.layout.rank_stages]
+    alike = [contents[rank] if pp > MAX_STAGE_ROWS else (str(rank),) for rank in ranks]
     for _, same in groupby(ranks, key=lambda rank: alike[rank]):
         group = list(same)
         first, last = group[0], group[-1]
         table.add_row(
             str(first) if first == last else f"{first}-{last}",
             _spans(plan, first, last),
-            *held[first],
+            *contents[first],
             _range_text([gib_text(report.stages[rank].memory.peak_bytes) for rank in group]),
             _range_text([seconds_text(report.stages[rank].breakdown_s["bubble"]) for rank in group]),
         )

@@ -110,11 +110,11 @@ def _links(report: TrafficReport) -> Table:
         ("node to the network", report.node_links.out_between, "node"),
         ("network to the node", report.node_links.in_between, "node"),
     )
-    for name, values, place in rows:
-        most = float(values.max())
-        where = f"{place} {int(np.argmax(values))}" if most else "-"
+    for name, values, index in rows:
+        peak = float(values.max())
+        where = f"{index} {int(np.argmax(values))}" if peak else "-"
         table.add_row(
-            name, bytes_text(float(values.mean())), bytes_text(most), f"{bytes_text(most / step)}/s", where
+            name, bytes_text(float(values.mean())), bytes_text(peak), f"{bytes_text(peak / step)}/s", where
         )
     between = sum(tiers["between"] for tiers in report.tier_bytes.values())
     if between:

@@ -31,12 +31,12 @@ def robustness_text(robust: Robustness) -> str:
             "solves again at both"
         )
     looked = f"the {counted(robust.num_plans, 'other plan')} that the search kept"
-    more = " (what bounds excluded was not simulated; --check-ends solves again)"
+    remark = " (what bounds excluded was not simulated; --check-ends solves again)"
     if robust.solved:
-        looked, more = "all plans of the space (solved again at both ends, each with its bound)", ""
+        looked, remark = "all plans of the space (solved again at both ends, each with its bound)", ""
     ends = "; ".join(_end_text(end) for end in robust.ends)
     verdict = "still the best at both ends" if robust.still_best else "not the best at both ends"
-    return f"{verdict} among {looked}: {ends}{more}"
+    return f"{verdict} among {looked}: {ends}{remark}"
 
 
 def _end_text(end: Rival) -> str:

@@ -42,5 +42,5 @@ def run_text(totals: RunTotals) -> str:
         text += f", cost {money_text(totals.cost)}"
     if totals.least_gpu_hours is None:
         return text
-    least = totals.least_cost
-    return f"{text}; proved: not below {rate_text(totals.least_gpu_hours) if least is None else money_text(least)}"
+    bound = totals.least_cost
+    return f"{text}; proved: not below {rate_text(totals.least_gpu_hours) if bound is None else money_text(bound)}"

@@ -94,7 +94,7 @@ def _preset(name: str) -> ModelSpec:
 def _agreeing_preset(dims: ModelDims) -> ModelSpec | None:
     name = PRESETS.get(dims.name.lower())
     if name is None and (dims.layers is None or dims.hidden is None):
-        name = next((known for known in model_names() if _bare(known) == _bare(dims.name)), None)
+        name = next((preset_name for preset_name in model_names() if _bare(preset_name) == _bare(dims.name)), None)
     if name is None:
         return None
     model = _preset(name)

@@ -23,9 +23,9 @@ def ceil_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
     Source: DeepSpeed ``partition_balanced`` with equal weights (runtime/utils.py).
     """
     left, counts = model.num_layers, []
-    most = -(-model.num_layers // stages)
+    size = -(-model.num_layers // stages)
     for _ in range(stages):
-        counts.append(min(most, left))
+        counts.append(min(size, left))
         left -= counts[-1]
     return tuple(counts)
 
@@ -33,9 +33,9 @@ def ceil_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
 def split_with_embeddings(model: ModelSpec, stages: int) -> tuple[int, ...]:
     """Split with the embedding and the (tied) head as layers: DeepSpeed ``type:transformer|embedding``."""
     left, counts = model.num_layers + 2, []
-    most = -(-left // stages)
+    size = -(-left // stages)
     for _ in range(stages):
-        counts.append(min(most, left))
+        counts.append(min(size, left))
         left -= counts[-1]
     counts[0] -= 1
     last = max(index for index, count in enumerate(counts) if count)
@@ -80,8 +80,8 @@ def _by_cost(model: ModelSpec, stages: int, above: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _shorter_ends(most: int, stages: int) -> tuple[int, ...]:
-    counts = [most] * stages
+def _shorter_ends(size: int, stages: int) -> tuple[int, ...]:
+    counts = [size] * stages
     counts[0] -= 1
     counts[-1] -= 1
     return tuple(counts)

@@ -151,20 +151,20 @@ def _degrees(run: Run, notes: list[str]) -> dict[str, int]:
     return degrees | {"dp": gpus // model_parallel}
 
 
-def _completed(known: dict[str, int | None], gpus: int | None, dp: int | None, notes: list[str]) -> int | None:
-    """Determine the number of GPUs, and put the degree that is not printed into ``known``, from the product of the
-    others."""
-    missing = [name for name, value in known.items() if value is None and name != "cp"]
-    given = prod(value or 1 for value in known.values())
+def _completed(degrees: dict[str, int | None], gpus: int | None, dp: int | None, notes: list[str]) -> int | None:
+    """Determine the number of GPUs, and put the degree that is not printed into ``degrees``, from the product of
+    the others."""
+    missing = [name for name, value in degrees.items() if value is None and name != "cp"]
+    given = prod(value or 1 for value in degrees.values())
     if gpus is None and not missing and dp is not None:
         notes.append(f"{given * dp:,} GPUs = dp x tp x pp x cp (not printed)")
         return given * dp
     if gpus is not None and dp is not None and missing and gpus % (given * dp) == 0:
         left = gpus // (given * dp)
         if left == 1 or len(missing) == 1:
-            known |= dict.fromkeys(missing, 1) | {missing[0]: left}
+            degrees |= dict.fromkeys(missing, 1) | {missing[0]: left}
             notes.append(
-                f"{', '.join(f'{name}={known[name]}' for name in missing)} from the number of GPUs and dp"
+                f"{', '.join(f'{name}={degrees[name]}' for name in missing)} from the number of GPUs and dp"
             )
     return gpus
 
