@@ -224,7 +224,7 @@ def test_exit_codes_say_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = written(
         tmp_path / "hard.json", hard, uniform_plan(hard, Layout(pp=4, dp=2, global_batch_size=8), "full")
     )
-    monkeypatch.setattr(optima, "LEAST_LIMIT_S", 1e-9)
+    monkeypatch.setattr(optima, "MIN_LIMIT_S", 1e-9)
     code, out, _ = run(str(path), "--time-limit", "1e-9")
     assert code == 4
     assert "no time left for" in out

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.nodes import LEAST, MOST, corrected, hat_weights
+from milpplan.calibration.nodes import MAX_EFFICIENCY, MIN_EFFICIENCY, corrected, hat_weights
 from milpplan.problem.hardware import HardwareSpec, SizeCurve
 from milpplan.simulation.layers.kernels import interpolate_curve
 
@@ -50,7 +50,7 @@ def fit_curve(kernels: Attentions, hardware: HardwareSpec) -> CurveFit | None:
     length = kernels.length[use]
     kernel_s = kernels.time_s[use] - accelerator.kernel_latency_s
     peak = accelerator.bf16.peak_flops_per_s * hardware.software.attention_efficiency
-    efficiency = np.clip(kernels.flops[use] / kernel_s / peak, LEAST, MOST)
+    efficiency = np.clip(kernels.flops[use] / kernel_s / peak, MIN_EFFICIENCY, MAX_EFFICIENCY)
     nodes = corrected(hat_weights((before.size, length)), np.array(before.value, dtype=np.float64), efficiency)
     curve = before.model_copy(update={"value": tuple(map(float, nodes))})
     errors = [

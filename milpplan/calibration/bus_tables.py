@@ -17,7 +17,7 @@ from milpplan.simulation.network.collectives import Operation, bus_bandwidth_byt
 from milpplan.units import percent_text, size_text
 
 RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
-MOST_SIGMA: Final = 0.5
+MAX_SIGMA: Final = 0.5
 """Maximum one sigma of tables; repetitions with a larger scatter do not determine a value."""
 LARGEST: Final = 3
 """Number of largest messages whose rates give the efficiency of the network."""
@@ -82,7 +82,7 @@ def _constants(inside: list[BusLog], factors: list[float], notes: list[str]) -> 
         notes.append(f"network between domains: {len(factors)} rates of the largest messages")
     spread = [size for log in inside for size in log.spread]
     if spread:
-        sigma = min(MAD_TO_SIGMA * float(np.median(spread)), MOST_SIGMA)
+        sigma = min(MAD_TO_SIGMA * float(np.median(spread)), MAX_SIGMA)
         constants["scale_up_efficiency"] = Factor(value=1.0, one_sigma=sigma)
         notes.append(f"one sigma of the tables: {percent_text(sigma)} (repetitions, in place and out of place)")
     return Constants(**constants)

@@ -25,11 +25,11 @@ _UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 TIMES: Final = {"time": 1.0} | {f"{word}_{unit}": s for word in ("time", "latency") for unit, s in _UNITS.items()}
 TERA: Final = 1e12
 MAX_ROWS: Final = 200_000
-MOST_ELEMENTS: Final = 10**9
+MAX_ELEMENTS: Final = 10**9
 MEMORY_MARGIN: Final = 1.2
 """Factor over its memory traffic below which a product's time does not show the rate of the matrix engine."""
-LEAST_FOR_SIGMA: Final = 4
-MOST_SIGMA: Final = 0.5
+MIN_FOR_SIGMA: Final = 4
+MAX_SIGMA: Final = 0.5
 OUTLIER: Final = 5
 """Sigmas beyond which a product is reported as an outlier."""
 _DO: Final = (
@@ -123,7 +123,7 @@ def _row(row: dict[str, Any], measured: str, where: str) -> tuple[float, ...]:
         raise InvalidInputError(
             f"{where}: {shown(dict(row))}.", f"Expected numbers for m, n, k and {measured}.", _DO
         ) from error
-    whole = all(math.isfinite(size) and 1 <= size <= MOST_ELEMENTS for size in (m, n, k))
+    whole = all(math.isfinite(size) and 1 <= size <= MAX_ELEMENTS for size in (m, n, k))
     if not whole or not (math.isfinite(value) and 0 < value < 1e9):
         raise InvalidInputError(
             f"{where}: m={m:g}, n={n:g}, k={k:g}, {measured}={value:g}.", "Expected positive numbers.", _DO
@@ -186,7 +186,7 @@ def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, float, t
             "Measure larger m, n and k, and check the unit of the times.",
         )
     m, n, k = part.m[use], part.n[use], part.k[use]
-    efficiency = np.clip(2 * m * n * k / kernel_s[use] / engine.peak_flops_per_s, LEAST, MOST)
+    efficiency = np.clip(2 * m * n * k / kernel_s[use] / engine.peak_flops_per_s, MIN_EFFICIENCY, MAX_EFFICIENCY)
     weights = hat_weights((engine.gemm.m, m), (engine.gemm.n, n), (engine.gemm.k, k))
     nodes = np.array(engine.gemm.efficiency, dtype=np.float64)
     fitted = corrected(weights, nodes.ravel(), efficiency).reshape(nodes.shape)
@@ -202,11 +202,11 @@ def _fitted(part: Products, hardware: HardwareSpec) -> tuple[GemmTable, float, t
 def _one_sigma(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) -> float:
     """Estimate the robust scatter of every second product around a table fitted to the others, in turn; for fewer
     than four products, return the noise assumed for a product."""
-    if len(efficiency) < LEAST_FOR_SIGMA:
+    if len(efficiency) < MIN_FOR_SIGMA:
         return NOISE
     errors = []
     for start in (0, 1):
         kept, left_out = slice(1 - start, None, 2), slice(start, None, 2)
         table = corrected(weights[kept], nodes, efficiency[kept])
         errors.append(np.abs(weights[left_out] @ table / efficiency[left_out] - 1.0))
-    return min(MAD_TO_SIGMA * float(np.median(np.concatenate(errors))), MOST_SIGMA)
+    return min(MAD_TO_SIGMA * float(np.median(np.concatenate(errors))), MAX_SIGMA)

@@ -21,8 +21,8 @@ SAME_FACTOR: Final = 0.02
 MICRO: Final = 1e-6
 GIGA: Final = 1e9
 MAX_RANKS: Final = 1_048_576
-MOST_BYTES: Final = 1e15
-MOST_RATE: Final = 1e16
+MAX_BYTES: Final = 1e15
+MAX_RATE: Final = 1e16
 """Maximum plausible rate in bytes per second; a row beyond it is not a measurement."""
 
 _OPERATION = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?:_perf)?\b", re.IGNORECASE)
@@ -196,14 +196,14 @@ def _row(line: str, columns: list[str], factor: float, where: str) -> tuple[int,
             f"Expected the columns {' '.join(columns[:8])}.",
             "Give the output as printed; remove lines that were cut.",
         ) from error
-    if not (0 <= size <= MOST_BYTES and math.isfinite(time_s) and math.isfinite(bus) and 0 <= bus <= MOST_RATE):
+    if not (0 <= size <= MAX_BYTES and math.isfinite(time_s) and math.isfinite(bus) and 0 <= bus <= MAX_RATE):
         raise InvalidInputError(
             f"{where} is {shown(line.strip())}.",
             "Expected a size in bytes, a time in microseconds and a bandwidth in GB/s, none negative.",
             "Correct or remove the line.",
         )
     rate = factor * size / time_s if time_s > 0 else bus
-    return size, rate if rate <= MOST_RATE else 0.0
+    return size, rate if rate <= MAX_RATE else 0.0
 
 
 def _median(values: list[float]) -> float:

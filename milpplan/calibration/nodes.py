@@ -16,9 +16,9 @@ SMOOTHNESS: Final = 0.3
 NOISE: Final = 0.03
 """One sigma of a measurement, relative."""
 ROUNDS: Final = 5
-LEAST, MOST = 1e-4, 1.5
+MIN_EFFICIENCY, MAX_EFFICIENCY = 1e-4, 1.5
 """Bounds on efficiencies of nodes."""
-MOST_STEPS: Final = 100
+MAX_STEPS: Final = 100
 """Maximum number of steps of the projected Newton method, which takes about ten."""
 OPTIMAL: Final = 1e-10
 """Gradient, relative to the right-hand side, below which a point counts as optimal."""
@@ -46,12 +46,12 @@ def corrected(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) ->
     the description.
     """
     common = float(np.median(efficiency / (weights @ nodes)))
-    start = np.clip(nodes * common, LEAST, MOST)
+    start = np.clip(nodes * common, MIN_EFFICIENCY, MAX_EFFICIENCY)
     # A node without measurements beside it keeps the mean correction.
     beside = weights.any(axis=0)
     # Normal equations, because there are many measurements and a few hundred nodes.
     rows = (weights * start / efficiency[:, None])[:, beside]
-    low, high = (LEAST / start)[beside], np.maximum(MOST / start, 1.001)[beside]
+    low, high = (MIN_EFFICIENCY / start)[beside], np.maximum(MAX_EFFICIENCY / start, 1.001)[beside]
     trust = np.ones(len(efficiency))
     near = np.ones(len(low))
     for _ in range(ROUNDS):
@@ -63,7 +63,7 @@ def corrected(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) ->
         trust = (1.0 + ((rows @ near - 1.0) / NOISE) ** 2) ** -0.25
     correction = np.ones(len(start))
     correction[beside] = near
-    return np.clip(start * correction, LEAST, MOST)
+    return np.clip(start * correction, MIN_EFFICIENCY, MAX_EFFICIENCY)
 
 
 def least_within(matrix: FloatArray, right: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
@@ -78,7 +78,7 @@ def least_within(matrix: FloatArray, right: FloatArray, low: FloatArray, high: F
         return float(at @ (matrix @ at) / 2 - right @ at)
 
     x = np.clip(np.ones(len(low)), low, high)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         gradient = matrix @ x - right
         at_bound = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
         free = ~at_bound

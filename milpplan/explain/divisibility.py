@@ -41,7 +41,7 @@ DIVISIBILITY: Final[dict[str, Rule]] = {
 """Rules that refuse a layout only because of a remainder: without the rule the layout could be priced."""
 SCHEDULE_BOUND_ONLY: Final = "interleaved_micro_batches_divisible_by_pp"
 """Rule without which there is no schedule, so that only a rank's work bounds the step."""
-MOST_BOUNDED: Final = 40_000
+MAX_BOUNDED: Final = 40_000
 """Maximum number of layouts bounded with memory and communication; other layouts are bounded by compute alone."""
 
 
@@ -154,7 +154,7 @@ def _least_without(problem: Problem, name: str, best: float) -> float:
     if not len(rows) or name == SCHEDULE_BOUND_ONLY:
         return float(work.min(initial=np.inf)) / NS_PER_S
     rows = rows[np.argsort(space.spread(work)[rows], kind="stable")]
-    closer, rest = rows[:MOST_BOUNDED], rows[MOST_BOUNDED:]
+    closer, rest = rows[:MAX_BOUNDED], rows[MAX_BOUNDED:]
     bound_ns = float(_bounds_ns(problem, space.take(closer)).min())
     others = np.concatenate([space.spread(work)[rest], work[work >= best * NS_PER_S]])
     return min(bound_ns, float(others.min(initial=np.inf))) / NS_PER_S

@@ -17,7 +17,7 @@ from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.simulator import simulate
 from milpplan.units import NS_PER_S
 
-LEAST_LIMIT_S = 0.05
+MIN_LIMIT_S = 0.05
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Budget:
         self.weight_left = max(0.0, self.weight_left - weight)
         if self.until is None:
             return None
-        return max(LEAST_LIMIT_S, (self.until - time.monotonic()) * weight / everything)
+        return max(MIN_LIMIT_S, (self.until - time.monotonic()) * weight / everything)
 
     @property
     def is_spent(self) -> bool:

@@ -26,7 +26,7 @@ from milpplan.profiling.records import (
 from milpplan.profiling.sweep import Task
 
 Progress = Callable[[str], None]
-MOST_REASON = 900
+MAX_REASON = 900
 """Maximum number of characters of a failure's reason."""
 
 
@@ -88,7 +88,7 @@ def _measured(machine: Machine, task: Task, books: _Books, late: Callable[[], bo
         else:
             books.add("layers", machine.layers(task))
     except MeasurementError as error:
-        reason = " ".join(str(error).split())[:MOST_REASON] or type(error).__name__
+        reason = " ".join(str(error).split())[:MAX_REASON] or type(error).__name__
         books.add("failures", Failure(what=words_of(task), reason=reason))
     return ""
 

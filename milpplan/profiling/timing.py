@@ -12,8 +12,8 @@ MAD_TO_SIGMA: Final = 1.4826
 WARM_UPS: Final = 3
 TARGET_S: Final = 0.15
 """Seconds spent on the samples of a measurement, within the bounds below."""
-LEAST_SAMPLES: Final = 5
-MOST_SAMPLES: Final = 40
+MIN_SAMPLES: Final = 5
+MAX_SAMPLES: Final = 40
 SHORTEST_S: Final = 1e-9
 
 
@@ -33,7 +33,7 @@ def timed(clock: Clock, run: Callable[[], object]) -> Timing:
 
 def num_samples(one_s: float) -> int:
     """Choose the number of samples, each of ``one_s`` seconds."""
-    return int(min(max(TARGET_S / max(one_s, SHORTEST_S), LEAST_SAMPLES), MOST_SAMPLES))
+    return int(min(max(TARGET_S / max(one_s, SHORTEST_S), MIN_SAMPLES), MAX_SAMPLES))
 
 
 def timing_of(samples_s: list[float]) -> Timing:

@@ -15,7 +15,7 @@ from rich.text import Text
 from milpplan.units import gib_text, printable, seconds_text, signed_percent_text
 from milpplan.validation.comparison import Comparison, Validation
 
-MOST_RUNS: Final = 40
+MAX_RUNS_SHOWN: Final = 40
 """Maximum number of runs in the table; of more only the worst run of each source is shown, unless all are
 requested."""
 _COLUMNS: Final = ("run", "measured", "as", "predicted", "error", "peak", "predicted", "error", "fits", "assumed")
@@ -32,7 +32,7 @@ def run_parts(validation: Validation, each: bool) -> list[RenderableType]:
     """Show the runs, their assumptions, and the runs that were not simulated; every run if ``each`` or if there
     are few."""
     runs = validation.comparisons
-    shown = list(runs) if each or len(runs) <= MOST_RUNS else _furthest(runs)
+    shown = list(runs) if each or len(runs) <= MAX_RUNS_SHOWN else _furthest(runs)
     parts: list[RenderableType] = []
     if shown:
         numbers = _numbers(shown)
@@ -62,7 +62,7 @@ def _furthest(runs: Iterable[Comparison]) -> list[Comparison]:
     for comparison in runs:
         if comparison.run.group not in best or off(comparison) > off(best[comparison.run.group]):
             best[comparison.run.group] = comparison
-    return [best[group] for group in sorted(best)][:MOST_RUNS]
+    return [best[group] for group in sorted(best)][:MAX_RUNS_SHOWN]
 
 
 def _numbers(runs: Iterable[Comparison]) -> dict[str, int]:

@@ -17,9 +17,9 @@ from milpplan.validation.summary import Errors, Fit, GroupedErrors, Source, Summ
 
 MAX_ROWS = 40
 """Maximum number of rows of single items; the rest is counted here, and listed in the JSON document."""
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Maximum number of runs named per reason, unless all are requested."""
-MOST_SHOWN = 9.99
+MAX_SHOWN_ERROR = 9.99
 """Maximum relative error of slopes and intercepts that is shown; a larger one means a measured value near zero."""
 _VARIES = {"micro_batches": "micro-batches", "layers": "layers", "gpus": "GPUs"}
 
@@ -225,7 +225,7 @@ def _family_row(family: Family) -> tuple[str, ...]:
 
 def _line_error(fraction: float | None) -> str:
     """Write an error relative to a value that may be near zero."""
-    return "-" if fraction is None else ">999" if fraction > MOST_SHOWN else _signed(fraction)
+    return "-" if fraction is None else ">999" if fraction > MAX_SHOWN_ERROR else _signed(fraction)
 
 
 def _unstated_table(validation: Validation, each: bool) -> Table:
@@ -235,7 +235,7 @@ def _unstated_table(validation: Validation, each: bool) -> Table:
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for unstated in validation.unstated:
         reasons[unstated.run.group, unstated.reason].append(unstated.run.id)
-    num_named = len(validation.unstated) if each else MOST_NAMED
+    num_named = len(validation.unstated) if each else MAX_NAMED
     for (group, reason), ids in sorted(reasons.items()):
         rest = f" and {len(ids) - num_named} more" if len(ids) > num_named else ""
         table.add_row(

@@ -11,7 +11,7 @@ from milpplan import load_hardware
 from milpplan.profiling.measuring import measure
 from milpplan.profiling.records import Attention, Exchange, Layers, Product, Traffic
 from milpplan.profiling.sweep import CPU, GPU, Extent, sweep
-from milpplan.profiling.timing import LEAST_SAMPLES, MOST_SAMPLES, TARGET_S, num_samples, timing_of
+from milpplan.profiling.timing import MAX_SAMPLES, MIN_SAMPLES, TARGET_S, num_samples, timing_of
 from tests.profiling.cases import BASE, synthetic
 
 
@@ -77,6 +77,6 @@ def test_samples() -> None:
     assert timing.median_s == 3.0
     assert timing.spread == pytest.approx(1.4826 * 1.0 / 3.0)
     assert timing.num_samples == 5
-    assert num_samples(1e-9) == MOST_SAMPLES
-    assert num_samples(100.0) == LEAST_SAMPLES
+    assert num_samples(1e-9) == MAX_SAMPLES
+    assert num_samples(100.0) == MIN_SAMPLES
     assert num_samples(TARGET_S / 10) == math.floor(TARGET_S / (TARGET_S / 10))

@@ -61,7 +61,7 @@ def test_what_fits_is_told_beside_what_happened(tmp_path: Path) -> None:
 
 def test_of_many_runs_the_furthest_off_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of each source, unless every run is asked for; how many are left is said."""
-    monkeypatch.setattr(run_tables, "MOST_RUNS", 2)
+    monkeypatch.setattr(run_tables, "MAX_RUNS_SHOWN", 2)
     records = [record(id=f"case-{number}", measured__step_time_s=float(number)) for number in (1, 2, 900)]
     text = printed(tmp_path, records)
     assert row(text, "case-900")

@@ -20,10 +20,10 @@ from milpplan.units import percent_text, seconds_text
 
 FloatArray = npt.NDArray[np.float64]
 
-MOST_FACTOR_SIGMA: Final = 0.15
-MOST_SECONDS_SIGMA: Final = 0.3
+MAX_FACTOR_SIGMA: Final = 0.15
+MAX_SECONDS_SIGMA: Final = 0.3
 """Maximum one sigma of a time, relative to its value."""
-MOST_STEP_CHANGE: Final = 0.01
+MAX_STEP_CHANGE: Final = 0.01
 INSEPARABLE: Final = 0.8
 """Correlation above which two constants that both fail are reset together."""
 LAUNCH: Final = "layer_launch_s"
@@ -113,8 +113,8 @@ def _limit(constant: Parameter, inner: float, slopes: FloatArray) -> float:
     if not len(felt):
         return 0.0
     if constant.is_factor:
-        return MOST_FACTOR_SIGMA
-    return max(MOST_SECONDS_SIGMA * inner, MOST_STEP_CHANGE / float(np.median(felt)))
+        return MAX_FACTOR_SIGMA
+    return max(MAX_SECONDS_SIGMA * inner, MAX_STEP_CHANGE / float(np.median(felt)))
 
 
 def _dropped(constant: Parameter, inner: float, sigma: float, is_determined: bool, related: list[str]) -> Dropped:

@@ -30,7 +30,7 @@ from milpplan.units import NS_PER_S
 HOLDS: Final = frozenset({"tp", "cp", "ep", "etp", "pp", "dp", "vpp", "zero_stage", "rank_order", "node_order"})
 """Fields that decide which rank holds which parameters and states: changing them requires a converted
 checkpoint."""
-MOST_STEPS: Final = 6
+MAX_STEPS: Final = 6
 """Maximum number of changes of a chain."""
 WORTH_A_STEP: Final = 1e-4
 """Minimum share of the step that a change must save for a chain to continue."""
@@ -220,7 +220,7 @@ def greedy_chain(
     """
     chain: list[Change] = []
     before = first
-    while changes and len(chain) < MOST_STEPS:
+    while changes and len(chain) < MAX_STEPS:
         lead = min(changes, key=lambda name: changes[name][1].order)
         words, after = changes[lead]
         if before.fits and before.step_time_s - after.step_time_s < WORTH_A_STEP * before.step_time_s:

@@ -640,9 +640,7 @@ class _Parser:
         if any(escape not in simple for escape in re.findall(r"\\(.)", match[1], re.DOTALL)):
             self.refuse("an escape between $' and ' is not understood")
         self.at = match.end()
-        return tree.Part(
-            "text", re.sub(r"\\(.)", lambda escape: simple[escape[1]], match[1], flags=re.DOTALL), True
-        )
+        return tree.Part("text", re.sub(r"\\(.)", lambda pair: simple[pair[1]], match[1], flags=re.DOTALL), True)
 
     def closed(self, at: int, opening: str, closing: str, quoted: bool = False) -> int | None:
         """Find the position of the closing mark, past quotes and expansions; None if it is missing.

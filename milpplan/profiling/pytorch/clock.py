@@ -12,7 +12,7 @@ from milpplan.units import MIB
 
 FLUSH_CACHES: Final = 4
 """Bytes written between samples, as a multiple of the size of the second-level cache."""
-LEAST_FLUSH: Final = 256 * MIB
+MIN_FLUSH: Final = 256 * MIB
 FLUSHES: Final = 6
 """Number of writes before a sample: about 0.4 ms, longer than the host needs to launch a backward."""
 
@@ -23,7 +23,7 @@ class DeviceClock:
 
     def __init__(self, device: Any) -> None:
         cache = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
-        self._flush = torch.empty(max(FLUSH_CACHES * cache, LEAST_FLUSH), dtype=torch.int8, device=device)
+        self._flush = torch.empty(max(FLUSH_CACHES * cache, MIN_FLUSH), dtype=torch.int8, device=device)
 
     def samples_s(self, run: Callable[[], object], number: int) -> list[float]:
         """Measure the seconds of each run."""

@@ -15,7 +15,7 @@ from milpplan.units import gib_text, seconds_text
 
 MEMORY_ROOM: Final = 1.04
 """Width of a memory bar, as a multiple of the largest limit or peak."""
-MOST_START: Final = 0.8
+LATEST_START: Final = 0.8
 """Share of the search time after which a first plan is too late for a chart of its course."""
 Moment = tuple[float, float | None, float | None]
 """Moment of a search: seconds since its start, best plan so far, proved bound."""
@@ -102,7 +102,7 @@ def search_chart(log: Sequence[Moment], unit: str, judged: float | None = None) 
     ``unit`` follows the numbers.
     """
     moments = [(time, best, bound) for time, best, bound in log if best is not None and bound is not None]
-    if len(moments) < 2 or moments[0][0] > MOST_START * moments[-1][0]:
+    if len(moments) < 2 or moments[0][0] > LATEST_START * moments[-1][0]:
         return ""
     places, bests, bounds = np.array(moments, dtype=np.float64).T
     end = float(places[-1]) or 1.0

@@ -21,7 +21,7 @@ OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
 HEAD: Final = ("parallelism", "all GPUs", "inside domains", "between", "pairs")
 ROOM: Final = 1.05
 """Height of a chart, as a multiple of its largest value."""
-MOST_TICKS: Final = 4
+MAX_TICKS: Final = 4
 EXPOSED, HIDDEN = 9, 5
 """Colours of exposed and hidden communication."""
 
@@ -153,7 +153,7 @@ def _bandwidth_chart(operation: str, groups: dict[str, list[Bandwidth]]) -> str:
     high = float(np.ceil(max(line.values.max() for line in lines)))
     levels = [(power, f"{bytes_text(10.0**power)}/s") for power in np.arange(low, high + 1).tolist()]
     # Few levels, and none at the right edge, where the text would not fit.
-    some = messages[: -1 : -(-len(messages) // MOST_TICKS)]
+    some = messages[: -1 : -(-len(messages) // MAX_TICKS)]
     ticks = [(float(np.log10(size)) - first, bytes_text(size)) for size in some]
     return line_chart(lines, end, ticks, levels, low, high, f"Bus bandwidth of {operation.replace('_', '-')}")
 

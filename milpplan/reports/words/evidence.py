@@ -9,7 +9,7 @@ from milpplan.problem.records import Computed, Record
 from milpplan.units import counted, percent_text, seconds_text
 from milpplan.validation.evidence import Evidence, TermEvidence
 
-LEAST_SHOWN = 0.005
+MIN_SHOWN = 0.005
 
 
 class TermDocument(Record):
@@ -142,7 +142,7 @@ def _terms_text(evidence: Evidence) -> str:
 def share_text(term: TermEvidence) -> str:
     """Write the share of a term as ``7 % of the step``: whole per cents, because no run checks it."""
     share = term.share or 0.0
-    return f"{percent_text(share, 0)} of the step" if share >= LEAST_SHOWN else "below 1 % of the step"
+    return f"{percent_text(share, 0)} of the step" if share >= MIN_SHOWN else "below 1 % of the step"
 
 
 def _choice_texts(evidence: Evidence) -> Iterator[str]:

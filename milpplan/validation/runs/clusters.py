@@ -38,7 +38,7 @@ EXACT: Final = frozenset({"a100", "a100-sxm4", "h100", "h100-sxm", "h200", "b200
     "rtx 4090",
 }
 """Words for an accelerator that mean exactly a shipped description."""
-MOST_TIMES_MEMORY: Final = 2.5
+MAX_MEMORY_RATIO: Final = 2.5
 """Maximum ratio of memory between products of one name; a larger printed value is a node's."""
 _SAME_RATE: Final = 0.02
 _MEMORY_TOLERANCE: Final = 0.08
@@ -75,7 +75,7 @@ def _with_capacity(spec: HardwareSpec, memory: float | None, notes: list[str]) -
     """Set the memory that the source prints, where it is another product's."""
     if memory is None or abs(memory * 1e9 / spec.accelerator.memory_bytes - 1) <= 2 * _MEMORY_TOLERANCE:
         return spec
-    if memory * 1e9 > MOST_TIMES_MEMORY * spec.accelerator.memory_bytes:
+    if memory * 1e9 > MAX_MEMORY_RATIO * spec.accelerator.memory_bytes:
         notes.append(f"{memory:g} GB taken as the memory of a node, as much a GPU as {spec.name} has")
         return spec
     notes.append(f"{spec.name} with {memory:g} GB of memory; speed as in the description")

@@ -29,10 +29,10 @@ MAX_RUNS: Final = 200_000
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHECKOUT = Path(__file__).resolve().parents[3]
-_MOST_DIGITS: Final = 300
+_MAX_DIGITS: Final = 300
 """Digits beyond which an integer is read as infinity, so that only its record is refused."""
 _DECODER: Final = json.JSONDecoder(
-    parse_float=whole_or_float, parse_int=lambda text: (int if len(text) <= _MOST_DIGITS else float)(text)
+    parse_float=whole_or_float, parse_int=lambda text: (int if len(text) <= _MAX_DIGITS else float)(text)
 )
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _BETWEEN: Final = re.compile(r"[ \t\r\n,]*")

@@ -15,7 +15,7 @@ from milpplan.validation.runs.records import Run
 from milpplan.validation.runs.variants import stack_hardware
 
 MAX_GROUP: Final = 1_048_576
-MOST_DISPATCH: Final = 50.0
+MAX_DISPATCH: Final = 50.0
 """Maximum ``dispatch_efficiency`` of a description."""
 
 
@@ -39,7 +39,7 @@ def with_software(
         notes.append(f"ZeRO within groups of {group} replicas")
     if _hides_dispatch(run):
         share = hardware.scale_up.processor_fraction
-        fields |= {"dispatch_efficiency": min(1 / share, MOST_DISPATCH) if share else MOST_DISPATCH}
+        fields |= {"dispatch_efficiency": min(1 / share, MAX_DISPATCH) if share else MAX_DISPATCH}
         notes.append(f"dispatch of experts behind another micro-batch, of whose compute it takes {share:.0%}")
     hardware = hardware.model_copy(update={"software": framework.software.model_copy(update=fields)})
     measured = run.hardware.measured_busbw_GBps or {}

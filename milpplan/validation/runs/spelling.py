@@ -50,9 +50,9 @@ WORDS: Final[dict[tuple[str, str], dict[object, object]]] = {
 """Section and field, with words for its values."""
 LOWER: Final = (("measured", "status"), ("parallel", "recompute"), ("", "kind"))
 """Fields whose words are in lower case."""
-MOST_UTILISATION: Final = 1.5
+MAX_UTILISATION: Final = 1.5
 """Maximum utilisation as a share of the peak; above it, up to 100, it is in per cent."""
-MOST: Final = 1e30
+MAX_NUMBER: Final = 1e30
 MS: Final = 1e-3
 PER_CENT: Final = 1e-2
 
@@ -105,7 +105,7 @@ def _rates(record: Section, measured: Section, notes: list[str]) -> None:
     """Convert times, rates and sizes in other units, where the format's own are missing."""
     for name in ("mfu", "hfu"):
         value = measured.get(name)
-        if _number(value) and MOST_UTILISATION < value <= 100:
+        if _number(value) and MAX_UTILISATION < value <= 100:
             measured[name] = value * PER_CENT
             notes.append(f"{name} of {value:g} read as per cent")
     gpus, batch = (_of(record, *path) for path in (("hardware", "gpus_total"), ("parallel", "global_batch")))
@@ -145,4 +145,4 @@ def _of(record: Section, section: str, field: str) -> float | None:
 
 def _number(value: object) -> TypeGuard[float]:
     """Test for a number that can be computed with: no NaN, and no number of thousands of digits."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST < value < MOST
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MAX_NUMBER < value < MAX_NUMBER
