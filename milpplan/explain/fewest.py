@@ -37,7 +37,7 @@ class Fewest:
 
     @property
     def num_gpus(self) -> int | None:
-        """Minimum number; None where no number has a plan."""
+        """Minimum number; None where no plan was found."""
         return None if self.result.plan is None else self.result.plan.layout.num_gpus
 
 
