@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
-from milpplan.calibration.nodes import LEAST, MOST, NOISE, corrected, hat_weights
+from milpplan.calibration.nodes import MAX_EFFICIENCY, MIN_EFFICIENCY, NOISE, corrected, hat_weights
 from milpplan.errors import InvalidInputError
 from milpplan.problem.hardware import GemmTable, HardwareSpec
 from milpplan.problem.overlay import Constants, Factor, Tables

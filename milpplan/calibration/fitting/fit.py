@@ -49,7 +49,8 @@ def fit(
         groups: a label for every run; runs of one label are left out together. None: every run is its own group.
         num_folds: number of parts that are left out in turn; None: one per label, or 10 beyond 20 labels.
         progress: called with a description of the present work.
-        hops: search for a lower minimum near the first one (``calibration.fitting.descent.hopped``), which doubles the
+        hops: search for a lower minimum near the first one (``calibration.fitting.descent.hopped``), which
+        doubles the
             time.
 
     Returns:
