@@ -262,6 +262,16 @@ ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "explai
         ("from milpplan import StrategyGraph; import milpplan.graph", HEAVY | {"pydantic", "milpplan.problem"}),
         ("from milpplan import Problem, load_hardware, load_model", HEAVY | {"rich", "milpplan.simulation"}),
         ("from milpplan import solve, simulate", HEAVY | {"rich", *ROOMS_BEYOND_SOLVE}),
+        (
+            "import milpplan.cli.solve_command",
+            {
+                "milpplan.graph",
+                "milpplan.groups",
+                "milpplan.lengths",
+                "milpplan.launchers",
+                "milpplan.reports.html",
+            },
+        ),
         # The whole command line with all its commands and their help.
         ("import milpplan.cli.app", HEAVY | {"numpy"}),
     ],

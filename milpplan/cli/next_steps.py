@@ -6,12 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from milpplan.errors import MilpplanError
-from milpplan.launchers.restriction import version_of
-from milpplan.launchers.targets import TARGETS
 from milpplan.optimize.result import PlanResult
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
 
 
 def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[str]:
@@ -32,20 +27,8 @@ def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[
     if hints:
         yield "; ".join(hints)
     file = shlex.quote("plan.json" if out is None else str(out))
-    launcher = result.problem.space.target or _launcher_of(result.problem, result.plan)
-    if launcher is not None:
-        yield f"milpplan export {file} --to {launcher} --out launch"
+    if result.problem.space.target is not None:
+        yield f"milpplan export {file} --to {result.problem.space.target} --out launch"
     elif not result.problem.inference and not result.problem.other_hardware:
-        yield "no launcher can run this plan; --target megatron (or another) finds the best that it can run"
+        yield "--target megatron (or another launcher) finds the best plan that it can run, to export"
     yield f"milpplan report {file} --out report.html"
-
-
-def _launcher_of(problem: Problem, plan: Plan) -> str | None:
-    """Find the first launcher that can run the plan."""
-    for name, target in TARGETS.items():
-        try:
-            target.export(problem, plan, version_of(target.capability, None))
-        except MilpplanError:
-            continue
-        return name
-    return None

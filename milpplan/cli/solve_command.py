@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from milpplan.cli import arguments, candidates, solving
 from milpplan.cli.calculon import Files, problem_of
-from milpplan.cli.lengths import LengthOptions, are_asked, refuse
-from milpplan.cli.lengths import solve as solve_lengths
+from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import ExitCode, say
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.result import SolveOptions
@@ -73,10 +72,10 @@ class SolveWords:
 
     def problem(self, hardware: str | None) -> Problem:
         """Build the problem on one kind of hardware, with the space that ``--target`` can run."""
-        from milpplan.launchers.restriction import restrict
-
         whole = self.whole(hardware)
         if self.target is not None:
+            from milpplan.launchers.restriction import restrict
+
             return restrict(whole, self.target, self.target_version)
         if self.target_version is not None:
             raise InvalidInputError(
@@ -158,6 +157,9 @@ def run(words: SolveWords) -> ExitCode:
 
 def _of_lengths(words: SolveWords) -> ExitCode:
     """Solve ``solve --lengths``, the older form of ``solve-lengths``."""
+    from milpplan.cli.lengths import refuse
+    from milpplan.cli.lengths import solve as solve_lengths
+
     refuse(
         {
             "--calculon": words.calculon,

@@ -42,8 +42,9 @@ def solve_lengths(
     """Find the best step for sequences of several lengths: which strategies run which sequences, in turn or side
     by side, with a proved bound."""
     from milpplan.cli import lengths as lengths_work
+    from milpplan.cli.length_options import LengthOptions
 
-    asked = lengths_work.LengthOptions(
+    asked = LengthOptions(
         path=lengths,
         max_strategies=max_strategies,
         tokens_per_step=tokens_per_step,

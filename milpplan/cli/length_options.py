@@ -1,0 +1,100 @@
+"""Options of ``milpplan solve-lengths``, apart from the solver: a plain ``solve`` reads them, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from milpplan.cli import arguments
+from milpplan.errors import InvalidInputError
+from milpplan.problem.problem import MAX_SEQUENCE
+
+if TYPE_CHECKING:
+    from milpplan.lengths.records import SequenceRules
+
+DEFAULT_ALIGNMENT: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LengthOptions:
+    """Options about lengths; None where an option is not given."""
+
+    path: Path | None
+    """File of the lengths."""
+    max_strategies: int | None
+    """Maximum number of strategies in turn."""
+    tokens_per_step: int | None
+    """Tokens of the sequences that are taken from the file."""
+    align: int | None
+    """Token quantum: lengths are padded to multiples of it."""
+    padding: bool
+    """Pad the sequences of a micro-batch, instead of packing them."""
+    mask: str | None
+    """Attention mask: causal or full."""
+    buckets: str | None
+    """Ends of buckets, with commas between them."""
+    bucket_count: int | None
+    """Number of buckets to choose."""
+    baselines: bool
+    """Price the rules of other planners."""
+    side_by_side: bool | None
+    """Allow several degrees of context parallelism at once."""
+    unlike_replicas: bool
+    """Allow heterogeneous replicas."""
+    hetu: Path | None
+    """Directory for the files of HotSPa's runtime."""
+    seed: int
+    """Seed of lengths that are drawn."""
+
+    @property
+    def alignment(self) -> int:
+        """Token quantum, given or by default."""
+        return DEFAULT_ALIGNMENT if self.align is None else self.align
+
+    @property
+    def rules(self) -> SequenceRules:
+        """Rules by which sequences form micro-batches, and their attention mask."""
+        from milpplan.lengths.records import SequenceRules
+
+        if self.mask not in (None, "causal", "full"):
+            raise InvalidInputError(f"--mask is {self.mask}.", "Expected causal or full.", "Correct --mask.")
+        return SequenceRules("full" if self.mask == "full" else "causal", self.padding)
+
+
+def are_asked(asked: LengthOptions) -> bool:
+    """Check the options about lengths, and tell whether a file is given.
+
+    Raises:
+        InvalidInputError: the other options are given without the file, or are no positive numbers.
+    """
+    options = {
+        "--max-strategies": asked.max_strategies,
+        "--tokens-per-step": asked.tokens_per_step,
+        "--align": asked.align,
+        "--bucket-count": asked.bucket_count,
+    }
+    given = [name for name, value in options.items() if value is not None]
+    for name in given:
+        from milpplan.lengths.sequences import MAX_SEQUENCES
+
+        most = MAX_SEQUENCE * (MAX_SEQUENCES if name == "--tokens-per-step" else 1)
+        arguments.whole(str(options[name]), name, most)
+    switches = {
+        "--padding": asked.padding,
+        "--mask": asked.mask,
+        "--buckets": asked.buckets,
+        "--baselines": asked.baselines,
+        "--side-by-side": asked.side_by_side,
+        "--turns-only": asked.side_by_side is False,
+        "--unlike-replicas": asked.unlike_replicas,
+        "--hetu": asked.hetu,
+    }
+    given += [name for name, value in switches.items() if value]
+    if given and asked.path is None:
+        raise InvalidInputError(
+            f"{' and '.join(given)} is given without --lengths.",
+            "Expected a file of lengths.",
+            "Add --lengths FILE.",
+        )
+    return asked.path is not None
