@@ -15,6 +15,7 @@ from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.explain.judge.gap import Solves, gap, widened
 from milpplan.explain.judge.records import GapReport
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import Target, target_named
 from milpplan.optimize.milp.solution import undisturbed
@@ -165,7 +166,7 @@ class _Launches:
         """Read the plan of a file."""
         options = (self.source.gpus, self.model, self.source.vocab_size, list(self.source.ignore))
         text, name = launcher_text(path, self.source.settings, self.source.arguments)
-        found = self.target.read(text, name, self.hardware, *options)
+        found = self.target.read(ImportRequest(text, name, self.hardware, *options))
         return Case(found.problem, found.plan, found.unknown_flags, found.ignored_flags, found.notes)
 
 

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 from milpplan.errors import InvalidInputError
+from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Job
 from milpplan.problem.reading import validated
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """A launcher's file, and what its user states beside it."""
+
+    text: str
+    """The file."""
+    source: str
+    """Its name, for messages; its suffix may tell the format."""
+    hardware: HardwareSpec
+    """The cluster."""
+    num_gpus: int | None = None
+    """Number of processes; None: the file states it."""
+    model: ModelSpec | None = None
+    """Description of the model, where the file only names it, or to be checked against the file."""
+    vocab_size: int | None = None
+    """Vocabulary, where only a tokenizer knows it."""
+    ignored: Collection[str] = ()
+    """Keys whose effect on the cost the caller ignores."""
 
 
 def described(model: ModelSpec | None, vocab_size: int | None, source: str) -> ModelSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from milpplan.launchers.capabilities import (
 )
 from milpplan.launchers.deepspeed import export as deepspeed_export
 from milpplan.launchers.deepspeed import reader as deepspeed_import
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron import export as megatron_export
 from milpplan.launchers.megatron import reader as megatron_import
 from milpplan.launchers.megatron_bridge import export as bridge_export
@@ -35,13 +36,11 @@ from milpplan.launchers.records import ConfigLaunch, Imported, Launch
 from milpplan.launchers.torchtitan import export as torchtitan_export
 from milpplan.launchers.torchtitan import reader as torchtitan_import
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
 
-Read = Callable[[str, str, HardwareSpec, int | None, ModelSpec | None, int | None, Collection[str]], Imported]
+Read = Callable[[ImportRequest], Imported]
 
 
 @dataclass(frozen=True, slots=True)

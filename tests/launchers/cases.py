@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron.export import exported
 from milpplan.launchers.megatron.reader import Imported, imported
 from milpplan.launchers.megatron.recompute import selective_modules
@@ -69,7 +70,7 @@ def round_trip(problem: Problem, plan: Plan, **more: Any) -> tuple[Launch, Impor
     """The launch of a plan and what is read back from its script."""
     launch = exported(problem, plan, VERSION)
     script = torchrun_script(launch, "0")
-    return launch, imported(script, "megatron.sh", problem.hardware, **more)
+    return launch, imported(ImportRequest(script, "megatron.sh", problem.hardware, **more))
 
 
 def llama_uneven() -> tuple[Problem, Plan]:

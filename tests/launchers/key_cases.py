@@ -17,6 +17,7 @@ from milpplan.launchers.accelerate import reader as accelerate_import
 from milpplan.launchers.accelerate.files import FLAG
 from milpplan.launchers.automodel import reader as automodel_import
 from milpplan.launchers.deepspeed import settings as deepspeed_settings
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.nanotron import settings as nanotron_settings
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Known, flat, is_quiet, known_settings
@@ -49,7 +50,11 @@ class Schema:
         gpus = 8 if self.target == "deepspeed" else None
         try:
             read = TARGETS[self.target].read
-            return read(self.write(values), self.file, shipped_hardware("dgx-h100"), gpus, model, None, ignored)
+            return read(
+                ImportRequest(
+                    self.write(values), self.file, shipped_hardware("dgx-h100"), gpus, model, None, ignored
+                )
+            )
         except MilpplanError as error:
             return error
 

@@ -9,6 +9,7 @@ import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.accelerate.reader import PROGRAMS, imported
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.records import Imported
 from tests.simulation.cases import shipped_hardware, shipped_model
 
@@ -41,7 +42,7 @@ def script(command: str = COMMAND, configuration: str = YAML) -> str:
 def read(text: str, **more: Any) -> Imported:
     """Import a script."""
     more = {"model": shipped_model("llama3-8b")} | more
-    return imported(text, "run.sh", shipped_hardware("dgx-h100"), **more)
+    return imported(ImportRequest(text, "run.sh", shipped_hardware("dgx-h100"), **more))
 
 
 def test_fsdp_without_a_parallelism_config_shards_over_all_processes() -> None:
@@ -292,5 +293,7 @@ def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
     (tmp_path / "sizes.sh").write_text("LENGTH=8192\n")
     file = tmp_path / "run.sh"
     file.write_text("source sizes.sh\n" + script(COMMAND.replace("8192", "$LENGTH")))
-    found = imported(file.read_text(), str(file), shipped_hardware("dgx-h100"), model=shipped_model("llama3-8b"))
+    found = imported(
+        ImportRequest(file.read_text(), str(file), shipped_hardware("dgx-h100"), model=shipped_model("llama3-8b"))
+    )
     assert (found.problem, found.plan) == (read(script()).problem, read(script()).plan)

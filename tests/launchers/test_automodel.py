@@ -9,6 +9,7 @@ import yaml
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.automodel.reader import imported
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.records import Imported
 from tests.simulation.cases import shipped_hardware, shipped_model
 
@@ -34,7 +35,7 @@ RECIPE: dict[str, Any] = {
 def read(data: Any, **more: Any) -> Imported:
     """Import a recipe."""
     more = {"model": shipped_model("llama3-8b"), "num_gpus": 8} | more
-    return imported(yaml.safe_dump(data), "run.yaml", shipped_hardware("dgx-h100"), **more)
+    return imported(ImportRequest(yaml.safe_dump(data), "run.yaml", shipped_hardware("dgx-h100"), **more))
 
 
 def changed(**sections: dict[str, Any]) -> dict[str, Any]:

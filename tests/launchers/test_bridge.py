@@ -9,6 +9,7 @@ import pytest
 
 from milpplan import Plan, Problem
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron.reader import Imported
 from milpplan.launchers.megatron_bridge import export as bridge_export
 from milpplan.launchers.megatron_bridge import reader as bridge_import
@@ -28,7 +29,7 @@ def script_of(problem: Problem, plan: Plan) -> str:
 
 def read(problem: Problem, text: str) -> Imported:
     """What a script says."""
-    return bridge_import.imported(text, "run.sh", problem.hardware, model=problem.model)
+    return bridge_import.imported(ImportRequest(text, "run.sh", problem.hardware, model=problem.model))
 
 
 def without_ring(case: tuple[Problem, Plan]) -> tuple[Problem, Plan]:
@@ -50,7 +51,7 @@ def test_random_plans_come_back() -> None:
         except IllegalPlanError as error:
             refusals.append(error)
             continue
-        found = bridge_import.imported(text, "run.sh", problem.hardware)
+        found = bridge_import.imported(ImportRequest(text, "run.sh", problem.hardware))
         assert_same(problem, plan, found.problem, found.plan)
         told += 1
     assert told >= 15
@@ -168,9 +169,13 @@ def test_any_override_can_be_ignored() -> None:
     for left in range(len(names)):
         with pytest.raises(InvalidInputError, match=names[left]):
             bridge_import.imported(
-                text, "run.sh", problem.hardware, ignored=[name for name in names if name != names[left]]
+                ImportRequest(
+                    text, "run.sh", problem.hardware, ignored=[name for name in names if name != names[left]]
+                )
             )
-    found = bridge_import.imported(text, "run.sh", problem.hardware, model=problem.model, ignored=names)
+    found = bridge_import.imported(
+        ImportRequest(text, "run.sh", problem.hardware, model=problem.model, ignored=names)
+    )
     assert found.plan == plan
     assert len(found.ignored_flags) == 4
 
@@ -185,5 +190,7 @@ def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     body = text.replace(setting[0], "model.tensor_model_parallel_size=$SIZE")
     file.write_text(body.replace("\n", "\nsource sizes.sh\n", 1))
-    found = bridge_import.imported(file.read_text(), str(file), problem.hardware, model=problem.model)
+    found = bridge_import.imported(
+        ImportRequest(file.read_text(), str(file), problem.hardware, model=problem.model)
+    )
     assert_same(problem, plan, found.problem, found.plan)

@@ -16,6 +16,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.deepspeed.export import exported, files_of
 from milpplan.launchers.deepspeed.reader import imported
 from milpplan.launchers.hf_config import config_of
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.records import Imported
 from tests.launchers.cases import legal_layout
 from tests.simulation.cases import (
@@ -38,7 +39,7 @@ FAMILIES = {
 def round_trip(problem: Problem, plan: Plan, **more: Any) -> tuple[dict[str, str], Imported]:
     """The files of a plan, and what is read back from the JSON."""
     files = files_of(exported(problem, plan, VERSION), "0")
-    return files, imported(files["deepspeed.json"], "deepspeed.json", problem.hardware, **more)
+    return files, imported(ImportRequest(files["deepspeed.json"], "deepspeed.json", problem.hardware, **more))
 
 
 def random_case(seed: int) -> tuple[Problem, Plan]:
@@ -163,7 +164,7 @@ FOREIGN: dict[str, Any] = {
 
 def read(data: Any, **more: Any) -> Imported:
     """What an import makes of a JSON."""
-    return imported(json.dumps(data), "ds.json", shipped_hardware("dgx-h100"), **more)
+    return imported(ImportRequest(json.dumps(data), "ds.json", shipped_hardware("dgx-h100"), **more))
 
 
 def test_somebody_elses_file_is_read() -> None:
@@ -224,7 +225,11 @@ def test_what_only_the_caller_knows_is_asked_for() -> None:
         read(FOREIGN, model=shipped_model("llama3-8b"))
     files, _ = round_trip(*llama())
     with pytest.raises(InvalidInputError, match="another model"):
-        imported(files["deepspeed.json"], "x.json", shipped_hardware("dgx-h100"), model=shipped_model("llama2-7b"))
+        imported(
+            ImportRequest(
+                files["deepspeed.json"], "x.json", shipped_hardware("dgx-h100"), model=shipped_model("llama2-7b")
+            )
+        )
 
 
 def test_any_setting_can_be_ignored_and_is_told() -> None:

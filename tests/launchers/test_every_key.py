@@ -15,6 +15,7 @@ from milpplan.errors import IllegalPlanError, MilpplanError
 from milpplan.launchers.accelerate import reader as accelerate_import
 from milpplan.launchers.automodel import reader as automodel_import
 from milpplan.launchers.deepspeed import settings as deepspeed_settings
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron_bridge import reader as bridge_import
 from milpplan.launchers.nanotron import settings as nanotron_settings
 from milpplan.launchers.records import Imported
@@ -323,6 +324,6 @@ def test_files_that_are_too_deep_or_too_large_are_refused(target: str, file: str
     """Readers are bounded: what nests, repeats or multiplies without end is refused before it takes the memory."""
     model = shipped_model("llama3-8b")
     with pytest.raises(MilpplanError, match=word) as caught:
-        TARGETS[target].read(text, file, shipped_hardware("dgx-h100"), 8, model, None, ())
+        TARGETS[target].read(ImportRequest(text, file, shipped_hardware("dgx-h100"), 8, model))
     in_three_parts(caught.value)
     assert len(str(caught.value)) < 5_000

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from milpplan import simulate
 from milpplan.errors import MilpplanError
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.records import Imported
 from milpplan.launchers.targets import TARGETS, target_named
 from milpplan.problem.plan import Layout
@@ -73,7 +74,8 @@ def read(name: str, text: str) -> Imported | MilpplanError:
     # Files of these two only name their model.
     model = problem.model if name in ("accelerate", "automodel") else None
     try:
-        return target_named(name, "--from").read(text, file, shipped_hardware("dgx-h100"), None, model, None, ())
+        request = ImportRequest(text, file, shipped_hardware("dgx-h100"), model=model)
+        return target_named(name, "--from").read(request)
     except MilpplanError as refusal:
         error = refusal
     in_three_parts(error)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron.cost_free_flags import is_quiet
 from milpplan.launchers.megatron.flags import Flag, megatron_flags
 from milpplan.launchers.megatron.reader import Imported, imported
@@ -38,7 +39,7 @@ torchrun --nnodes $SLURM_NNODES --nproc_per_node $GPUS_PER_NODE pretrain_gpt.py 
 
 def read(text: str = SCRIPT, source: str = "run.sh", **more: Any) -> Imported:
     """The import of a text, on DGX H100."""
-    return imported(text, source, shipped_hardware("dgx-h100"), **more)
+    return imported(ImportRequest(text, source, shipped_hardware("dgx-h100"), **more))
 
 
 def test_a_script_of_the_old_kind() -> None:

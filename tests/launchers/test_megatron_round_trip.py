@@ -10,6 +10,7 @@ import pytest
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import MEGATRON
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron.export import exported, files_of
 from milpplan.launchers.megatron.reader import imported
 from milpplan.launchers.megatron.script import torchrun_script
@@ -108,7 +109,7 @@ def test_versions(version: str) -> None:
     are, and only they."""
     problem, plan = NAMED["deepseek-v3-experts"]()
     launch = exported(problem, plan, version)
-    assert imported(torchrun_script(launch, "0"), "x.sh", problem.hardware).plan == plan
+    assert imported(ImportRequest(torchrun_script(launch, "0"), "x.sh", problem.hardware)).plan == plan
     assert launch.arguments.given("--moe-enable-deepep") == (version in ("core_v0.15.0", "core_v0.14.0"))
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.nanotron.export import exported, files_of
 from milpplan.launchers.nanotron.reader import imported
 from milpplan.launchers.nanotron.rules import RULES, broken_rules
@@ -29,7 +30,7 @@ VERSION = "2411b022"
 def round_trip(problem: Problem, plan: Plan, **more: Any) -> tuple[dict[str, str], Imported]:
     """The files of a plan, and what is read back from the YAML."""
     files = files_of(exported(problem, plan, VERSION), "0")
-    return files, imported(files["nanotron.yaml"], "nanotron.yaml", problem.hardware, **more)
+    return files, imported(ImportRequest(files["nanotron.yaml"], "nanotron.yaml", problem.hardware, **more))
 
 
 def random_case(seed: int) -> tuple[Problem, Plan]:
@@ -186,7 +187,11 @@ def test_bad_files_are_refused(old: str, new: str, word: str) -> None:
     problem, plan = llama()
     files, _ = round_trip(problem, plan)
     with pytest.raises(MilpplanError, match=word) as caught:
-        imported(files["nanotron.yaml"].replace(old, new, 1), "x.yaml", problem.hardware, model=problem.model)
+        imported(
+            ImportRequest(
+                files["nanotron.yaml"].replace(old, new, 1), "x.yaml", problem.hardware, model=problem.model
+            )
+        )
     assert caught.value.do
 
 
@@ -200,12 +205,12 @@ def test_any_setting_can_be_ignored_and_is_told() -> None:
     names = ["parallelism.tp_linear_async_communication", "parallelism.no_such"]
     for name, other in (names, names[::-1]):
         with pytest.raises(InvalidInputError, match=other):
-            imported(text, "x.yaml", problem.hardware, ignored=[name])
-    found = imported(text, "x.yaml", problem.hardware, ignored=names)
+            imported(ImportRequest(text, "x.yaml", problem.hardware, ignored=[name]))
+    found = imported(ImportRequest(text, "x.yaml", problem.hardware, ignored=names))
     assert found.unknown_flags == ()
     assert found.ignored_flags == (f"{names[0]} = True", f"{names[1]} = 1")
     with pytest.raises(InvalidInputError, match="32 processes, and 8"):
-        imported(text, "x.yaml", shipped_hardware("dgx-h100"), num_gpus=8, ignored=names)
+        imported(ImportRequest(text, "x.yaml", shipped_hardware("dgx-h100"), num_gpus=8, ignored=names))
 
 
 MAMBA = """
@@ -225,13 +230,13 @@ tokens: {sequence_length: 2048, micro_batch_size: 2, batch_accumulation_per_repl
 def test_another_class_of_models_is_refused_by_name() -> None:
     """A Mamba is no Llama of default sizes; when its keys are ignored, the sizes are missing."""
     with pytest.raises(InvalidInputError, match=r"d_model, model\.model_config\.is_mamba_config"):
-        imported(MAMBA, "x.yaml", shipped_hardware("dgx-h100"))
+        imported(ImportRequest(MAMBA, "x.yaml", shipped_hardware("dgx-h100")))
     names = ["model.model_config.d_model", "model.model_config.is_mamba_config"]
     with pytest.raises(InvalidInputError, match="neither is_llama_config nor"):
-        imported(MAMBA, "x.yaml", shipped_hardware("dgx-h100"), ignored=names)
+        imported(ImportRequest(MAMBA, "x.yaml", shipped_hardware("dgx-h100"), ignored=names))
     llama_like = MAMBA.replace("is_mamba_config", "is_llama_config")
     with pytest.raises(InvalidInputError, match=r"does not say .*num_attention_heads"):
-        imported(llama_like, "x.yaml", shipped_hardware("dgx-h100"), ignored=names[:1])
+        imported(ImportRequest(llama_like, "x.yaml", shipped_hardware("dgx-h100"), ignored=names[:1]))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +251,7 @@ def test_no_default_stands_in_for_a_size(name: str) -> None:
     kept = [line for line in lines if not line.strip().startswith(f"{name}:")]
     assert len(kept) == len(lines) - 1
     with pytest.raises(InvalidInputError, match=f"does not say .*{name}"):
-        imported("\n".join(kept), "x.yaml", problem.hardware)
+        imported(ImportRequest("\n".join(kept), "x.yaml", problem.hardware))
 
 
 @pytest.mark.parametrize("value", [1e-8, 0.5, 3e-4, 1e22, True, None, 7, "yes", "a b", "1f1b", "x: y", "", "-"])

@@ -11,6 +11,7 @@ import pytest
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError, UnknownNameError
 from milpplan.launchers.capabilities import CAPABILITIES
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import TARGETS
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
@@ -83,7 +84,7 @@ def test_every_plan_of_the_space_is_exported_and_comes_back(count: int, target: 
             plan = drawn_plan(random, problem, space.at(row))
             launch = known.export(problem, plan, known.capability.versions[0])
             name, text = next(iter(known.files(launch, "0").items()))
-            found = known.read(text, name, problem.hardware, None, problem.model, None, ())
+            found = known.read(ImportRequest(text, name, problem.hardware, model=problem.model))
             order = {"rank_order": plan.layout.rank_order}
             assert found.plan.layout.model_copy(update=order) == plan.layout
             assert found.plan.virtual_stages == plan.virtual_stages
@@ -200,11 +201,11 @@ def test_files_that_say_something_else_are_refused(target: str, old: str, new: s
     assert old in text
     changed = text.replace(old, new)
     if error is None:
-        found = known.read(changed, name, problem.hardware, None, problem.model, None, ())
+        found = known.read(ImportRequest(changed, name, problem.hardware, model=problem.model))
         assert found.plan == plan
         return
     with pytest.raises(error) as raised:
-        known.read(changed, name, problem.hardware, None, problem.model, None, ())
+        known.read(ImportRequest(changed, name, problem.hardware, model=problem.model))
     assert raised.value.do
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from milpplan import Layout, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.torchtitan.export import exported
 from milpplan.launchers.torchtitan.flavors import flavors
 from milpplan.launchers.torchtitan.reader import imported
@@ -74,7 +75,7 @@ enable = false
 
 def read(text: str, source: str = "run.toml", **more: object) -> object:
     """What an import makes of a text."""
-    return imported(text, source, shipped_hardware("dgx-h100"), **more)  # type: ignore[arg-type]
+    return imported(ImportRequest(text, source, shipped_hardware("dgx-h100"), **more))  # type: ignore[arg-type]
 
 
 def test_flavors_have_the_parameters_of_torchtitan() -> None:
@@ -228,7 +229,7 @@ def test_a_recipe_is_read_and_not_run() -> None:
     files, _ = round_trip(problem, plan, NEWEST)
     text = files["torchtitan_plan.py"]
     product = text.replace("max_context_length=4096", "max_context_length=4 * 1024")
-    assert imported(product, "x.py", problem.hardware).plan == plan
+    assert imported(ImportRequest(product, "x.py", problem.hardware)).plan == plan
     for old, new, word in (
         ("max_context_length=4096", "max_context_length=LENGTH", "not a literal"),
         ("    return Trainer", "    import os\n    return Trainer", "code that only runs"),
@@ -236,7 +237,7 @@ def test_a_recipe_is_read_and_not_run() -> None:
         ("return Trainer.Config(", "return dict(", "0 functions"),
     ):
         with pytest.raises(InvalidInputError, match=word):
-            imported(text.replace(old, new), "x.py", problem.hardware)
+            imported(ImportRequest(text.replace(old, new), "x.py", problem.hardware))
 
 
 @pytest.mark.parametrize(
@@ -368,9 +369,9 @@ def test_calls_inside_calls_are_read() -> None:
         ("    dataloader=", "    checkpoint=CheckpointManager.Config(interval=500), dataloader="),
     ):
         assert old in text
-        assert imported(text.replace(old, new), "x.py", problem.hardware).plan == plan
+        assert imported(ImportRequest(text.replace(old, new), "x.py", problem.hardware)).plan == plan
     chunked = f"loss=ChunkedLossWrapper.Config({loss.replace('loss=', 'loss_fn=')}, num_chunks=8)"
-    assert imported(text.replace(loss, chunked), "x.py", problem.hardware).plan == plan
+    assert imported(ImportRequest(text.replace(loss, chunked), "x.py", problem.hardware)).plan == plan
     for old, new, word in (
         (loss, chunked.replace("CrossEntropyLoss", "GRPOLoss"), "loss.loss_fn"),
         (loss, "loss=GRPOLoss.Config()", "loss is"),
@@ -382,7 +383,7 @@ def test_calls_inside_calls_are_read() -> None:
     ):
         assert old in text
         with pytest.raises(InvalidInputError, match=word):
-            imported(text.replace(old, new), "x.py", problem.hardware)
+            imported(ImportRequest(text.replace(old, new), "x.py", problem.hardware))
 
 
 def test_an_empty_stage_inside_is_refused() -> None:

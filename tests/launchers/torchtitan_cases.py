@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.records import Imported
 from milpplan.launchers.torchtitan.export import exported, files_of
 from milpplan.launchers.torchtitan.reader import imported
@@ -81,7 +82,7 @@ def round_trip(problem: Problem, plan: Plan, version: str, **more: Any) -> tuple
     """The files of a plan, and what is read back from the configuration."""
     files = files_of(exported(problem, plan, version), "0")
     name, text = next(iter(files.items()))
-    return files, imported(text, name, problem.hardware, **more)
+    return files, imported(ImportRequest(text, name, problem.hardware, **more))
 
 
 def llama_pipeline() -> tuple[Problem, Plan]:

@@ -47,6 +47,7 @@ def import_plan(
 ) -> None:
     """Read the plan from a launcher's files and simulate it. Flags that cannot be priced are refused."""
     from milpplan.cli.launcher_text import launcher_text
+    from milpplan.launchers.import_request import ImportRequest
     from milpplan.launchers.targets import target_named
     from milpplan.problem.catalog import load_hardware, load_model
     from milpplan.reports.files import check_writable
@@ -57,7 +58,7 @@ def import_plan(
     if out is not None:
         check_writable(out)
     text, name = launcher_text(file, settings or (), arguments)
-    imported = target.read(text, name, cluster, gpus, spec, vocab_size, ignore or [])
+    imported = target.read(ImportRequest(text, name, cluster, gpus, spec, vocab_size, ignore or []))
     _tell(imported, out, as_json)
     raise typer.Exit(int(ExitCode.OPTIMAL))
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.accelerate.files import FLAG, KEYS, TRAINER, named, read_files
 from milpplan.launchers.accelerate.run import plan_of
 from milpplan.launchers.capabilities import ACCELERATE
 from milpplan.launchers.expressible import field_refusals, refuse
-from milpplan.launchers.import_request import check_gpus, described, job_of
+from milpplan.launchers.import_request import ImportRequest, check_gpus, described, job_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.settings import Settings, admitted, check_priced, known_settings
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
@@ -73,33 +71,25 @@ LENGTHS = ("block_size", "max_length", "max_seq_length")
 """Flags for the sequence length in tokens: of run_clm.py, of TRL, and of older TRL."""
 
 
-def imported(
-    text: str,
-    source: str,
-    hardware: HardwareSpec,
-    num_gpus: int | None = None,
-    model: ModelSpec | None = None,
-    vocab_size: int | None = None,
-    ignored: Collection[str] = (),
-) -> Imported:
+def imported(request: ImportRequest) -> Imported:
     """Read a launch into a problem and a plan.
 
     Args:
-        text: the script that starts it, with the YAML in a here document.
-        source: its name.
-        hardware: the cluster.
-        num_gpus: processes; None: the file states them.
-        model: its description, which the files only name.
-        vocab_size: that of the model, or None.
-        ignored: settings whose effect on the cost the caller ignores.
+        request.text: the script that starts it, with the YAML in a here document.
+        request.source: its name.
+        request.hardware: the cluster.
+        request.num_gpus: processes; None: the file states them.
+        request.model: its description, which the files only name.
+        request.vocab_size: that of the model, or None.
+        request.ignored: settings whose effect on the cost the caller ignores.
 
     Raises:
         InvalidInputError: the file cannot be read, is incomplete, or has settings that are not priced.
         IllegalPlanError: Accelerate would refuse the settings.
     """
-    read = read_files(text, source)
-    spec = described(model, vocab_size, source)
-    program = None if read.program in ignored else read.program
+    read = read_files(request.text, request.source)
+    spec = described(request.model, request.vocab_size, request.source)
+    program = None if read.program in request.ignored else read.program
     schema = {**known_settings(KEYS, "launch"), **known_settings(KEYS, "config")}
     schema |= {f"{FLAG}{name}": row for name, row in known_settings(KEYS, "trainer").items()}
     spelled = {name.lstrip("-") for name in read.values}
@@ -107,12 +97,12 @@ def imported(
         name
         if name.startswith(FLAG) or name in spelled
         else next(iter(named({name.lstrip("-"): None}, flags=True)))
-        for name in ignored
+        for name in request.ignored
         if name != read.program
     ]
     settings, left_out = admitted(read.values, schema, names, "Accelerate and the trainer", ALL_QUIET)
-    _check_program(program, source)
-    _check_trainer(settings, source)
+    _check_program(program, request.source)
+    _check_trainer(settings, request.source)
     recompute = _recomputes(settings, program)
     _check_formats(settings)
     plan = plan_of(settings, spec, recompute)
@@ -120,8 +110,8 @@ def imported(
     settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
     check_priced(settings, ALL_QUIET)
     length, note = _length(settings)
-    check_gpus(num_gpus, plan.layout.num_gpus, source)
-    problem = Problem(model=spec, hardware=hardware, job=job_of(plan.layout, length))
+    check_gpus(request.num_gpus, plan.layout.num_gpus, request.source)
+    problem = Problem(model=spec, hardware=request.hardware, job=job_of(plan.layout, length))
     rules = rule_refusals(ACCELERATE, problem, plan.layout)
     refuse(ACCELERATE.name, [*field_refusals(ACCELERATE, plan.layout, num_replicas=1), *rules])
     if program is None and read.program is not None:

@@ -6,7 +6,7 @@ components/distributed/config.py, components/checkpoint/config.py, components/tr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from milpplan.errors import InvalidInputError
@@ -14,13 +14,11 @@ from milpplan.launchers.automodel.export import problem_refusals
 from milpplan.launchers.automodel.run import plan_of
 from milpplan.launchers.capabilities import AUTOMODEL
 from milpplan.launchers.expressible import field_refusals, refuse
-from milpplan.launchers.import_request import check_gpus, described, job_of
+from milpplan.launchers.import_request import ImportRequest, check_gpus, described, job_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.settings import Settings, admitted, check_priced, flat, known_settings
 from milpplan.launchers.shell.launch_text import load_yaml
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
 
@@ -55,40 +53,32 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
 """Names that decide the model, the training and the update: the last parts of the names that are priced."""
 
 
-def imported(
-    text: str,
-    source: str,
-    hardware: HardwareSpec,
-    num_gpus: int | None = None,
-    model: ModelSpec | None = None,
-    vocab_size: int | None = None,
-    ignored: Collection[str] = (),
-) -> Imported:
+def imported(request: ImportRequest) -> Imported:
     """Read a recipe into a problem and a plan.
 
     Args:
-        text: the YAML.
-        source: its name.
-        hardware: the cluster.
-        num_gpus: processes, where distributed.dp_size is not given.
-        model: its description, which the file only names.
-        vocab_size: that of the model, or None.
-        ignored: settings whose effect on the cost the caller ignores.
+        request.text: the YAML.
+        request.source: its name.
+        request.hardware: the cluster.
+        request.num_gpus: processes, where distributed.dp_size is not given.
+        request.model: its description, which the file only names.
+        request.vocab_size: that of the model, or None.
+        request.ignored: settings whose effect on the cost the caller ignores.
 
     Raises:
         InvalidInputError: the file cannot be read, is incomplete, or has settings that are not priced.
         IllegalPlanError: AutoModel would refuse the recipe.
     """
-    spec = described(model, vocab_size, source)
+    spec = described(request.model, request.vocab_size, request.source)
     schema = known_settings("automodel_keys.json", AUTOMODEL.versions[0])
-    said = {name: _translated(value) for name, value in flat(load_yaml(text, source)).items()}
-    settings, left_out = admitted(said, schema, ignored, "NeMo AutoModel", QUIET)
+    said = {name: _translated(value) for name, value in flat(load_yaml(request.text, request.source)).items()}
+    settings, left_out = admitted(said, schema, request.ignored, "NeMo AutoModel", QUIET)
     notes = _looked_at(settings)
     length = settings.size("dataset.seq_len")
-    plan = plan_of(settings, spec, num_gpus)
+    plan = plan_of(settings, spec, request.num_gpus)
     check_priced(settings, QUIET)
-    check_gpus(num_gpus, plan.layout.num_gpus, source)
-    problem = Problem(model=spec, hardware=hardware, job=job_of(plan.layout, length))
+    check_gpus(request.num_gpus, plan.layout.num_gpus, request.source)
+    problem = Problem(model=spec, hardware=request.hardware, job=job_of(plan.layout, length))
     fields, rules = field_refusals(AUTOMODEL, plan.layout), rule_refusals(AUTOMODEL, problem, plan.layout)
     refuse(AUTOMODEL.name, [*problem_refusals(problem), *fields, *rules])
     return Imported(problem, plan, (), left_out, notes)

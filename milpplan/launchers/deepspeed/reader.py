@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
@@ -17,10 +16,9 @@ from milpplan.launchers.deepspeed.settings import (
     sharding_of,
 )
 from milpplan.launchers.expressible import model_differences
-from milpplan.launchers.import_request import check_gpus, check_vocabulary, job_of
+from milpplan.launchers.import_request import ImportRequest, check_gpus, check_vocabulary, job_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Settings, admitted, check_priced, flat, is_quiet
-from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.huggingface.config import model_from_config
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import Problem
@@ -30,43 +28,35 @@ AUTO = "auto"
 """Value that transformers replaces at its start from its own arguments."""
 
 
-def imported(
-    text: str,
-    source: str,
-    hardware: HardwareSpec,
-    num_gpus: int | None = None,
-    model: ModelSpec | None = None,
-    vocab_size: int | None = None,
-    ignored: Collection[str] = (),
-) -> Imported:
+def imported(request: ImportRequest) -> Imported:
     """Read a configuration into a problem and a plan.
 
     Args:
-        text: JSON.
-        source: its name.
-        hardware: the cluster.
-        num_gpus: processes; None: the file's, or the number that follows from its batch sizes.
-        model: its description; needed where the file has none.
-        vocab_size: None, because the model has it.
-        ignored: settings (section.name) whose effect on the cost the caller ignores.
+        request.text: JSON.
+        request.source: its name.
+        request.hardware: the cluster.
+        request.num_gpus: processes; None: the file's, or the number that follows from its batch sizes.
+        request.model: its description; needed where the file has none.
+        request.vocab_size: None, because the model has it.
+        request.ignored: settings (section.name) whose effect on the cost the caller ignores.
 
     Raises:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
         IllegalPlanError: DeepSpeed would refuse the configuration.
     """
-    data = parse_json(text, source)
-    settings, left_out = admitted(flat(data), known(), ignored, "DeepSpeed", QUIET)
+    data = parse_json(request.text, request.source)
+    settings, left_out = admitted(flat(data), known(), request.ignored, "DeepSpeed", QUIET)
     _check_filled_in(settings)
     _look_at_what_is_off(settings)
-    spec = _model(data, settings, model, vocab_size, source)
+    spec = _model(data, settings, request.model, request.vocab_size, request.source)
     notes: list[str] = []
     length = settings.size("milpplan.sequence_length")
     whole = _own(settings, "recompute", False, notes)
     kernel = _own(settings, "attn_implementation", "sdpa", notes)
-    world = num_gpus
+    world = request.num_gpus
     if settings.get("milpplan.world_size") is not None:
         world = settings.degree("milpplan.world_size")
-        check_gpus(num_gpus, world, f"{source} (milpplan.world_size)")
+        check_gpus(request.num_gpus, world, f"{request.source} (milpplan.world_size)")
     _check_formats(settings)
     grad_dtype = grad_dtype_of(settings)
     layout = layout_of(settings, world)
@@ -81,7 +71,7 @@ def imported(
     check_priced(settings, QUIET)
     job = job_of(layout, length, grad_dtype=grad_dtype, attention_kernel=kernel_of(kernel))
     plan = plan_of(layout, spec.num_layers, whole)
-    problem = Problem(model=spec, hardware=hardware, job=job)
+    problem = Problem(model=spec, hardware=request.hardware, job=job)
     return Imported(problem, plan, (), left_out, tuple(notes))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Arguments, checked
 from milpplan.launchers.expressible import model_differences
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron.cost_free_flags import PROGRAMS, is_quiet, other_model, unpriced
 from milpplan.launchers.megatron.flags import COMMIT, megatron_flags
 from milpplan.launchers.megatron.model_reader import model_of
@@ -15,77 +16,64 @@ from milpplan.launchers.megatron.rules import check_rules, sizes_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.shell.launch_text import Given, from_script, from_yaml
 from milpplan.launchers.shell.marks import how_to_decide, is_mark, readable, unknown_in
-from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
 
 
-def imported(
-    text: str,
-    source: str,
-    hardware: HardwareSpec,
-    num_gpus: int | None = None,
-    model: ModelSpec | None = None,
-    vocab_size: int | None = None,
-    ignored: Collection[str] = (),
-) -> Imported:
+def imported(request: ImportRequest) -> Imported:
     """Read a launch into a problem and a plan.
 
     Args:
-        text: a shell script, a command line, or a YAML of arguments.
-        source: its name; .yaml and .yml are read as YAML.
-        hardware: the cluster.
-        num_gpus: processes; None: the text states them.
-        vocab_size: the vocabulary, where only a tokenizer knows it.
-        model: the model's description, if there is one; its sizes must be those of the arguments.
-        ignored: flags whose effect on the cost the caller ignores.
+        request.text: a shell script, a command line, or a YAML of arguments.
+        request.source: its name; .yaml and .yml are read as YAML.
+        request.hardware: the cluster.
+        request.num_gpus: processes; None: the text states them.
+        request.vocab_size: the vocabulary, where only a tokenizer knows it.
+        request.model: the model's description, if there is one; its sizes must be those of the arguments.
+        request.ignored: flags whose effect on the cost the caller ignores.
 
     Raises:
         InvalidInputError: the text cannot be read, or has flags that change the cost and are not priced.
         IllegalPlanError: Megatron-LM would refuse the arguments.
     """
-    if source.lower().endswith((".yaml", ".yml")):
-        read = from_yaml(text, source)
+    if request.source.lower().endswith((".yaml", ".yml")):
+        read = from_yaml(request.text, request.source)
     else:
-        read = from_script(text, source, {*PROGRAMS, *map(_program_of, ignored)})
-        _check_program(read.program, source, ignored)
-    return imported_from(read, source, hardware, num_gpus, model, vocab_size, ignored)
+        read = from_script(request.text, request.source, {*PROGRAMS, *map(_program_of, request.ignored)})
+        _check_program(read.program, request.source, request.ignored)
+    return imported_from(read, request)
 
 
-def imported_from(
-    read: Given,
-    source: str,
-    hardware: HardwareSpec,
-    num_gpus: int | None = None,
-    model: ModelSpec | None = None,
-    vocab_size: int | None = None,
-    ignored: Collection[str] = (),
-) -> Imported:
+def imported_from(read: Given, request: ImportRequest) -> Imported:
     """Import arguments that have already been read from a file.
 
     Raises:
         InvalidInputError: flags change the cost and are not priced.
         IllegalPlanError: Megatron-LM would refuse the arguments.
     """
-    world = _world(read, num_gpus, source)
-    names = frozenset(map(_spelled, ignored))
-    pairs = _resolved(read, source, names)
-    everything, unknown = checked(((name, values) for name, values in pairs if name not in names), source)
+    world = _world(read, request.num_gpus, request.source)
+    names = frozenset(map(_spelled, request.ignored))
+    pairs = _resolved(read, request.source, names)
+    everything, unknown = checked(((name, values) for name, values in pairs if name not in names), request.source)
     left_out = [readable(" ".join((name, *values))) for name, values in pairs if name in names]
-    _check_names(read, ignored)
-    if read.program in map(_program_of, ignored) and read.program not in PROGRAMS:
+    _check_names(read, request.ignored)
+    if read.program in map(_program_of, request.ignored) and read.program not in PROGRAMS:
         left_out.insert(0, f"{read.program} is taken as a program that trains the GPT of its arguments")
     given, old = _of_today(everything, unknown)
     unknown = tuple(readable(flag) for flag in unknown)
-    _check_known([flag for flag in unknown if not is_quiet(flag.split()[0]) and flag not in old], source)
+    _check_known([flag for flag in unknown if not is_quiet(flag.split()[0]) and flag not in old], request.source)
     check_rules(given, world, "Correct the arguments, or the number of GPUs (--gpus).")
-    built = model_of(given, "imported", model.vocab_size if model and not vocab_size else vocab_size)
-    if model is not None:
-        built = _same_model(model, built)
+    built = model_of(
+        given,
+        "imported",
+        request.model.vocab_size if request.model and not request.vocab_size else request.vocab_size,
+    )
+    if request.model is not None:
+        built = _same_model(request.model, built)
     job = job_of(given, world)
     plan = plan_of(given, world, built, job)
-    there, notes = software_of(given, hardware, built, sizes_of(given, world).ep)
+    there, notes = software_of(given, request.hardware, built, sizes_of(given, world).ep)
     if job.precision == "fp8":
         notes.append(recipe_note(given, there.accelerator))
     _check_priced(given)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.arguments import Values
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.layer_patterns import pattern_flags
 from milpplan.launchers.megatron.flags import megatron_flags
 from milpplan.launchers.megatron.reader import imported_from
@@ -21,8 +23,6 @@ from milpplan.launchers.settings import Code, Settings, admitted, check_words, k
 from milpplan.launchers.shell.launch_text import Given, pairs_of, program_place, world_of
 from milpplan.launchers.shell.marks import unknown_in
 from milpplan.launchers.shell.script import script_commands
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
 from milpplan.problem.reading import shown
 
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -49,15 +49,7 @@ FLAGS: Mapping[str, str] = {
 """Flags of the program that have no effect on the cost, with reasons."""
 
 
-def imported(
-    text: str,
-    source: str,
-    hardware: HardwareSpec,
-    num_gpus: int | None = None,
-    model: ModelSpec | None = None,
-    vocab_size: int | None = None,
-    ignored: Collection[str] = (),
-) -> Imported:
+def imported(request: ImportRequest) -> Imported:
     """Read a launch by overrides of a recipe into a problem and a plan.
 
     A recipe's own settings are unknown here, so the overrides must give every setting of a plan, as an export
@@ -69,21 +61,21 @@ def imported(
             not priced.
         IllegalPlanError: Megatron-Core would refuse the arguments.
     """
-    words, world, program = _command(text, source)
-    said, others = _said(words, source)
+    words, world, program = _command(request.text, request.source)
+    said, others = _said(words, request.source)
     schema = {key: (None, "text") for name in NAMES for key in name.keys}
     schema |= dict.fromkeys((*CONSTANT, "mixed_precision", *FLAGS), (None, "text"))
     listed = known_settings("bridge_keys.json", "quiet")
     values = {key: _value(value) if key in listed else value for key, value in said.items()}
-    asked = [name.lstrip("+-") for name in ignored if name != program]
+    asked = [name.lstrip("+-") for name in request.ignored if name != program]
     settings, left_out = admitted(values | others, {**schema, **listed}, asked, "Megatron-Bridge", QUIET)
-    _check_program(settings, program, ignored, source)
+    _check_program(settings, program, request.ignored, request.source)
     kept = {key: said[key] for key in settings.values if key in said and key not in listed}
-    _check_known(kept, source)
-    pairs = _pairs(kept, source)
+    _check_known(kept, request.source)
+    pairs = _pairs(kept, request.source)
     read_in = Given(tuple(pairs.items()), world, ())
-    result = imported_from(read_in, source, hardware, num_gpus, model, vocab_size)
-    if program in ignored:
+    result = imported_from(read_in, replace(request, ignored=()))
+    if program in request.ignored:
         left_out = (*left_out, f"{program} (what it does besides its overrides)")
     return Imported(result.problem, result.plan, result.unknown_flags, left_out, result.notes)
 

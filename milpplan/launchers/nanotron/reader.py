@@ -2,67 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.expressible import model_differences
-from milpplan.launchers.import_request import job_of
+from milpplan.launchers.import_request import ImportRequest, job_of
 from milpplan.launchers.nanotron.rules import check_rules
 from milpplan.launchers.nanotron.settings import FLASH, QUIET, known, model_of, plan_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Settings, admitted, check_priced, flat
 from milpplan.launchers.shell.launch_text import load_yaml
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
 
 
-def imported(
-    text: str,
-    source: str,
-    hardware: HardwareSpec,
-    num_gpus: int | None = None,
-    model: ModelSpec | None = None,
-    vocab_size: int | None = None,
-    ignored: Collection[str] = (),
-) -> Imported:
+def imported(request: ImportRequest) -> Imported:
     """Read a configuration into a problem and a plan.
 
     Args:
-        text: YAML.
-        source: its name.
-        hardware: the cluster.
-        num_gpus: None, or the product of the degrees.
-        model: its description, which must agree with the file's model and gives its name.
-        vocab_size: None, or the file's; where the file has -1 (the data decide), the vocabulary.
-        ignored: settings (section.name) whose effect on the cost the caller ignores.
+        request.text: YAML.
+        request.source: its name.
+        request.hardware: the cluster.
+        request.num_gpus: None, or the product of the degrees.
+        request.model: its description, which must agree with the file's model and gives its name.
+        request.vocab_size: None, or the file's; where the file has -1 (the data decide), the vocabulary.
+        request.ignored: settings (section.name) whose effect on the cost the caller ignores.
 
     Raises:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
         IllegalPlanError: nanotron would refuse the configuration.
     """
-    said = flat(load_yaml(text, source))
-    if said.get("model.model_config.vocab_size") == -1 and vocab_size:
-        said["model.model_config.vocab_size"] = vocab_size
-    settings, left_out = admitted(said, known(), ignored, "nanotron", QUIET)
-    built = model_of(settings, "imported" if model is None else model.name)
-    if model is not None and model_differences(model, built):
+    said = flat(load_yaml(request.text, request.source))
+    if said.get("model.model_config.vocab_size") == -1 and request.vocab_size:
+        said["model.model_config.vocab_size"] = request.vocab_size
+    settings, left_out = admitted(said, known(), request.ignored, "nanotron", QUIET)
+    built = model_of(settings, "imported" if request.model is None else request.model.name)
+    if request.model is not None and model_differences(request.model, built):
         raise InvalidInputError(
-            f"The settings build another model than {model.name}.",
+            f"The settings build another model than {request.model.name}.",
             "Expected its sizes.",
             "Correct the file, or leave --model out.",
         )
     plan = plan_of(settings, built)
     layout = plan.layout
-    _check_world(layout, num_gpus)
+    _check_world(layout, request.num_gpus)
     _check_formats(settings, layout)
     tokens = settings.degree("tokens.sequence_length")
     check_rules(built, layout, tokens, "Correct the settings.")
     _check_degrees(layout)
     check_priced(settings, QUIET)
-    problem = Problem(model=model or built, hardware=hardware, job=job_of(layout, tokens))
+    problem = Problem(model=request.model or built, hardware=request.hardware, job=job_of(layout, tokens))
     return Imported(problem, plan, (), left_out, ())
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.expressible import model_differences
-from milpplan.launchers.import_request import check_vocabulary, job_of
+from milpplan.launchers.import_request import ImportRequest, check_vocabulary, job_of
 from milpplan.launchers.records import Imported
 from milpplan.launchers.settings import Settings, admitted, check_priced, flat
 from milpplan.launchers.torchtitan.flavors import Pair, flavors
@@ -21,43 +20,35 @@ from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_toml, shown
 
 
-def imported(
-    text: str,
-    source: str,
-    hardware: HardwareSpec,
-    num_gpus: int | None = None,
-    model: ModelSpec | None = None,
-    vocab_size: int | None = None,
-    ignored: Collection[str] = (),
-) -> Imported:
+def imported(request: ImportRequest) -> Imported:
     """Read a configuration into a problem and a plan.
 
     Args:
-        text: TOML (up to 0.2.2), or Python (since), which is read and not run.
-        source: its name; .py is Python.
-        hardware: the cluster.
-        num_gpus: processes, where data_parallel_shard_degree is -1; else they must be the product of the degrees.
-        model: its description, which must agree with the flavor and gives its name.
-        vocab_size: that of the flavor, or None.
-        ignored: settings (section.name) whose effect on the cost the caller ignores.
+        request.text: TOML (up to 0.2.2), or Python (since), which is read and not run.
+        request.source: its name; .py is Python.
+        request.hardware: the cluster.
+        request.num_gpus: processes, where data_parallel_shard_degree is -1; else they must be the product of the
+        degrees. request.model: its description, which must agree with the flavor and gives its name.
+        request.vocab_size: that of the flavor, or None. request.ignored: settings (section.name) whose effect on
+        the cost the caller ignores.
 
     Raises:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
         IllegalPlanError: torchtitan would refuse the configuration.
     """
-    values, version = _read(text, source)
-    said, left_out = admitted(values, known(version), ignored, f"torchtitan {version}", QUIET)
+    values, version = _read(request.text, request.source)
+    said, left_out = admitted(values, known(version), request.ignored, f"torchtitan {version}", QUIET)
     settings, notes = translated(said)
-    flavor = _flavor(settings, source)
+    flavor = _flavor(settings, request.source)
     spec = flavors()[flavor]
-    _check_model(spec, flavor, model, vocab_size)
-    run = run_of(settings, version, flavor, spec.has_experts, spec.num_layers, num_gpus)
+    _check_model(spec, flavor, request.model, request.vocab_size)
+    run = run_of(settings, version, flavor, spec.has_experts, spec.num_layers, request.num_gpus)
     check_rules(run, "Correct the settings, or the number of GPUs (--gpus).")
     plan = plan_of_run(run)
     told = [*notes, *_looked_at(settings, version)]
-    there = _software(run, hardware, told)
+    there = _software(run, request.hardware, told)
     check_priced(settings, QUIET)
-    problem = Problem(model=model or spec, hardware=there, job=job_of(plan.layout, run.sequence_length))
+    problem = Problem(model=request.model or spec, hardware=there, job=job_of(plan.layout, run.sequence_length))
     return Imported(problem, plan, (), left_out, tuple(told))
 
 
