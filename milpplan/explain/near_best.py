@@ -67,22 +67,22 @@ def near_best(
     search.bound()
     if time.monotonic() < deadline:
         search.open_all()
-    own_row = search.space.find(plan.layout)
+    own_row = search.explored.space.find(plan.layout)
     found: dict[int, Plan] = {}
     for value, offered in search.offered:
-        place = search.space.find(offered.layout)
+        place = search.explored.space.find(offered.layout)
         if place is not None and place != own_row and value <= cutoff:
             found[place] = offered
-    values = search.values()
+    values = search.explored.values()
     rows = np.flatnonzero(values <= cutoff)
     rows = rows[rows != (-1 if own_row is None else own_row)]
     # In this order many layouts share a computation of costs.
     search.queue = rows = rows[np.argsort(values[rows], kind="stable")]
     # Layouts that there was no time for may do as well.
-    num_closed = search.frontier.closed_below(search.threshold())
+    num_closed = search.explored.frontier.closed_below(search.threshold())
     for row in rows.tolist():
         if row not in found and time.monotonic() < deadline:
-            limit = min(cutoff / float(search.weights[row]), float(search.limits_ns[row]))
+            limit = min(cutoff / float(search.explored.weights[row]), float(search.explored.limits_ns[row]))
             excluded, other = _settled(asked, search, prover, row, int(limit))
             if excluded:
                 continue
@@ -104,11 +104,11 @@ def _settled(
 ) -> tuple[bool, Plan | None]:
     """Test whether a layout is decided: either provably without a plan of at most ``limit_ns``, or with such a
     plan."""
-    layout = search.space.at(row)
+    layout = search.explored.space.at(row)
     if problem.space.kind == "uniform":
         return _uniform(problem, search, row, limit_ns)
     settings = settings_of(problem, layout, cluster_costs(problem, LayoutColumns.of([layout])).at(0))
-    bound = int(search.bounds_ns[row])
+    bound = int(search.explored.bounds_ns[row])
     if layout.replica_micro_batches:
         resolution = resolve_replicas(prover, layout, settings, limit_ns, bound, effort=0)
     else:
@@ -122,14 +122,14 @@ def _settled(
 def _uniform(problem: Problem, search: Search, row: int, limit_ns: int) -> tuple[bool, Plan | None]:
     """Decide a layout of the uniform space, which has one plan per recompute mode, by simulating those whose
     bounds allow it."""
-    layout = search.space.at(row)
+    layout = search.explored.space.at(row)
     best: tuple[int, Plan] | None = None
     layers, stages = problem.model.num_layers, layout.num_virtual_stages
     if layers - -(-layers // stages) * (stages - 1) < 0:
         return True, None
-    for mode, bound_ns in zip(problem.recompute_modes, search.uniform_ns[row], strict=True):
+    for mode, bound_ns in zip(problem.recompute_modes, search.explored.uniform_ns[row], strict=True):
         # A layout without computed bounds has infinite ones, which prove nothing.
-        if bound_ns > limit_ns and search.detailed[row]:
+        if bound_ns > limit_ns and search.explored.detailed[row]:
             continue
         plan = uniform_plan(problem, layout, mode)
         step = search.evaluate(row, plan)

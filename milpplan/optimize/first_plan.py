@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from milpplan.optimize.context import SolveContext
 from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.search.decide import decide_layouts
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.problem.plan import RANK_ORDERS, Plan
 from milpplan.problem.problem import Job, Problem
@@ -57,7 +58,7 @@ def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
         if not len(space):
             continue
         search = Search(part, space, quiet, time.monotonic(), first_only=True)
-        search.run()
+        decide_layouts(search)
         if search.best is not None:
             return search.best[1]
     return None

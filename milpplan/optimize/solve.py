@@ -28,6 +28,7 @@ from milpplan.optimize.objective import (
 )
 from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status, proof_strength
 from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.search.decide import decide_layouts
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.optimize.uneven.relaxed_space_bound import bound_of_any_chunks
@@ -189,7 +190,7 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
         first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
         search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
-        search.run()
+        decide_layouts(search)
     except KeyboardInterrupt:
         message = "" if deadline is not None and time.monotonic() >= deadline else "Interrupted."
     except MemoryError:
@@ -351,7 +352,7 @@ def _result(problem: Problem, options: SolveOptions, search: Search, started: fl
         forbid=options.forbid,
         details={
             "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),
-            "least_memory_bytes": search.least_memory(),
+            "least_memory_bytes": search.explored.least_memory(),
             "unavailable": tuple(f"{seen} {do}" for seen, do in search.context.unavailable.items()),
         },
     )

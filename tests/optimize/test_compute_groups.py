@@ -20,6 +20,7 @@ from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.candidate_layouts import Budget
+from milpplan.optimize.search.decide import decide_layouts
 from milpplan.optimize.search.prune_reasons import FATES
 from milpplan.optimize.space.compute_groups import (
     BlockClasses,
@@ -210,8 +211,8 @@ def test_all_that_may_be_below_a_value_is_opened() -> None:
     search = Search(problem, space, solver, 0.0, keep_below=float(np.median(values)))
     search.best = 1.0, uniform_plan(problem, space.at(0), "none")
     search.open_all()
-    assert np.array_equal(np.sort(search.rows), np.flatnonzero(values < search.keep_below))
-    assert search.frontier.bound >= search.keep_below
+    assert np.array_equal(np.sort(search.explored.rows), np.flatnonzero(values < search.keep_below))
+    assert search.explored.frontier.bound >= search.keep_below
 
 
 SMALL = Budget(groups_at_once=40, blocks_at_once=3)
@@ -231,7 +232,7 @@ def test_a_space_taken_apart_piece_by_piece_has_the_same_optimum(make: Any, seed
         for budget in rooms:
             context = SolveContext(SolveOptions(), backend("auto"), [], None, budget=budget)
             search = Search(problem, layout_space(problem), context, 0.0)
-            search.run()
+            decide_layouts(search)
             fates = search.result()
             assert sum(fates.count(fate) for fate in FATES) == len(search.whole)
             bound = min(search.global_bound(), search.best_value)
@@ -255,13 +256,13 @@ def test_a_large_space_is_bounded_before_it_is_taken_apart() -> None:
     known = solve(problem, any_chunks=False)
     context = SolveContext(SolveOptions(), backend("auto"), [], None, budget=Budget(groups_at_once=2_000))
     search = Search(problem, layout_space(problem), context, 0.0)
-    search.run()
+    decide_layouts(search)
     assert search.best is not None
     assert known.report is not None
     assert search.best[0] == known.report.step_time_ns
-    assert search.frontier.whole.mean() > 0.5
+    assert search.explored.frontier.whole.mean() > 0.5
     assert search.result().count("open") == 0
-    again = search.frontier.closed_again()
+    again = search.explored.frontier.closed_again()
     assert not again.closed.opened.any()
     assert again.bound <= search.global_bound()
 

@@ -11,6 +11,7 @@ from milpplan.optimize.bounds.cost_cache import CostCache
 from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.bounds.uniform_steps import FIRST_BATCH, GROWTH, MAX_BATCH, KnownTables
+from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.evaluation import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
 from milpplan.optimize.objective import objective_weights, threshold
@@ -18,8 +19,10 @@ from milpplan.optimize.result import Progress
 from milpplan.optimize.search.explored_layouts import ExploredLayouts
 from milpplan.optimize.search.prune_reasons import FATES, PruneRecord
 from milpplan.optimize.search.solution_pool import KEPT_PLANS, with_plan
+from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.membership import in_space
 from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
 from milpplan.simulation.mixed_costs import AnyTable, cluster_costs
@@ -37,13 +40,17 @@ FIRST_PLANS = 12
 
 
 @dataclass(slots=True)
-class Search(ExploredLayouts):
+class Search:
     """Run of the search over one layout space.
 
     The objective is step time (ns) times the layout's weight. ``bound`` gives all layouts closed-form bounds,
     ``run`` then decides the layouts that the bounds leave open.
     """
 
+    problem: Problem
+    whole: LayoutSpace
+    """The space."""
+    context: SolveContext
     started: float
     starts: tuple[Plan, ...] = ()
     """Plans to start from, where the space contains them."""
@@ -63,21 +70,23 @@ class Search(ExploredLayouts):
     """Layouts to explore next, in order."""
     first_only: bool = False
     """True where the search ends with its first plan."""
+    explored: ExploredLayouts = field(init=False)
+    """Layouts that are looked at one by one, and the groups that are not."""
     cost_cache: CostCache = field(init=False)
     step_tables: KnownTables = field(init=False)
 
     def __post_init__(self) -> None:
-        ExploredLayouts.__post_init__(self)
+        self.explored = ExploredLayouts(self.problem, self.whole, self.context)
         self.cost_cache, self.step_tables = CostCache(self.problem), KnownTables(self.problem)
 
     def open(self, groups: IntArray) -> None:
         """Explore the layouts of some groups one by one."""
         # No layout may be counted twice, or not at all.
         with deferred():
-            rows = self.grow(groups)
-            fit = rows[self.fates[rows] != FATES.index("does_not_fit")]
+            rows = self.explored.grow(groups)
+            fit = rows[self.explored.fates[rows] != FATES.index("does_not_fit")]
             self.candidates = np.concatenate([self.candidates, fit])
-            self.frontier.open(groups)
+            self.explored.frontier.open(groups)
 
     def open_all(self) -> None:
         """Explore all layouts whose bound is below the threshold."""
@@ -86,10 +95,10 @@ class Search(ExploredLayouts):
 
     def _groups(self, layouts: int) -> IntArray:
         """Return the groups to open next: at least ``layouts`` layouts, or as many as the budget allows."""
-        capacity = self.context.budget.layouts - len(self.rows)
+        capacity = self.context.budget.layouts - len(self.explored.rows)
         if capacity <= 0:
             return np.zeros(0, dtype=np.int64)
-        return self.frontier.first(self.threshold(), min(layouts, capacity), self.context.out_of_time)
+        return self.explored.frontier.first(self.threshold(), min(layouts, capacity), self.context.out_of_time)
 
     def _bound_all(self) -> None:
         """Bound layouts with memory and sharding, in the order of their bounds without them.
@@ -107,22 +116,22 @@ class Search(ExploredLayouts):
             if self.problem.space.kind == "uniform" and not self._any_left():
                 # All plans are simulated in their order from here on.
                 break
-            self._uniform(FIRST_PLANS)
+            self.simulate_uniform_plans(FIRST_PLANS)
 
     def _any_left(self) -> bool:
         """Return True if layouts without detailed bounds may improve the incumbent."""
-        rows = self.candidates[~self.detailed[self.candidates]]
-        below = (self.values(rows) < self.threshold()).any()
-        return bool(below) or self.frontier.closed_below(self.threshold()) > 0
+        rows = self.candidates[~self.explored.detailed[self.candidates]]
+        below = (self.explored.values(rows) < self.threshold()).any()
+        return bool(below) or self.explored.frontier.closed_below(self.threshold()) > 0
 
     def _next(self, size: int) -> IntArray:
         """Return the ``size`` layouts with the smallest bounds among those without detailed bounds; open groups
         until there are enough."""
         while True:
-            rows = self.candidates[~self.detailed[self.candidates]]
-            rows = self.by_value(rows, self.values(rows))
+            rows = self.candidates[~self.explored.detailed[self.candidates]]
+            rows = self.by_value(rows, self.explored.values(rows))
             # Share of explored layouts that fit, to guess how many to open for ``size`` candidates.
-            fit = max(1, len(self.candidates)) / max(1, len(self.rows))
+            fit = max(1, len(self.candidates)) / max(1, len(self.explored.rows))
             groups = self._groups(int((size - len(rows)) / fit))
             if len(rows) >= size or not len(groups):
                 return rows[:size]
@@ -130,7 +139,7 @@ class Search(ExploredLayouts):
 
     def _bound(self, rows: IntArray) -> None:
         """Bound layouts with memory and sharding; prune those that do not fit."""
-        part = self.space.take(rows)
+        part = self.explored.space.take(rows)
         costs = cluster_costs(self.problem, part)
         self.cost_cache.keep(rows, costs)
         if self._in_bulk and isinstance(costs, CostTable):
@@ -139,44 +148,40 @@ class Search(ExploredLayouts):
             self._bound_uniform(rows, part, costs)
         else:
             bounds = cluster_bounds(self.problem, part, costs)
-            self.bounds_ns[rows] = np.maximum(self.bounds_ns[rows], bounds.step_time_ns)
-            self.memory[rows] = bounds.memory_bytes
+            self.explored.bounds_ns[rows] = np.maximum(self.explored.bounds_ns[rows], bounds.step_time_ns)
+            self.explored.memory[rows] = bounds.memory_bytes
             fits = np.flatnonzero(bounds.memory_bytes <= usable_memory_bytes(self.problem))
-            best = fits[np.argsort((self.bounds_ns * self.weights)[rows[fits]], kind="stable")[:PROMISING]]
+            best = fits[
+                np.argsort((self.explored.bounds_ns * self.explored.weights)[rows[fits]], kind="stable")[
+                    :PROMISING
+                ]
+            ]
             self._bound_uniform(rows[best], part.take(best), costs.take(best))
-        self.detailed[rows] = True
-        self.fates[rows[self.memory[rows] > usable_memory_bytes(self.problem)]] = FATES.index("does_not_fit")
+        self.explored.detailed[rows] = True
+        self.explored.fates[rows[self.explored.memory[rows] > usable_memory_bytes(self.problem)]] = FATES.index(
+            "does_not_fit"
+        )
 
     def _bound_uniform(self, rows: IntArray, part: LayoutColumns, costs: AnyTable) -> None:
         """Bound the uniform plans of some layouts; in the uniform space these bounds are the layouts' bounds."""
         uniform = cluster_uniform_bounds(self.problem, part, costs)
         fits = uniform.memory_bytes <= usable_memory_bytes(self.problem)
-        self.uniform_ns[rows] = np.where(fits, uniform.step_time_ns, np.inf)
+        self.explored.uniform_ns[rows] = np.where(fits, uniform.step_time_ns, np.inf)
         if self.problem.space.kind == "uniform":
-            self.memory[rows] = uniform.memory_bytes.min(axis=1)
-            self.bounds_ns[rows] = np.where(fits.any(axis=1), self.uniform_ns[rows].min(axis=1), np.inf)
+            self.explored.memory[rows] = uniform.memory_bytes.min(axis=1)
+            self.explored.bounds_ns[rows] = np.where(
+                fits.any(axis=1), self.explored.uniform_ns[rows].min(axis=1), np.inf
+            )
 
     @property
     def scale(self) -> float:
         """Factor from the search's objective to the log's unit: seconds of step time, or GPU-hours."""
         return 1.0 if self.problem.job.objective == "gpu_hours" else 1.0 / NS_PER_S
 
-    def run(self) -> None:
-        """Decide every layout, or stop at the time limit."""
-        self.bound()
-        if self.problem.space.kind == "uniform":
-            self._uniform(self.uniform_ns.size)
-        else:
-            # The modules of the second phase take half of all import time.
-            from milpplan.optimize.search.branch_phase import BranchPhase
-
-            BranchPhase.of(self).run()
-        self.note(force=True)
-
     def bound(self) -> None:
         """Evaluate the start plans and bound all layouts in closed form."""
         self._warm_start()
-        self.frontier.prepare(self.context.out_of_time)
+        self.explored.frontier.prepare(self.context.out_of_time)
         if self.best is not None:
             self.note(force=True)
         self._bound_all()
@@ -192,23 +197,25 @@ class Search(ExploredLayouts):
 
     def global_bound(self) -> float:
         """Return the proved lower bound over all layouts."""
-        return min(float(self.values(self.candidates).min(initial=self.rest_bound)), self.frontier.bound)
+        return min(
+            float(self.explored.values(self.candidates).min(initial=self.rest_bound)), self.explored.frontier.bound
+        )
 
     def _narrow(self) -> None:
         """Drop candidates that cannot improve the incumbent: there may be millions of them."""
-        values = self.values(self.candidates)
+        values = self.explored.values(self.candidates)
         keep = values < self.threshold()
         self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
         self.candidates = self.candidates[keep]
 
     def result(self) -> PruneRecord:
         """Return the certificate: every layout's bound and what decided it."""
-        explored = slice(len(self.rows))
-        values, fates = self.values(explored), self.fates[explored].copy()
+        explored = slice(len(self.explored.rows))
+        values, fates = self.explored.values(explored), self.explored.fates[explored].copy()
         undecided = (fates == FATES.index("open")) & (values >= self.threshold())
         fates[undecided] = FATES.index("bounded")
         best = self.best_value if self.best else None
-        parts = self.problem, self.whole, self.rows, values, fates, self.frontier
+        parts = self.problem, self.whole, self.explored.rows, values, fates, self.explored.frontier
         return PruneRecord(*parts, self.threshold(), best)
 
     def threshold(self) -> float:
@@ -223,7 +230,7 @@ class Search(ExploredLayouts):
     def offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
         """Add a simulated plan of a layout that fits to the solution pool, and make it the incumbent if it is
         better."""
-        self._offer(float(self.weights[row]), float(self.limits_ns[row]), step_time_ns, plan)
+        self._offer(float(self.explored.weights[row]), float(self.explored.limits_ns[row]), step_time_ns, plan)
 
     def _offer(self, weight: float, limit_ns: float, step_time_ns: int, plan: Plan) -> None:
         """Offer a plan whose layout has this weight and step time limit."""
@@ -239,13 +246,15 @@ class Search(ExploredLayouts):
         """Log the progress and, if ``tell``, call the callback: at most twice a second unless ``force`` is set."""
         now = time.monotonic() - self.started
         # Before the layouts have bounds there is no bound to report.
-        if (not force and now - self.last_log < 0.5) or (tell and not self.frontier.bounded):
+        if (not force and now - self.last_log < 0.5) or (tell and not self.explored.frontier.bounded):
             return
         self.last_log = now
         bound = self.global_bound()
         # Layouts that are no candidates are decided; ``result`` counts the same number of open layouts.
-        undecided = (self.fates == 0)[self.candidates] & (self.values(self.candidates) < self.threshold())
-        open_layouts = int(undecided.sum()) + self.frontier.closed_below(self.threshold())
+        undecided = (self.explored.fates == 0)[self.candidates] & (
+            self.explored.values(self.candidates) < self.threshold()
+        )
+        open_layouts = int(undecided.sum()) + self.explored.frontier.closed_below(self.threshold())
         incumbent = self.best_value * self.scale if self.best else None
         proved = bound * self.scale if 0 < bound < np.inf else None
         progress = Progress(now, incumbent, proved, open_layouts)
@@ -259,13 +268,13 @@ class Search(ExploredLayouts):
         rows, values = rows[hopeful], values[hopeful]
         return np.asarray(rows[np.argsort(values, kind="stable")])
 
-    def _uniform(self, max_plans: int) -> None:
+    def simulate_uniform_plans(self, max_plans: int) -> None:
         """Simulate at most ``max_plans`` uniform plans in the order of their bounds. In the uniform space this
         decides every layout."""
         modes = self.problem.recompute_modes
-        rows, mode_indices = np.nonzero(np.isfinite(self.uniform_ns) & ~self.simulated)
-        step_ns = self.uniform_ns[rows, mode_indices]
-        values = np.where(step_ns <= self.limits_ns[rows], step_ns * self.weights[rows], np.inf)
+        rows, mode_indices = np.nonzero(np.isfinite(self.explored.uniform_ns) & ~self.explored.simulated)
+        step_ns = self.explored.uniform_ns[rows, mode_indices]
+        values = np.where(step_ns <= self.explored.limits_ns[rows], step_ns * self.explored.weights[rows], np.inf)
         order = self.by_value(np.arange(len(rows)), values)[:max_plans]
         self.queue = rows[order]
         if self._in_bulk:
@@ -276,10 +285,10 @@ class Search(ExploredLayouts):
                 break
             row, mode = int(rows[index]), int(mode_indices[index])
             step = self._simulate(row, modes[mode])
-            self.uniform_ns[row, mode] = np.inf if step is None else step
-            self.simulated[row, mode] = True
+            self.explored.uniform_ns[row, mode] = np.inf if step is None else step
+            self.explored.simulated[row, mode] = True
             if self.problem.space.kind == "uniform":
-                self.decide(np.array([row]))
+                self.explored.decide(np.array([row]))
             self.note()
 
     @property
@@ -299,8 +308,8 @@ class Search(ExploredLayouts):
             if end <= start:
                 break
             own, modes = rows[start:end], mode_indices[start:end]
-            steps = self.step_tables.steps_ns(self.space, own, modes)
-            objective = np.where(steps <= self.limits_ns[own], steps * self.weights[own], np.inf)
+            steps = self.step_tables.steps_ns(self.explored.space, own, modes)
+            objective = np.where(steps <= self.explored.limits_ns[own], steps * self.explored.weights[own], np.inf)
             # Incumbent before each of the plans, as if they were simulated singly.
             before = np.minimum.accumulate(np.concatenate([[self.best_value], objective]))[:-1]
             below = values[start:end] < self._thresholds(before)
@@ -312,21 +321,21 @@ class Search(ExploredLayouts):
     def _take_up(self, rows: IntArray, modes: IntArray, steps: FloatArray) -> None:
         """Store simulated steps (infinite where a plan does not fit), and offer the fastest plans."""
         self.context.counters.simulations += int(np.isfinite(steps).sum())
-        self.uniform_ns[rows, modes] = steps
-        self.simulated[rows, modes] = True
-        self.decide(rows)
-        values = steps * self.weights[rows]
+        self.explored.uniform_ns[rows, modes] = steps
+        self.explored.simulated[rows, modes] = True
+        self.explored.decide(rows)
+        values = steps * self.explored.weights[rows]
         for index in np.argsort(values, kind="stable").tolist():
             # Fastest first, so that few plans are built and then not kept.
             full = len(self.offered) >= KEPT_PLANS and values[index] >= self.offered[-1][0]
             if full or not np.isfinite(steps[index]):
                 break
             row, mode = int(rows[index]), self.problem.recompute_modes[modes[index]]
-            self.offer(row, int(steps[index]), uniform_plan(self.problem, self.space.at(row), mode))
+            self.offer(row, int(steps[index]), uniform_plan(self.problem, self.explored.space.at(row), mode))
 
     def _simulate(self, row: int, mode: str) -> int | None:
         """Simulate a uniform plan and offer it. Returns its exact step time in ns, or None if it does not fit."""
-        layout = self.space.at(row)
+        layout = self.explored.space.at(row)
         stages = layout.num_virtual_stages
         layers = self.problem.model.num_layers
         if layers - -(-layers // stages) * (stages - 1) < 0:
@@ -336,7 +345,7 @@ class Search(ExploredLayouts):
 
     def evaluate(self, row: int, plan: Plan) -> int | None:
         """Simulate and offer a plan of a layout. Returns its exact step time in ns, or None if it does not fit."""
-        step = fitting_step_ns(self.problem, plan, self.cost_cache.at(self.space, row, self.queue))
+        step = fitting_step_ns(self.problem, plan, self.cost_cache.at(self.explored.space, row, self.queue))
         if step is None:
             return None
         self.context.counters.simulations += 1

@@ -56,7 +56,7 @@ class BranchPhase:
         """
         search = self.search
         self._queue()
-        branched = (search.space.vpp_of(search.queue) > 1) & self._any_chunks
+        branched = (search.explored.space.vpp_of(search.queue) > 1) & self._any_chunks
         rows = search.queue[~branched]
         for row in (self._roomiest_too(rows) if search.first_only else rows).tolist():
             if search.is_over() or (search.first_only and self.solver.counters.work_s > FIRST_PLAN_WORK_S):
@@ -69,20 +69,20 @@ class BranchPhase:
         best, keep = search.best_value, search.keep_below
         queue = LayoutQueue(search.problem, self.solver, self._task, self.part_bounds, best, keep)
         # In the order of the bounds, but the incumbent's layout first.
-        incumbent_row = search.space.find(search.best[1].layout) if search.best else None
+        incumbent_row = search.explored.space.find(search.best[1].layout) if search.best else None
         values = [-np.inf if row == incumbent_row else self._value(row) for row in search.queue.tolist()]
         queue.add(zip(values, range(len(values)), search.queue.tolist(), strict=True))
         with closing(self._decided(queue)) as results:
             for result in results:
                 self._take(result)
                 if result.fate == "open" and self._value(result.row) >= search.threshold():
-                    search.fates[result.row] = FATES.index("solved")
+                    search.explored.fates[result.row] = FATES.index("solved")
                 search.note()
 
     def _roomiest_too(self, rows: IntArray) -> IntArray:
         """Return the layouts in the order of their bounds, interleaved with the layouts in the order of their
         memory."""
-        roomiest = rows[np.argsort(self.search.memory[rows], kind="stable")]
+        roomiest = rows[np.argsort(self.search.explored.memory[rows], kind="stable")]
         both = np.stack([rows, roomiest], axis=1).ravel()
         return np.asarray(both[np.sort(np.unique(both, return_index=True)[1])])
 
@@ -99,18 +99,20 @@ class BranchPhase:
     def _queue(self) -> None:
         """Fill the search's queue with its candidates, smallest bound first."""
         search = self.search
-        search.queue = search.by_value(search.candidates, search.values(search.candidates))
+        search.queue = search.by_value(search.candidates, search.explored.values(search.candidates))
 
     def _value(self, row: int) -> float:
         """Return the lower bound of a layout's objective."""
-        return float(self.search.bounds_ns[row] * self.search.weights[row])
+        return float(self.search.explored.bounds_ns[row] * self.search.explored.weights[row])
 
     def _task(self, row: int) -> LayoutTask:
         """Return the task of deciding a layout."""
         search = self.search
-        costs = search.cost_cache.at(search.space, row, search.queue)
-        bound, limit = int(search.bounds_ns[row]), float(search.limits_ns[row])
-        return LayoutTask(row, search.space.at(row), costs, bound, float(search.weights[row]), limit)
+        costs = search.cost_cache.at(search.explored.space, row, search.queue)
+        bound, limit = int(search.explored.bounds_ns[row]), float(search.explored.limits_ns[row])
+        return LayoutTask(
+            row, search.explored.space.at(row), costs, bound, float(search.explored.weights[row]), limit
+        )
 
     def _relax(self, row: int) -> None:
         """Bound a layout by its relaxation only."""
@@ -122,7 +124,7 @@ class BranchPhase:
     def _take(self, result: LayoutResult) -> None:
         """Store the result of a layout in the search."""
         search, row, outcome = self.search, result.row, result.resolution
-        search.bounds_ns[row] = max(search.bounds_ns[row], float(outcome.bound_ns))
-        search.fates[row] = FATES.index(result.fate)
+        search.explored.bounds_ns[row] = max(search.explored.bounds_ns[row], float(outcome.bound_ns))
+        search.explored.fates[row] = FATES.index(result.fate)
         if outcome.plan is not None and outcome.step_time_ns is not None:
             search.offer(row, outcome.step_time_ns, outcome.plan)

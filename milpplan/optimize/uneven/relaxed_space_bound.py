@@ -37,6 +37,6 @@ def bound_of_any_chunks(
     context = SolveContext(replace(options, callback=None), backend(options.backend), [], deadline)
     search = Search(problem.model_copy(update={"space": space}), even.space, context, time.monotonic(), (best,))
     # Bounds by compute do not depend on chunks, so they stay valid.
-    search.frontier = even.frontier.closed_again()
+    search.explored.frontier = even.frontier.closed_again()
     search.bound()
     return min(search.result().least(interleaved=True), even.least(interleaved=False), search.best_value)
