@@ -11,13 +11,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.graph.strategy_graph import StrategyGraph, forbidden_pairs
+from milpplan.graph.checked_arrays import forbidden_pairs
 from milpplan.optimize.milp.program import BoolArray, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from milpplan.graph.strategy_graph import StrategyGraph
 
 # Sums of finite costs stay below 2^52; forbidden costs are far above, and still add without overflow.
 COST_BITS: Final = 50

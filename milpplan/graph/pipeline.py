@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
+from milpplan.graph.checked_arrays import MAX_SUM, cost_array
 from milpplan.graph.instance import FORBIDDEN, HALF, Instance, clipped, floored, rounded_down, state
-from milpplan.graph.strategy_graph import MAX_SUM, StrategyGraph, cost_array
+from milpplan.graph.strategy_graph import StrategyGraph
 from milpplan.optimize.milp.program import FloatArray, IntArray
 
 MAX_FRONT: Final = 20_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,8 +11,10 @@ from milpplan.graph.elimination import complete_order, solve_exactly
 from milpplan.graph.instance import Instance, Stated
 from milpplan.graph.reduction import prune
 from milpplan.graph.result import MemoryRow
-from milpplan.graph.strategy_graph import StrategyGraph
 from milpplan.optimize.milp.program import FloatArray
+
+if TYPE_CHECKING:
+    from milpplan.graph.strategy_graph import StrategyGraph
 
 
 def memory_rows(graph: StrategyGraph, choice: npt.NDArray[np.int64] | None) -> tuple[MemoryRow, ...]:

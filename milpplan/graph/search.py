@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from milpplan.errors import SolverError
 from milpplan.graph.instance import HALF, Instance, Stated
 from milpplan.graph.result import GraphProgress, Proof
-from milpplan.graph.strategy_graph import StrategyGraph
 from milpplan.optimize.milp.solution import Limits, end_if
+
+if TYPE_CHECKING:
+    from milpplan.graph.strategy_graph import StrategyGraph
 
 
 class BoundRefutedError(SolverError):

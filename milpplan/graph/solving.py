@@ -19,7 +19,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from milpplan.errors import SolverError
 from milpplan.graph.elimination import Step, cheap_order, complete_order, eliminate, solve_exactly, undo
@@ -34,11 +34,13 @@ from milpplan.graph.relaxed import MAX_RELAXED, relaxed_duals
 from milpplan.graph.report import infeasibility, memory_rows
 from milpplan.graph.result import GraphProgress, GraphSolution
 from milpplan.graph.search import BoundRefutedError, Search
-from milpplan.graph.strategy_graph import StrategyGraph
 from milpplan.optimize.milp.backends import AUTO
 from milpplan.optimize.milp.backends import backend as named_backend
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Solution
+
+if TYPE_CHECKING:
+    from milpplan.graph.strategy_graph import StrategyGraph
 
 MAX_ROUNDS: Final = 4
 MAX_SWEEPS: Final = 60

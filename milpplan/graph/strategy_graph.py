@@ -14,21 +14,28 @@ to nodes that follow another (the same index), and to tables of allowed pairs. A
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import InvalidInputError
+from milpplan.graph.checked_arrays import (
+    MAX_SUM,
+    cost_array,
+    doubles,
+    finite,
+    listed,
+    mapping,
+    require_number,
+)
 from milpplan.graph.result import GraphProgress, GraphSolution
-from milpplan.optimize.milp.program import BoolArray, FloatArray
+from milpplan.optimize.milp.program import FloatArray
 
 Pair = tuple[int, int]
-# Sums above this limit, times ten thousand, no longer fit into a double.
-MAX_SUM: Final = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +72,16 @@ class StrategyGraph:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        costs = _listed(self.node_costs, "node_costs")
+        costs = listed(self.node_costs, "node_costs")
         put(self, "node_costs", tuple(cost_array(c, (-1,), f"node_costs[{i}]") for i, c in enumerate(costs)))
         if not self.node_costs:
             raise InvalidInputError("node_costs is empty.", "At least one node expected.")
         put(self, "edge_costs", self._matrices(self.edge_costs, "edge_costs"))
         allowed = self._matrices(self.allowed, "allowed")
         put(self, "allowed", {pair: table.astype(np.bool_) for pair, table in allowed.items()})
-        follow = _mapping(self.follow, "follow").items()
+        follow = mapping(self.follow, "follow").items()
         put(self, "follow", {self._node(i, "follow"): self._node(j, "follow") for i, j in follow})
-        put(self, "peaks", tuple(self._group(group, g) for g, group in enumerate(_listed(self.peaks, "peaks"))))
+        put(self, "peaks", tuple(self._group(group, g) for g, group in enumerate(listed(self.peaks, "peaks"))))
         self._check_followers()
         self._take_memory()
         self._check_sums()
@@ -119,9 +126,9 @@ class StrategyGraph:
         from milpplan.graph.solving import solve_graph
 
         if time_limit_s is not None:
-            _require_number(time_limit_s, "time_limit_s", math.inf)
-        _require_number(relative_gap, "relative_gap", MAX_SUM)
-        _require_number(seed, "seed", 2**31 - 1, (int, np.integer))
+            require_number(time_limit_s, "time_limit_s", math.inf)
+        require_number(relative_gap, "relative_gap", MAX_SUM)
+        require_number(seed, "seed", 2**31 - 1, (int, np.integer))
         if not isinstance(backend, str):
             raise InvalidInputError(f"backend is {backend!r}.", "A name expected.")
         return solve_graph(self, backend, time_limit_s, self._hint(hint), relative_gap, seed, callback, cancelled)
@@ -203,7 +210,7 @@ class StrategyGraph:
     def _matrices(self, matrices: Mapping[Pair, npt.ArrayLike], what: str) -> dict[Pair, FloatArray]:
         """Check the matrices of pairs."""
         checked = {}
-        for pair, matrix in _mapping(matrices, what).items():
+        for pair, matrix in mapping(matrices, what).items():
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise InvalidInputError(f"{what} has the key {pair!r}.", "A pair of nodes expected.")
             i, j = self._node(pair[0], what), self._node(pair[1], what)
@@ -218,7 +225,7 @@ class StrategyGraph:
 
     def _group(self, group: Sequence[Peak], index: int) -> tuple[Peak, ...]:
         """Check a group of alternatives."""
-        group = _listed(group, f"peaks[{index}]")
+        group = listed(group, f"peaks[{index}]")
         if not group:
             raise InvalidInputError(f"peaks[{index}] is empty.", "At least one alternative expected.")
         checked_peaks = []
@@ -228,13 +235,13 @@ class StrategyGraph:
             if not isinstance(peak, Peak):
                 raise InvalidInputError(f"peaks[{index}] holds {peak!r}.", "Alternatives of type Peak expected.")
             terms = {}
-            for i, costs in _mapping(peak.terms, f"peaks[{index}]").items():
+            for i, costs in mapping(peak.terms, f"peaks[{index}]").items():
                 size = self.num_strategies(self._node(i, f"peaks[{index}]"))
                 if (id(costs), size) not in checked_terms:
                     checked = cost_array(costs, (size,), f"peaks[{index}] of node {i}")
-                    checked_terms[id(costs), size] = costs, _finite(checked, f"peaks[{index}]")
+                    checked_terms[id(costs), size] = costs, finite(checked, f"peaks[{index}]")
                 terms[int(i)] = checked_terms[id(costs), size][1]
-            constant = _finite(cost_array([peak.constant], (1,), f"peaks[{index}]"), f"peaks[{index}]")
+            constant = finite(cost_array([peak.constant], (1,), f"peaks[{index}]"), f"peaks[{index}]")
             checked_peaks.append(Peak(float(constant[0]), terms))
         return tuple(checked_peaks)
 
@@ -271,17 +278,17 @@ class StrategyGraph:
             given = "memory_limit" if self.node_memory is None else "node_memory"
             raise InvalidInputError(f"Only {given} is given.", "Both node_memory and memory_limit expected.")
         if self.alive is not None:
-            sets = [_listed(nodes, "alive") for nodes in _listed(self.alive, "alive")]
+            sets = [listed(nodes, "alive") for nodes in listed(self.alive, "alive")]
             put(self, "alive", tuple(tuple(sorted({self._node(i, "alive") for i in nodes})) for nodes in sets))
         if self.node_memory is None or self.memory_limit is None:
             return
-        limits = np.atleast_1d(_doubles(self.memory_limit, "memory_limit"))
+        limits = np.atleast_1d(doubles(self.memory_limit, "memory_limit"))
         if limits.ndim != 1 or not limits.size or np.isnan(limits).any() or (limits < 0).any():
             raise InvalidInputError(
                 f"memory_limit is {self.memory_limit!r}.", "Numbers of at least 0 expected, one per device."
             )
         put(self, "memory_limit", limits)
-        memory = _listed(self.node_memory, "node_memory")
+        memory = listed(self.node_memory, "node_memory")
         if len(memory) != self.num_nodes:
             raise InvalidInputError(
                 f"node_memory has {len(memory)} entries for {self.num_nodes} nodes.",
@@ -296,12 +303,12 @@ class StrategyGraph:
     def _memory(self, node: int, memory: npt.ArrayLike, devices: int) -> FloatArray:
         """Check the memory of a node."""
         what, size = f"node_memory[{node}]", self.num_strategies(node)
-        array = _doubles(memory, what)
+        array = doubles(memory, what)
         array = array[:, None] if array.ndim == 1 else array
         checked = cost_array(array, (size, devices), what)
         if (checked < 0).any():
             raise InvalidInputError(f"{what} holds {checked.min()}.", "Memory of at least 0 expected.")
-        return _finite(checked, what)
+        return finite(checked, what)
 
     def _checked_choice(self, choice: npt.ArrayLike) -> list[int]:
         """Check a choice. Returns the strategies by node."""
@@ -332,74 +339,3 @@ class StrategyGraph:
 def _alternative(peak: Peak, picked: Sequence[int]) -> list[float]:
     """List the terms of one alternative at a choice."""
     return [peak.constant, *(float(np.asarray(c)[picked[i]]) for i, c in peak.terms.items())]
-
-
-def cost_array(values: npt.ArrayLike, shape: tuple[int, ...], what: str) -> FloatArray:
-    """Copy costs as doubles of the expected shape, without NaN and minus infinity; read-only."""
-    array = _doubles(values, what)
-    expected = array.shape[:1] if shape == (-1,) else shape
-    if array.shape != expected or array.size == 0:
-        shown = "[strategies], at least one," if shape == (-1,) else str(shape)
-        raise InvalidInputError(
-            f"{what} has shape {array.shape}.",
-            f"Shape {shown} expected.",
-            "Rows are strategies of the first node.",
-        )
-    if np.isnan(array).any() or (array == -np.inf).any():
-        raise InvalidInputError(
-            f"{what} holds {'NaN' if np.isnan(array).any() else '-inf'}.",
-            "Numbers expected, or inf for what is forbidden.",
-        )
-    array.flags.writeable = False
-    return array
-
-
-def _doubles(values: npt.ArrayLike, what: str) -> FloatArray:
-    """Copy numbers as doubles."""
-    try:
-        array = np.array(values)
-        if array.dtype.kind not in "biufO":
-            raise TypeError
-        return array.astype(np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidInputError(f"{what} holds what is no number.", "Numbers expected.") from None
-
-
-def _listed(values: Any, what: str) -> list[Any]:
-    """Return the entries of a sequence field as a list."""
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
-        raise InvalidInputError(f"{what} is {values!r}.", "A sequence expected.")
-    try:
-        return list(values)
-    except TypeError:
-        raise InvalidInputError(f"{what} is {values!r}.", "A sequence expected.") from None
-
-
-def _mapping(values: Any, what: str) -> Mapping[Any, Any]:
-    """Return a mapping field, or refuse another type."""
-    if not isinstance(values, Mapping):
-        raise InvalidInputError(f"{what} is {values!r}.", "A mapping expected.")
-    return values
-
-
-def _require_number(
-    value: object, what: str, largest: float, kinds: tuple[type, ...] = (int, float, np.integer)
-) -> None:
-    """Refuse a value that is no number from 0 to ``largest``."""
-    if not isinstance(value, kinds) or not 0 <= value <= largest:  # type: ignore[operator]
-        whole = "A whole number" if float not in kinds else "A number"
-        raise InvalidInputError(f"{what} is {value!r}.", f"{whole} from 0 to {largest} expected.")
-
-
-def _finite(array: FloatArray, what: str) -> FloatArray:
-    """Return the array, or refuse infinite entries."""
-    if not np.isfinite(array).all():
-        raise InvalidInputError(
-            f"{what} holds inf.", "Finite numbers expected.", "Forbid through an infinite cost."
-        )
-    return array
-
-
-def forbidden_pairs(table: npt.ArrayLike) -> BoolArray:
-    """Return the pairs that a table of allowed pairs leaves out."""
-    return ~np.asarray(table, np.bool_)

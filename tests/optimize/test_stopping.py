@@ -121,7 +121,14 @@ def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) ->
 
 FOLDER = str(Path(milpplan.optimize.__file__).parent)
 WATCHED = (
-    *("best_first.py", "explored_layouts.py", "candidate_layouts.py", "branch_phase.py", "decide.py", "layout_queue.py"),
+    *(
+        "best_first.py",
+        "explored_layouts.py",
+        "candidate_layouts.py",
+        "branch_phase.py",
+        "decide.py",
+        "layout_queue.py",
+    ),
     *("first_plan.py", "solution_pool.py"),
 )
 
