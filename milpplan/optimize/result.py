@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 from milpplan.optimize.milp.program import Program
@@ -135,7 +137,7 @@ class TargetPrice:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlanResult:
     """Best plan found, with the bound proved on its objective.
 
@@ -182,3 +184,70 @@ class PlanResult:
     def step_time_s(self) -> float | None:
         """Simulated step time of the plan, in seconds."""
         return None if self.report is None else self.report.step_time_s
+
+    def __repr__(self) -> str:
+        """Write status, times and layout in at most three lines."""
+        problem, count = (
+            self.problem,
+            self.problem.job.num_gpus if self.plan is None else self.plan.layout.num_gpus,
+        )
+        cluster = f"{count} x {problem.hardware.name}"
+        lines = [f"PlanResult: {self.status}, {problem.model.name} on {cluster}, space {problem.space.kind}"]
+        if self.step_time_s is not None and self.gap is not None:
+            lines.append(f"  {self.step_time_s:.6g} s a step, gap {self.gap:.2g} under the cost model")
+        if self.plan is not None:
+            layout = self.plan.layout
+            names = ("tp", "cp", "ep", "pp", "dp", "vpp", "micro_batch_size", "zero_stage", "schedule")
+            lines.append("  " + " ".join(f"{name}={getattr(layout, name)}" for name in names))
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain dictionaries, lists, numbers and texts: the document of `milpplan solve --json`."""
+        return dict(_answer("to_dict")(self))
+
+    def to_dataframe(self) -> Any:
+        """Convert the plan's pipeline ranks to a pandas ``DataFrame``, one row a rank (seconds, bytes).
+
+        Raises:
+            InvalidInputError: there is no plan, or pandas is not installed.
+        """
+        return _answer("to_dataframe")(self)
+
+    def export(self, launcher: str, path: str | Path, version: str | None = None) -> list[Path]:
+        """Write the files that start the plan with a launcher into the directory ``path``.
+
+        Args:
+            launcher: a name as of `milpplan export --to`, such as "megatron".
+            path: the directory.
+            version: of the launcher; None: the newest known.
+
+        Returns:
+            The files; the first is enough to start the run.
+
+        Raises:
+            UnknownNameError: there is no such launcher or version.
+            IllegalPlanError: the launcher cannot run the plan.
+            InvalidInputError: there is no plan, or the files cannot be written.
+        """
+        return list(_answer("export")(self, launcher, path, version))
+
+    def write_report(self, path: str | Path, time_limit_s: float = 10.0) -> Path:
+        """Write one HTML page about the plan, which needs no network.
+
+        Args:
+            path: the file.
+            time_limit_s: seconds to look for other layouts that do nearly as well.
+
+        Returns:
+            The file.
+
+        Raises:
+            InvalidInputError: there is no plan, jinja2 is not installed, or the file cannot be written.
+        """
+        return Path(_answer("write_report")(self, path, time_limit_s))
+
+
+def _answer(name: str) -> Callable[..., Any]:
+    """Import a function of ``milpplan.answers``, which needs the folders above this one, when it is called."""
+    function: Callable[..., Any] = getattr(import_module("milpplan.answers"), name)
+    return function
