@@ -34,7 +34,7 @@ from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.layout_space import SHARDING
 from milpplan.optimize.space.layout_table import SHARDING_RULES, layout_space
 from milpplan.simulation.bulk.cache_keys import COST_KEYS
-from milpplan.simulation.layers.flops import mfu
+from milpplan.simulation.layers.parameters import mfu
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import CostTable, layout_costs, usable_memory_bytes
 from milpplan.simulation.simulator import rank_memory, step_times_ns

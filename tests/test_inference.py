@@ -16,8 +16,8 @@ from milpplan.errors import IllegalPlanError
 from milpplan.optimize.bounds.closed_form import compute_bounds, layout_bounds
 from milpplan.optimize.space.layout_table import broken_rules, layout_space
 from milpplan.problem.problem import Job
-from milpplan.simulation.layers.flops import model_flops_per_token
-from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layers.parameters import model_flops_per_token
+from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
 from milpplan.simulation.memory_timeline import memory_timelines

@@ -18,8 +18,8 @@ import numpy as np
 
 from milpplan.lengths.candidates import Candidate
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.layer_time import Mask
-from milpplan.simulation.layers.tally import Phase
+from milpplan.simulation.layers.kernels import Mask
+from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.packed_sequences import PackedTimes, packed_times_of, sequence_cores
 

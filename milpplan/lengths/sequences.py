@@ -23,7 +23,7 @@ from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import MAX_SEQUENCE, Problem
 from milpplan.problem.reading import shown
-from milpplan.simulation.layers.flops import model_flops_per_token
+from milpplan.simulation.layers.parameters import model_flops_per_token
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 MAX_SEQUENCES = 8192

@@ -20,10 +20,12 @@ from milpplan.simulation.layers.activations import layer_activations
 from milpplan.simulation.layers.kernels import (
     attention_backward_s,
     attention_forward_s,
+    average_keys,
     flash_attention_flops,
     memory_bound_s,
 )
-from milpplan.simulation.layers.layer_time import EXPOSED, Phase, average_keys, layer_seconds
+from milpplan.simulation.layers.layer_time import layer_seconds
+from milpplan.simulation.layers.terms import EXPOSED, Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 
 FloatArray = npt.NDArray[np.float64]

@@ -15,10 +15,11 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation import offload as offloading
 from milpplan.simulation import states
 from milpplan.simulation.bulk.cache_keys import COST_KEYS, OFFLOADS, STATE_KEYS, distinct, distinct_layers
-from milpplan.simulation.layers.activations import layer_activations
+from milpplan.simulation.layers.activations import head_deferred_bytes, layer_activations, layer_deferred_bytes
 from milpplan.simulation.layers.embedding_and_head import Endpoint, embedding_endpoint, head_endpoint
-from milpplan.simulation.layers.layer_time import BF16_BYTES, EXPOSED, ONCE, REPLAYS, Part, Phase, layer_seconds
+from milpplan.simulation.layers.layer_time import BF16_BYTES, layer_seconds
 from milpplan.simulation.layers.paired_layers import paired_ns
+from milpplan.simulation.layers.terms import EXPOSED, ONCE, REPLAYS, Part, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.network import collectives, placement
 from milpplan.simulation.network.stage_transfers import (
@@ -28,7 +29,6 @@ from milpplan.simulation.network.stage_transfers import (
     gradient_norm_s,
     transfer_s,
 )
-from milpplan.simulation.pipeline.weight_grad_memory import head_deferred_bytes, layer_deferred_bytes
 from milpplan.simulation.states import LocalParameters
 from milpplan.units import NS_PER_S
 

@@ -20,7 +20,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.kernels import Numbers, interpolate_curve
-from milpplan.simulation.layers.tally import REPLAYS, Phase
+from milpplan.simulation.layers.terms import REPLAYS, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.units import NS_PER_S
 

@@ -23,9 +23,9 @@ from milpplan.problem.model import LayerRun
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.embedding_and_head import embedding_endpoint, head_endpoint
-from milpplan.simulation.layers.layer_time import EXPOSED, Mask, Phase, flash_core_s, layer_seconds
-from milpplan.simulation.layers.shard import Shard
-from milpplan.simulation.layers.tally import Part
+from milpplan.simulation.layers.kernels import Mask
+from milpplan.simulation.layers.layer_time import Shard, flash_core_s, layer_seconds
+from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.network.stage_transfers import transfer_s
 from milpplan.units import NS_PER_S

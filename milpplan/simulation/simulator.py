@@ -13,20 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.plan import SPLIT_SCHEDULES, Layout, Plan
+from milpplan.problem.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, Plan
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.flops import mfu
-from milpplan.simulation.layers.layer_time import EXPOSED, ONCE, Part, Phase
+from milpplan.simulation.layers.parameters import mfu
+from milpplan.simulation.layers.terms import EXPOSED, ONCE, PAIRED, WORK, Part, Phase
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, step_overhead_ns
 from milpplan.simulation.mixed_costs import RankCosts, costs_of, rank_types
 from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline import step_graph
-from milpplan.simulation.pipeline.paired_overlap import covered_by_pairs, saved_in_pairs_ns
 from milpplan.simulation.pipeline.schedule import held_bytes, live_profiles
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline
-from milpplan.simulation.replica_costs import costs_of_replicas, view_plans
-from milpplan.simulation.replica_report import check_replicas, joined_report
+from milpplan.simulation.pipeline.work_order import num_pairs
+from milpplan.simulation.replica_costs import check_replicas, costs_of_replicas, joined_report, view_plans
 from milpplan.simulation.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
 from milpplan.simulation.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages
 from milpplan.simulation.validate_layout import Legality, check_job, check_plan_of_model, check_rules
@@ -256,7 +255,7 @@ def _rank_times(
     for name, part in (("tp", Part.TP), ("cp", Part.CP), ("ep", Part.EP), ("zero", Part.ZERO)):
         breakdown[f"{name}_exposed"] = micro_batches * int(parts[part] - recompute[part])
     breakdown = {name: int(value) for name, value in breakdown.items()}
-    covered = covered_by_pairs(breakdown, saved_in_pairs_ns(layout, stages, rank))
+    covered = _covered_by_pairs(breakdown, _saved_in_pairs_ns(layout, stages, rank))
     breakdown["bubble"] = timeline.step_time_ns - sum(breakdown.values())
     hidden = {
         "tp_hidden": micro_batches * int(parts[Part.TP_HIDDEN]) + covered["tp"],
@@ -322,6 +321,28 @@ def _offload_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: Sequence[
 
 def _mean(rows: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
     return {name: float(np.mean([row[name] for row in rows])) for name in names}
+
+
+def _saved_in_pairs_ns(layout: Layout, stages: Sequence[StageOptions], rank: int) -> int:
+    """What a rank's forwards and backwards in pairs are shorter than alone, all micro-batches together."""
+    if layout.schedule not in PAIRED_SCHEDULES:
+        return 0
+    first, second = (stages[j].terms[:, 0] for j in layout.rank_stages[rank])
+    saved = np.stack([terms[list(WORK[:2])] - terms[list(PAIRED)] for terms in (first, second)])
+    one, other = num_pairs(layout.pp, layout.num_micro_batches, rank)
+    return int(one * (saved[0, 0] + saved[1, 1]) + other * (saved[1, 0] + saved[0, 1]))
+
+
+def _covered_by_pairs(breakdown: dict[str, int], saved_ns: int) -> dict[str, int]:
+    """Take what pairs save off the exposed communication of a rank, that of experts first, then off the waits for
+    launches; says what of each kind is covered so."""
+    covered = {}
+    for name, part in (*((kind, f"{kind}_exposed") for kind in ("ep", "tp", "cp", "zero")), ("launch", "launch")):
+        covered[name] = min(saved_ns, breakdown[part])
+        breakdown[part] -= covered[name]
+        saved_ns -= covered[name]
+    assert saved_ns == 0, "pairs save communication and launches only"
+    return covered
 
 
 __all__ = [

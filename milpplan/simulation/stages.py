@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from milpplan.problem.plan import Layout, Plan
-from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import IntArray, ascending
 from milpplan.simulation.layout_costs import LayoutCosts
 from milpplan.simulation.mixed_costs import RankCosts

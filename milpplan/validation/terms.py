@@ -21,7 +21,8 @@ from milpplan.problem.model import DenseMlp, LayerRun, MixtureOfExperts
 from milpplan.problem.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import OFFLOADS
-from milpplan.simulation.layers.layer_time import Part, Phase, layer_seconds
+from milpplan.simulation.layers.layer_time import layer_seconds
+from milpplan.simulation.layers.terms import Part, Phase
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
 from milpplan.simulation.network.collectives import members_per_domain

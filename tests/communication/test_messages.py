@@ -15,7 +15,7 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation import states
 from milpplan.simulation.layers.embedding_and_head import embedding_endpoint, head_endpoint
 from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layers.tally import Part, Phase
+from milpplan.simulation.layers.terms import Part, Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.network import placement
 from milpplan.simulation.network.collectives import (

@@ -24,8 +24,8 @@ from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.flops import model_flops_per_token
-from milpplan.simulation.layers.layer_time import average_keys
+from milpplan.simulation.layers.kernels import average_keys
+from milpplan.simulation.layers.parameters import model_flops_per_token
 from milpplan.simulation.packed_sequences import sequence_cores
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem

@@ -12,7 +12,8 @@ from milpplan.lengths.candidates import grain_problem
 from milpplan.lengths.cost_tables import finish_ns, line_below
 from milpplan.lengths.replica_time import micro_batch_times, pipeline_ns, replicas_ns
 from milpplan.problem.problem import Job
-from milpplan.simulation.layers.layer_time import EXPOSED, layer_seconds
+from milpplan.simulation.layers.layer_time import layer_seconds
+from milpplan.simulation.layers.terms import EXPOSED
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.packed_sequences import packed_times, sequence_cores
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, simulate_times

@@ -16,7 +16,7 @@ from milpplan import simulate
 from milpplan.problem.calculon import translation
 from milpplan.problem.calculon.translation import calculon_run
 from milpplan.simulation.layers.parameters import total_parameters
-from milpplan.simulation.layers.tally import Part, Phase
+from milpplan.simulation.layers.terms import Part, Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
 from milpplan.simulation.network import collectives

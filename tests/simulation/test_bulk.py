@@ -13,7 +13,7 @@ from milpplan.problem.problem import NodeGroup
 from milpplan.simulation.bulk import lockstep
 from milpplan.simulation.bulk import simulate_many as bulk
 from milpplan.simulation.bulk.periodic import work_ends
-from milpplan.simulation.bulk.uniform_stages import uniform_plan
+from milpplan.simulation.bulk.simulate_many import uniform_plan
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.pipeline.schedule import rank_profile, structure
 from tests.amounts import long_but

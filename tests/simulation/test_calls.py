@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.plan import Layout
-from milpplan.simulation.layers.launch_overhead import call_s, far_s
+from milpplan.simulation.network.collectives import call_s, far_s
 from milpplan.simulation.simulator import simulate
 from tests.amounts import few_or_many
 from tests.simulation.cases import even_plan, problem_of, shipped_hardware

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers import kernels
-from milpplan.simulation.layers.layer_time import EXPOSED, Part, Phase, layer_seconds
+from milpplan.simulation.layers.layer_time import layer_seconds
+from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network import collectives

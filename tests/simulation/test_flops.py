@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milpplan.problem.catalog import load_model
-from milpplan.simulation.layers.flops import mfu, model_flops_per_token
-from milpplan.simulation.layers.parameters import total_parameters
+from milpplan.simulation.layers.parameters import mfu, model_flops_per_token, total_parameters
 from tests.simulation.cases import problem_of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.layer_time import EXPOSED, Part, Phase
+from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.simulation.network import collectives

@@ -11,7 +11,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.problem.hardware import HardwareSpec, HostMemory, SizeCurve
 from milpplan.problem.plan import SPLIT_SCHEDULES, Layout, Plan, Recompute, VirtualStage
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
 from milpplan.simulation.offload import beside, host_transfer_s

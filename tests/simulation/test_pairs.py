@@ -11,9 +11,8 @@ import pytest
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.plan import SCHEDULES, Layout, Plan, Recompute
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.layer_time import EXPOSED, ONCE, Part, Phase
 from milpplan.simulation.layers.paired_layers import LAYER_COMMUNICATION, least_paired_ns
-from milpplan.simulation.layers.terms import Term
+from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Term
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
 from milpplan.simulation.simulator import simulate

@@ -11,8 +11,9 @@ from milpplan import HardwareSpec, Job, Plan, Problem, Space, load_model, simula
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.problem.hardware import Software
 from milpplan.problem.plan import Layout
-from milpplan.simulation.layers.layer_time import EXPOSED, Part, Phase, layer_seconds
+from milpplan.simulation.layers.layer_time import layer_seconds
 from milpplan.simulation.layers.parameters import layer_parameters, padded_vocab_size
+from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.pipeline.step_graph import Term

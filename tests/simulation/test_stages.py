@@ -7,7 +7,7 @@ import pytest
 
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
 from milpplan.simulation.pipeline.step_graph import Term

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milpplan.simulation.layers.flops import model_flops_per_token
+from milpplan.simulation.layers.parameters import model_flops_per_token
 from milpplan.validation.runs.measures import (
     SOURCE_PEAK,
     flops_per_token,

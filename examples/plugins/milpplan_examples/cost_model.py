@@ -10,9 +10,9 @@ import numpy as np
 
 from milpplan.problem.model import GroupedQueryAttention, LayerRun, MixtureOfExperts
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.layer_time import average_keys
+from milpplan.simulation.layers.kernels import average_keys
 from milpplan.simulation.layers.parameters import layer_parameters
-from milpplan.simulation.layers.tally import Part, Phase
+from milpplan.simulation.layers.terms import Part, Phase
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 
 UTILISATION = 0.5

@@ -15,7 +15,7 @@ from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Job, Problem
 from milpplan.problem.reading import parse_json
-from milpplan.simulation.bulk.uniform_stages import uniform_plan
+from milpplan.simulation.bulk.simulate_many import uniform_plan
 
 CAPABILITY = Capability(
     name="own-trainer",

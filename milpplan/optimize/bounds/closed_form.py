@@ -49,8 +49,8 @@ from milpplan.optimize.bounds.lagrangian_memory import (
 from milpplan.optimize.bounds.layer_counting import counted_bound
 from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct, distinct_layers
-from milpplan.simulation.layers.layer_time import ONCE, Phase
 from milpplan.simulation.layers.paired_layers import PAIR_ROUNDING_NS, least_paired_ns
+from milpplan.simulation.layers.terms import ONCE, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import CostTable, layer_durations_ns, least_layer_ns, usable_memory_bytes
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.layout_costs import LayoutCosts
 from milpplan.simulation.stages import EMBEDDING, HEAD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from milpplan.optimize.layout.stage_options import LayoutContext
-from milpplan.simulation.layers.layer_time import ONCE, Phase
+from milpplan.simulation.layers.terms import ONCE, Phase
 from milpplan.simulation.layout_costs import LayoutCosts
 
 

@@ -46,7 +46,7 @@ from milpplan.optimize.bounds.lagrangian_memory import (
 from milpplan.optimize.bounds.uniform_plans import UniformBounds, rank_work, uniform_bounds
 from milpplan.problem.plan import order_of
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.layer_time import ONCE
+from milpplan.simulation.layers.terms import ONCE
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
 from milpplan.simulation.layout_costs import CostTable
 from milpplan.simulation.mixed_costs import AnyTable, ClusterTable, types_of_ranks

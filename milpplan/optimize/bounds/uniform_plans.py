@@ -22,7 +22,7 @@ from milpplan.optimize.bounds.lagrangian_memory import (
 )
 from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import distinct_layers
-from milpplan.simulation.bulk.uniform_stages import uniform_plan
+from milpplan.simulation.bulk.simulate_many import uniform_plan
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layer_durations_ns, usable_memory_bytes
 from milpplan.simulation.stages import EMBEDDING, HEAD

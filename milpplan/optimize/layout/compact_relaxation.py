@@ -36,8 +36,7 @@ from milpplan.optimize.layout.layer_rows import held_rows, held_sides, order_row
 from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, Rows
-from milpplan.simulation.layers.layer_time import Phase
-from milpplan.simulation.layers.terms import PAIRED
+from milpplan.simulation.layers.terms import PAIRED, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.layout_costs import LayoutCosts, host_capacity_bytes
 from milpplan.simulation.pipeline.critical_path import CriticalPath

@@ -35,7 +35,7 @@ from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.recompute_parts import PartKey, part_key
 from milpplan.optimize.uneven.layer_branching import BranchingTree
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout
-from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.step_graph import StepGraph

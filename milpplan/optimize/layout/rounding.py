@@ -11,7 +11,7 @@ from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.recompute_parts import in_parts
 from milpplan.problem.plan import Plan, Recompute, VirtualStage
-from milpplan.simulation.layers.layer_time import Phase
+from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.pipeline.schedule import LiveProfile, held_bytes
 from milpplan.simulation.pipeline.step_graph import Term

@@ -12,8 +12,7 @@ from milpplan.optimize.layout.cutting_planes import LayoutState
 from milpplan.optimize.layout.rounding import fitted_plan
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.problem.plan import Plan
-from milpplan.simulation.layers.layer_time import ONCE
-from milpplan.simulation.layers.terms import PAIRED, WORK
+from milpplan.simulation.layers.terms import ONCE, PAIRED, WORK
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.step_graph import StepGraph

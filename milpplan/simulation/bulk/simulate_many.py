@@ -13,22 +13,24 @@ walked through once more with all their origins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
-from milpplan.problem.plan import SCHEDULES, Layout, Schedule
-from milpplan.problem.problem import Problem
-from milpplan.simulation.bulk.checks import check_columns
+from milpplan.errors import InvalidInputError
+from milpplan.problem.model import MixtureOfExperts
+from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout, Plan, Recompute, Schedule, VirtualStage
+from milpplan.problem.problem import Problem, Range
 from milpplan.simulation.bulk.lockstep import Work
 from milpplan.simulation.bulk.peak_memory import chunk_classes, peak_bytes
 from milpplan.simulation.bulk.periodic import repeats, work_ends
-from milpplan.simulation.bulk.uniform_stages import StageClasses, stage_classes, uniform_plan
 from milpplan.simulation.layers.terms import Term
 from milpplan.simulation.layout_columns import BoolArray, IntArray, LayoutColumns, ascending, unique_rows
 from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs
+from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline.step_graph import (
     StepGraph,
     first_starts,
@@ -36,8 +38,56 @@ from milpplan.simulation.pipeline.step_graph import (
     step_time_ns,
     structure,
 )
-from milpplan.simulation.simulator import simulate
+from milpplan.simulation.simulator import check_plan, simulate
 from milpplan.simulation.stages import StageOptions, stage_options
+
+Member = tuple[tuple[int, ...], bool, bool]
+"""(kinds of the layers held, whether the first virtual stage, whether the last)."""
+
+
+def even_chunks(num_layers: int, num_stages: int) -> list[tuple[int, int]]:
+    """First layer and end of every virtual stage of a uniform plan: ceil(L / J) layers in each, the last ones hold
+    what is left."""
+    each = -(-num_layers // num_stages)
+    return [(min(j * each, num_layers), min((j + 1) * each, num_layers)) for j in range(num_stages)]
+
+
+def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
+    """The plan of ``even_chunks`` with one recompute mode for all layers."""
+    held = _even_stages(problem.model.num_layers, layout.num_virtual_stages, mode)
+    other = tuple(stage.recompute for stage in held) * max(0, len(layout.replica_micro_batches) - 1)
+    return Plan(layout=layout, virtual_stages=held, other_recompute=other)
+
+
+@lru_cache(maxsize=512)
+def _even_stages(num_layers: int, num_stages: int, mode: str) -> tuple[VirtualStage, ...]:
+    """The virtual stages of a uniform plan: few kinds of plans share them."""
+    held = []
+    for first, last in even_chunks(num_layers, num_stages):
+        recompute = Recompute(**({mode: last - first} if mode != "none" else {}))
+        held.append(VirtualStage(layers=(first, last), recompute=recompute))
+    return tuple(held)
+
+
+@dataclass(frozen=True, slots=True)
+class StageClasses:
+    """The distinct virtual stages of a uniform plan, and which one each is, ``class_of`` [J]."""
+
+    members: tuple[Member, ...]
+    class_of: IntArray
+
+
+@lru_cache(maxsize=512)
+def stage_classes(layer_kinds: tuple[int, ...], num_stages: int) -> StageClasses:
+    """Classes of the virtual stages of uniform plans of J stages."""
+    known: dict[Member, int] = {}
+    class_of = np.zeros(num_stages, dtype=np.int64)
+    for stage, (first, last) in enumerate(even_chunks(len(layer_kinds), num_stages)):
+        member = (layer_kinds[first:last], stage == 0, stage == num_stages - 1)
+        class_of[stage] = known.setdefault(member, len(known))
+    class_of.flags.writeable = False
+    return StageClasses(tuple(known), class_of)
+
 
 Mode = Literal["none", "selective", "full"]
 CHUNK = 100_000
@@ -81,7 +131,7 @@ def simulate_many(
     chosen: tuple[Mode, ...] = problem.recompute_modes if modes is None else tuple(modes)
     if problem.other_hardware:
         return _one_by_one(problem, columns, chosen)
-    check_columns(problem, columns, chosen)
+    _check_columns(problem, columns, chosen)
     found = np.zeros((3, len(columns), len(chosen)), dtype=np.int64)
     for start in range(0, len(columns), CHUNK):
         rows = slice(start, start + CHUNK)
@@ -356,6 +406,79 @@ def _odd_numbers(count: int) -> IntArray:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return np.asarray(mixed ^ (mixed >> np.uint64(31)) | np.uint64(1)).view(np.int64)
+
+
+MODES = ("none", "selective", "full")
+_IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
+_GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
+
+
+def _check_columns(problem: Problem, columns: LayoutColumns, modes: Sequence[str]) -> None:
+    """Raise the error of ``check_plan`` for the first row that breaks a rule.
+
+    Raises:
+        InvalidInputError: a recompute mode is unknown.
+        IllegalPlanError: a layout is none for the problem, or cannot run.
+    """
+    for mode in modes:
+        if mode not in MODES:
+            raise InvalidInputError(
+                f"The recompute mode is {mode!r}.",
+                f"Expected one of {', '.join(MODES)}.",
+                "Change the modes.",
+            )
+    if problem.inference and len(columns) and set(modes) - {"none"}:
+        check_plan(problem, uniform_plan(problem, columns.at(0), next(mode for mode in modes if mode != "none")))
+    legal = np.ones(len(columns), dtype=np.bool_)
+    for rule in _rules(problem, columns):
+        legal &= rule
+    if not legal.all():
+        check_plan(problem, uniform_plan(problem, columns.at(int(np.argmin(legal))), "none"))
+        raise AssertionError("a layout breaks a rule in bulk only")
+
+
+def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
+    """The rules, each a mask [n] of the rows that keep it."""
+    job, replicas, m = problem.job, c.dp * c.micro_batch_size, c.num_micro_batches
+    yield _admitted(c.num_gpus, job.num_gpus)
+    yield _admitted(c.global_batch_size, job.global_batch_size)
+    yield c.global_batch_size % replicas == 0
+    for kind in problem.model.kinds:
+        yield kind.attention.num_attention_heads % c.tp == 0
+    yield job.sequence_length % c.cp == 0
+    experts = [kind.mlp.num_experts for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
+    expert_ranks = c.ep * c.etp
+    yield (expert_ranks == 1) | bool(experts)
+    yield (c.tp * c.cp * c.dp) % expert_ranks == 0
+    for number in experts:
+        yield number % c.ep == 0
+    if experts and c.any_of("rank_order"):
+        yield placement.stages_agree(c.mapping)
+    offloads = c.offload_weights | c.offload_activations | c.offload_optimizer
+    yield ~offloads | (problem.hardware.host_memory is not None)
+    yield ~offloads | ~c.split_backward
+    yield c.node_order == 0
+    yield from _schedule_rules(problem, c, m)
+
+
+def _admitted(numbers: IntArray, asked: int | Range) -> BoolArray:
+    """Which numbers [n] a job admits."""
+    if isinstance(asked, int):
+        return np.asarray(numbers == asked)
+    inside = (numbers >= asked.minimum) & (numbers <= asked.maximum)
+    return np.asarray(inside & ((numbers - asked.minimum) % asked.step == 0))
+
+
+def _schedule_rules(problem: Problem, c: LayoutColumns, m: IntArray) -> Iterator[BoolArray]:
+    """Those of ``work_order.check_schedule``, and that forwards alone fill and drain the pipeline."""
+    interleaved, turns = c.schedule == _INTERLEAVED, _IS_V[c.schedule]
+    yield m >= 1
+    yield np.where(turns, c.vpp == 2, (c.vpp == 1) | interleaved)
+    yield (c.vpp == 1) | (c.pp > 1)
+    yield ~interleaved | (c.vpp == 1) | (m % c.pp == 0)
+    yield ~c.runs_pairs | (m >= 2 * c.pp)
+    if problem.inference:
+        yield ((c.pp == 1) & ~c.split_backward) | (c.schedule == _GPIPE)
 
 
 __all__ = ["BulkSteps", "simulate_many"]

@@ -9,16 +9,17 @@ import numpy as np
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers import kernels
-from milpplan.simulation.layers.launch_overhead import far_s
-from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES, Part, Phase, Shard
+from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES, Shard
 from milpplan.simulation.layers.parameters import (
     final_norm_parameters,
     head_parameters,
     padded_vocab_size,
     position_parameters,
 )
+from milpplan.simulation.layers.terms import Part, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.network import collectives, placement
+from milpplan.simulation.network.collectives import far_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from milpplan.problem.hardware import Accelerator, GemmTable, Precision, SizeCur
 FloatArray = npt.NDArray[np.float64]
 Numbers = float | npt.NDArray[np.floating] | npt.NDArray[np.integer]
 GemmPrecision = Literal["bf16", "fp8"]
+Mask = Literal["causal", "full"]
 
 BF16_BYTES = 2
 FP8_BYTES = 1
@@ -241,6 +242,17 @@ def flash_attention_flops(
     flops = 2 * np.asarray(tokens, dtype=np.float64) * keys * heads * width
     tails = tiles[0] * last_tile_flops(accelerator, tiles[1], width)
     return np.asarray(flops + tails), np.asarray(2.5 * flops + tails)
+
+
+def average_keys(sequence_length: Numbers, window: int | None, mask: Mask = "causal") -> FloatArray:
+    """Keys a query attends to on average under a causal mask: w - w^2/(2s) with a window of w keys, at most s, so
+    s/2 without one. Under a full mask s, and a window is not known. Any shape."""
+    length = np.asarray(sequence_length, dtype=np.float64)
+    if mask == "full":
+        assert window is None
+        return length
+    seen = length if window is None else np.minimum(length, window)
+    return np.asarray(seen - seen * seen / (2 * length))
 
 
 def _attention_s(

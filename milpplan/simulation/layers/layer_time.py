@@ -11,7 +11,9 @@ for latent attention).
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,36 +25,103 @@ from milpplan.problem.model import (
     LayerRun,
     MixtureOfExperts,
 )
+from milpplan.problem.plan import TP_OVERLAPS
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.cost_models import replaced_seconds
-from milpplan.simulation.layers.kernels import Numbers
-from milpplan.simulation.layers.launch_overhead import call_s
-from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, CoreSeconds, Product, Shard
-from milpplan.simulation.layers.tally import EXPOSED, ONCE, REPLAYS, Part, Phase, Tally
-from milpplan.simulation.layers.tensor_parallel import linear_pair
-from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
+from milpplan.simulation.layers.kernels import Mask, Numbers, average_keys
+from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Tally
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, LayoutColumns
 from milpplan.simulation.network import collectives, placement
+from milpplan.simulation.network.collectives import call_s
 from milpplan.simulation.network.domains import neighbours_share
 
-__all__ = [
-    "BF16_BYTES",
-    "EXPOSED",
-    "FP32_BYTES",
-    "ONCE",
-    "REPLAYS",
-    "Mask",
-    "Part",
-    "Phase",
-    "Shard",
-    "average_keys",
-    "has_operator_checkpoints",
-    "kv_heads_per_rank",
-    "layer_seconds",
-    "routed_rows",
-]
+BF16_BYTES = 2
+FP32_BYTES = 4
 
-Mask = Literal["causal", "full"]
+
+class Product(NamedTuple):
+    """Seconds of a linear layer's three products; ``size``: tokens, width of the output, width of the input."""
+
+    forward: FloatArray
+    dgrad: FloatArray
+    wgrad: FloatArray
+    size: tuple[FloatArray, FloatArray | float, FloatArray | float]
+
+
+CoreSeconds = tuple[FloatArray, FloatArray]
+"""Seconds of one layer's attention kernels forward and backward, [num_layouts]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The share of one micro-batch that a GPU works on; arrays of shape [num_layouts]."""
+
+    problem: Problem
+    columns: LayoutColumns
+    tokens: FloatArray
+    """Tokens of a context-parallel rank: micro_batch_size * sequence_length / cp."""
+    tp: FloatArray
+    sequence_tp: FloatArray
+    """Divisor of tensors outside the tensor-parallel region: tp with sequence parallelism, else 1."""
+    core: CoreSeconds | None = None
+    """Of sequences of several lengths packed into the micro-batch (``milpplan.simulation.packed_sequences``);
+    None: all have the job's length."""
+
+    @staticmethod
+    def of(problem: Problem, columns: LayoutColumns, core: CoreSeconds | None = None) -> Shard:
+        """The shard of every layout."""
+        tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
+        tp = columns.tp.astype(np.float64)
+        return Shard(problem, columns, tokens, tp, np.where(columns.sequence_parallel, tp, 1.0), core)
+
+    @property
+    def hidden(self) -> int:
+        """Hidden size of the model."""
+        return self.problem.model.hidden_size
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of an element of a product's inputs."""
+        return kernels.FP8_BYTES if self.problem.job.precision == "fp8" else BF16_BYTES
+
+    @property
+    def gathered_bytes(self) -> FloatArray:
+        """Bytes of the tensor that sequence parallelism gathers before a product: tokens x hidden.
+
+        Source: Transformer Engine 1.11, pytorch/module/layernorm_linear.py and linear.py: the input is cast before
+        it is gathered, forwards and again for the weight gradient; module/base.py (``grad_output_preprocess``): so
+        is the output gradient. What is reduce-scattered stays in bf16.
+        """
+        return self.operand_bytes * self.tokens * self.hidden
+
+    @property
+    def grad_bytes(self) -> int:
+        """Bytes of one accumulated gradient."""
+        return FP32_BYTES if self.problem.job.grad_dtype == "fp32" else BF16_BYTES
+
+    @property
+    def fused_sums(self) -> bool:
+        """Whether products of weight gradients add to the sums themselves."""
+        return self.problem.hardware.software.fused_gradient_sums
+
+    def gemm(self, m: FloatArray, n: FloatArray | float, k: FloatArray | float) -> Product:
+        """Seconds of forward, input gradient and weight gradient of a linear layer of m tokens, k to n.
+
+        fp8 adds one pass over the inputs (read bf16, write fp8 and its transpose) before each product.
+        """
+        gpu, precision = self.problem.hardware.accelerator, self.problem.job.precision
+        forward = kernels.gemm_s(gpu, precision, m, n, k)
+        dgrad = kernels.gemm_s(gpu, precision, m, k, n)
+        wgrad = kernels.weight_gradient_s(gpu, precision, n, k, m, 1.0, self.grad_bytes, self.fused_sums)
+        if precision == "fp8":
+            forward = forward + self.memory_bound(4.0 * m * k)
+            dgrad = dgrad + self.memory_bound(4.0 * m * n)
+        return Product(forward, dgrad, wgrad, (m, n, k))
+
+    def memory_bound(self, num_bytes: FloatArray | float) -> FloatArray:
+        """Seconds of a memory-bound operator."""
+        return np.asarray(kernels.memory_bound_s(self.problem.hardware.accelerator, num_bytes))
 
 
 def layer_seconds(
@@ -115,17 +184,6 @@ def host_seconds(problem: Problem, tally: Tally, phase: Phase) -> FloatArray:
     times = {Phase.FORWARD: np.ones_like(apart), Phase.BACKWARD: 2.0 - apart, Phase.WEIGHT: apart}
     host = times[phase] * software.layer_launch_s + tally.called_s[phase]
     return np.asarray(host)
-
-
-def average_keys(sequence_length: Numbers, window: int | None, mask: Mask = "causal") -> FloatArray:
-    """Keys a query attends to on average under a causal mask: w - w^2/(2s) with a window of w keys, at most s, so
-    s/2 without one. Under a full mask s, and a window is not known. Any shape."""
-    length = np.asarray(sequence_length, dtype=np.float64)
-    if mask == "full":
-        assert window is None
-        return length
-    seen = length if window is None else np.minimum(length, window)
-    return np.asarray(seen - seen * seen / (2 * length))
 
 
 def core_shape(attention: Attention, tp: FloatArray) -> tuple[FloatArray, tuple[int, int], int | None]:
@@ -191,7 +249,7 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
     if attention.qk_norm != "none":
         rope = 2 * rope
     tally.compute(qkv[0] + out[0] + rope, qkv[1] + qkv[2] + out[1] + out[2] + rope, qkv[2] + out[2])
-    linear_pair(shard, tally, (qkv,), out)
+    _linear_pair(shard, tally, (qkv,), out)
     _core_attention(shard, tally, attention, BF16_BYTES * tokens * kv_width)
 
 
@@ -246,7 +304,7 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     modules = shard.problem.job.attention_kernel == "flash"
     both = q_up[1] + q_up[2] + kv_up[1] + kv_up[2]
     tally.compute(q_up[0] + kv_up[0], both, q_up[2] + kv_up[2], selective=modules)
-    linear_pair(shard, tally, (q_up, kv_up), out)
+    _linear_pair(shard, tally, (q_up, kv_up), out)
     ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
     _core_attention(shard, tally, attention, ring_bytes)
 
@@ -320,7 +378,7 @@ def _dense_mlp(shard: Shard, mlp: DenseMlp, tally: Tally) -> None:
     activation_back = shard.memory_bound(BF16_BYTES * shard.tokens * width * (2 * matrices + 1))
     tally.compute(up[0] + down[0], up[1] + up[2] + down[1] + down[2], up[2] + down[2])
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
-    linear_pair(shard, tally, (up,), down)
+    _linear_pair(shard, tally, (up,), down)
 
 
 def routed_rows(shard: Shard, moe: MixtureOfExperts) -> FloatArray:
@@ -379,3 +437,79 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     tally.calls(2, 2, call_s(hardware, *spread) + call_s(hardware, *shared))
     if moe.shared_intermediate_size:
         _dense_mlp(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated), tally)
+
+
+_NO_TILES, _PIPELINED_TILES = TP_OVERLAPS.index("none"), TP_OVERLAPS.index("pipelined")
+_TP_PARTS = (Part.TP, Part.TP_HIDDEN)
+
+
+def _linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Product) -> None:
+    """Tensor-parallel communication of column-parallel linear layers followed by a row-parallel one.
+
+    With sequence parallelism: all-gather before, reduce-scatter after; backward: the output gradient is
+    all-gathered (exposed), the input is gathered again beside the input-gradient product (unless it was kept) and
+    the input gradient is reduce-scattered beside the weight-gradient product. Without: one all-reduce after, and
+    in the backward one all-reduce beside the weight-gradient product. Where weight gradients run by themselves,
+    nothing is left to hide the input gradient's reduction, and the input is gathered beside the weight gradients
+    (sail-sg/zero-bubble-pipeline-parallelism, core/tensor_parallel/layers.py).
+    """
+    hardware, sp = shard.problem.hardware, shard.columns.sequence_parallel
+    message = BF16_BYTES * shard.tokens * shard.hidden
+    group = placement.tensor(shard.columns)
+    gather = collectives.all_gather_s(hardware, shard.gathered_bytes, *group)
+    scatter = collectives.reduce_scatter_s(hardware, message, *group)
+    reduce = collectives.all_reduce_s(hardware, message, *group)
+    none = np.zeros_like(shard.tokens)
+    share = collectives.processor_fraction(hardware, *group)
+    again = shard.columns.gather_again
+    late = np.where(sp & again, 1, 0)
+    tally.calls(np.where(sp, 2, 1), np.where(sp, 2, 1) + late, call_s(hardware, *group), weight=late)
+    if shard.columns.any_of("tp_overlap"):
+        in_tiles = _Tiles(shard, tally, share)
+        in_tiles.beside(Phase.FORWARD, np.where(sp, gather, none), columns)
+        in_tiles.beside(Phase.FORWARD, np.where(sp, scatter, reduce), (row,))
+        in_tiles.beside(Phase.BACKWARD, np.where(sp, gather, none), (row,))
+    else:
+        tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, gather + scatter, reduce))
+        tally.exposed(Part.TP, Phase.BACKWARD, np.where(sp, gather, none))
+    dgrad, wgrad = columns[0].dgrad, columns[0].wgrad
+    for other in columns[1:]:
+        dgrad, wgrad = dgrad + other.dgrad, wgrad + other.wgrad
+    beside = 1.0 if hardware.software.overlap_tensor_parallel else 0.0
+    second, reduced = np.where(sp & again, gather, none), np.where(sp, scatter, reduce)
+    if tally.any_split:
+        tally.exposed(Part.TP, Phase.BACKWARD, np.where(tally.split, reduced, 0.0))
+        tally.overlapped(_TP_PARTS, Phase.WEIGHT, np.where(tally.split, second, 0.0), beside * wgrad, share)
+        second, reduced = (np.where(tally.split, 0.0, seconds) for seconds in (second, reduced))
+    tally.overlapped(_TP_PARTS, Phase.BACKWARD, second, beside * dgrad, share)
+    tally.overlapped(_TP_PARTS, Phase.BACKWARD, reduced, beside * wgrad, share)
+    if shard.problem.job.attention_kernel == "flash":
+        # Selective recomputation drops the inputs: what was to be kept gathered is gathered again after all.
+        replayed = np.where(sp & ~again, gather, none)
+        tally.overlapped(_TP_PARTS, Phase.SELECTIVE, replayed, beside * dgrad, share)
+
+
+class _Tiles:
+    """Communication in tiles beside the tiles of its own product, where a layout asks for it."""
+
+    def __init__(self, shard: Shard, tally: Tally, share: FloatArray) -> None:
+        self.shard, self.tally, self.share = shard, tally, share
+        self.chosen: BoolArray = (shard.columns.tp_overlap != _NO_TILES) & (shard.columns.tp > 1)
+        self.tiles = np.where(self.chosen, shard.tp, 1.0)
+
+    def beside(self, phase: Phase, seconds: FloatArray, products: Sequence[Product]) -> None:
+        """Add communication of ``seconds`` beside its products (forwards, or input gradients backward), and what
+        cutting these into tiles adds to them."""
+        forward = phase == Phase.FORWARD
+        whole, tile = np.zeros_like(seconds), np.zeros_like(seconds)
+        for product in products:
+            tokens, width, inner = product.size
+            part = self.shard.gemm(tokens / self.tiles, width, inner)
+            whole = whole + (product.forward if forward else product.dgrad)
+            tile = tile + (part.forward if forward else part.dgrad)
+        added = np.where(self.chosen & (seconds > 0), self.tiles * tile - whole, 0.0)
+        self.tally.seconds[Part.COMPUTE, phase] += added
+        pipelined = self.shard.columns.tp_overlap == _PIPELINED_TILES
+        exposed, hidden = collectives.tiled_overlap_s(seconds, whole + added, self.tiles, self.share, pipelined)
+        self.tally.seconds[Part.TP, phase] += exposed
+        self.tally.seconds[Part.TP_HIDDEN, phase] += hidden

@@ -22,7 +22,8 @@ import numpy as np
 
 from milpplan.problem.model import LayerRun
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.layer_time import EXPOSED, ONCE, Part, Phase, host_seconds, layer_tally
+from milpplan.simulation.layers.layer_time import host_seconds, layer_tally
+from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.network import collectives, placement
 from milpplan.units import NS_PER_S

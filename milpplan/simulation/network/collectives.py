@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from milpplan.problem.hardware import BusTable, CollectiveVariant, HardwareSpec
-from milpplan.simulation.layers.kernels import FloatArray, Numbers, grid_position, log_of
-from milpplan.simulation.layout_columns import BoolArray, IntArray
+from milpplan.simulation.layers.kernels import Numbers, grid_position, log_of
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 from milpplan.simulation.network import pods
 from milpplan.simulation.network.domains import GroupPlace, group_place, same_rail
 
@@ -391,3 +391,36 @@ def tiled_overlap_s(
     moved = np.where(pipelined, beside, np.where(tiles > 1, 1.0, 0.0)) * seconds
     exposed, hidden = overlap_s(moved, beside * product_s, processor_fraction)
     return seconds - moved + exposed, hidden
+
+
+def call_s(
+    hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
+) -> FloatArray:
+    """Host seconds of one call of a collective among ``size`` ranks ``stride`` apart, or among ``blocks`` such
+    rows ``block_stride`` apart; any shapes that broadcast.
+
+    c + k (n - 1) + f (n - d) for n ranks, of which d share the caller's domain; nothing for n = 1. c, k and f are
+    ``collective_call_s``, ``collective_rank_s`` and ``collective_far_rank_s`` of the software, 0 by default.
+    Source: nanotron's benchmark sweeps (docs/accuracy.md), whose layers take this however small their messages.
+    """
+    software = hardware.software
+    ranks = np.asarray(size) * np.asarray(blocks)
+    if not (software.collective_call_s or software.collective_rank_s or software.collective_far_rank_s):
+        return np.zeros(np.broadcast(ranks, stride, block_stride).shape)
+    near = group_place(hardware, size, stride, blocks, block_stride).members
+    seconds = software.collective_call_s + software.collective_rank_s * (ranks - 1)
+    seconds = seconds + software.collective_far_rank_s * (ranks - near)
+    return np.where(ranks > 1, seconds, 0.0)
+
+
+def far_s(hardware: HardwareSpec, pair_s: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
+    """Seconds of what a tensor-parallel group of ``size`` ranks ``stride`` apart in d domains takes outside its
+    layers: ``pair_s`` d (d - 1) / 2, nothing in one domain; any shapes that broadcast.
+
+    The law is fitted, not derived: besides bytes and hops nanotron's steps take 11 ms a micro-batch and 71 ms a
+    step where tensor parallelism spans two nodes, 91 and 395 where it spans four (docs/accuracy.md).
+    """
+    if not np.any(pair_s):
+        return np.zeros(np.broadcast(size, stride, pair_s).shape)
+    domains = group_place(hardware, size, stride).domains
+    return np.asarray(pair_s * (domains * (domains - 1) / 2.0))

@@ -1,7 +1,7 @@
 """Measured values of a source in seconds per step; each conversion is reported, and has an inverse.
 
 Sources count FLOPs in different ways. Here N is the model's FLOPs per token without attention:
-- ``model, causal``: N + attention over the causal half (``simulation.layers.flops.model_flops_per_token``);
+- ``model, causal``: N + attention over the causal half (``simulation.layers.parameters.model_flops_per_token``);
 - ``model, full``: N + attention over the whole matrix;
 - ``hardware``: the model's FLOPs plus recomputation: the whole forward of the layers (full), or the forward of the
   attention core (selective).
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.flops import model_flops_per_token
+from milpplan.simulation.layers.parameters import model_flops_per_token
 from milpplan.validation.runs.frameworks import FlopCount
 from milpplan.validation.runs.recognition import framework_of
 from milpplan.validation.runs.records import Measured, Run
