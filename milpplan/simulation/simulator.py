@@ -1,8 +1,8 @@
-"""The exact simulator: one step of a plan, its time, where the time goes, and memory.
+"""The exact simulator: step time, time breakdown and memory of a plan.
 
-The step time is the longest path over the schedule's graph (``milpplan.simulation.pipeline.step_graph``) with the
-durations of the virtual stages (``milpplan.simulation.stages``); memory follows from the fixed order of work on
-every rank.
+The step time is the longest path through the schedule's graph (``milpplan.simulation.pipeline.step_graph``). The
+durations on that graph are those of the virtual stages (``milpplan.simulation.stages``). Memory follows from the
+order of work on every rank, which the schedule fixes.
 """
 
 from __future__ import annotations
@@ -33,60 +33,78 @@ from milpplan.units import NS_PER_S
 
 
 def simulate(problem: Problem, plan: Plan) -> StepReport:
-    """Simulate one training step of a plan.
+    """Simulate one step of a plan.
+
+    With heterogeneous replicas the step is simulated once for each node type, and the reports are joined.
+
+    Args:
+        problem: model, cluster and job.
+        plan: layout and virtual stages; need not be in the problem's space.
+
+    Returns:
+        Times in seconds, memory in bytes, for the whole step and for every pipeline rank.
 
     Raises:
-        IllegalPlanError: the plan does not cover the model, has not the job's number of GPUs or batch, or its
-            schedule does not exist for its degrees.
+        IllegalPlanError: the plan does not cover the model, has another number of GPUs or another batch than the
+            job, or its schedule does not exist for its degrees.
     """
     check_plan(problem, plan)
     if plan.layout.replica_micro_batches:
         views = costs_of_replicas(problem, plan.layout).views
-        parts = zip(views, view_plans(problem, plan), strict=True)
-        return joined_report(problem, plan, [_report(view.problem, own, view.costs) for view, (_, own) in parts])
+        pairs = zip(views, view_plans(problem, plan), strict=True)
+        reports = [_report(view.problem, view_plan, view.costs) for view, (_, view_plan) in pairs]
+        return joined_report(problem, plan, reports)
     return _report(problem, plan, costs_of(problem, plan.layout))
 
 
 def _report(problem: Problem, plan: Plan, costs: RankCosts) -> StepReport:
+    """Simulate a plan whose replicas are all alike; the plan has been checked."""
     layout = plan.layout
     stages = plan_stages(costs, problem.model.layer_kinds, plan)
     timeline = _timeline(layout, costs, stages)
     reports = _stage_reports(problem, plan, costs, stages, timeline)
     step_ns = timeline.step_time_ns
     step_s = step_ns / NS_PER_S
-    rate = layout.global_batch_size * problem.job.sequence_length / step_s
+    tokens_per_s = layout.global_batch_size * problem.job.sequence_length / step_s
     types = [problem.node_types[node_type] for node_type in rank_types(problem, layout)]
     tightest = max(range(layout.pp), key=lambda rank: reports[rank].memory.peak_bytes - types[rank].usable_bytes)
-    on_host = max(range(layout.pp), key=lambda rank: reports[rank].memory.host_bytes - types[rank].host_bytes)
+    tightest_host = max(
+        range(layout.pp), key=lambda rank: reports[rank].memory.host_bytes - types[rank].host_bytes
+    )
     hardware, usable = types[tightest], types[tightest].usable_bytes
-    peak, host = reports[tightest].memory.peak_bytes, reports[on_host].memory.host_bytes
+    peak, host = reports[tightest].memory.peak_bytes, reports[tightest_host].memory.host_bytes
     return StepReport(
         step_time_s=step_s,
         step_time_ns=step_ns,
-        tokens_per_s=rate,
-        mfu=mfu(problem, rate, layout.num_gpus),
+        tokens_per_s=tokens_per_s,
+        mfu=mfu(problem, tokens_per_s, layout.num_gpus),
         peak_memory_bytes=peak,
         usable_memory_bytes=usable,
         context_bytes=hardware.reserved_bytes,
         fragmentation_bytes=hardware.accelerator.memory_bytes - hardware.reserved_bytes - usable,
-        fits=peak <= usable and host <= types[on_host].host_bytes,
+        fits=peak <= usable and host <= types[tightest_host].host_bytes,
         breakdown_s=_mean([report.breakdown_s for report in reports], BREAKDOWN),
         hidden_s=_mean([report.hidden_s for report in reports], HIDDEN),
         stages=tuple(reports),
         host_memory_bytes=host,
-        host_capacity_bytes=types[on_host].host_bytes,
+        host_capacity_bytes=types[tightest_host].host_bytes,
     )
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:
-    """Raise ``IllegalPlanError`` where a plan is not one for the problem's job and model, or cannot run at all
-    (the space's rules are the planner's)."""
+    """Check that a plan is a plan for the problem's job and model, and that it can run.
+
+    The rules of the problem's space are not checked here; they belong to the planner.
+
+    Raises:
+        IllegalPlanError: a rule is broken.
+    """
     layout = plan.layout
     check_job(problem.job, layout)
     if layout.replica_micro_batches:
         check_replicas(problem, layout)
-        for alone, own in view_plans(problem, plan):
-            check_plan(alone, own)
+        for view_problem, view_plan in view_plans(problem, plan):
+            check_plan(view_problem, view_plan)
         return
     check_plan_of_model(problem.model, plan)
     check_rules(_job_rules(problem, layout))
@@ -94,7 +112,7 @@ def check_plan(problem: Problem, plan: Plan) -> None:
 
 
 def _check_forwards(problem: Problem, plan: Plan) -> None:
-    """Inference has no backward to order and nothing to recompute."""
+    """Reject plans of an inference job that order backwards or recompute layers: there is no backward."""
     recomputed = sum(stage.recompute.full + stage.recompute.selective for stage in plan.virtual_stages)
     layout = plan.layout
     pipelined = layout.pp > 1 or layout.schedule in SPLIT_SCHEDULES
@@ -107,7 +125,7 @@ def _check_forwards(problem: Problem, plan: Plan) -> None:
 
 
 def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
-    """Degrees that leave a rank with a fraction of a token, and what the hardware does not have."""
+    """List the rules on degrees and on the hardware: whole tokens on every rank, a host memory to offload to."""
     length = problem.job.sequence_length
     rules = [(length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length")]
     rules += [
@@ -122,7 +140,7 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
 
 
 def _node_rules(problem: Problem, layout: Layout) -> list[Legality]:
-    """What several node types demand, as (legal, seen, expected)."""
+    """List the rules of a cluster of several node types, as (legal, seen, expected)."""
     types, seen = len(problem.node_types), f"node_order={list(layout.node_order)}"
     if types == 1:
         return [(not layout.node_order, seen, "no node_order with one node type")]
@@ -147,7 +165,16 @@ def _node_rules(problem: Problem, layout: Layout) -> list[Legality]:
 
 
 def step_times_ns(layout: Layout, costs: RankCosts, matrices: IntArray) -> IntArray:
-    """Step times [B] of a batch of duration matrices [B, Term, J] of one layout."""
+    """Simulate the step times of many plans of one layout.
+
+    Args:
+        layout: layout that all plans share.
+        costs: constants of the layout.
+        matrices: durations of the plans' virtual stages, nanoseconds [B, Term, J].
+
+    Returns:
+        Step times in nanoseconds, [B].
+    """
     graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
     return np.asarray(step_graph.step_time_ns(graph, matrices))
 
@@ -158,45 +185,49 @@ def _timeline(layout: Layout, costs: RankCosts, stages: Sequence[StageOptions]) 
 
 
 def rank_memory(layout: Layout, costs: RankCosts, stages: Sequence[StageOptions]) -> list[StageMemory]:
-    """Peak memory of every pipeline rank, on the device and on the host: the most over the backwards of its
-    schedule, whose live activations are fixed by the order of work."""
+    """Find the peak memory of every pipeline rank, on the device and on the host.
+
+    The peak is a maximum over the backwards of the rank. The order of work fixes which activations are alive at
+    each of them (``live_profiles``).
+    """
     profiles = live_profiles(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
     reports = []
-    for rank, rows in enumerate(profiles):
-        held = [stages[j] for j in layout.rank_stages[rank]]
-        parts = np.sum([stage.state_bytes for stage in held], axis=0)
+    for rank, profile in enumerate(profiles):
+        chunks = [stages[j] for j in layout.rank_stages[rank]]
+        state_bytes = np.sum([stage.state_bytes for stage in chunks], axis=0)
         kept = held_bytes(
-            np.array([int(stage.kept_bytes[0]) for stage in held], dtype=np.int64),
-            np.array([stage.deferred_bytes for stage in held], dtype=np.int64),
-            len(rows[0][1]),
+            np.array([int(stage.kept_bytes[0]) for stage in chunks], dtype=np.int64),
+            np.array([stage.deferred_bytes for stage in chunks], dtype=np.int64),
+            len(profile[0][1]),
         )
-        counts = np.array([counts for _, counts in rows], dtype=np.int64)
+        counts = np.array([counts for _, counts in profile], dtype=np.int64)
         alive = counts @ kept
-        passing = np.array([int(stage.transient_bytes[0]) for stage in held])[[chunk for chunk, _ in rows]]
-        # Of equal peaks the one with most alive.
-        fullest = np.lexsort((alive, alive + passing))[-1]
-        live, transient = int(alive[fullest]), int(passing[fullest])
+        temporary = np.array([int(stage.transient_bytes[0]) for stage in chunks])[[chunk for chunk, _ in profile]]
+        # Among equal peaks, report the moment with the most live activations.
+        peak = np.lexsort((alive, alive + temporary))[-1]
+        live, transient = int(alive[peak]), int(temporary[peak])
         buffers = int(costs.of_rank(rank).buffer_bytes)
-        total = int(parts.sum()) + buffers + live + transient
-        weights, gradients, optimizer = (int(part) for part in parts)
-        on_host = np.array([int(stage.host_kept_bytes[0]) for stage in held], dtype=np.int64)
-        host = int((counts[:, : len(held)] @ on_host).max()) + int(sum(stage.host_state_bytes for stage in held))
+        total = int(state_bytes.sum()) + buffers + live + transient
+        weights, gradients, optimizer = (int(part) for part in state_bytes)
+        host_kept = np.array([int(stage.host_kept_bytes[0]) for stage in chunks], dtype=np.int64)
+        host = int((counts[:, : len(chunks)] @ host_kept).max())
+        host += int(sum(stage.host_state_bytes for stage in chunks))
         reports.append(StageMemory(weights, gradients, optimizer, live, transient, buffers, total, host))
     return reports
 
 
 def fits_in_memory(problem: Problem, layout: Layout, memory: Sequence[StageMemory]) -> bool:
-    """Whether every rank fits its own node type, on the device and on the host."""
+    """Check that every rank fits the memory of its own node type, on the device and on the host."""
     types = [problem.node_types[node_type] for node_type in rank_types(problem, layout)]
     return all(
-        rank.peak_bytes <= own.usable_bytes and rank.host_bytes <= own.host_bytes
-        for rank, own in zip(memory, types, strict=True)
+        rank.peak_bytes <= hardware.usable_bytes and rank.host_bytes <= hardware.host_bytes
+        for rank, hardware in zip(memory, types, strict=True)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _RankTimes:
-    """Nanoseconds of one rank's step."""
+    """Time breakdown of one rank's step, in nanoseconds by name (``BREAKDOWN``, ``HIDDEN``)."""
 
     breakdown: dict[str, int]
     hidden: dict[str, int]
@@ -205,6 +236,7 @@ class _RankTimes:
 def _stage_reports(
     problem: Problem, plan: Plan, costs: RankCosts, stages: Sequence[StageOptions], timeline: Timeline
 ) -> list[StageReport]:
+    """Report every pipeline rank: its time breakdown and its memory."""
     memory = rank_memory(plan.layout, costs, stages)
     types = [problem.node_types[node_type] for node_type in rank_types(problem, plan.layout)]
     reports = []
@@ -230,6 +262,7 @@ def _rank_times(
     timeline: Timeline,
     rank: int,
 ) -> _RankTimes:
+    """Break the step of one pipeline rank down into named parts; the bubble is the remainder."""
     layout = plan.layout
     own = layout.rank_stages[rank]
     parts, recompute = _parts_ns(problem, plan, costs.of_rank(rank), own)
@@ -270,7 +303,7 @@ def _rank_times(
 
 
 def _gather_exposed(layout: Layout, costs: RankCosts, timeline: Timeline, rank: int, gather_ns: int) -> int:
-    """How long the rank's first forward waits for parameters after its input has arrived."""
+    """Measure how long the rank's first forward waits for parameters after its input has arrived, in ns."""
     if not layout.overlap_param_gather and rank == 0:
         return gather_ns
     arrival = 0
@@ -283,8 +316,11 @@ def _gather_exposed(layout: Layout, costs: RankCosts, timeline: Timeline, rank: 
 
 
 def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Nanoseconds a micro-batch by part, [Part], of the rank's virtual stages: all of it, and the share that
-    recomputation adds."""
+    """Sum the times of a rank's virtual stages by part.
+
+    Returns:
+        Nanoseconds per micro-batch, [Part]: with recomputation, and of recomputation alone.
+    """
     kinds = problem.model.layer_kinds
     parts = np.zeros(len(Part), dtype=np.int64)
     recompute = np.zeros(len(Part), dtype=np.int64)
@@ -304,8 +340,11 @@ def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: Sequence[in
 
 
 def _offload_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Nanoseconds of the host's transfers, (exposed, hidden) each: a micro-batch of the rank's virtual stages, and
-    its update."""
+    """Sum the times of a rank's transfers to and from the host.
+
+    Returns:
+        Nanoseconds, each as [exposed, hidden]: per micro-batch, and of the optimizer's update.
+    """
     layers, update = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
     final = plan.layout.num_virtual_stages - 1
     for j in own:
@@ -320,22 +359,28 @@ def _offload_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: Sequence[
 
 
 def _mean(rows: Sequence[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
+    """Average named values over the ranks."""
     return {name: float(np.mean([row[name] for row in rows])) for name in names}
 
 
 def _saved_in_pairs_ns(layout: Layout, stages: Sequence[StageOptions], rank: int) -> int:
-    """What a rank's forwards and backwards in pairs are shorter than alone, all micro-batches together."""
+    """Sum what a rank saves because its forwards and backwards run in pairs, over all micro-batches, in ns."""
     if layout.schedule not in PAIRED_SCHEDULES:
         return 0
     first, second = (stages[j].terms[:, 0] for j in layout.rank_stages[rank])
     saved = np.stack([terms[list(WORK[:2])] - terms[list(PAIRED)] for terms in (first, second)])
-    one, other = num_pairs(layout.pp, layout.num_micro_batches, rank)
-    return int(one * (saved[0, 0] + saved[1, 1]) + other * (saved[1, 0] + saved[0, 1]))
+    first_forward, second_forward = num_pairs(layout.pp, layout.num_micro_batches, rank)
+    return int(first_forward * (saved[0, 0] + saved[1, 1]) + second_forward * (saved[1, 0] + saved[0, 1]))
 
 
 def _covered_by_pairs(breakdown: dict[str, int], saved_ns: int) -> dict[str, int]:
-    """Take what pairs save off the exposed communication of a rank, that of experts first, then off the waits for
-    launches; says what of each kind is covered so."""
+    """Subtract what pairs save from the exposed communication in ``breakdown``, which is changed in place.
+
+    Expert communication comes first, then the other kinds, and last the waits for kernel launches.
+
+    Returns:
+        Nanoseconds that pairs hide of each kind.
+    """
     covered = {}
     for name, part in (*((kind, f"{kind}_exposed") for kind in ("ep", "tp", "cp", "zero")), ("launch", "launch")):
         covered[name] = min(saved_ns, breakdown[part])
