@@ -1,7 +1,10 @@
-"""All constants of a layout, in integer nanoseconds and bytes: what simulator, bounds and program share.
+"""Constants of a layout in integer nanoseconds and bytes, shared by simulator, bounds and integer program.
 
-Within one layout every duration and every byte count of a virtual stage is a sum of these constants over the
-layers it holds; ``milpplan.simulation.stages`` adds them up.
+Within one layout, every duration and every byte count of a virtual stage is a sum of these constants over the
+layers of the stage. ``milpplan.simulation.stages`` adds them up.
+
+Axes of the arrays: K layer kinds (``ModelSpec.kinds``), K + 2 pieces (the kinds, then embedding and head), n
+layouts, l distinct layers among these layouts.
 """
 
 from __future__ import annotations
@@ -33,91 +36,109 @@ from milpplan.simulation.states import LocalParameters
 from milpplan.units import NS_PER_S
 
 LARGEST = 2.0**53
-"""Nanoseconds (a hundred days) or bytes that stand for anything larger, so that sums stay far from 64 bits."""
+"""Cap of every constant (in nanoseconds a hundred days), so that sums stay far below 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the times go, in nanoseconds: ``layer`` [K, Part, Phase, l] without sharding, ``embedding`` and
-    ``head`` [Part, 3, l], of the l distinct layers; ``place`` [n] says which is a layout's. ``zero`` [K, 2, 3, n]:
-    what sharding adds to a layout's layers, exposed and hidden, in the phases ``ONCE``. ``offload``
-    [2, MODES, K, 2, n] and ``update`` [2, K + 2, n]: what offloading adds, exposed and hidden, to a layer's
-    forward and backward under each recompute mode, and to an update.
-    """
+    """Breakdown of the times of a layout into parts, in nanoseconds per micro-batch."""
 
     layer: IntArray
+    """[K, Part, Phase, l] a distinct layer, without the communication of sharded states."""
     embedding: IntArray
+    """[Part, 3, l] the embedding in the phases ``ONCE``."""
     head: IntArray
+    """[Part, 3, l] the head in the phases ``ONCE``."""
     zero: IntArray
+    """[K, 2, 3, n] (exposed, hidden) communication that ZeRO 2 and 3 add to a layer in the phases ``ONCE``."""
     offload: IntArray
+    """[2, MODES, K, 2, n] (exposed, hidden) transfers that offloading adds to a layer's forward and backward
+    under each recompute mode."""
     update: IntArray
+    """[2, K + 2, n] (exposed, hidden) transfers that offloading adds to an optimizer update."""
     place: IntArray
+    """[n] index of each layout's distinct layer."""
 
     def at(self, row: int) -> Parts:
-        """One layout, without the last axis, its sharding in its layers."""
-        place, zero = self.place[row], self.zero[..., row]
-        layer = self.layer[..., place].copy()
+        """Select one layout: drop the last axis and add the sharding to its layers."""
+        index, zero = self.place[row], self.zero[..., row]
+        layer = self.layer[..., index].copy()
         for number, part in enumerate((Part.ZERO, Part.ZERO_HIDDEN)):
             layer[:, part, ONCE] += zero[:, number]
-        own = (self.embedding[..., place], self.head[..., place], zero)
-        return Parts(layer, *own, self.offload[..., row], self.update[..., row], place)
+        endpoints = (self.embedding[..., index], self.head[..., index])
+        return Parts(layer, *endpoints, zero, self.offload[..., row], self.update[..., row], index)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutCosts:
-    """Integer constants; the last axis is the layout. K kinds of layer.
+    """Integer constants of many layouts, or of a single layout without the last axis (``at``).
 
-    Times in nanoseconds: ``duration_ns`` [K, Phase, n] of a layer, ``embedding_ns`` and ``head_ns`` [3, n]
-    (forward, backward, weight gradients that run by themselves), all of them sums over the exposed ``parts``;
-    ``reduce_ns``, ``gather_ns``, ``optimizer_ns`` [K + 2, n] (kinds, embedding, head), ``transfer_ns``,
-    ``barrier_ns`` [n]. With offloading a layer's replay may take less than its transfers, so that ``duration_ns``
-    of SELECTIVE and FULL may be negative, and ``replayed_forward_ns`` [2, K, n] is what recomputing selectively
-    and wholly changes of the forward (never more than 0). ``edge_ns`` [3, K, n]: the phases ``ONCE`` without
-    transfers of the host. ``paired_ns`` [K, 2, n]: a layer's forward and backward in a pair.
-
-    Bytes: ``state_bytes`` [3, K + 2, n] (weights, gradients, optimizer); ``kept_bytes``,
-    ``dropped_selective_bytes``, ``dropped_full_bytes`` [K, n] a live micro-batch; ``embedding_kept_bytes``,
-    ``head_kept_bytes`` [n] likewise; ``deferred_bytes`` [K, n] and ``head_deferred_bytes`` [n] a micro-batch that
-    waits for its weight gradients; ``workspace_bytes`` [K, n] and ``head_workspace_bytes`` [n]; ``buffer_bytes``
-    [n] once a GPU. All of this on the device. On the host: ``host_state_bytes`` [K + 2, n], ``host_kept_bytes``
-    [MODES, K, n] a live micro-batch under each recompute mode; of these a device also holds those of the layer at
-    work and of the next one, ``streamed_bytes`` [K, n] (weights) and ``update_bytes`` [K + 2, n] (optimizer
-    states). ``split_backward`` [n]: 1 where weight gradients run apart from the backward, else 0.
+    Bytes are bytes of device memory unless the name says host.
     """
 
     parts: Parts
     duration_ns: IntArray
+    """[K, Phase, n] a layer; the sum over its exposed parts. SELECTIVE and FULL may be negative with offloading,
+    because the replay of a layer may take less time than the transfers that it saves."""
     edge_ns: IntArray
+    """[3, K, n] a layer in the phases ``ONCE``, without transfers of the host."""
     paired_ns: IntArray
+    """[K, 2, n] a layer's forward and backward in a pair; 0 where the schedule has no pairs."""
     replayed_forward_ns: IntArray
+    """[2, K, n] change of a layer's forward when it is recomputed (selectively, wholly); at most 0."""
     embedding_ns: IntArray
+    """[3, n] the embedding in the phases ``ONCE``."""
     head_ns: IntArray
+    """[3, n] the head in the phases ``ONCE``."""
     reduce_ns: IntArray
+    """[K + 2, n] gradient reduction of a piece, once a step."""
     gather_ns: IntArray
+    """[K + 2, n] parameter gather of a piece, once a step."""
     optimizer_ns: IntArray
+    """[K + 2, n] optimizer update of a piece."""
     transfer_ns: IntArray
+    """[n] transfer of a micro-batch between neighbouring stages."""
     barrier_ns: IntArray
+    """[n] gradient norm and overhead between the last reduction and the update."""
     state_bytes: IntArray
+    """[3, K + 2, n] (weights, gradients, optimizer states) of a piece."""
     kept_bytes: IntArray
+    """[K, n] activations of a layer per live micro-batch, without recomputation."""
     dropped_selective_bytes: IntArray
+    """[K, n] part of ``kept_bytes`` that selective recomputation drops."""
     dropped_full_bytes: IntArray
+    """[K, n] part of ``kept_bytes`` that full recomputation drops."""
     embedding_kept_bytes: IntArray
+    """[n] activations of the embedding per live micro-batch."""
     head_kept_bytes: IntArray
+    """[n] activations of the head per live micro-batch."""
     deferred_bytes: IntArray
+    """[K, n] bytes of a layer per micro-batch that waits for its weight gradients."""
     head_deferred_bytes: IntArray
+    """[n] bytes of the head per micro-batch that waits for its weight gradients."""
     workspace_bytes: IntArray
+    """[K, n] temporary bytes of a layer's backward."""
     head_workspace_bytes: IntArray
+    """[n] temporary bytes of the head's backward."""
     buffer_bytes: IntArray
+    """[n] buffers that a GPU holds once."""
     host_state_bytes: IntArray
+    """[K + 2, n] states of a piece on the host."""
     host_kept_bytes: IntArray
+    """[MODES, K, n] activations of a layer on the host, per live micro-batch, under each recompute mode."""
     streamed_bytes: IntArray
+    """[K, n] weights of an offloaded layer; the device holds them for the layer at work and the next layer."""
     update_bytes: IntArray
+    """[K + 2, n] offloaded optimizer states; the device holds them for the piece at work and the next piece."""
     split_backward: IntArray
+    """[n] 1 where weight gradients run apart from the backward, else 0."""
 
     @property
     def least_ns(self) -> IntArray:
-        """Least forward and backward of a layer over the recompute modes, [2, K, n]: those of one that recomputes
-        nothing, unless something is offloaded."""
+        """Minimum forward and backward of a layer over the recompute modes, [2, K, n].
+
+        Without offloading, these are the times of a layer that recomputes nothing.
+        """
         forward, backward = self.duration_ns[:, Phase.FORWARD], self.duration_ns[:, Phase.BACKWARD]
         if not self.offloads:
             return np.stack([forward, backward])
@@ -126,28 +147,28 @@ class LayoutCosts:
 
     @property
     def runs_pairs(self) -> bool:
-        """Whether some layout runs forwards beside whole backwards."""
+        """True if some layout runs forwards beside whole backwards."""
         return bool(self.paired_ns.any())
 
     @property
     def offloads(self) -> bool:
-        """Whether anything lies on the host in some layout."""
+        """True if some layout holds states or activations on the host."""
         return bool(self.host_state_bytes.any() or self.host_kept_bytes.any())
 
     def of_rank(self, rank: int) -> LayoutCosts:
-        """Constants of a pipeline rank: the same for all, where there is one node type."""
+        """Return the constants of a pipeline rank. With a single node type all ranks share them."""
         return self
 
     def type_of(self, rank: int) -> int:
-        """Node type of a pipeline rank."""
+        """Return the node type of a pipeline rank."""
         return 0
 
     def crossing_ns(self, stage: int) -> int:
-        """What a transfer between a virtual stage and the next takes beyond ``transfer_ns``."""
+        """Return the time beyond ``transfer_ns`` of a transfer from a virtual stage to the next."""
         return 0
 
     def at(self, row: int) -> LayoutCosts:
-        """One layout, without the layout axis."""
+        """Select one layout and drop the layout axis."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         parts = values.pop("parts").at(row)
         return LayoutCosts(parts, **{name: value[..., row] for name, value in values.items()})
@@ -155,58 +176,73 @@ class LayoutCosts:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Constants of many layouts: ``distinct`` holds every combination once, ``place`` [n] says which is whose."""
+    """Constants of many layouts, each distinct combination stored once."""
 
     distinct: LayoutCosts
     place: IntArray
+    """[n] index in ``distinct`` of each layout."""
 
     def take(self, rows: npt.NDArray[np.integer]) -> CostTable:
-        """The chosen layouts."""
+        """Select layouts."""
         return CostTable(self.distinct, self.place[rows])
 
     @property
     def best(self) -> CostTable:
-        """Constants that no rank undercuts: these, where all are of one node type (else ``MixedTable.best``)."""
+        """Constants that no rank undercuts. With a single node type, these constants (see ``MixedTable.best``)."""
         return self
 
     def at(self, row: int) -> LayoutCosts:
-        """One layout, without the layout axis."""
+        """Select one layout and drop the layout axis."""
         return self.distinct.at(int(self.place[row]))
 
 
 def usable_memory_bytes(problem: Problem) -> int:
-    """Bytes of device memory that a plan may fill, of the node type that has most."""
+    """Return the bytes of device memory that a plan may fill, a maximum over the node types."""
     return max(hardware.usable_bytes for hardware in problem.node_types)
 
 
 def host_capacity_bytes(problem: Problem) -> int:
-    """Bytes of the host's memory that an accelerator may fill, of the node type that has most."""
+    """Return the bytes of host memory that an accelerator may fill, a maximum over the node types."""
     return max(hardware.host_bytes for hardware in problem.node_types)
 
 
 def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
-    """Durations of one layer of each kind without sharded states, [K, Phase, n]: at most what ``layout_costs``
-    says, which adds what ZeRO 2 and 3 do beside the layer."""
+    """Time one layer of each kind without sharded states, in nanoseconds [K, Phase, n].
+
+    A lower bound of ``LayoutCosts.duration_ns``, which adds what ZeRO 2 and 3 send beside the layer.
+    """
     seconds = np.stack([layer_seconds(problem, kind, columns) for kind in problem.model.kinds])
     return np.asarray(_ns(seconds)[:, EXPOSED].sum(axis=1))
 
 
 def least_layer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
-    """Nanoseconds of a layer's kernels alone, [K, Phase, n]: no more than ``layer_durations_ns`` says, wherever
-    the groups of ranks lie. For our own times: another cost model may not tell kernels from communication."""
+    """Time the kernels of one layer of each kind without communication, in nanoseconds [K, Phase, n].
+
+    A lower bound of ``layer_durations_ns`` for every placement of the ranks. Valid only for milpplan's own cost
+    model: a plug-in need not separate kernels from communication.
+    """
     seconds = np.stack([layer_seconds(problem, kind, columns)[Part.COMPUTE] for kind in problem.model.kinds])
     return np.asarray(np.floor(np.minimum(seconds * NS_PER_S, LARGEST)), dtype=np.int64)
 
 
 def layout_costs(problem: Problem, columns: LayoutColumns) -> CostTable:
-    """Constants of every layout, computed once for each distinct combination of the keys that matter."""
-    rows, place = distinct(columns, COST_KEYS, ("rank_order",))
+    """Compute the constants of many layouts, once for each distinct combination of the fields they depend on.
+
+    Args:
+        problem: model, cluster and job; ``problem.hardware`` is the hardware of all ranks here.
+        columns: n layouts.
+
+    Returns:
+        Constants, nanoseconds and bytes, that all n layouts refer to.
+    """
+    rows, index = distinct(columns, COST_KEYS, ("rank_order",))
     part = columns.take(rows)
     costs = _constants(problem, part)
-    return CostTable(offloading.offloaded(problem, part, costs) if part.any_of(*OFFLOADS) else costs, place)
+    return CostTable(offloading.offloaded(problem, part, costs) if part.any_of(*OFFLOADS) else costs, index)
 
 
 def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
+    """Compute the constants of layouts as if nothing were offloaded."""
     layer_rows, layer_inverse = distinct_layers(problem, columns)
     state_rows, state_inverse = distinct(columns, STATE_KEYS, ("rank_order", "pp"))
     layer_part = columns.take(layer_rows)
@@ -221,17 +257,17 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     activations = [layer_activations(problem, kind, layer_part) for kind in kinds]
     deferred = np.stack([layer_deferred_bytes(problem, kind, layer_part) for kind in kinds])
 
-    def kept(name: str) -> IntArray:
+    def activation_bytes(name: str) -> IntArray:
         return _bytes(np.stack([getattr(item, name) for item in activations]))[:, layer_inverse]
 
     transfers = _transfer_ns(problem, columns)
-    ends = _endpoint_states(problem, columns, embedding, head)
+    endpoints = _endpoint_states(problem, columns, embedding, head)
     optimizer = np.stack([states.optimizer_s(problem, state_part, local) for local in parameters])
     sizes = np.stack([states.state_bytes(problem, state_part, local) for local in parameters], axis=1)
     K, modes, shape = len(kinds), offloading.MODES, (len(columns),)
-    ends_ns, none = (_ns(embedding.phases), _ns(head.phases)), np.int64(0)
-    unmoved = (np.broadcast_to(none, (2, modes, K, 2, *shape)), np.broadcast_to(none, (2, K + 2, *shape)))
-    parts = Parts(_ns(seconds), *ends_ns, _ns(zero), *unmoved, layer_inverse)
+    endpoints_ns, zeros = (_ns(embedding.phases), _ns(head.phases)), np.int64(0)
+    no_offload = (np.broadcast_to(zeros, (2, modes, K, 2, *shape)), np.broadcast_to(zeros, (2, K + 2, *shape)))
+    parts = Parts(_ns(seconds), *endpoints_ns, _ns(zero), *no_offload, layer_inverse)
     duration = parts.layer[:, EXPOSED].sum(axis=1)[..., layer_inverse]
     duration[:, ONCE] += parts.zero[:, 0]
     return LayoutCosts(
@@ -239,35 +275,35 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         duration_ns=duration,
         edge_ns=np.moveaxis(duration[:, ONCE], 1, 0),
         paired_ns=paired_ns(problem, layer_part, parts.layer, parts.zero, columns, parts.place),
-        replayed_forward_ns=np.broadcast_to(none, (modes - 1, K, *shape)),
+        replayed_forward_ns=np.broadcast_to(zeros, (modes - 1, K, *shape)),
         embedding_ns=parts.embedding[EXPOSED].sum(axis=0)[:, layer_inverse],
         head_ns=parts.head[EXPOSED].sum(axis=0)[:, layer_inverse],
-        reduce_ns=_ns(np.concatenate([reduce, ends.reduce])),
-        gather_ns=_ns(np.concatenate([gather, ends.gather])),
-        optimizer_ns=_ns(np.concatenate([optimizer[:, state_inverse], ends.optimizer])),
+        reduce_ns=_ns(np.concatenate([reduce, endpoints.reduce])),
+        gather_ns=_ns(np.concatenate([gather, endpoints.gather])),
+        optimizer_ns=_ns(np.concatenate([optimizer[:, state_inverse], endpoints.optimizer])),
         transfer_ns=transfers,
         barrier_ns=_barrier_ns(problem, columns, transfers),
-        state_bytes=_bytes(np.concatenate([sizes[..., state_inverse], ends.state], axis=1)),
-        kept_bytes=kept("kept"),
-        dropped_selective_bytes=kept("dropped_selective"),
-        dropped_full_bytes=kept("dropped_full"),
+        state_bytes=_bytes(np.concatenate([sizes[..., state_inverse], endpoints.state], axis=1)),
+        kept_bytes=activation_bytes("kept"),
+        dropped_selective_bytes=activation_bytes("dropped_selective"),
+        dropped_full_bytes=activation_bytes("dropped_full"),
         embedding_kept_bytes=_bytes(embedding.kept_bytes)[layer_inverse],
         head_kept_bytes=_bytes(head.kept_bytes)[layer_inverse],
         deferred_bytes=_bytes(deferred)[:, layer_inverse],
         head_deferred_bytes=_bytes(head_deferred_bytes(problem, layer_part))[layer_inverse],
-        workspace_bytes=kept("workspace"),
+        workspace_bytes=activation_bytes("workspace"),
         head_workspace_bytes=_bytes(head.workspace_bytes)[layer_inverse],
         buffer_bytes=_bytes(_buffers(problem, state_part, parameters))[state_inverse],
-        host_state_bytes=np.broadcast_to(none, (K + 2, *shape)),
-        host_kept_bytes=np.broadcast_to(none, (modes, K, *shape)),
-        streamed_bytes=np.broadcast_to(none, (K, *shape)),
-        update_bytes=np.broadcast_to(none, (K + 2, *shape)),
+        host_state_bytes=np.broadcast_to(zeros, (K + 2, *shape)),
+        host_kept_bytes=np.broadcast_to(zeros, (modes, K, *shape)),
+        streamed_bytes=np.broadcast_to(zeros, (K, *shape)),
+        update_bytes=np.broadcast_to(zeros, (K + 2, *shape)),
         split_backward=columns.split_backward.astype(np.int64),
     )
 
 
 def _buffers(problem: Problem, part: LayoutColumns, parameters: list[LocalParameters]) -> FloatArray:
-    """Bytes that a GPU holds once for all its layers, [n]: the most that a kind of layer needs."""
+    """Size the buffers that a GPU holds once for all its layers, in bytes [n]: a maximum over the kinds."""
     needed = [
         states.unsharded_buffer_bytes(problem, part, local)
         + states.dummy_gradient_bytes(problem, kind, part, local)
@@ -278,7 +314,7 @@ def _buffers(problem: Problem, part: LayoutColumns, parameters: list[LocalParame
 
 @dataclass(frozen=True, slots=True)
 class _EndpointStates:
-    """State costs of the embedding and the head, stacked: arrays [2, n]; ``state`` [3, 2, n]."""
+    """Costs of the states of embedding and head: seconds [2, n], and bytes ``state`` [3, 2, n]."""
 
     reduce: FloatArray
     gather: FloatArray
@@ -289,9 +325,12 @@ class _EndpointStates:
 def _endpoint_states(
     problem: Problem, columns: LayoutColumns, embedding: Endpoint, head: Endpoint
 ) -> _EndpointStates:
-    """A tied head on another stage than the embedding keeps its own copy, and the two gradients are summed by
-    an all-reduce between the first and the last stage (Megatron-LM
-    core/distributed/finalize_model_grads.py). On the same rank both are one matrix."""
+    """Compute the costs of the states of embedding and head.
+
+    A tied head on another rank than the embedding keeps its own copy of the matrix, and an all-reduce between the
+    first and the last stage sums the two gradients. On the same rank both share a single matrix.
+    Source: Megatron-LM core/distributed/finalize_model_grads.py.
+    """
     rows, inverse = distinct(columns, (*STATE_KEYS, "pp", "ends_meet"), ("rank_order",))
     part = columns.take(rows)
     # The root unit of a sharded model stays gathered (PyTorch FSDP2, reshard_after_forward of the root).
@@ -324,12 +363,22 @@ def _sharding(
     columns: LayoutColumns,
     compute: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds of gradient and parameter communication of the layers: reductions and gathers once a step [K, n],
-    and what is added to every micro-batch (``Parts.zero``).
+    """Time the gradient and parameter communication of the layers.
 
-    Stages 0 and 1 reduce once a step, stage 1 and 2 gather once a step. Stage 2 reduces and stage 3 gathers and
-    reduces in every micro-batch, beside the layer's ``compute`` [K, 3, n]: reductions beside the weight gradients
-    where these run by themselves, else beside the backward.
+    ZeRO stages 0 and 1 reduce once a step; stages 1 and 2 gather once a step. In every micro-batch, stage 2
+    reduces, and stage 3 gathers and reduces, beside the layer's compute. Reductions run beside the weight
+    gradients where these are work items of their own, else beside the backward.
+
+    Args:
+        part: the layouts with distinct states; ``parameters`` and ``inverse`` refer to them.
+        parameters: local parameters of a layer of each kind.
+        inverse: [n] index in ``part`` of each layout.
+        columns: n layouts.
+        compute: seconds of a layer to hide communication beside, [K, 3, n] in the phases ``ONCE``.
+
+    Returns:
+        Seconds: reductions once a step [K, n], gathers once a step [K, n], and communication in every micro-batch
+        [K, 2, 3, n] as in ``Parts.zero``.
     """
     reduce = np.stack([states.reduce_s(problem, part, local) for local in parameters])[:, inverse]
     gather = np.stack([states.gather_s(problem, part, local) for local in parameters])[:, inverse]
@@ -339,11 +388,11 @@ def _sharding(
     forward = np.where(stage[rows] == 3, gather[:, rows], 0.0)
     replicas = placement.replicas(columns.take(rows))
     share = collectives.processor_fraction(problem.hardware, *replicas)
-    late = columns.split_backward[rows]
-    backward = np.zeros_like(forward) if problem.inference else np.where(late, 0.0, reduce[:, rows]) + forward
-    busy_in = [forward, backward, np.where(late, reduce[:, rows], 0.0)]
-    for phase, busy in enumerate(busy_in if late.any() else busy_in[:2]):
-        exposed, hidden = collectives.overlap_s(busy, compute[:, phase, rows], share)
+    split = columns.split_backward[rows]
+    backward = np.zeros_like(forward) if problem.inference else np.where(split, 0.0, reduce[:, rows]) + forward
+    by_phase = [forward, backward, np.where(split, reduce[:, rows], 0.0)]
+    for phase, communication in enumerate(by_phase if split.any() else by_phase[:2]):
+        exposed, hidden = collectives.overlap_s(communication, compute[:, phase, rows], share)
         zero[:, 0, phase, rows], zero[:, 1, phase, rows] = exposed, hidden
     once = np.where(stage >= 2, 0.0, reduce)
     gathers = ((stage == 1) | (stage == 2)) & (not problem.inference)
@@ -351,28 +400,30 @@ def _sharding(
 
 
 def _transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
-    """Between stages, in distinct rows (``transfer_s``)."""
+    """Time a transfer between neighbouring stages, in nanoseconds [n] (``transfer_s``)."""
     keys = ("tp", "cp", "dp", "pp", "micro_batch_size", "sequence_parallel", "pp_scatter_gather")
     rows, inverse = distinct(columns, keys, ("rank_order",))
     return _ns(transfer_s(problem, columns.take(rows)))[inverse]
 
 
 def crossing_transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
-    """Between stages on two node types, [n] (``crossing_transfer_s``)."""
+    """Time a transfer between stages on two node types, in nanoseconds [n] (``crossing_transfer_s``)."""
     return _ns(crossing_transfer_s(problem, columns))
 
 
 def step_overhead_ns(problem: Problem) -> int:
-    """What the framework does once a step beside nothing else; the longest of the node types."""
+    """Return the framework's overhead of a step that nothing hides, a maximum over the node types."""
     return int(_ns(np.array(max(hardware.software.step_overhead_s for hardware in problem.node_types))))
 
 
 def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -> IntArray:
-    """What follows the last reduction: the global gradient norm, what groups across domains take once a step, and
-    the framework's overhead of a step.
+    """Time the barrier after the last reduction, in nanoseconds [n].
 
-    Forwards alone run through the graph of GPipe with backwards of no length: its last one is on rank 0 exactly
-    P - 1 transfers after the last forward on rank P - 1, so that these are taken off again.
+    It holds the global gradient norm, the overhead per step of tensor-parallel groups across domains, and the
+    framework's overhead of a step.
+
+    An inference job runs through the graph of GPipe with backwards of length 0. The last backward, on rank 0, ends
+    exactly P - 1 transfers after the last forward on rank P - 1, so these transfers are subtracted.
     """
     if problem.inference:
         return np.asarray(step_overhead_ns(problem) - (columns.pp - 1) * transfers)
@@ -382,10 +433,10 @@ def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -
 
 
 def _ns(seconds: FloatArray) -> IntArray:
-    """Whole nanoseconds."""
+    """Round seconds to whole nanoseconds, at most ``LARGEST``."""
     return np.rint(np.minimum(np.asarray(seconds) * NS_PER_S, LARGEST)).astype(np.int64)
 
 
 def _bytes(values: FloatArray) -> IntArray:
-    """Whole bytes, rounded up; capped like nanoseconds."""
+    """Round up to whole bytes, at most ``LARGEST``. The small slack absorbs rounding errors of floats."""
     return np.ceil(np.minimum(np.asarray(values) - 1e-6, LARGEST)).astype(np.int64)
