@@ -1,7 +1,7 @@
-"""Time of one accelerator's work: matrix products, memory-bound operators, flash attention.
+"""Times of kernels on one accelerator: matrix products, memory-bound operators, flash attention.
 
-Every function broadcasts floats and NumPy arrays together and returns seconds as float64 in the broadcast
-shape (zero-dimensional for scalars). Nothing to do costs nothing: a zero size gives exactly 0, no latency.
+Every function broadcasts floats and NumPy arrays and returns seconds as float64 in the broadcast shape
+(zero-dimensional for scalars). A size of zero gives exactly 0 seconds, without latency.
 """
 
 from __future__ import annotations
@@ -23,16 +23,31 @@ Mask = Literal["causal", "full"]
 BF16_BYTES = 2
 FP8_BYTES = 1
 EXPOSED_SUM_FRACTION = 0.6
+"""Share of the traffic of accumulated gradients that the next tile does not hide.
+
+Fitted to products of 100 us and more in MooreThreads/SimuMax@4dcaae513, 436 on B200 and 182 on A100: the median
+absolute errors are 5.8 and 2.3 %, without the term 7.3 and 3.0 %, with all of the traffic 5.2 and 3.6 %.
+"""
 UNALIGNED_VECTOR_EFFICIENCY = 0.5
+"""Share of the vector rate that unaligned products reach. Fitted to BLOOM's runs on A100 with head sizes 108, 150
+and 450 (8 to 11 TFLOP/s against those with 144 and 216)."""
 ATTENTION_TILE_ROWS = 128
 """Queries of one block of flash attention (Dao 2023, section 3.3)."""
 LAST_TILE_FRACTION = 0.65
-"""Part of its longest tile that a processor works on after the others are done, in the mean."""
+"""Mean share of its longest tile that a processor still works on when the other processors are done.
+
+Fitted to 1,234 causal forwards on A100 with 128 * 2 processors over (batch * heads * length) above 0.06
+(ai-dynamo/aiconfigurator@095f58a51, head size 128): the median error by class of size is within 9 % instead of -2
+to -60 %. Kernels of MooreThreads/SimuMax@4dcaae513 (4096 tokens, head size 128) with 8 to 64 heads: forward on
+A100 within 5 % instead of -36, on B200 -42 (8 heads) to -1 instead of -66 to -9. The backward adds the tiles once,
+not 2.5 times: chosen on its kernels in the second source, within 9 % on A100 and 11 % on B200 instead of -25 and
+-20; 2.5 times would be up to 15 and 47 % too slow. With 4 heads all are too fast.
+"""
 
 
 @lru_cache(maxsize=256)
 def _table_arrays(table: GemmTable) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Logarithms of the axes m, n, k and the efficiencies, shape [m, n, k]."""
+    """Return the logarithms of the axes m, n, k and the efficiencies, shape [m, n, k]."""
     axes = (np.log(np.array(axis, dtype=np.float64)) for axis in (table.m, table.n, table.k))
     log_m, log_n, log_k = axes
     return log_m, log_n, log_k, np.array(table.efficiency, dtype=np.float64)
@@ -40,24 +55,29 @@ def _table_arrays(table: GemmTable) -> tuple[FloatArray, FloatArray, FloatArray,
 
 @lru_cache(maxsize=256)
 def _curve_arrays(curve: SizeCurve) -> tuple[FloatArray, FloatArray]:
-    """Logarithms of the sizes, and the values."""
+    """Return the logarithms of a curve's sizes, and its values."""
     return np.log(np.array(curve.size, dtype=np.float64)), np.array(curve.value, dtype=np.float64)
 
 
 def log_of(size: Numbers) -> FloatArray:
-    """Natural logarithm of sizes; anything below the smallest normal float counts as that."""
+    """Take the natural logarithm of sizes, which are raised to the smallest normal float."""
     return np.log(np.maximum(np.asarray(size, dtype=np.float64), np.finfo(np.float64).tiny))
 
 
 def grid_position(log_axis: FloatArray, log_size: FloatArray) -> tuple[npt.NDArray[np.intp], FloatArray]:
-    """Index of the grid point below each value and the weight in [0, 1] of the next one; clamped outside."""
+    """Locate values on an axis.
+
+    Returns:
+        Index of the grid point below each value, and the weight in [0, 1] of the next grid point. Values outside
+        the axis are clamped.
+    """
     position = np.interp(log_size, log_axis, np.arange(len(log_axis), dtype=np.float64))
     below = np.minimum(position.astype(np.intp), max(len(log_axis) - 2, 0))
     return below, position - below
 
 
 def interpolate_curve(curve: SizeCurve, size: Numbers) -> FloatArray:
-    """Value of a curve, linear in log(size) between its points and constant outside.
+    """Interpolate a curve: linear in log(size) between its points, constant outside.
 
     size: any shape; returns the same shape.
     """
@@ -66,7 +86,7 @@ def interpolate_curve(curve: SizeCurve, size: Numbers) -> FloatArray:
 
 
 def interpolate_table(table: GemmTable, m: Numbers, n: Numbers, k: Numbers) -> FloatArray:
-    """Efficiency of an (m x k)(k x n) product, trilinear in (log m, log n, log k), constant outside the grid.
+    """Interpolate the efficiency of an (m x k)(k x n) product: trilinear in logarithms, constant outside.
 
     m, n, k: any shapes that broadcast; returns the broadcast shape.
     """
@@ -88,7 +108,7 @@ def interpolate_table(table: GemmTable, m: Numbers, n: Numbers, k: Numbers) -> F
 
 
 def engine_of(accelerator: Accelerator, precision: GemmPrecision) -> Precision:
-    """The matrix engine of a number format.
+    """Return the matrix engine of a number format.
 
     Raises:
         InvalidInputError: the accelerator has no such engine.
@@ -106,7 +126,7 @@ def engine_of(accelerator: Accelerator, precision: GemmPrecision) -> Precision:
 def _gemm_kernel_s(
     accelerator: Accelerator, precision: GemmPrecision, m: Numbers, n: Numbers, k: Numbers
 ) -> FloatArray:
-    """Seconds of one product without launch latency: max(flops / rate, bytes / bandwidth)."""
+    """Time one product without launch latency: max(flops / rate, bytes / bandwidth), in seconds."""
     engine = engine_of(accelerator, precision)
     m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
     flops_per_s = engine.peak_flops_per_s * engine.sustained * interpolate_table(engine.gemm, m, n, k)
@@ -115,19 +135,22 @@ def _gemm_kernel_s(
 
 
 def gemm_bytes(precision: GemmPrecision, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-    """Bytes that one product (m x k)(k x n) reads and writes: b (m k + k n) + 2 m n, with b = 2 in bf16 and 1 in
-    fp8, output in bf16. m, n, k: elements, any shapes that broadcast. Source: each operand passes memory once."""
+    """Count the bytes that one product (m x k)(k x n) reads and writes.
+
+    b (m k + k n) + 2 m n, with b = 2 in bf16 and 1 in fp8, output in bf16: each operand passes memory once.
+    m, n, k: elements, any shapes that broadcast.
+    """
     input_bytes = FP8_BYTES if precision == "fp8" else BF16_BYTES
     return input_bytes * (m * k + k * n) + BF16_BYTES * m * n
 
 
 def gemm_s(accelerator: Accelerator, precision: GemmPrecision, m: Numbers, n: Numbers, k: Numbers) -> FloatArray:
-    """Time of one matrix product (m x k)(k x n).
+    """Time one matrix product (m x k)(k x n).
 
     max(2 m n k / (peak * sustained * eff(m, n, k)), (b (m k + k n) + 2 m n) / (bandwidth * eff_bw)) + kernel
     latency, with b = 2 bytes an input element in bf16 and 1 in fp8, output in bf16; 0 where m n k = 0.
     m, n, k: elements, any shapes that broadcast; returns seconds.
-    Source: roofline (Williams et al. 2009) with a measured compute ceiling, see the hardware file's table.
+    Source: roofline (Williams et al. 2009) with a measured compute ceiling, the table of the hardware file.
     """
     return batched_gemm_s(accelerator, precision, m, n, k, 1.0)
 
@@ -140,11 +163,11 @@ def batched_gemm_s(
     k: Numbers,
     count: Numbers,
 ) -> FloatArray:
-    """Time of ``count`` equal products launched as one grouped product (the experts of one rank).
+    """Time ``count`` equal products launched as one grouped product (the experts of one rank).
 
-    count * max(compute, memory) of one product + one kernel latency; 0 where count m n k = 0. The efficiency
-    is that of the single shape, so this is an upper bound where one product does not fill the accelerator.
-    m, n, k, count: any shapes that broadcast; returns seconds. Source: as ``gemm_s``.
+    count * max(compute, memory) of a product + a single kernel latency; 0 where count m n k = 0. The efficiency is
+    that of the single shape: an upper bound where a product does not fill the accelerator.
+    m, n, k, count: any shapes that broadcast; returns seconds. Source: see ``gemm_s``.
     """
     kernel = np.asarray(count, dtype=np.float64) * _gemm_kernel_s(accelerator, precision, m, n, k)
     empty = (np.asarray(m) == 0) | (np.asarray(n) == 0) | (np.asarray(k) == 0) | (np.asarray(count) == 0)
@@ -161,15 +184,13 @@ def weight_gradient_s(
     sum_bytes: int,
     fused: bool = True,
 ) -> FloatArray:
-    """Time of ``count`` products (m x k)(k x n) that each add to a sum of ``sum_bytes`` bytes an element.
+    """Time ``count`` products (m x k)(k x n) that each add to a sum of ``sum_bytes`` bytes an element.
 
     ``batched_gemm_s``, which writes 2 bytes an element, plus 0.6 * count m n (2 sum_bytes - 2) / (bandwidth *
-    eff_bw): the sum is read and written at the end of each tile, partly beside the next one. Where the sum is not
+    eff_bw): each tile reads and writes the sum at its end, partly beside the next tile. Where the sum is not
     ``fused`` into the product, another kernel reads the product and the sum and writes the sum: count m n (2 +
-    2 sum_bytes) / (bandwidth * eff_bw), beside nothing. m, n, k, count: any shapes that broadcast.
-    Source: gradient accumulation fusion, Megatron-LM core/tensor_parallel/layers.py. The 0.6 is fitted to products
-    of 100 us and more in MooreThreads/SimuMax@4dcaae513, 436 on B200 and 182 on A100: the median absolute errors
-    are 5.8 and 2.3 %, without the term 7.3 and 3.0 %, with all of the traffic 5.2 and 3.6 %.
+    2 sum_bytes) / (bandwidth * eff_bw), which nothing hides. m, n, k, count: any shapes that broadcast.
+    Source: gradient accumulation fusion, Megatron-LM core/tensor_parallel/layers.py; ``EXPOSED_SUM_FRACTION``.
     """
     product = batched_gemm_s(accelerator, precision, m, n, k, count)
     elements = np.asarray(count, dtype=np.float64) * np.asarray(m) * np.asarray(n)
@@ -182,12 +203,12 @@ def weight_gradient_s(
 def batched_small_gemm_s(
     accelerator: Accelerator, m: Numbers, n: Numbers, k: Numbers, count: Numbers, aligned: bool
 ) -> FloatArray:
-    """Time of ``count`` equal bf16 products in one batched launch, as unfused attention has a head.
+    """Time ``count`` equal bf16 products in one batched launch, as in unfused attention with a product a head.
 
     ``batched_gemm_s``; where a size is no multiple of 8 elements (16 bytes) at least 2 count m n k / (0.5 *
     vector rate), because cuBLAS then leaves the matrix engine.
-    Source: NVIDIA, Matrix multiplication background user's guide (alignment to 16 bytes). The half is fitted to
-    BLOOM's runs on A100 with head sizes 108, 150 and 450 (8 to 11 TFLOP/s against those with 144 and 216).
+    Source: NVIDIA, Matrix multiplication background user's guide (alignment to 16 bytes);
+    ``UNALIGNED_VECTOR_EFFICIENCY``.
     """
     seconds = batched_gemm_s(accelerator, "bf16", m, n, k, count)
     if aligned or accelerator.vector_flops_per_s is None:
@@ -198,7 +219,7 @@ def batched_small_gemm_s(
 
 
 def memory_bound_s(accelerator: Accelerator, num_bytes: Numbers) -> FloatArray:
-    """Time of an operator limited by device memory (norms, activations, casts, optimizer steps).
+    """Time an operator limited by device memory (norms, activations, casts, optimizer steps).
 
     num_bytes / (bandwidth * eff_bw) + kernel latency; 0 where num_bytes = 0.
     num_bytes: bytes read plus written, any shape; returns seconds. Source: roofline (Williams et al. 2009).
@@ -209,16 +230,11 @@ def memory_bound_s(accelerator: Accelerator, num_bytes: Numbers) -> FloatArray:
 
 
 def last_tile_flops(accelerator: Accelerator, keys: Numbers, width: Numbers) -> FloatArray:
-    """FLOPs that flash attention loses to processors that have run out of tiles, forward and once more backward.
+    """Count the FLOPs that flash attention loses to processors without a tile at the end of a kernel.
 
     0.65 * processors * 128 queries * keys * 2 * width, with ``keys`` of the longest tile and ``width`` the head
-    sizes of queries and values together. Fitted to 1,234 causal forwards on A100 with 128 * 2 processors over
-    (batch * heads * length) above 0.06 (ai-dynamo/aiconfigurator@095f58a51, head size 128): the median error by
-    class of size is within 9 % instead of -2 to -60 %. Kernels of MooreThreads/SimuMax@4dcaae513 (4096 tokens,
-    head size 128) with 8 to 64 heads: forward on A100 within 5 % instead of -36, on B200 -42 (8 heads) to -1
-    instead of -66 to -9. That the backward adds it once, not 2.5 times, was chosen on its kernels there: within
-    9 % on A100 and 11 % on B200, instead of -25 and -20; 2.5 times would be up to 15 and 47 % too slow. With 4
-    heads all are too fast.
+    sizes of queries and values together. The forward and the backward each lose them once.
+    Source: fitted, see ``LAST_TILE_FRACTION``.
     """
     waste = LAST_TILE_FRACTION * accelerator.num_processors * ATTENTION_TILE_ROWS
     return np.asarray(waste * 2.0 * np.asarray(keys) * np.asarray(width), dtype=np.float64)
@@ -232,11 +248,15 @@ def flash_attention_flops(
     width: Numbers,
     tiles: tuple[Numbers, Numbers],
 ) -> tuple[FloatArray, FloatArray]:
-    """FLOPs of flash attention forward and backward, those lost to the last tiles included.
+    """Count the FLOPs of flash attention forward and backward, with the FLOPs lost to the last tiles.
 
-    forward: 2 * tokens * keys * heads * width + last tiles; backward: 2.5 times the first plus the last tiles.
-    ``keys`` a query attends to on average; ``width``: head sizes of queries and values together; ``tiles``: how
-    many kernels there are, and the keys of the longest tile in each.
+    forward: 2 * tokens * keys * heads * width + last tiles; backward: 2.5 times the first term + last tiles.
+
+    Args:
+        keys: mean number of keys that a query attends to.
+        width: head sizes of queries and values together.
+        tiles: number of kernels, and keys of the longest tile in each.
+
     Source: FlashAttention-2 (Dao 2023) section 4.1 for the factor 2.5; ``last_tile_flops``.
     """
     flops = 2 * np.asarray(tokens, dtype=np.float64) * keys * heads * width
@@ -245,39 +265,42 @@ def flash_attention_flops(
 
 
 def average_keys(sequence_length: Numbers, window: int | None, mask: Mask = "causal") -> FloatArray:
-    """Keys a query attends to on average under a causal mask: w - w^2/(2s) with a window of w keys, at most s, so
-    s/2 without one. Under a full mask s, and a window is not known. Any shape."""
+    """Average the number of keys that a query attends to.
+
+    Causal mask: w - w^2/(2s) with a window of w keys, at most s, so s/2 without a window. Full mask: s; windows
+    are not supported. Any shape.
+    """
     length = np.asarray(sequence_length, dtype=np.float64)
     if mask == "full":
         assert window is None
         return length
-    seen = length if window is None else np.minimum(length, window)
-    return np.asarray(seen - seen * seen / (2 * length))
+    visible = length if window is None else np.minimum(length, window)
+    return np.asarray(visible - visible * visible / (2 * length))
 
 
 def _attention_s(
     accelerator: Accelerator, curve: SizeCurve, flops: Numbers, sequence_length: Numbers
 ) -> FloatArray:
-    """flops / (bf16 peak * curve(length)) + kernel latency; 0 where flops = 0."""
+    """Time attention: flops / (bf16 peak * curve(length)) + kernel latency; 0 where flops = 0."""
     work = np.asarray(flops, dtype=np.float64)
     flops_per_s = accelerator.bf16.peak_flops_per_s * interpolate_curve(curve, sequence_length)
     return np.where(work == 0, 0.0, work / flops_per_s + accelerator.kernel_latency_s)
 
 
 def attention_forward_s(accelerator: Accelerator, flops: Numbers, sequence_length: Numbers) -> FloatArray:
-    """Time of a flash-attention forward: flops / (bf16 peak * eff_fwd(sequence_length)) + kernel latency.
+    """Time a flash-attention forward: flops / (bf16 peak * eff_fwd(sequence_length)) + kernel latency.
 
-    flops: what is computed (causal attention counts half the square), sequence_length: tokens that set the
+    flops: computed FLOPs (causal attention counts half the square); sequence_length: tokens that set the
     efficiency; any shapes that broadcast; returns seconds.
-    Source: FlashAttention-2 (Dao 2023) section 4.1 counts FLOPs so; the curve is in the hardware file.
+    Source: FlashAttention-2 (Dao 2023) section 4.1 for the count of FLOPs; the curve is in the hardware file.
     """
     return _attention_s(accelerator, accelerator.attention_forward, flops, sequence_length)
 
 
 def attention_backward_s(accelerator: Accelerator, flops: Numbers, sequence_length: Numbers) -> FloatArray:
-    """Time of a flash-attention backward: flops / (bf16 peak * eff_bwd(sequence_length)) + kernel latency.
+    """Time a flash-attention backward: flops / (bf16 peak * eff_bwd(sequence_length)) + kernel latency.
 
-    flops: 2.5 times the forward's; shapes and units as ``attention_forward_s``.
+    flops: 2.5 times those of the forward; shapes and units as in ``attention_forward_s``.
     Source: FlashAttention-2 (Dao 2023) section 4.1 for the factor 2.5; the curve is in the hardware file.
     """
     return _attention_s(accelerator, accelerator.attention_backward, flops, sequence_length)

@@ -1,12 +1,14 @@
 """Time of one decoder layer on one GPU for one micro-batch, by phase and by part.
 
-Every quantity broadcasts over the rows of a ``LayoutColumns``. The sum over the exposed parts is the
-duration that the pipeline graph sees; hidden parts are reported, never added.
+Every quantity broadcasts over the rows of a ``LayoutColumns``. The exposed parts add up to the duration that the
+pipeline graph uses. Hidden parts are reported, but never added.
 
-Operators follow Megatron-LM's layer (source: Shoeybi et al. 2019 section 3 for tensor parallelism;
-Korthikanti et al. 2022 section 4 for sequence parallelism; Liu et al. 2023, Ring Attention, for context
-parallelism; Shazeer et al. 2017 and Megatron-LM core/transformer/moe for experts; DeepSeek-V2 section 2.1
-for latent attention).
+``layer_seconds`` is the entry: it adds operator after operator to a ``Tally``. ``Shard`` holds the share of a
+micro-batch that a GPU works on. Operators follow Megatron-LM's layer.
+
+Sources: Shoeybi et al. 2019 section 3 for tensor parallelism; Korthikanti et al. 2022 section 4 for sequence
+parallelism; Liu et al. 2023, Ring Attention, for context parallelism; Shazeer et al. 2017 and Megatron-LM
+core/transformer/moe for experts; DeepSeek-V2 section 2.1 for latent attention.
 """
 
 from __future__ import annotations
@@ -41,12 +43,15 @@ FP32_BYTES = 4
 
 
 class Product(NamedTuple):
-    """Seconds of a linear layer's three products; ``size``: tokens, width of the output, width of the input."""
+    """Times of a linear layer's three matrix products, in seconds."""
 
     forward: FloatArray
     dgrad: FloatArray
+    """Gradient of the input."""
     wgrad: FloatArray
+    """Gradient of the weights."""
     size: tuple[FloatArray, FloatArray | float, FloatArray | float]
+    """Tokens, width of the output, width of the input."""
 
 
 CoreSeconds = tuple[FloatArray, FloatArray]
@@ -55,7 +60,7 @@ CoreSeconds = tuple[FloatArray, FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The share of one micro-batch that a GPU works on; arrays of shape [num_layouts]."""
+    """Share of one micro-batch that a GPU works on; arrays of shape [num_layouts]."""
 
     problem: Problem
     columns: LayoutColumns
@@ -65,12 +70,12 @@ class Shard:
     sequence_tp: FloatArray
     """Divisor of tensors outside the tensor-parallel region: tp with sequence parallelism, else 1."""
     core: CoreSeconds | None = None
-    """Of sequences of several lengths packed into the micro-batch (``milpplan.simulation.packed_sequences``);
-    None: all have the job's length."""
+    """Times of attention for sequences of several lengths that are packed into the micro-batch
+    (``milpplan.simulation.packed_sequences``); None: all sequences have the job's length."""
 
     @staticmethod
     def of(problem: Problem, columns: LayoutColumns, core: CoreSeconds | None = None) -> Shard:
-        """The shard of every layout."""
+        """Cut the shard of every layout."""
         tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
         tp = columns.tp.astype(np.float64)
         return Shard(problem, columns, tokens, tp, np.where(columns.sequence_parallel, tp, 1.0), core)
@@ -102,11 +107,11 @@ class Shard:
 
     @property
     def fused_sums(self) -> bool:
-        """Whether products of weight gradients add to the sums themselves."""
+        """True if the products of weight gradients add to the accumulated gradients themselves."""
         return self.problem.hardware.software.fused_gradient_sums
 
     def gemm(self, m: FloatArray, n: FloatArray | float, k: FloatArray | float) -> Product:
-        """Seconds of forward, input gradient and weight gradient of a linear layer of m tokens, k to n.
+        """Time forward, input gradient and weight gradient of a linear layer of m tokens from width k to n.
 
         fp8 adds one pass over the inputs (read bf16, write fp8 and its transpose) before each product.
         """
@@ -120,19 +125,24 @@ class Shard:
         return Product(forward, dgrad, wgrad, (m, n, k))
 
     def memory_bound(self, num_bytes: FloatArray | float) -> FloatArray:
-        """Seconds of a memory-bound operator."""
+        """Time a memory-bound operator, in seconds."""
         return np.asarray(kernels.memory_bound_s(self.problem.hardware.accelerator, num_bytes))
 
 
 def layer_seconds(
     problem: Problem, kind: LayerRun, columns: LayoutColumns, core: CoreSeconds | None = None
 ) -> FloatArray:
-    """Seconds of one layer of ``kind``: array [Part, Phase, num_layouts]; ``core`` as in ``Shard``.
+    """Time one layer with the cost model that the hardware description names.
 
-    ``Phase.SELECTIVE`` and ``Phase.FULL`` are what recomputing the layer adds to its backward. ``Phase.WEIGHT``
-    holds the products of weight gradients where the schedule runs them by themselves, else nothing: they are in
-    the backward. ZeRO parts are added by ``milpplan.simulation.layout_costs``, because they depend on the
-    data-parallel group.
+    Args:
+        problem: model, hardware and job.
+        kind: the layer.
+        columns: layouts.
+        core: times of attention as in ``Shard``.
+
+    Returns:
+        Seconds [Part, Phase, num_layouts]. The ZeRO parts are 0: they depend on the data-parallel group, and
+        ``milpplan.simulation.layout_costs`` adds them.
     """
     return replaced_seconds(problem, kind, columns, layer_tally(problem, kind, columns, core).seconds)
 
@@ -140,7 +150,7 @@ def layer_seconds(
 def layer_tally(
     problem: Problem, kind: LayerRun, columns: LayoutColumns, core: CoreSeconds | None = None
 ) -> Tally:
-    """``layer_seconds`` with the collectives that the layer calls."""
+    """Sum the operators of one layer in milpplan's own cost model, with the calls of its collectives."""
     shard = Shard.of(problem, columns, core)
     tally = Tally.empty(columns.split_backward)
     _norms_and_residuals(shard, kind, tally)
@@ -164,30 +174,30 @@ def layer_tally(
 
 
 def _wait_for_launches(shard: Shard, tally: Tally) -> None:
-    """What the device waits for the host where a layer's kernels are shorter than their launches.
+    """Add the device's waits for the host where a layer's kernels are shorter than their launches.
 
-    A forward takes at least layer_launch_s + what its collectives take to call (``calls.call_s``), a backward
-    twice the first and its own collectives, of which weight gradients that run by themselves take one.
-    Communication counts as busy: a wait for launches hides it. Source: nanotron's benchmark sweeps
-    (docs/accuracy.md): a layer takes the longer of its kernels and a time that depends neither on the model's
-    width nor on the micro-batch.
+    The host needs layer_launch_s and the calls of the collectives (``call_s``) for a forward, and 2 layer_launch_s
+    and its calls for a backward. Weight gradients that run by themselves take one layer_launch_s of the two.
+    Communication counts as device work: it hides in a wait for launches. Source: nanotron's benchmark sweeps
+    (docs/accuracy.md), where a layer takes the maximum of its kernels and a time that depends neither on the
+    model's width nor on the micro-batch.
     """
     for phase in ONCE if tally.any_split else ONCE[:2]:
         host = host_seconds(shard.problem, tally, phase)
-        busy = tally.seconds[EXPOSED, phase].sum(axis=0)
-        tally.exposed(Part.LAUNCH, phase, np.maximum(host - busy, 0.0))
+        device = tally.seconds[EXPOSED, phase].sum(axis=0)
+        tally.exposed(Part.LAUNCH, phase, np.maximum(host - device, 0.0))
 
 
 def host_seconds(problem: Problem, tally: Tally, phase: Phase) -> FloatArray:
-    """What the host needs for the kernels and collectives of a phase of a layer, [num_layouts]."""
-    software, apart = problem.hardware.software, tally.split.astype(np.float64)
-    times = {Phase.FORWARD: np.ones_like(apart), Phase.BACKWARD: 2.0 - apart, Phase.WEIGHT: apart}
-    host = times[phase] * software.layer_launch_s + tally.called_s[phase]
+    """Time the host for the kernels and collectives of a phase of a layer, in seconds [num_layouts]."""
+    software, split = problem.hardware.software, tally.split.astype(np.float64)
+    num_launches = {Phase.FORWARD: np.ones_like(split), Phase.BACKWARD: 2.0 - split, Phase.WEIGHT: split}
+    host = num_launches[phase] * software.layer_launch_s + tally.called_s[phase]
     return np.asarray(host)
 
 
 def core_shape(attention: Attention, tp: FloatArray) -> tuple[FloatArray, tuple[int, int], int | None]:
-    """Heads of a tensor-parallel rank, the sizes of one head's queries and values, and the window of keys."""
+    """Return the heads of a tensor-parallel rank, a head's query and value sizes, and the window of keys."""
     heads = attention.num_attention_heads / tp
     if isinstance(attention, LatentAttention):
         qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
@@ -203,12 +213,20 @@ def flash_core_s(
     num_kernels: Numbers,
     mask: Mask = "causal",
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds of flash attention forward and backward on a rank's ``tokens``, all in sequences of one length, with
-    the last tiles of ``num_kernels`` kernels. Any shapes that broadcast with the shard's rows.
+    """Time flash attention on a rank's tokens, all in sequences of one length.
 
     FLOPs forward: 2 * tokens * keys * heads * (qk_size + v_size), backward 2.5 times as many (Dao 2023, section
-    4.1); to both comes what the last tiles waste in each kernel. Rates are those of causal
-    kernels under either mask (full ones were not measured).
+    4.1), and in both the FLOPs that the last tiles of each kernel lose (``kernels.last_tile_flops``).
+
+    Args:
+        shard: share of the micro-batch.
+        attention: attention of the layer.
+        sequence_length, tokens, num_kernels: any shapes that broadcast with the shard's rows.
+        mask: keys that a query attends to. Rates are those of causal kernels under either mask; full kernels were
+            not measured.
+
+    Returns:
+        Seconds forward and backward, in the broadcast shape.
     """
     gpu, rate = shard.problem.hardware.accelerator, shard.problem.hardware.software.attention_efficiency
     heads, sizes, window = core_shape(attention, shard.tp)
@@ -221,23 +239,26 @@ def flash_core_s(
 
 
 def _norms_and_residuals(shard: Shard, kind: LayerRun, tally: Tally) -> None:
-    """Norms (read x, write y) are replayed by selective recomputation with flash attention; residual adds
-    (with bias and dropout fused) read two tensors and write one."""
+    """Add norms (read x, write y) and residual adds (read two tensors, write one; bias and dropout are fused).
+
+    With flash attention, selective recomputation replays the norms.
+    """
     elements = shard.tokens * shard.hidden / shard.sequence_tp
     norm = shard.memory_bound(2 * BF16_BYTES * elements * shard.problem.hardware.software.norm_traffic)
-    modules = shard.problem.job.attention_kernel == "flash"
+    flash = shard.problem.job.attention_kernel == "flash"
     for _ in range(kind.num_norms):
-        tally.compute(norm, 1.5 * norm, selective=modules)
+        tally.compute(norm, 1.5 * norm, selective=flash)
     residual = shard.memory_bound(3 * BF16_BYTES * elements)
     tally.compute(2 * residual, 2 * residual)
 
 
 def kv_heads_per_rank(attention: GroupedQueryAttention, tp: FloatArray) -> FloatArray:
-    """Key/value heads a tensor-parallel rank holds; replicated when there are fewer than tp."""
+    """Return the key/value heads of a tensor-parallel rank; fewer heads than tp are replicated."""
     return np.maximum(attention.num_key_value_heads / tp, 1.0)
 
 
 def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tally: Tally) -> None:
+    """Add the projections, rotary positions and attention of a grouped-query attention."""
     tokens, tp = shard.tokens, shard.tp
     q_width = attention.num_attention_heads * attention.head_dim / tp
     kv_width = 2 * kv_heads_per_rank(attention, tp) * attention.head_dim
@@ -248,21 +269,27 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
         rope = np.zeros_like(tokens)
     if attention.qk_norm != "none":
         rope = 2 * rope
-    tally.compute(qkv[0] + out[0] + rope, qkv[1] + qkv[2] + out[1] + out[2] + rope, qkv[2] + out[2])
+    tally.compute(
+        qkv.forward + out.forward + rope,
+        qkv.dgrad + qkv.wgrad + out.dgrad + out.wgrad + rope,
+        qkv.wgrad + out.wgrad,
+    )
     _linear_pair(shard, tally, (qkv,), out)
     _core_attention(shard, tally, attention, BF16_BYTES * tokens * kv_width)
 
 
 def has_operator_checkpoints(problem: Problem, kind: LayerRun) -> bool:
-    """Whether selective recomputation of the layer goes product by product (``Software.operator_checkpoints``)."""
-    known = isinstance(kind.attention, GroupedQueryAttention) and isinstance(kind.mlp, DenseMlp)
-    return problem.hardware.software.operator_checkpoints and problem.job.attention_kernel == "flash" and known
+    """Check if selective recomputation of the layer goes by product (``Software.operator_checkpoints``)."""
+    priced = isinstance(kind.attention, GroupedQueryAttention) and isinstance(kind.mlp, DenseMlp)
+    return problem.hardware.software.operator_checkpoints and problem.job.attention_kernel == "flash" and priced
 
 
 def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
-    """What operator-wise checkpoints replay beside norms and activation: of the products for queries, keys,
-    values, output, gate, up and down every second one, so keys, output and up; rotary positions and a residual
-    add. What tensor parallelism gathers again is not in it (lower).
+    """Add the operators that operator-wise checkpoints replay beside norms and activation.
+
+    They replay every second product of queries, keys, values, output, gate, up and down: keys, output and up. They
+    also replay rotary positions and a residual add. The gathers of tensor parallelism that a replay repeats are
+    left out: a lower bound.
 
     Source: pytorch/torchtitan torchtitan/parallelisms/parallelize_llama.py (_save_list, "every second mm").
     """
@@ -272,21 +299,25 @@ def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
     tokens, hidden = shard.tokens, shard.hidden
     q_width = attention.num_attention_heads * attention.head_dim / shard.tp
     kv_width = 2 * kv_heads_per_rank(attention, shard.tp) * attention.head_dim
-    keys = shard.gemm(tokens, q_width + kv_width, hidden)[0] * (kv_width / 2 / (q_width + kv_width))
+    keys = shard.gemm(tokens, q_width + kv_width, hidden).forward * (kv_width / 2 / (q_width + kv_width))
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + kv_width / 2))
     residual = shard.memory_bound(3 * BF16_BYTES * tokens * hidden / shard.sequence_tp)
-    tally.replayed(keys + shard.gemm(tokens, hidden, q_width)[0] + rope + residual)
+    tally.replayed(keys + shard.gemm(tokens, hidden, q_width).forward + rope + residual)
     if mlp.gated:
-        tally.replayed(shard.gemm(tokens, 2 * mlp.intermediate_size / shard.tp, hidden)[0] / 2)
+        tally.replayed(shard.gemm(tokens, 2 * mlp.intermediate_size / shard.tp, hidden).forward / 2)
 
 
 def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) -> None:
+    """Add the down and up projections, rotary positions and attention of a latent attention.
+
+    With flash attention, selective recomputation replays the up projections.
+    """
     tokens, heads = shard.tokens, attention.num_attention_heads / shard.tp
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     local = tokens / shard.sequence_tp
     if attention.q_lora_rank is None:
-        none = np.zeros_like(tokens)
-        q_down = Product(none, none, none, (local, 0.0, shard.hidden))
+        zeros = np.zeros_like(tokens)
+        q_down = Product(zeros, zeros, zeros, (local, 0.0, shard.hidden))
         q_up = shard.gemm(tokens, heads * qk_dim, shard.hidden)
     else:
         q_down = shard.gemm(local, attention.q_lora_rank, shard.hidden)
@@ -297,22 +328,22 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     out = shard.gemm(tokens, shard.hidden, heads * attention.v_head_dim)
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * heads * qk_dim * 2)
     tally.compute(
-        q_down[0] + kv_down[0] + out[0] + rope,
-        q_down[1] + q_down[2] + kv_down[1] + kv_down[2] + out[1] + out[2] + rope,
-        q_down[2] + kv_down[2] + out[2],
+        q_down.forward + kv_down.forward + out.forward + rope,
+        q_down.dgrad + q_down.wgrad + kv_down.dgrad + kv_down.wgrad + out.dgrad + out.wgrad + rope,
+        q_down.wgrad + kv_down.wgrad + out.wgrad,
     )
-    modules = shard.problem.job.attention_kernel == "flash"
-    both = q_up[1] + q_up[2] + kv_up[1] + kv_up[2]
-    tally.compute(q_up[0] + kv_up[0], both, q_up[2] + kv_up[2], selective=modules)
+    flash = shard.problem.job.attention_kernel == "flash"
+    up_backward = q_up.dgrad + q_up.wgrad + kv_up.dgrad + kv_up.wgrad
+    tally.compute(q_up.forward + kv_up.forward, up_backward, q_up.wgrad + kv_up.wgrad, selective=flash)
     _linear_pair(shard, tally, (q_up, kv_up), out)
     ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
     _core_attention(shard, tally, attention, ring_bytes)
 
 
 def _core_attention(shard: Shard, tally: Tally, attention: Attention, ring_bytes: FloatArray) -> None:
-    """Scores and weighted values, and the ring of key/value blocks among context-parallel ranks.
+    """Add scores and weighted values, and the ring of key/value blocks among context-parallel ranks.
 
-    The ring sends the next step's block beside the attention of this one.
+    The ring sends the block of the next step beside the attention of the present step.
     """
     job = shard.problem.job
     heads, sizes, _ = core_shape(attention, shard.tp)
@@ -342,8 +373,10 @@ def _core_attention(shard: Shard, tally: Tally, attention: Attention, ring_bytes
 def _ring_merges(
     shard: Shard, tally: Tally, widths: tuple[FloatArray, FloatArray], ring_bytes: FloatArray
 ) -> None:
-    """What every further step of the ring adds: a kernel, and sums in fp32 (read the step's part in bf16, read and
-    write the sum): of the output forward, of the gradients of queries, keys and values backward.
+    """Add the kernel and the sums of every step of the ring after the first.
+
+    The forward sums outputs, the backward sums gradients of queries, keys and values. A sum is in fp32: it reads
+    the step's part in bf16, and reads and writes the sum.
 
     Source: Transformer Engine, pytorch/attention/dot_product_attention/context_parallel.py
     (AttnFuncWithCPAndKVP2P).
@@ -357,7 +390,11 @@ def _ring_merges(
 
 
 def _unfused_attention(shard: Shard, heads: FloatArray, sizes: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
-    """Scores, softmax (with dropout) and values as separate kernels over the full s x s matrix of every head."""
+    """Time scores, softmax (with dropout) and values as separate kernels over every head's s x s matrix.
+
+    Returns:
+        Seconds forward and backward.
+    """
     model, job = shard.problem.model, shard.problem.job
     scores = shard.tokens * job.sequence_length * heads
     keys = float(job.sequence_length)
@@ -370,27 +407,29 @@ def _unfused_attention(shard: Shard, heads: FloatArray, sizes: tuple[int, int]) 
 
 
 def _dense_mlp(shard: Shard, mlp: DenseMlp, tally: Tally) -> None:
+    """Add the products and the activation of a dense MLP."""
     matrices = 2 if mlp.gated else 1
     width = mlp.intermediate_size / shard.tp
     up = shard.gemm(shard.tokens, matrices * width, shard.hidden)
     down = shard.gemm(shard.tokens, shard.hidden, width)
     activation = shard.memory_bound(BF16_BYTES * shard.tokens * width * (matrices + 1))
     activation_back = shard.memory_bound(BF16_BYTES * shard.tokens * width * (2 * matrices + 1))
-    tally.compute(up[0] + down[0], up[1] + up[2] + down[1] + down[2], up[2] + down[2])
+    tally.compute(up.forward + down.forward, up.dgrad + up.wgrad + down.dgrad + down.wgrad, up.wgrad + down.wgrad)
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
     _linear_pair(shard, tally, (up,), down)
 
 
 def routed_rows(shard: Shard, moe: MixtureOfExperts) -> FloatArray:
-    """Token copies an expert shard works on, balanced routing: etp * (tokens / tp) * top-k.
+    """Count the token copies that an expert shard works on: etp * (tokens / tp) * top-k. Routing is balanced.
 
-    Not divided by ep: expert parallelism is carved out of data parallelism, so each rank receives on average
-    as many copies as it sends.
+    The count is not divided by ep: expert parallelism is carved out of data parallelism, so each rank receives as
+    many copies as it sends.
     """
     return shard.columns.etp * shard.tokens / shard.tp * moe.num_experts_per_tok
 
 
 def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> None:
+    """Add router, permutations, grouped products, activation and token exchange of a mixture of experts."""
     hardware, gpu = shard.problem.hardware, shard.problem.hardware.accelerator
     columns, hidden, precision = shard.columns, shard.hidden, shard.problem.job.precision
     local = shard.tokens / shard.tp
@@ -401,40 +440,42 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     width = moe.intermediate_size / columns.etp.astype(np.float64)
     router = kernels.gemm_s(gpu, "bf16", local, float(moe.num_experts), float(hidden))
     permute = shard.memory_bound(4 * BF16_BYTES * local * moe.num_experts_per_tok * hidden)
-    # What arrives is sorted by source; a rank with several experts sorts it by expert, and back afterwards.
+    # Tokens arrive sorted by source; a rank with several experts sorts them by expert, and back afterwards.
     permute = permute + np.where(
         (columns.ep > 1) & (experts > 1), shard.memory_bound(4 * BF16_BYTES * rows * hidden), 0.0
     )
     tally.compute(router + permute, 2 * router + permute, router)
 
     def grouped(m: FloatArray | float, n: FloatArray | float, k: FloatArray | float) -> FloatArray:
+        """Time the products of all experts of a rank."""
         return np.asarray(kernels.batched_gemm_s(gpu, precision, m, n, k, experts))
 
     forward = grouped(per_expert, matrices * width, hidden) + grouped(per_expert, hidden, width)
 
-    def summed(n: FloatArray | float, k: FloatArray | float) -> FloatArray:
+    def weight_gradient(n: FloatArray | float, k: FloatArray | float) -> FloatArray:
+        """Time the weight gradients of all experts of a rank, with their sums."""
         sums = shard.grad_bytes, shard.fused_sums
         return np.asarray(kernels.weight_gradient_s(gpu, precision, n, k, per_expert, experts, *sums))
 
     backward = grouped(per_expert, hidden, matrices * width) + grouped(per_expert, width, hidden)
-    weight = (summed(matrices * width, hidden), summed(hidden, width))
-    backward = backward + weight[0] + weight[1]
+    up_weight, down_weight = weight_gradient(matrices * width, hidden), weight_gradient(hidden, width)
+    backward = backward + up_weight + down_weight
     if precision == "fp8":
         cast = shard.memory_bound(4.0 * rows * (hidden + width))
         forward, backward = forward + cast, backward + cast
-    tally.compute(forward, backward, weight[0] + weight[1])
+    tally.compute(forward, backward, up_weight + down_weight)
     activation = shard.memory_bound(BF16_BYTES * rows * width * (matrices + 1))
     activation_back = shard.memory_bound(BF16_BYTES * rows * width * (2 * matrices + 1))
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
     sent = BF16_BYTES * local * moe.num_experts_per_tok * hidden / hardware.software.dispatch_efficiency
     copies = float(moe.num_experts_per_tok) if hardware.software.deduplicated_dispatch else None
-    spread, shared = placement.expert(columns), placement.expert_tensor(columns)
-    dispatch = collectives.all_to_all_s(hardware, sent, spread.size, spread.stride, copies)
-    inside = collectives.all_gather_s(hardware, sent * columns.etp, *shared)
-    outside = collectives.reduce_scatter_s(hardware, sent * columns.etp, *shared)
+    ep_group, etp_group = placement.expert(columns), placement.expert_tensor(columns)
+    exchange = collectives.all_to_all_s(hardware, sent, ep_group.size, ep_group.stride, copies)
+    gather = collectives.all_gather_s(hardware, sent * columns.etp, *etp_group)
+    scatter = collectives.reduce_scatter_s(hardware, sent * columns.etp, *etp_group)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        tally.exposed(Part.EP, phase, 2 * dispatch + inside + outside)
-    tally.calls(2, 2, call_s(hardware, *spread) + call_s(hardware, *shared))
+        tally.exposed(Part.EP, phase, 2 * exchange + gather + scatter)
+    tally.calls(2, 2, call_s(hardware, *ep_group) + call_s(hardware, *etp_group))
     if moe.shared_intermediate_size:
         _dense_mlp(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated), tally)
 
@@ -444,14 +485,23 @@ _TP_PARTS = (Part.TP, Part.TP_HIDDEN)
 
 
 def _linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Product) -> None:
-    """Tensor-parallel communication of column-parallel linear layers followed by a row-parallel one.
+    """Add the tensor-parallel communication of column-parallel linear layers followed by a row-parallel layer.
 
-    With sequence parallelism: all-gather before, reduce-scatter after; backward: the output gradient is
+    With sequence parallelism: all-gather before, reduce-scatter after. In the backward, the output gradient is
     all-gathered (exposed), the input is gathered again beside the input-gradient product (unless it was kept) and
-    the input gradient is reduce-scattered beside the weight-gradient product. Without: one all-reduce after, and
-    in the backward one all-reduce beside the weight-gradient product. Where weight gradients run by themselves,
-    nothing is left to hide the input gradient's reduction, and the input is gathered beside the weight gradients
-    (sail-sg/zero-bubble-pipeline-parallelism, core/tensor_parallel/layers.py).
+    the input gradient is reduce-scattered beside the weight-gradient product.
+
+    Without sequence parallelism: an all-reduce after, and in the backward an all-reduce beside the weight-gradient
+    product.
+
+    Where weight gradients run by themselves, no product is left to hide the reduction of the input gradient, and
+    the input is gathered beside the weight gradients.
+
+    Sources: Korthikanti et al. 2022 figure 5; Megatron-LM core/tensor_parallel/layers.py; for split backwards
+    sail-sg/zero-bubble-pipeline-parallelism, core/tensor_parallel/layers.py. In tiles (``Layout.tp_overlap``):
+    Wang et al. 2023, "Overlap communication with dependent computation via decomposition" (ASPLOS); Transformer
+    Engine's userbuffers (pytorch/csrc/extensions/comm_gemm_overlap.cpp), which Megatron-LM calls with
+    ``--tp-comm-overlap``.
     """
     hardware, sp = shard.problem.hardware, shard.columns.sequence_parallel
     message = BF16_BYTES * shard.tokens * shard.hidden
@@ -459,47 +509,51 @@ def _linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pr
     gather = collectives.all_gather_s(hardware, shard.gathered_bytes, *group)
     scatter = collectives.reduce_scatter_s(hardware, message, *group)
     reduce = collectives.all_reduce_s(hardware, message, *group)
-    none = np.zeros_like(shard.tokens)
+    zeros = np.zeros_like(shard.tokens)
     share = collectives.processor_fraction(hardware, *group)
     again = shard.columns.gather_again
-    late = np.where(sp & again, 1, 0)
-    tally.calls(np.where(sp, 2, 1), np.where(sp, 2, 1) + late, call_s(hardware, *group), weight=late)
+    num_regathers = np.where(sp & again, 1, 0)
+    tally.calls(
+        np.where(sp, 2, 1), np.where(sp, 2, 1) + num_regathers, call_s(hardware, *group), weight=num_regathers
+    )
     if shard.columns.any_of("tp_overlap"):
-        in_tiles = _Tiles(shard, tally, share)
-        in_tiles.beside(Phase.FORWARD, np.where(sp, gather, none), columns)
-        in_tiles.beside(Phase.FORWARD, np.where(sp, scatter, reduce), (row,))
-        in_tiles.beside(Phase.BACKWARD, np.where(sp, gather, none), (row,))
+        tiles = _Tiles(shard, tally, share)
+        tiles.add_beside(Phase.FORWARD, np.where(sp, gather, zeros), columns)
+        tiles.add_beside(Phase.FORWARD, np.where(sp, scatter, reduce), (row,))
+        tiles.add_beside(Phase.BACKWARD, np.where(sp, gather, zeros), (row,))
     else:
         tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, gather + scatter, reduce))
-        tally.exposed(Part.TP, Phase.BACKWARD, np.where(sp, gather, none))
+        tally.exposed(Part.TP, Phase.BACKWARD, np.where(sp, gather, zeros))
     dgrad, wgrad = columns[0].dgrad, columns[0].wgrad
     for other in columns[1:]:
         dgrad, wgrad = dgrad + other.dgrad, wgrad + other.wgrad
-    beside = 1.0 if hardware.software.overlap_tensor_parallel else 0.0
-    second, reduced = np.where(sp & again, gather, none), np.where(sp, scatter, reduce)
+    overlap = 1.0 if hardware.software.overlap_tensor_parallel else 0.0
+    regather, reduced = np.where(sp & again, gather, zeros), np.where(sp, scatter, reduce)
     if tally.any_split:
         tally.exposed(Part.TP, Phase.BACKWARD, np.where(tally.split, reduced, 0.0))
-        tally.overlapped(_TP_PARTS, Phase.WEIGHT, np.where(tally.split, second, 0.0), beside * wgrad, share)
-        second, reduced = (np.where(tally.split, 0.0, seconds) for seconds in (second, reduced))
-    tally.overlapped(_TP_PARTS, Phase.BACKWARD, second, beside * dgrad, share)
-    tally.overlapped(_TP_PARTS, Phase.BACKWARD, reduced, beside * wgrad, share)
+        tally.overlapped(_TP_PARTS, Phase.WEIGHT, np.where(tally.split, regather, 0.0), overlap * wgrad, share)
+        regather, reduced = (np.where(tally.split, 0.0, seconds) for seconds in (regather, reduced))
+    tally.overlapped(_TP_PARTS, Phase.BACKWARD, regather, overlap * dgrad, share)
+    tally.overlapped(_TP_PARTS, Phase.BACKWARD, reduced, overlap * wgrad, share)
     if shard.problem.job.attention_kernel == "flash":
-        # Selective recomputation drops the inputs: what was to be kept gathered is gathered again after all.
-        replayed = np.where(sp & ~again, gather, none)
-        tally.overlapped(_TP_PARTS, Phase.SELECTIVE, replayed, beside * dgrad, share)
+        # Selective recomputation drops the gathered inputs, so the replay gathers them once more.
+        replayed = np.where(sp & ~again, gather, zeros)
+        tally.overlapped(_TP_PARTS, Phase.SELECTIVE, replayed, overlap * dgrad, share)
 
 
 class _Tiles:
-    """Communication in tiles beside the tiles of its own product, where a layout asks for it."""
+    """Communication in tiles beside the tiles of its own product, for layouts with ``tp_overlap``."""
 
     def __init__(self, shard: Shard, tally: Tally, share: FloatArray) -> None:
         self.shard, self.tally, self.share = shard, tally, share
         self.chosen: BoolArray = (shard.columns.tp_overlap != _NO_TILES) & (shard.columns.tp > 1)
         self.tiles = np.where(self.chosen, shard.tp, 1.0)
 
-    def beside(self, phase: Phase, seconds: FloatArray, products: Sequence[Product]) -> None:
-        """Add communication of ``seconds`` beside its products (forwards, or input gradients backward), and what
-        cutting these into tiles adds to them."""
+    def add_beside(self, phase: Phase, seconds: FloatArray, products: Sequence[Product]) -> None:
+        """Add communication of ``seconds`` beside its products, and the time that tiles add to the products.
+
+        The products are forwards, or input gradients in the backward.
+        """
         forward = phase == Phase.FORWARD
         whole, tile = np.zeros_like(seconds), np.zeros_like(seconds)
         for product in products:

@@ -1,4 +1,4 @@
-"""The rows of a duration matrix."""
+"""Axes of the time arrays (``Term``, ``Part``, ``Phase``), and the tally that sums up a layer's operators."""
 
 from __future__ import annotations
 
@@ -12,37 +12,47 @@ from milpplan.simulation.network import collectives
 
 
 class Term(IntEnum):
-    """Rows of a duration matrix: what virtual stage j takes, in nanoseconds.
+    """Rows of a duration matrix: durations of a virtual stage j, in nanoseconds.
 
-    WEIGHT holds the weight gradients where the schedule runs them as work items of their own; BACKWARD holds the
-    input gradients alone then. CROSSING: what a transfer between j and j + 1, either way, takes beyond
-    ``StepGraph.transfer_ns``. PAIRED_FORWARD and PAIRED_BACKWARD are the two parts of a pair, a forward and a
-    whole backward beside each other, the second without the weight gradients, which WEIGHT holds there, too.
+    ``milpplan.simulation.pipeline.step_graph`` says how the rows enter the step time.
     """
 
     FORWARD = 0
+    """Forward of a micro-batch."""
     BACKWARD = 1
+    """Backward of a micro-batch; the input gradients alone where the schedule splits the backward."""
     GATHER = 2
+    """Parameter gather, once a step."""
     REDUCE = 3
+    """Gradient reduction, once a step."""
     OPTIMIZER = 4
+    """Optimizer update, once a step."""
     LEAD = 5
+    """Time from the start of the last backward until the first gradient bucket is ready."""
     TRAIL = 6
+    """Reduction of the last gradient bucket, which starts when the last backward ends."""
     FIRST = 7
+    """Gather of the first parameter bucket, which the first forward waits for."""
     LAST = 8
+    """Part of the first forward that follows the gather of the last parameter bucket."""
     WEIGHT = 9
+    """Weight gradients of a micro-batch, where the schedule runs them as work items of their own."""
     CROSSING = 10
+    """Time beyond ``StepGraph.transfer_ns`` of a transfer between j and j + 1, in either direction."""
     PAIRED_FORWARD = 11
+    """Forward in a pair: a forward and a whole backward of another micro-batch beside each other."""
     PAIRED_BACKWARD = 12
+    """Backward in a pair, without its weight gradients, which WEIGHT holds."""
 
 
 WORK = (Term.FORWARD, Term.BACKWARD, Term.WEIGHT)
-"""The rows that work items take, in the order of ``milpplan.simulation.pipeline.work_order.Kind``."""
+"""Rows of the durations of work items, in the order of ``milpplan.simulation.pipeline.work_order.Kind``."""
 PAIRED = (Term.PAIRED_FORWARD, Term.PAIRED_BACKWARD)
-"""The rows that forwards and backwards take in pairs, in the same order."""
+"""Rows of the durations of forwards and backwards in pairs, in the order of ``Kind``."""
 
 
 class Part(IntEnum):
-    """Where the time of a layer goes; the first six are exposed and add up to its duration."""
+    """Parts of the time of a layer. The first six are exposed and add up to its duration."""
 
     COMPUTE = 0
     TP = 1
@@ -56,44 +66,46 @@ class Part(IntEnum):
 
 
 EXPOSED = slice(Part.COMPUTE, Part.ZERO + 1)
+"""Parts that add up to the duration of a layer."""
 
 
 class Phase(IntEnum):
-    """Forward, backward, what recomputation adds to the backward of a layer, and weight gradients.
-
-    The backward holds the weight gradients, too, unless the schedule runs them as work items of their own.
-    """
+    """Phases of a layer's work on a micro-batch."""
 
     FORWARD = 0
     BACKWARD = 1
+    """Includes the weight gradients unless the schedule runs them as work items of their own."""
     SELECTIVE = 2
+    """Time that selective recomputation adds to the backward."""
     FULL = 3
+    """Time that full recomputation adds to the backward."""
     WEIGHT = 4
+    """Weight gradients where the schedule runs them as work items of their own, else 0."""
 
 
 ONCE = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
-"""The phases that every micro-batch passes once, in the order of
-``milpplan.simulation.pipeline.work_order.Kind``."""
+"""Phases that every micro-batch passes once, in the order of ``milpplan.simulation.pipeline.work_order.Kind``."""
 
 REPLAYS = slice(Phase.SELECTIVE, Phase.FULL + 1)
+"""Phases of recomputation."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Accumulates seconds of one layer into an array [Part, Phase, num_layouts], and what the host takes to call
-    its collectives, [Phase, num_layouts].
-
-    ``split`` [num_layouts]: whether the schedule runs weight gradients apart from the backward.
-    """
+    """Running sum of the times of one layer's operators, for many layouts."""
 
     seconds: FloatArray
+    """[Part, Phase, num_layouts]."""
     called_s: FloatArray
+    """Seconds that the host needs to call the layer's collectives, [Phase, num_layouts]."""
     split: BoolArray
+    """[num_layouts] True where the schedule runs weight gradients apart from the backward."""
     any_split: bool
+    """True if ``split`` is true for some layout."""
 
     @staticmethod
     def empty(split: BoolArray) -> Tally:
-        """All zero."""
+        """Start a tally with all times zero."""
         seconds = np.zeros((len(Part), len(Phase), len(split)))
         return Tally(seconds, np.zeros((len(Phase), len(split))), split, bool(split.any()))
 
@@ -105,8 +117,14 @@ class Tally:
         *,
         selective: bool = False,
     ) -> None:
-        """Add an operator; ``backward`` holds its weight gradient of ``weight`` seconds; ``selective`` ones are
-        replayed by selective recomputation."""
+        """Add the compute of an operator.
+
+        Args:
+            forward: seconds of the forward.
+            backward: seconds of the backward, the weight gradient included.
+            weight: seconds of the weight gradient.
+            selective: selective recomputation replays the operator.
+        """
         self.seconds[Part.COMPUTE, Phase.FORWARD] += forward
         self.seconds[Part.COMPUTE, Phase.BACKWARD] += backward
         if self.any_split:
@@ -127,8 +145,13 @@ class Tally:
         call_s: FloatArray,
         weight: FloatArray | int = 0,
     ) -> None:
-        """Add collectives that take the host ``call_s`` each; ``weight`` of the backward's belong to the weight
-        gradients."""
+        """Add the host's time to call collectives.
+
+        Args:
+            forward, backward: number of collectives of each phase.
+            call_s: seconds of the host for each call.
+            weight: number of the backward's collectives that belong to the weight gradients.
+        """
         self.called_s[Phase.FORWARD] += forward * call_s
         self.called_s[Phase.BACKWARD] += backward * call_s
         if self.any_split:
@@ -148,8 +171,11 @@ class Tally:
         cover: FloatArray,
         processor_fraction: FloatArray,
     ) -> None:
-        """Add communication that runs beside ``cover`` seconds of compute: exposed are the excess and what
-        the communication takes from the compute beside it."""
+        """Add communication of ``seconds`` that runs beside ``cover`` seconds of compute.
+
+        Exposed are the excess over the compute, and the slowdown of the compute beside it (``overlap_s``).
+        ``parts`` names the exposed and the hidden part.
+        """
         exposed, hidden = collectives.overlap_s(seconds, cover, processor_fraction)
         self.seconds[parts[0], phase] += exposed
         self.seconds[parts[1], phase] += hidden

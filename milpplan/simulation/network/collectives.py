@@ -1,9 +1,11 @@
-"""Time of collectives and transfers for process groups of a given size and rank stride.
+"""Times of collectives and transfers for process groups of a given size and rank stride.
 
-Ranks are laid out consecutively: a scale-up domain holds ranks [i * D, (i + 1) * D); a group with stride t
-holds ranks r, r + t, r + 2 t, ... Message sizes follow nccl-tests: all-reduce, all-gather and reduce-scatter
-count the whole (reduced, gathered, to be scattered) buffer, all-to-all what one rank sends in total. Every
+Ranks are laid out consecutively: a scale-up domain holds ranks [i * D, (i + 1) * D); a group with stride t holds
+ranks r, r + t, r + 2 t, ... Message sizes follow nccl-tests: all-reduce, all-gather and reduce-scatter count the
+whole buffer (reduced, gathered, to be scattered), all-to-all counts the bytes that one rank sends in total. Every
 function broadcasts floats and arrays and returns seconds; a group of one rank and an empty message cost 0.
+
+``call_s`` and ``far_s`` price the software's overhead of collectives, which does not depend on message sizes.
 """
 
 from __future__ import annotations
@@ -25,32 +27,33 @@ PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_a
 """Passes over the message: bus bandwidth = passes * (n - 1) / n * bytes / time (nccl-tests PERFORMANCE)."""
 
 _PEERS_AT_ONCE = 8
-"""Peers an all-to-all serves at a time: NCCL_MAX_DEV_WORK_P2P_PER_BATCH, NVIDIA/nccl src/include/device.h."""
+"""Peers that an all-to-all serves at a time. Source: NCCL_MAX_DEV_WORK_P2P_PER_BATCH, NVIDIA/nccl
+src/include/device.h."""
 
 
 def members_per_domain(
     hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
 ) -> IntArray:
-    """Ranks of one group that share a scale-up domain, for the worst group and its worst domain.
+    """Count the ranks of a group that share a scale-up domain, for the worst group and its worst domain.
 
     clip(gcd(size * stride, D) // stride, 1, size) with D ranks a domain. A group occupies a block of size *
     stride consecutive ranks whose start is a multiple of gcd(size * stride, D) into a domain, so no part is
-    smaller than that gcd; where everything is a power of two this is clip(D // stride, 1, size). Otherwise it
-    rounds down: 6 of 8 GPUs give groups split 2 + 4 and the answer 2, an upper bound of the time.
+    smaller than that gcd. If all numbers are powers of two, this is clip(D // stride, 1, size). Otherwise it
+    rounds down: groups of 6 in domains of 8 are split 2 + 4, and the result is 2, an upper bound of the time.
     Where the scheduler need not fill domains, D is the segment that suits the group best: racks of 72 serve jobs
     of powers of two in segments of 64. A job whose groups suit different segments is priced too low.
     With several ``blocks`` of such ranks, ``block_stride`` apart: all ranks of as many blocks as a domain holds;
-    where it holds no two, those of one block.
+    where a domain does not hold two blocks, the ranks of a single block.
     size, stride, blocks, block_stride: positive integers, any shapes that broadcast.
     """
     return group_place(hardware, size, stride, blocks, block_stride).members
 
 
 def wire_factor(operation: Operation, size: IntArray, in_network: bool = False) -> FloatArray:
-    """Bytes that a rank sends for each byte of message: passes * (n - 1) / n; once where switches add up.
+    """Return the bytes that a rank sends for each byte of message: passes * (n - 1) / n; 1 if switches reduce.
 
-    size: ranks, any shape. Rings, trees and hierarchies of both send these on average (Patarasu and Yuan 2009);
-    all-to-all without copies that travel once. Source: nccl-tests PERFORMANCE.md.
+    size: ranks, any shape. Rings, trees and hierarchies of both send this factor on average (Patarasu and Yuan
+    2009). For an all-to-all, copies are not deduplicated. Source: nccl-tests PERFORMANCE.md.
     """
     if in_network and operation == "all_reduce":
         return np.where(size > 1, 1.0, 0.0)
@@ -59,7 +62,10 @@ def wire_factor(operation: Operation, size: IntArray, in_network: bool = False) 
 
 @lru_cache(maxsize=64)
 def _bus_arrays(table: BusTable) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Logarithms of GPUs, message bytes and bus bandwidth [GPUs, messages], times made non-decreasing."""
+    """Return the logarithms of GPUs, message bytes and bus bandwidth [GPUs, messages].
+
+    Times are made non-decreasing in the message bytes.
+    """
     counts = np.array(table.num_gpus, dtype=np.float64)
     sizes = np.array(table.message_bytes, dtype=np.float64)
     # In a row, time is proportional to bytes / bus bandwidth; the constant of the operation cancels.
@@ -68,6 +74,7 @@ def _bus_arrays(table: BusTable) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def _bus_table(hardware: HardwareSpec, operation: Operation) -> BusTable:
+    """Return the measured table of an operation inside a domain."""
     table: BusTable = getattr(hardware.scale_up, operation)
     return table
 
@@ -75,7 +82,7 @@ def _bus_table(hardware: HardwareSpec, operation: Operation) -> BusTable:
 def bus_bandwidth_bytes_per_s(
     hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, size: Numbers
 ) -> FloatArray:
-    """Bus bandwidth inside a domain: bilinear in logarithms of GPUs, bytes and bandwidth, constant outside.
+    """Interpolate the bus bandwidth inside a domain: bilinear in logarithms, constant outside the table.
 
     num_bytes: message; size: ranks; any shapes that broadcast. Source: the hardware file's measured table.
     """
@@ -90,7 +97,10 @@ def bus_bandwidth_bytes_per_s(
 
 
 def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, size: IntArray) -> FloatArray:
-    """factor * bytes / bus bandwidth; never below the time of the smallest measured message."""
+    """Time a collective inside a domain: factor * bytes / bus bandwidth.
+
+    The smallest measured message gives a lower limit.
+    """
     floor = _bus_table(hardware, operation).message_bytes[0]
     message = np.maximum(num_bytes, floor)
     rate = bus_bandwidth_bytes_per_s(hardware, operation, message, size)
@@ -98,7 +108,7 @@ def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArra
 
 
 def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
-    """What the NICs of the members carry out of a domain together, or out of a pod if that is less."""
+    """Return the bandwidth of the members' NICs out of a domain, or out of a pod if that is less, in bytes/s."""
     network = group.members * hardware.scale_out.bandwidth_bytes_per_s * hardware.scale_out.efficiency
     rails = hardware.scale_out.rails
     if rails is not None:
@@ -107,7 +117,7 @@ def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
 
 
 def _ring_bandwidth(hardware: HardwareSpec, operation: Operation, group: GroupPlace) -> FloatArray:
-    """Bus bandwidth across domains: the members' NICs, or the links inside a domain if those are slower."""
+    """Return the bus bandwidth across domains: the members' NICs, or slower links inside a domain, in bytes/s."""
     network = _network_bandwidth(hardware, group)
     largest = _bus_table(hardware, operation).message_bytes[-1]
     inside = bus_bandwidth_bytes_per_s(hardware, operation, largest, group.members)
@@ -115,7 +125,7 @@ def _ring_bandwidth(hardware: HardwareSpec, operation: Operation, group: GroupPl
 
 
 def _ring_of(hardware: HardwareSpec) -> CollectiveVariant:
-    """The ring that the fields of ``ScaleUp`` and ``ScaleOut`` describe."""
+    """Build the ring that the fields of ``ScaleUp`` and ``ScaleOut`` describe."""
     return CollectiveVariant(
         name="ring",
         shape="ring",
@@ -129,10 +139,10 @@ def _ring_of(hardware: HardwareSpec) -> CollectiveVariant:
 def _variant_latency_s(
     hardware: HardwareSpec, variant: CollectiveVariant, operation: Operation, group: GroupPlace
 ) -> FloatArray:
-    """base + passes * (inside hops * up + network hops * out).
+    """Return the latency of a ring or a tree: base + passes * (inside hops * up + network hops * out), in seconds.
 
-    Ring: size - domains inside and domains - 1 network hops; tree: members - 1 and ceil(log2(domains)). A group
-    that changes rails adds their latency to every network hop.
+    Ring: size - domains inside hops and domains - 1 network hops; tree: members - 1 and ceil(log2(domains)). A
+    group that changes rails adds their latency to every network hop.
     Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel).
     """
     inside = group.size - group.domains if variant.shape == "ring" else group.members - 1
@@ -145,8 +155,10 @@ def _variant_latency_s(
 
 
 def _in_network_s(hardware: HardwareSpec, num_bytes: FloatArray, group: GroupPlace) -> FloatArray:
-    """An all-reduce that the switches between domains add up: every domain sends the message once, its members
-    an equal part each, while the links inside scatter and gather it; the hops are those of a tree.
+    """Time an all-reduce that the switches between domains reduce.
+
+    Every domain sends the message once, each member an equal part, while the links inside scatter and gather it.
+    The hops are those of a tree.
 
     max(bytes / members' NICs, factor(members) * bytes / busbw inside) + base + 2 * hops.
     Source: Graham et al. 2016 (SHARP); NCCL's CollNet algorithms.
@@ -162,7 +174,7 @@ def _in_network_s(hardware: HardwareSpec, num_bytes: FloatArray, group: GroupPla
 def _across_s(
     hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, group: GroupPlace
 ) -> FloatArray:
-    """Fastest variant: latency + factor * bytes / (fraction * ring bandwidth)."""
+    """Time the fastest variant across domains: latency + factor * bytes / (fraction * ring bandwidth)."""
     wire_s = wire_factor(operation, group.size) * num_bytes
     wire_s = wire_s / _ring_bandwidth(hardware, operation, group)
     times = [
@@ -171,20 +183,22 @@ def _across_s(
         if variant.shape == "ring" or operation == "all_reduce"
     ]
     if operation == "all_reduce" and pods.may_add_up(hardware):
-        adding = pods.adds_up(hardware, group)
-        times.append(np.where(adding, _in_network_s(hardware, num_bytes, group), np.inf))
+        in_network = pods.adds_up(hardware, group)
+        times.append(np.where(in_network, _in_network_s(hardware, num_bytes, group), np.inf))
     return np.asarray(np.minimum.reduce(times))
 
 
 def _collective_s(hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, *ranks: Numbers) -> FloatArray:
-    """Inside one domain the measured table, else the best variant across domains; ``ranks`` as of
-    ``group_place``."""
+    """Time a collective: by the measured table inside a domain, else by the fastest variant across domains.
+
+    ``ranks``: size, stride, blocks and block stride as in ``group_place``.
+    """
     message = np.asarray(num_bytes, dtype=np.float64)
     size, _, blocks, _ = ranks
-    nothing = (np.asarray(size) * blocks == 1) | (message == 0)
-    # A single layout, as in a simulation, needs one of the two at most.
-    if nothing.all():
-        return np.zeros(np.shape(nothing))
+    is_free = (np.asarray(size) * blocks == 1) | (message == 0)
+    # A single layout, as in a simulation, needs at most one of the two formulas.
+    if is_free.all():
+        return np.zeros(np.shape(is_free))
     group = group_place(hardware, *ranks)
     inside = group.members == group.size
     if inside.all():
@@ -193,7 +207,7 @@ def _collective_s(hardware: HardwareSpec, operation: Operation, num_bytes: Numbe
         time = _across_s(hardware, operation, message, group)
         if inside.any():
             time = np.where(inside, _inside_s(hardware, operation, message, group.size), time)
-    return np.where(nothing, 0.0, time)
+    return np.where(is_free, 0.0, time)
 
 
 def all_reduce_s(
@@ -204,12 +218,20 @@ def all_reduce_s(
     blocks: Numbers = 1,
     block_stride: Numbers = 1,
 ) -> FloatArray:
-    """Time of an all-reduce of ``num_bytes`` among ``size`` ranks ``stride`` apart, or among ``blocks`` such rows
-    ``block_stride`` apart.
+    """Time an all-reduce.
 
     Inside a domain: 2 (n - 1) / n * bytes / busbw(n, bytes), measured. Across d domains with k members each:
     min over ring and tree variants of base + 2 * hops * hop latency + 2 (n - 1) / n * bytes / (fraction *
-    min(busbw inside, k * NIC rate * efficiency)), and what switches that add up take, where they do.
+    min(busbw inside, k * NIC rate * efficiency)), and over reduction in the switches, where they offer it.
+
+    Args:
+        num_bytes: bytes of the reduced buffer.
+        size, stride: the group has ``size`` ranks ``stride`` apart,
+        blocks, block_stride: or ``blocks`` such rows of ranks, ``block_stride`` apart.
+
+    Returns:
+        Seconds, in the shape that the arguments broadcast to.
+
     Source: nccl-tests PERFORMANCE.md; NVIDIA/nccl src/graph/tuning.cc.
     """
     return _collective_s(hardware, "all_reduce", num_bytes, size, stride, blocks, block_stride)
@@ -223,9 +245,9 @@ def all_gather_s(
     blocks: Numbers = 1,
     block_stride: Numbers = 1,
 ) -> FloatArray:
-    """Time of an all-gather whose gathered result has ``num_bytes``.
+    """Time an all-gather whose gathered result has ``num_bytes``.
 
-    As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
+    As ``all_reduce_s`` with a single pass, (n - 1) / n * bytes, and rings only. Source: see ``all_reduce_s``.
     """
     return _collective_s(hardware, "all_gather", num_bytes, size, stride, blocks, block_stride)
 
@@ -238,18 +260,18 @@ def reduce_scatter_s(
     blocks: Numbers = 1,
     block_stride: Numbers = 1,
 ) -> FloatArray:
-    """Time of a reduce-scatter whose input on each rank has ``num_bytes``.
+    """Time a reduce-scatter whose input on each rank has ``num_bytes``.
 
-    As ``all_reduce_s`` with one pass, (n - 1) / n * bytes, and rings only. Source: as there.
+    As ``all_reduce_s`` with a single pass, (n - 1) / n * bytes, and rings only. Source: see ``all_reduce_s``.
     """
     return _collective_s(hardware, "reduce_scatter", num_bytes, size, stride, blocks, block_stride)
 
 
 def copies_sent(domains: IntArray, copies: float) -> FloatArray:
-    """Share of the copies that leave once for each domain instead of for each choice among its ranks.
+    """Return the share of a token's copies that is left when every domain receives the token at most once.
 
     Of ``copies`` choices, balanced and independent, the expected number of distinct domains is d (1 - (1 -
-    1/d)^copies); each is 1/d of what all choices send to all domains.
+    1/d)^copies); divided by the number of copies this is the share.
     """
     spread = np.maximum(domains, 1).astype(np.float64)
     return np.asarray(spread * (1 - (1 - 1 / spread) ** copies) / copies)
@@ -258,25 +280,25 @@ def copies_sent(domains: IntArray, copies: float) -> FloatArray:
 def all_to_all_s(
     hardware: HardwareSpec, num_bytes: Numbers, size: Numbers, stride: Numbers, copies: float | None = None
 ) -> FloatArray:
-    """Time of an all-to-all in which each rank sends ``num_bytes`` in total, its own part included.
+    """Time an all-to-all in which each rank sends ``num_bytes`` in total, its own part included.
 
     Inside a domain: (n - 1) / n * bytes / busbw(n, bytes), measured. Across domains with k members each:
     max(bytes * (n - k) / n / (NIC rate * efficiency), bytes * (k - 1) / n / busbw inside) + base + transfer
     latency + (n - k) / 8 * hop latency. Balanced traffic is assumed: a lower bound for skewed routing.
-    With ``copies`` (the experts of a token) what crosses the network is sent once for each domain that holds one,
-    and the links of that domain spread it: DeepSeek-V3 (2024), section 3.2.2; DeepEP.
+    With ``copies`` (the experts of a token), a token crosses the network once for each domain that holds at least
+    one of its experts, and the links of that domain spread it: DeepSeek-V3 (2024), section 3.2.2; DeepEP.
     Source: nccl-tests PERFORMANCE.md; NCCL serves peers in batches of 8 (src/include/device.h).
     """
     message = np.asarray(num_bytes, dtype=np.float64)
-    nothing = (np.asarray(size) == 1) | (message == 0)
-    if nothing.all():
-        return np.zeros(np.shape(nothing))
+    is_free = (np.asarray(size) == 1) | (message == 0)
+    if is_free.all():
+        return np.zeros(np.shape(is_free))
     group = group_place(hardware, size, stride)
     out = hardware.scale_out
-    network, passed = all_to_all_bytes(message, group.size, group.members, group.domains, copies)
-    network_s = network / out.rate_bytes_per_s
+    network_bytes, link_bytes = all_to_all_bytes(message, group.size, group.members, group.domains, copies)
+    network_s = network_bytes / out.rate_bytes_per_s
     largest = hardware.scale_up.all_to_all.message_bytes[-1]
-    links_s = passed / bus_bandwidth_bytes_per_s(hardware, "all_to_all", largest, group.members)
+    links_s = link_bytes / bus_bandwidth_bytes_per_s(hardware, "all_to_all", largest, group.members)
     outside = group.size - group.members
     batches = outside / _PEERS_AT_ONCE
     latency_s = out.collective_base_latency_s + out.p2p_latency_s + batches * out.hop_latency_s
@@ -284,25 +306,28 @@ def all_to_all_s(
         changes = np.where(group.one_rail, 0.0 if copies is not None else 1 - 1 / group.members, 1.0)
         network_s = network_s * (1 - changes + changes / out.rails.bandwidth_fraction)
         latency_s = latency_s + np.where(changes > 0, out.rails.latency_s, 0.0)
-    network_s, far_s = pods.all_to_all_s(hardware, group, network, network_s, _PEERS_AT_ONCE)
-    latency_s = latency_s + far_s
+    network_s, pod_latency_s = pods.all_to_all_s(hardware, group, network_bytes, network_s, _PEERS_AT_ONCE)
+    latency_s = latency_s + pod_latency_s
     inside = _inside_s(hardware, "all_to_all", message, group.size)
     time = np.where(outside == 0, inside, np.maximum(network_s, links_s) + latency_s)
-    return np.where(nothing, 0.0, time)
+    return np.where(is_free, 0.0, time)
 
 
 def all_to_all_bytes(
     num_bytes: FloatArray, size: IntArray, members: IntArray, domains: IntArray, copies: float | None
 ) -> tuple[FloatArray, FloatArray]:
-    """(bytes between domains, bytes inside) that a rank of an all-to-all across domains sends.
+    """Count the bytes that a rank of an all-to-all across domains sends.
 
-    Each of n ranks sends a share bytes / n to every rank: (n - k) shares leave the domain, k - 1 stay inside.
-    With ``copies`` what leaves is sent once for each domain, to the rank with the sender's place there, which
-    passes all copies on: n - d shares inside over d domains.
+    Each of n ranks sends a share bytes / n to every rank: n - k shares leave the domain, k - 1 stay inside. With
+    ``copies``, the shares that leave are sent once for each domain, to the rank with the sender's position in that
+    domain. This rank passes all copies on: n - d shares inside, for d domains.
+
+    Returns:
+        Bytes between domains, and bytes inside a domain.
     """
     share = num_bytes / np.maximum(size, 1)
     network = share * (size - members)
-    # Deduplicated copies arrive at one rank and pass on over the links; without, they come as they are.
+    # Deduplicated copies arrive at a single rank, which passes them on over the links of the domain.
     if copies is None:
         return network, share * (members - 1)
     return network * copies_sent(domains, copies), share * (size - domains)
@@ -315,17 +340,25 @@ def p2p_s(
     inside: BoolArray | None = None,
     same_pod: BoolArray | None = None,
 ) -> FloatArray:
-    """Time to send ``num_bytes`` from rank r to rank r + stride.
+    """Time a message from rank r to rank r + stride.
 
-    bytes / (rate * efficiency) + latency with the links of the domain where 2 * stride <= D, so that a domain
-    holds both, else one accelerator's NIC share, less between rails; 0 where bytes = 0. Ranks at the edge leave
-    the domain although they count as inside: a lower bound for those. ``inside`` says otherwise which stay, and
-    ``same_pod``, alike, which stay in a pod, where there are some.
-    num_bytes, stride: any shapes that broadcast; returns seconds. Source: latency-bandwidth (Hockney) model.
+    bytes / (rate * efficiency) + latency; 0 where bytes = 0. The links of the domain carry the message where 2 *
+    stride <= D, so that a domain holds both ranks; else one accelerator's NIC share does, less between rails.
+    Ranks at the edge of a domain leave it although they count as inside: a lower bound for their messages.
+
+    Args:
+        num_bytes, stride: any shapes that broadcast.
+        inside: True where a message stays inside a domain; None: the rule above.
+        same_pod: True where a message stays inside a pod; None: 2 * stride <= ranks of a pod.
+
+    Returns:
+        Seconds, in the broadcast shape.
+
+    Source: latency-bandwidth (Hockney) model.
     """
     up, out = hardware.scale_up, hardware.scale_out
     message = np.asarray(num_bytes, dtype=np.float64)
-    stays = 2 * np.asarray(stride) <= up.num_gpus if inside is None else inside
+    is_inside = 2 * np.asarray(stride) <= up.num_gpus if inside is None else inside
     links_s = message / (up.bandwidth_bytes_per_s * up.p2p_efficiency) + up.p2p_latency_s
     network_s = message / out.rate_bytes_per_s + out.p2p_latency_s
     if out.rails is not None:
@@ -335,17 +368,17 @@ def p2p_s(
     if hardware.pods is not None:
         near = 2 * np.asarray(stride) <= hardware.pods.num_gpus if same_pod is None else same_pod
         network_s = pods.message_s(hardware, message, network_s, near)
-    time = np.where(stays, links_s, network_s)
+    time = np.where(is_inside, links_s, network_s)
     return np.where(message == 0, 0.0, time)
 
 
 def processor_fraction(
     hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
 ) -> FloatArray:
-    """Share of the accelerator's compute that a collective of the group takes while it runs beside kernels.
+    """Return the share of the accelerator's compute that a collective uses while it runs beside kernels.
 
-    The largest of the tiers that it uses: a ring across domains with several members in each passes their links.
-    Source: Isaev et al. 2023 (Calculon), processor usage of a network.
+    A maximum over the network tiers that the collective uses. A ring across domains with several members in each
+    domain also uses the links inside. Source: Isaev et al. 2023 (Calculon), processor usage of a network.
     """
     up, out = hardware.scale_up.processor_fraction, hardware.scale_out.processor_fraction
     if up == out and hardware.pods is None:
@@ -359,7 +392,7 @@ def processor_fraction(
 def overlap_s(
     seconds: FloatArray, cover: FloatArray, processor_fraction: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """(exposed, hidden) seconds of communication beside ``cover`` seconds of compute.
+    """Split communication beside ``cover`` seconds of compute into (exposed, hidden) seconds.
 
     hidden = min(seconds, cover); exposed = seconds - hidden + processor_fraction * hidden, because compute
     slows down while a share of the processor drives the network.
@@ -375,50 +408,50 @@ def tiled_overlap_s(
     processor_fraction: FloatArray,
     pipelined: BoolArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """(exposed, hidden) seconds of a collective in T ``tiles`` beside the tiles of its own product.
+    """Split a collective in T ``tiles`` beside the tiles of its own product into (exposed, hidden) seconds.
 
-    One tile of the product has nothing beside it: an all-gather starts with the tile that the rank has, a
-    reduction ends with the one that it keeps. From neighbour to neighbour (a ring) all T - 1 steps of the
-    collective are beside the other T - 1 tiles: ``overlap_s(seconds, (T - 1) / T product_s)``. ``pipelined``
-    collectives move a T-th in each of T steps, one of them beside nothing: ``overlap_s((T - 1) / T seconds,
-    (T - 1) / T product_s)`` and seconds / T. All of it is exposed where T = 1.
+    One tile of the product has no communication beside it: an all-gather starts with the tile that the rank has, a
+    reduction ends with the tile that the rank keeps. In a ring, from neighbour to neighbour, all T - 1 steps of
+    the collective run beside the other T - 1 tiles: ``overlap_s(seconds, (T - 1) / T product_s)``. ``pipelined``
+    collectives move a T-th in each of T steps, and one of the steps is exposed: ``overlap_s((T - 1) / T seconds,
+    (T - 1) / T product_s)`` and seconds / T. With T = 1 the whole collective is exposed.
 
-    So exposed(ring) <= exposed(pipelined) <= seconds: tiles never lose on the collective, only on the product,
-    which ``product_s`` has in tiles. Arrays [n] that broadcast. Source: Wang et al. 2023 (ASPLOS), section 4;
-    Isaev et al. 2023 (Calculon) for ring and pipelined tiles.
+    So exposed(ring) <= exposed(pipelined) <= seconds: tiles never slow the collective down, only the product, and
+    ``product_s`` is the time of the product in tiles. Arrays [n] that broadcast. Source: Wang et al. 2023
+    (ASPLOS), section 4; Isaev et al. 2023 (Calculon) for ring and pipelined tiles.
     """
-    beside = (tiles - 1.0) / tiles
-    moved = np.where(pipelined, beside, np.where(tiles > 1, 1.0, 0.0)) * seconds
-    exposed, hidden = overlap_s(moved, beside * product_s, processor_fraction)
-    return seconds - moved + exposed, hidden
+    covered = (tiles - 1.0) / tiles
+    overlapped_s = np.where(pipelined, covered, np.where(tiles > 1, 1.0, 0.0)) * seconds
+    exposed, hidden = overlap_s(overlapped_s, covered * product_s, processor_fraction)
+    return seconds - overlapped_s + exposed, hidden
 
 
 def call_s(
     hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
 ) -> FloatArray:
-    """Host seconds of one call of a collective among ``size`` ranks ``stride`` apart, or among ``blocks`` such
-    rows ``block_stride`` apart; any shapes that broadcast.
+    """Time the host's checks before a collective starts, in seconds; arguments as in ``all_reduce_s``.
 
-    c + k (n - 1) + f (n - d) for n ranks, of which d share the caller's domain; nothing for n = 1. c, k and f are
+    c + k (n - 1) + f (n - d) for n ranks, of which d share the caller's domain; 0 for n = 1. c, k and f are
     ``collective_call_s``, ``collective_rank_s`` and ``collective_far_rank_s`` of the software, 0 by default.
-    Source: nanotron's benchmark sweeps (docs/accuracy.md), whose layers take this however small their messages.
+    Source: nanotron's benchmark sweeps (docs/accuracy.md), whose layers need this time also for small messages.
     """
     software = hardware.software
     ranks = np.asarray(size) * np.asarray(blocks)
     if not (software.collective_call_s or software.collective_rank_s or software.collective_far_rank_s):
         return np.zeros(np.broadcast(ranks, stride, block_stride).shape)
-    near = group_place(hardware, size, stride, blocks, block_stride).members
+    members = group_place(hardware, size, stride, blocks, block_stride).members
     seconds = software.collective_call_s + software.collective_rank_s * (ranks - 1)
-    seconds = seconds + software.collective_far_rank_s * (ranks - near)
+    seconds = seconds + software.collective_far_rank_s * (ranks - members)
     return np.where(ranks > 1, seconds, 0.0)
 
 
 def far_s(hardware: HardwareSpec, pair_s: Numbers, size: Numbers, stride: Numbers) -> FloatArray:
-    """Seconds of what a tensor-parallel group of ``size`` ranks ``stride`` apart in d domains takes outside its
-    layers: ``pair_s`` d (d - 1) / 2, nothing in one domain; any shapes that broadcast.
+    """Time the overhead of a tensor-parallel group in d domains outside its layers: ``pair_s`` d (d - 1) / 2.
 
-    The law is fitted, not derived: besides bytes and hops nanotron's steps take 11 ms a micro-batch and 71 ms a
-    step where tensor parallelism spans two nodes, 91 and 395 where it spans four (docs/accuracy.md).
+    The group has ``size`` ranks ``stride`` apart; any shapes that broadcast; 0 in a single domain.
+
+    Source: fitted, not derived. Besides bytes and hops nanotron's steps take 11 ms a micro-batch and 71 ms a step
+    where tensor parallelism spans two nodes, 91 and 395 where it spans four (docs/accuracy.md).
     """
     if not np.any(pair_s):
         return np.zeros(np.broadcast(size, stride, pair_s).shape)
