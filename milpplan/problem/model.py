@@ -1,7 +1,7 @@
-"""What is trained: a decoder-only transformer as runs of identical layers.
+"""The model that is trained: a decoder-only transformer as runs of identical layers.
 
-Field names are those of Hugging Face ``config.json`` where one exists. No formulas here: parameter counts
-are in ``milpplan.simulation.layers.parameters``, FLOPs and bytes in ``milpplan.simulation.layers.layer_time``.
+Field names follow Hugging Face ``config.json``. The formulas stand elsewhere: parameter counts in
+``milpplan.simulation.layers.parameters``, times in ``milpplan.simulation.layers.layer_time``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class GroupedQueryAttention(Record):
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Literal["none", "per_head", "full_width"] = "none"
-    """``per_head``: one weight of head_dim for q and one for k (Qwen3); ``full_width``: one as wide as all
+    """``per_head``: a weight of head_dim for q and another for k (Qwen3); ``full_width``: weights as wide as all
     heads (OLMo 2)."""
     sinks: bool = False
-    """One learned sink logit a head (gpt-oss)."""
+    """A learned sink logit per head (gpt-oss)."""
     sliding_window: PositiveInt | None = None
 
     @model_validator(mode="after")
@@ -98,11 +98,11 @@ class LayerRun(Record):
     attention: Attention
     mlp: Mlp
     num_norms: Annotated[int, Field(ge=0, le=8)] = 2
-    """Norms of hidden_size a layer (Gemma 2 has 4)."""
+    """Norms of hidden_size per layer (Gemma 2 has 4)."""
 
 
 class ModelSpec(Record):
-    """A model. ``layers`` lists the runs in order; the whole model is their concatenation."""
+    """Model; ``layers`` lists the runs of identical layers in order."""
 
     schema_version: Literal[1] = 1
     name: str = Field(min_length=1, max_length=200)
@@ -116,24 +116,24 @@ class ModelSpec(Record):
     """LayerNorm has a bias, RMSNorm has none."""
     lm_head_bias: bool = False
     dropout: bool = False
-    """Trained with dropout after attention and feed-forward block, whose masks are kept for the backward pass (the
-    GPT-3 generation)."""
+    """Training uses dropout after attention and feed-forward block, and keeps the masks for the backward (models
+    of the GPT-3 generation)."""
     embedding_dropout: bool | None = None
-    """Dropout of the embedding; null: as ``dropout``."""
+    """Dropout of the embedding; null: the value of ``dropout``."""
     attention_dropout: bool | None = None
-    """Dropout of the scores, whose masks unfused attention keeps; null: as ``dropout``."""
+    """Dropout of the scores, whose masks unfused attention keeps; null: the value of ``dropout``."""
     default_sequence_length: PositiveInt = 4096
     ignored_keys: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=100)
-    """Keys of the Hugging Face config that the user left out: what they add is not in this model."""
+    """Keys of the Hugging Face config that the user ignored; this model lacks their effects."""
 
     @property
     def drops_embedding(self) -> bool:
-        """Tell whether the embedding keeps a dropout mask."""
+        """True if the embedding keeps a dropout mask."""
         return self.dropout if self.embedding_dropout is None else self.embedding_dropout
 
     @property
     def drops_scores(self) -> bool:
-        """Tell whether unfused attention keeps dropout masks."""
+        """True if unfused attention keeps dropout masks."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
@@ -143,24 +143,26 @@ class ModelSpec(Record):
 
     @property
     def has_experts(self) -> bool:
-        """Whether some layers have routed experts."""
+        """True if some layers have routed experts."""
         return any(run.mlp.type == "moe" for run in self.layers)
 
     @property
     def kinds(self) -> tuple[LayerRun, ...]:
-        """The distinct kinds of layer, in order of first appearance (``count`` set to 1)."""
+        """Distinct layers, in order of first appearance (``count`` is 1)."""
         return _kinds(self.layers)[0]
 
     @property
     def layer_kinds(self) -> tuple[int, ...]:
-        """For every layer, the index of its kind in ``kinds``; length ``num_layers``."""
+        """Index in ``kinds`` of every layer, [num_layers]."""
         return _kinds(self.layers)[1]
 
 
 @lru_cache(maxsize=256)
 def _kinds(layers: tuple[LayerRun, ...]) -> tuple[tuple[LayerRun, ...], tuple[int, ...]]:
-    """``ModelSpec.kinds`` and ``layer_kinds``, which simulations ask for once a stage. Kept by value: a cached
-    property would outlive a ``model_copy`` that changes the layers."""
+    """Find ``ModelSpec.kinds`` and ``layer_kinds``, which simulations read once a stage.
+
+    The cache is by value: a cached property would outlive a ``model_copy`` that changes the layers.
+    """
     single = [run.model_copy(update={"count": 1}) for run in layers]
     index = {kind: position for position, kind in enumerate(dict.fromkeys(single))}
     pairs = zip(single, layers, strict=True)

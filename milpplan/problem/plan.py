@@ -1,4 +1,4 @@
-"""What is decided: a layout (degrees and switches of the whole run) and what every virtual stage holds."""
+"""The decision: a layout (degrees and switches of the whole run) and the layers of every virtual stage."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ TP_OVERLAPS: tuple[TpOverlap, ...] = ("none", "ring", "pipelined")
 SPLIT_SCHEDULES: frozenset[Schedule] = frozenset({"zb-h1", "zb-v", "dualpipe-v"})
 """Schedules that run weight gradients as work items of their own."""
 V_SCHEDULES: frozenset[Schedule] = frozenset({"zb-v", "dualpipe-v"})
-"""Schedules with two chunks a rank, the second in reverse order of the ranks: the first rank holds both ends."""
+"""Schedules with two chunks per rank, the second in reverse order of the ranks, so that the first rank holds both
+ends of the model."""
 PAIRED_SCHEDULES: frozenset[Schedule] = frozenset({"dualpipe-v"})
 """Schedules that run pairs: a forward and the whole backward of another micro-batch beside each other."""
 
 Degree = TypeVar("Degree", int, "npt.NDArray[np.int64]")
-"""A whole number, or an array of them."""
+"""Integer, or array of integers."""
 
 
 def expert_replicas(tp: Degree, cp: Degree, dp: Degree, ep: Degree, etp: Degree) -> Degree:
-    """Replicas of every expert shard: tp cp dp / (ep etp). Broadcasts.
+    """Count the replicas of every expert shard: tp cp dp / (ep etp). Broadcasts.
 
     Source: Megatron-LM core/parallel_state.py, expert_data_parallel_size.
     """
@@ -38,19 +39,21 @@ def expert_replicas(tp: Degree, cp: Degree, dp: Degree, ep: Degree, etp: Degree)
 
 @lru_cache(maxsize=1024)
 def rank_stages(schedule: Schedule, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
-    """The virtual stages of every pipeline rank, chunk by chunk: [pp][vpp]. Chunk c of rank r is virtual stage
-    c * pp + r, in the second chunk of a V schedule 2 * pp - 1 - r."""
-    turns = schedule in V_SCHEDULES
+    """List the virtual stages of every pipeline rank, chunk by chunk: [pp][vpp].
+
+    Chunk c of rank r is virtual stage c * pp + r; in the second chunk of a V schedule it is 2 * pp - 1 - r.
+    """
+    is_v = schedule in V_SCHEDULES
     return tuple(
-        tuple((chunk + 1) * pp - 1 - rank if turns and chunk % 2 else chunk * pp + rank for chunk in range(vpp))
+        tuple((chunk + 1) * pp - 1 - rank if is_v and chunk % 2 else chunk * pp + rank for chunk in range(vpp))
         for rank in range(pp)
     )
 
 
 @lru_cache(maxsize=1024)
 def stage_ranks(schedule: Schedule, pp: int, vpp: int) -> tuple[int, ...]:
-    """The pipeline rank of every virtual stage, [pp * vpp]."""
-    rank_of = {stage: rank for rank, held in enumerate(rank_stages(schedule, pp, vpp)) for stage in held}
+    """List the pipeline rank of every virtual stage, [pp * vpp]."""
+    rank_of = {stage: rank for rank, chunks in enumerate(rank_stages(schedule, pp, vpp)) for stage in chunks}
     return tuple(rank_of[stage] for stage in range(pp * vpp))
 
 
@@ -60,17 +63,21 @@ RankOrder = Literal[
     "dp-tp-cp-pp", "dp-tp-pp-cp", "dp-cp-tp-pp", "dp-cp-pp-tp", "dp-pp-tp-cp", "dp-pp-cp-tp",
     "pp-tp-cp-dp", "pp-tp-dp-cp", "pp-cp-tp-dp", "pp-cp-dp-tp", "pp-dp-tp-cp", "pp-dp-cp-tp",
 ]  # fmt: skip
-"""Degrees from the inside of a domain to the outside."""
+"""Order of the degrees in the numbering of ranks: the ranks of the first degree are consecutive."""
 RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
 
 
 NodeOrder = tuple[Count, ...]
+"""Order of the node types along the pipeline, as indices in ``Problem.node_types``."""
 _CODE_BASE = 8
 
 
 def order_code(order: NodeOrder) -> int:
-    """An order of node types as one integer for columns: a leading 1 and a digit to base 8 for each type; 0 for
-    the empty order of a cluster with one type."""
+    """Encode an order of node types as an integer for columns.
+
+    The code has a leading 1 and a digit to base 8 for each type. The empty order of a cluster with a single type
+    has the code 0.
+    """
     code = int(len(order) > 0)
     for node_type in order:
         code = code * _CODE_BASE + node_type
@@ -78,7 +85,7 @@ def order_code(order: NodeOrder) -> int:
 
 
 def order_of(code: int) -> NodeOrder:
-    """The order that a code stands for."""
+    """Decode an order of node types (see ``order_code``)."""
     digits: list[int] = []
     while code > 1:
         code, digit = divmod(code, _CODE_BASE)
@@ -87,14 +94,18 @@ def order_of(code: int) -> NodeOrder:
 
 
 SHARE_BASES = {2: 1 << 21, 3: 1 << 20, 4: 1 << 15}
-"""By the number of node types: more than the micro-batches of any replica, so that a code has 62 bits."""
+"""Base of the digits of ``shares_code``, by the number of node types. A base is above the number of micro-batches
+of any replica, and a code has at most 62 bits."""
 _NUM_TYPES = 1 << 60
 MicroBatchShares = tuple[Annotated[int, Field(ge=1, lt=SHARE_BASES[2])], ...]
+"""Micro-batches of a replica on each node type."""
 
 
 def shares_code(shares: MicroBatchShares) -> int:
-    """The micro-batches of replicas on two to four node types as one integer for columns, the number of types
-    above them; 0 where all are alike."""
+    """Encode the micro-batches of replicas on two to four node types as an integer for columns.
+
+    The highest digit is the number of types less two, and each type has a digit. No shares have the code 0.
+    """
     code = 0
     for share in shares:
         code = code * SHARE_BASES[len(shares)] + share
@@ -102,7 +113,7 @@ def shares_code(shares: MicroBatchShares) -> int:
 
 
 def shares_of(code: int) -> MicroBatchShares:
-    """The micro-batches that a code stands for."""
+    """Decode the micro-batches of replicas (see ``shares_code``)."""
     if not code:
         return ()
     extra, code = divmod(code, _NUM_TYPES)
@@ -114,15 +125,10 @@ def shares_of(code: int) -> MicroBatchShares:
 
 
 class Layout(Record):
-    """The degrees and switches chosen for the whole run.
+    """Degrees and switches of the whole run.
 
-    ``tp * cp * dp * pp`` is the number of GPUs; ``ep`` and ``etp`` are carved out of ``tp * cp * dp`` for
-    the routed experts. ``rank_stages`` says which virtual stages a pipeline rank runs. ``rank_order`` says which
-    degree's ranks are neighbours: the first degree's are consecutive. The experts' grid has the same order with
-    etp for tp, ep and the experts' replicas for dp, and nothing for cp (Megatron-LM's ``order``, ep before dp).
-    ``node_order`` says, in a cluster of several node types, in which order the pipeline passes them: all ranks of
-    its first type, then those of the next (0 is ``Problem.hardware``, 1 the first of ``Problem.other_hardware``).
-    Empty where there is one type.
+    ``tp * cp * dp * pp`` is the number of GPUs; ``ep`` and ``etp`` are carved out of ``tp * cp * dp`` for the
+    routed experts. ``rank_stages`` lists the virtual stages of each pipeline rank.
     """
 
     tp: PositiveInt = 1
@@ -140,28 +146,35 @@ class Layout(Record):
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     tp_overlap: TpOverlap = "none"
-    """Tensor-parallel communication in ``tp`` tiles beside the tiles of its own product: from neighbour to
-    neighbour (``ring``), or a tile of one beside the next tile of the other (``pipelined``)."""
+    """Tensor-parallel communication in ``tp`` tiles beside the tiles of its own product. ``ring``: from neighbour
+    to neighbour. ``pipelined``: a tile of the communication beside the next tile of the product."""
     pp_scatter_gather: bool = False
     """Without sequence parallelism: each tensor-parallel rank sends its share of an activation to the next stage,
-    where it is gathered."""
+    which gathers it."""
     gather_again: bool = True
-    """With sequence parallelism: inputs of products are gathered again in the backward, not kept gathered."""
+    """With sequence parallelism: the backward gathers the inputs of products again; they are not kept gathered."""
     offload_weights: bool = False
+    """Weights lie in host memory and are streamed beside the work of the layers."""
     offload_activations: bool = False
+    """Activations lie in host memory and are streamed beside the work of the layers."""
     offload_optimizer: bool = False
-    """What lies in the memory of the host and is streamed beside the work of the layers."""
+    """Optimizer states lie in host memory and are streamed beside the update."""
     rank_order: RankOrder = "tp-cp-dp-pp"
+    """Order of the degrees in the numbering of ranks. The experts' grid has the same order with etp for tp, ep and
+    the experts' replicas for dp, and no cp (Megatron-LM's ``order``, ep before dp)."""
 
     @property
     def offloads(self) -> bool:
-        """Whether anything lies in the memory of the host."""
+        """True if weights, activations or optimizer states lie in host memory."""
         return self.offload_weights or self.offload_activations or self.offload_optimizer
 
     node_order: NodeOrder = ()
+    """Order in which the pipeline passes the node types of a cluster of several types: all ranks of the first
+    type, then those of the next. 0 is ``Problem.hardware``, 1 the first of ``Problem.other_hardware``. Empty in a
+    cluster of a single type."""
     replica_micro_batches: MicroBatchShares = ()
-    """Replicas of different make: micro-batches of every replica on the first node type, on the second, and so on,
-    each replica wholly on one type. Empty: all replicas are alike."""
+    """Heterogeneous replicas, each wholly on one node type: micro-batches of every replica on the first node type,
+    on the second type, and so on. Empty: all replicas are alike."""
 
     @model_validator(mode="after")
     def _replicas_or_stages(self) -> Layout:
@@ -189,7 +202,7 @@ class Layout(Record):
 
     @property
     def num_gpus(self) -> int:
-        """Accelerators the layout occupies."""
+        """Accelerators that the layout occupies."""
         return self.tp * self.cp * self.dp * self.pp
 
     @property
@@ -199,7 +212,7 @@ class Layout(Record):
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches a pipeline runs in a step (whole only for a legal layout); the most of any replica."""
+        """Micro-batches of a pipeline in a step, a maximum over replicas (exact for legal layouts)."""
         if self.replica_micro_batches:
             return max(self.replica_micro_batches)
         return self.global_batch_size // (self.dp * self.micro_batch_size)
@@ -211,22 +224,25 @@ class Layout(Record):
 
     @property
     def rank_stages(self) -> tuple[tuple[int, ...], ...]:
-        """The virtual stages of every pipeline rank, chunk by chunk, [pp][vpp]."""
+        """Virtual stages of every pipeline rank, chunk by chunk, [pp][vpp]."""
         return rank_stages(self.schedule, self.pp, self.vpp)
 
     @property
     def stage_ranks(self) -> tuple[int, ...]:
-        """The pipeline rank of every virtual stage, [pp * vpp]."""
+        """Pipeline rank of every virtual stage, [pp * vpp]."""
         return stage_ranks(self.schedule, self.pp, self.vpp)
 
     def rank_of(self, stage: int) -> int:
-        """Pipeline rank of a virtual stage."""
+        """Return the pipeline rank of a virtual stage."""
         return self.stage_ranks[stage]
 
 
 class Recompute(Record):
-    """How many layers of a virtual stage are recomputed in the backward pass: its first ``full`` layers
-    wholly, the next ``selective`` ones selectively, the rest not at all."""
+    """Numbers of layers of a virtual stage that the backward recomputes.
+
+    Its first ``full`` layers are recomputed wholly, the next ``selective`` layers selectively, the rest not at
+    all.
+    """
 
     full: Count = 0
     selective: Count = 0
@@ -240,7 +256,7 @@ class VirtualStage(Record):
 
     @property
     def num_layers(self) -> int:
-        """Layers held."""
+        """Number of layers of the stage."""
         return self.layers[1] - self.layers[0]
 
     @model_validator(mode="after")
@@ -256,17 +272,17 @@ class VirtualStage(Record):
 
 
 class Plan(Record):
-    """A layout and its virtual stages, in model order (``Layout.rank_stages`` says on which rank each is)."""
+    """Layout and virtual stages in model order. ``Layout.rank_stages`` gives the rank of each stage."""
 
     schema_version: Literal[1] = 1
     layout: Layout
     virtual_stages: tuple[VirtualStage, ...] = Field(min_length=1)
     other_recompute: tuple[Recompute, ...] = ()
-    """Replicas of different make: recomputation of every virtual stage in the replicas on the second node type,
-    which hold the same layers as those on the first, then of those on the third. Empty where all are alike."""
+    """Heterogeneous replicas: recomputation of every virtual stage in the replicas on the second node type, then
+    in those on the third type, and so on. All replicas hold the same layers. Empty: all replicas are alike."""
 
     def of_replicas(self, node_type: int, layout: Layout) -> Plan:
-        """What the replicas on one node type run, with ``layout`` as theirs."""
+        """Build the plan of the replicas on one node type; ``layout`` is their layout."""
         stages, count = self.virtual_stages, len(self.virtual_stages)
         if node_type:
             recompute = self.other_recompute[count * (node_type - 1) : count * node_type]

@@ -1,4 +1,4 @@
-"""What is asked: a model, a cluster, a training job, and the space of plans a proof speaks about."""
+"""The question that is asked: a model, a cluster, a training job, and the space of plans that a proof covers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
 
 
 MAX_NODE_TYPES = 4
-"""Most node types of one cluster: all their orders along the pipeline are tried, 24 of four."""
+"""Maximum number of node types of a cluster: all their orders along the pipeline are tried, 24 for four types."""
 
 
 class NodeGroup(Record):
-    """Nodes of one type in a cluster of several: what they are, and how many accelerators they have together."""
+    """Nodes of one type in a cluster of several types."""
 
     hardware: HardwareSpec
     num_gpus: PositiveInt
+    """Accelerators of all nodes of this type together."""
 
 
 class Range(Record):
-    """An inclusive range of integers, in steps."""
+    """Inclusive range of integers, in steps."""
 
     minimum: PositiveInt
     maximum: PositiveInt
@@ -44,15 +45,15 @@ class Range(Record):
 
     @property
     def values(self) -> tuple[int, ...]:
-        """Every value of the range."""
+        """All values of the range."""
         return tuple(range(self.minimum, self.maximum + 1, self.step))
 
 
 class Job(Record):
-    """One training job, or forwards alone. Batch sizes count sequences."""
+    """A training job, or an inference job of forwards only. Batch sizes count sequences."""
 
     kind: Literal["training", "inference"] = "training"
-    """``inference``: one forward of every sequence (a prefill), no gradients and no optimizer."""
+    """``inference``: a single forward of every sequence (a prefill), without gradients and optimizer."""
     num_gpus: PositiveInt | Range
     global_batch_size: PositiveInt | Range
     sequence_length: PositiveInt
@@ -61,9 +62,10 @@ class Job(Record):
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
     objective: Objective = "step_time_per_token"
     training_tokens: PositiveFloat | None = None
-    """Tokens of the whole run; needed by a deadline and by ``gpu_hours``."""
+    """Tokens of the whole run; a deadline and ``gpu_hours`` need them."""
     deadline_s: PositiveFloat | None = None
-    """The whole run must take no longer than this. ``num_gpus`` without it: the fewest on which a plan fits."""
+    """Maximum time of the whole run. Without it the objective ``num_gpus`` asks for the minimum on which a plan
+    fits."""
 
     @property
     def num_gpus_values(self) -> tuple[int, ...]:
@@ -87,10 +89,12 @@ class Job(Record):
 
 
 ANY_SPLIT_LAYERS = 10
-"""Layers of the largest models whose interleaved splits of any kind are in the default space."""
+"""Maximum number of layers of models whose default space has interleaved splits of any kind."""
 
 Values = tuple[int, ...]
+"""Values of a degree."""
 Switch = tuple[bool, ...]
+"""Values of a switch."""
 
 
 Mixing = Literal["stages", "replicas"]
@@ -98,28 +102,25 @@ MIXINGS: tuple[Mixing, ...] = ("stages", "replicas")
 
 
 class Space(Record):
-    """The declared set of plans. ``None`` leaves a degree to its divisibility rules.
+    """Declared set of plans. ``None`` leaves a degree to its divisibility rules.
 
-    ``uniform``: every virtual stage holds ceil(layers / virtual stages) layers, the last one what is left;
-    one recompute setting (none, selective or full) for all layers.
+    ``uniform``: every virtual stage holds ceil(layers / virtual stages) layers, and the last stages hold the rest.
+    A single recompute mode (none, selective or full) applies to all layers.
 
-    ``free``: any recompute counts in each virtual stage, and layers split unevenly. Without interleaving any
-    split is allowed in which every stage holds at least one layer (the first and the last, which also hold the
-    embedding and the head, may hold none). With interleaving ``interleaved_layers`` says how uneven: ``any`` as
-    without; ``even`` gives inner virtual stages ceil or floor of layers / virtual stages, the larger ones first,
-    and the ends at most ceil; ``auto`` is ``any`` for models of at most ``ANY_SPLIT_LAYERS`` layers, whose proofs
-    take seconds, and ``even`` for larger ones. ``vpp_values`` = ``all`` offers every number of virtual stages a
-    rank; ``distinct`` only those that make the largest chunk smaller than any smaller number does.
-
-    In the free space ``recompute_counts`` says how recomputation may differ between virtual stages: ``any``;
-    ``alike``: one mode for all layers; ``block``: that, or the first n layers of every virtual stage wholly (all
-    of a shorter one), with one n. ``target`` names a launcher (``launchers.capabilities.CAPABILITIES``) whose
-    rules every layout keeps, ``target_version`` its version; ``launchers.restriction.restrict`` sets all three.
+    ``free``: each virtual stage has its own recompute counts, and layers may be split unevenly. Without
+    interleaving, every stage holds at least one layer; the first and the last stage, which also hold the embedding
+    and the head, may hold no layer.
     """
 
     kind: Literal["uniform", "free"] = "free"
     interleaved_layers: Literal["auto", "even", "any"] = "auto"
+    """Uneven splits in the free space with interleaving. ``any``: as without interleaving. ``even``: inner virtual
+    stages hold ceil or floor of layers / virtual stages, larger stages first, and the first and the last stage at
+    most ceil. ``auto``: ``any`` for models of at most ``ANY_SPLIT_LAYERS`` layers, whose proofs take seconds, else
+    ``even``."""
     vpp_values: Literal["distinct", "all"] = "all"
+    """Numbers of virtual stages per rank. ``all``: every number. ``distinct``: a number only if its largest chunk
+    is smaller than that of every smaller number."""
     tp: Values | None = None
     cp: Values | None = None
     ep: Values | None = None
@@ -141,36 +142,42 @@ class Space(Record):
     offload_optimizer: Switch = (False,)
     rank_order: Annotated[tuple[RankOrder, ...], Field(min_length=1)] = ("tp-cp-dp-pp",)
     node_order: tuple[NodeOrder, ...] | None = None
-    """Orders of the node types along the pipeline, in a cluster of several types; None: every order."""
+    """Orders of the node types along the pipeline, in a cluster of several types; None: all orders."""
     mixing: Annotated[tuple[Mixing, ...], Field(min_length=1)] = ("stages",)
-    """Where the node types of a cluster differ: between the stages of a pipeline, all replicas being alike, or
-    between the replicas, each wholly on one type and with a share of the batch of its own."""
+    """Use of several node types. ``stages``: the stages of a pipeline differ, all replicas are alike.
+    ``replicas``: each replica is wholly on one node type and has its own share of the batch."""
     replica_micro_batches: tuple[MicroBatchShares, ...] | None = None
-    """Shares of the replicas on each node type, in micro-batches; None: all that make up the batch."""
+    """Shares of the replicas on each node type, in micro-batches; None: all shares that add up to the batch."""
     recompute: Annotated[tuple[Literal["none", "selective", "full"], ...], Field(min_length=1)] = (
         "none",
         "selective",
         "full",
     )
     recompute_counts: Literal["any", "alike", "block"] = "any"
+    """Recomputation of the virtual stages in the free space. ``any``: each stage has its own counts. ``alike``: a
+    single mode applies to all layers. ``block``: as ``alike``, or the first n layers of every virtual stage are
+    recomputed wholly (all layers of a shorter stage), with the same n everywhere."""
     target: str | None = None
+    """Launcher (``launchers.capabilities.CAPABILITIES``) whose rules every layout keeps.
+    ``launchers.restriction.restrict`` sets this field, ``target_version`` and ``recompute_counts``."""
     target_version: str | None = None
+    """Version of the target."""
 
 
 NOT_LISTS: Final = frozenset(
     ("kind", "interleaved_layers", "vpp_values", "recompute_counts", "target", "target_version")
 )
-"""Fields of a space that are no lists of values."""
+"""Fields of a space that are not lists of values."""
 
 SPACES: Final = {"uniform": Space(kind="uniform"), "free": Space(), "any": Space(interleaved_layers="any")}
-"""The spaces that have a name of their own."""
+"""Spaces by name."""
 
 
 class Problem(Record):
-    """Everything a proof speaks about, apart from the cost model (named by the package version).
+    """The question that a proof answers. The version of the package names the cost model.
 
-    In a cluster of several node types ``other_hardware`` holds the types beside ``hardware``, whose accelerators
-    are the rest of ``job.num_gpus``. All accelerators of a pipeline rank are of one type.
+    In a cluster of several node types, ``other_hardware`` holds all types but the first. The rest of
+    ``job.num_gpus`` has the type ``hardware``. All accelerators of a pipeline rank are of the same type.
     """
 
     schema_version: Literal[1] = 1
@@ -182,17 +189,17 @@ class Problem(Record):
 
     @property
     def node_types(self) -> tuple[HardwareSpec, ...]:
-        """The types of node, ``hardware`` first."""
+        """Node types, ``hardware`` first."""
         return (self.hardware, *(group.hardware for group in self.other_hardware))
 
     @property
     def node_gpus(self) -> tuple[int, ...]:
-        """Accelerators of each type, for a job with one number of them."""
+        """Accelerators of each node type, for a job with a single number of accelerators."""
         others = tuple(group.num_gpus for group in self.other_hardware)
         return (max(self.job.num_gpus_values) - sum(others), *others)
 
     def on_type(self, node_type: int) -> Problem:
-        """The problem seen from one node type: its ``hardware`` comes first, the same types are in the cluster."""
+        """Reorder the node types so that ``node_type`` comes first; the cluster stays the same."""
         if node_type == 0:
             return self
         gpus, types = self.node_gpus, self.node_types
@@ -201,22 +208,22 @@ class Problem(Record):
 
     @property
     def inference(self) -> bool:
-        """Whether only forwards run."""
+        """True if the job runs forwards only."""
         return self.job.kind == "inference"
 
     @property
     def recompute_modes(self) -> tuple[Literal["none", "selective", "full"], ...]:
-        """Recompute modes of the space; forwards alone recompute nothing."""
+        """Recompute modes of the space; inference recomputes nothing."""
         return ("none",) if self.inference else self.space.recompute
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
-        """Schedules of the space; forwards alone fill the pipeline and drain it, as those of GPipe."""
+        """Schedules of the space; the forwards of inference fill and drain the pipeline, as in GPipe."""
         return ("gpipe",) if self.inference else self.space.schedule
 
     @property
     def interleaved_layers(self) -> Literal["even", "any"]:
-        """How uneven interleaved splits may be, with ``auto`` resolved by the size of the model."""
+        """The field of the space, with ``auto`` resolved by the size of the model."""
         declared = self.space.interleaved_layers
         if declared == "auto":
             return "any" if self.model.num_layers <= ANY_SPLIT_LAYERS else "even"
@@ -236,7 +243,11 @@ class Problem(Record):
         return self
 
     def check_node_types(self) -> None:
-        """A number of GPUs of each type, and orders of as many types as there are; else ``ValueError``."""
+        """Check the fields that name node types.
+
+        Raises:
+            ValueError: a type has no GPUs, or an order or a list of shares does not name every type.
+        """
         count = len(self.node_types)
         if count > 1 and (len(self.job.num_gpus_values) > 1 or self.node_gpus[0] < 1):
             others = sum(group.num_gpus for group in self.other_hardware)

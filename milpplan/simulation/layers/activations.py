@@ -1,9 +1,19 @@
-"""Bytes one decoder layer keeps alive between its forward and its backward, by recompute mode.
+"""Bytes that a decoder layer keeps from its forward to its backward, and until its weight gradients.
 
-Source: Korthikanti et al. 2022 section 4 (the terms of sbh(34 + 5as/h)), with flash attention (no score
-matrix; one float of statistics a query and head), gated MLPs, grouped-query and latent attention, experts and
-fp8 (inputs of matrix products saved in one byte). Routed-expert activations are not divided by ep. What kernels in
-single operators keep beside this is told by ``Software`` (``milpplan.problem.hardware``).
+``layer_activations`` counts the activations by recompute mode. Source: Korthikanti et al. 2022 section 4 (the
+terms of sbh(34 + 5as/h)), with flash attention (no score matrix; a float of statistics per query and head), gated
+MLPs, grouped-query and latent attention, experts and fp8 (inputs of matrix products saved in one byte).
+Routed-expert activations are not divided by ep. ``Software`` (``milpplan.problem.hardware``) holds the bytes that
+kernels in single operators keep beside this.
+
+``layer_deferred_bytes`` and ``head_deferred_bytes`` count the bytes that wait for a weight gradient after the
+input gradient is done, where a schedule splits the backward. The weight gradient of a linear layer needs the
+layer's input and the gradient of its output; all other tensors of the forward are freed when the input gradient is
+done. Recomputation changes nothing here: the replayed tensors stay for the weight gradient. Source: Qi et al. 2023
+(Zero bubble pipeline parallelism), table 1: 32 s b h bytes for a GPT layer, against the 34 s b h + 5 a s^2 b that
+its input gradient needs. With tensor parallelism the gradient of a row-parallel layer's output is kept as it was
+gathered, and the input of a column-parallel layer is gathered again (``WeightGradStore`` of
+sail-sg/zero-bubble-pipeline-parallelism, core/tensor_parallel/layers.py).
 """
 
 from __future__ import annotations
@@ -28,22 +38,24 @@ from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """Bytes per micro-batch; arrays of shape [num_layouts].
-
-    ``kept`` without recomputation; ``dropped_selective`` and ``dropped_full``: how much less is kept; the
-    same bytes come back for one layer at a time while its backward replays them. ``workspace``: temporary
-    gradients of the largest operator.
-    """
+    """Bytes of a layer per micro-batch; arrays of shape [num_layouts]."""
 
     kept: FloatArray
+    """Activations without recomputation."""
     dropped_selective: FloatArray
+    """Part that selective recomputation drops. A replay restores it, for a single layer at a time."""
     dropped_full: FloatArray
+    """Part that full recomputation drops. A replay restores it, for a single layer at a time."""
     workspace: FloatArray
+    """Temporary gradients of the largest operator."""
 
 
 def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> LayerActivations:
-    """Activation bytes of one layer of ``kind`` for one micro-batch on one GPU; of forwards alone the workspace is
-    all that a layer would keep (upper)."""
+    """Count the activation bytes of one layer for one micro-batch on one GPU.
+
+    In an inference job a layer keeps nothing, and its workspace is all that it would keep in training: an upper
+    bound.
+    """
     shard = Shard.of(problem, columns)
     flash = problem.job.attention_kernel == "flash"
     stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
@@ -52,30 +64,31 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     mlp_kept, mlp_dropped, workspace = _mlp(shard, kind)
     masks = 2 * shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
     norms = _norm_copies(shard, kind) + _input_copies(shard, kind)
-    # Two residual-stream inputs of the norms; the norm outputs feed the two matrix products.
+    # Two residual-stream inputs of the norms, and the norm outputs that feed the two matrix products.
     kept = 2 * stream + linear_input + attention_kept + mlp_kept + masks + norms
     if problem.inference:
-        # Nothing waits for a backward: only the layer at work has its tensors, all at once at most.
-        none = np.zeros_like(shard.tokens)
-        return LayerActivations(none, none, none, kept)
+        # No tensor waits for a backward: only the layer at work holds its tensors, at most all at the same time.
+        zeros = np.zeros_like(shard.tokens)
+        return LayerActivations(zeros, zeros, zeros, kept)
     if has_operator_checkpoints(problem, kind):
         selective = kept - stream - _kept_products(shard, kind)
     elif flash:
         # Both norms are replayed (Megatron-LM core/transformer/transformer_layer.py, recompute_pre_mlp_layernorm).
-        second = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input
-        selective = linear_input + second + attention_dropped + mlp_dropped + norms
+        mlp_input = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input
+        selective = linear_input + mlp_input + attention_dropped + mlp_dropped + norms
     else:
         selective = attention_dropped
     return LayerActivations(kept, selective, kept - stream, workspace + stream)
 
 
 def _kept_products(shard: Shard, kind: LayerRun) -> FloatArray:
-    """Bytes that operator-wise checkpoints keep beside a layer's input: of attention its result, statistics,
-    queries and values, of a gated MLP gate and, unless compiled, down, of a plain one up;
-    both sums of tensor parallelism.
+    """Count the bytes that operator-wise checkpoints keep beside a layer's input.
+
+    They keep the result, statistics, queries and values of attention; the gate and, unless compiled, the down
+    product of a gated MLP, or the up product of a plain MLP; and both sums of tensor parallelism.
 
     2 u (2 q + v) + 4 u a/t + 2 u f/t + 2 u h [gated, unread] + 4 u h/r [t > 1], in 8 bits as in 16.
-    Source: as ``milpplan.simulation.layers.layer_time`` says of the products that are replayed.
+    Source: that of the replayed products in ``milpplan.simulation.layers.layer_time``.
     """
     attention, mlp, tokens = kind.attention, kind.mlp, shard.tokens
     assert isinstance(attention, GroupedQueryAttention)
@@ -89,14 +102,17 @@ def _kept_products(shard: Shard, kind: LayerRun) -> FloatArray:
 
 
 def _input_bytes(problem: Problem) -> int:
-    """Bytes an element of a saved matrix-product input takes."""
+    """Return the bytes of an element of a saved matrix-product input."""
     return 1 if problem.job.precision == "fp8" else BF16_BYTES
 
 
 def _norm_copies(shard: Shard, kind: LayerRun) -> FloatArray:
-    """Bytes that both norms of a layer keep beside a fused kernel's, and the gathered part of their outputs where
-    the products keep it (the layout does, or always the framework): 2 k u h / r, and 2 u h (1 - 1/r) each. Routed
-    experts gather nothing: with them alone there is one such output."""
+    """Count the bytes that both norms of a layer keep beside a fused kernel's, and their gathered outputs.
+
+    2 k u h / r for the norms. Where the layout or the framework keeps the inputs of products gathered, the
+    gathered part of each norm's output adds 2 u h (1 - 1/r). Routed experts gather no input, so a layer without
+    dense or shared MLP has a single such output.
+    """
     software = shard.problem.hardware.software
     elements = shard.tokens * shard.hidden
     copies = 2 * software.norm_kept_bytes * elements / shard.sequence_tp
@@ -107,9 +123,11 @@ def _norm_copies(shard: Shard, kind: LayerRun) -> FloatArray:
 
 
 def _input_copies(shard: Shard, kind: LayerRun) -> FloatArray:
-    """Bytes of the copies of its input that each tensor-parallel product keeps beside the one that all share:
-    2 u h / r for two more of queries, keys and values, and for one more of a dense gate and up. Of grouped-query
-    attention with its three products apart; others have none here (lower)."""
+    """Count the bytes of the inputs that tensor-parallel products copy beside the shared input.
+
+    2 u h / r for each of two copies for queries, keys and values, and of one copy for a dense gate and up. Only
+    for grouped-query attention with three separate products; other attention has no copies here, a lower bound.
+    """
     if not shard.problem.hardware.software.copied_inputs or isinstance(kind.attention, LatentAttention):
         return np.zeros_like(shard.tokens)
     copies = 2 + (isinstance(kind.mlp, DenseMlp) and kind.mlp.gated)
@@ -118,7 +136,7 @@ def _input_copies(shard: Shard, kind: LayerRun) -> FloatArray:
 
 
 def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
-    """Bytes kept by attention, and the part that selective recomputation drops."""
+    """Count the bytes that attention keeps, and the part of them that selective recomputation drops."""
     attention, tokens, tp, job = kind.attention, shard.tokens, shard.tp, shard.problem.job
     heads = attention.num_attention_heads / tp
     if isinstance(attention, LatentAttention):
@@ -141,8 +159,12 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
 
 
 def _mlp(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Bytes kept by the MLP (its input included), the part selective recomputation drops, and the temporary
-    gradients of its widest operator."""
+    """Count the bytes of the MLP.
+
+    Returns:
+        Bytes kept (with the input), the part that selective recomputation drops, and the temporary gradients of
+        the widest operator.
+    """
     if isinstance(kind.mlp, DenseMlp):
         return _dense(shard, kind.mlp)
     moe, problem = kind.mlp, shard.problem
@@ -163,12 +185,13 @@ def _mlp(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray, FloatArr
         shared = _dense(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated))
         kept, dropped = kept + shared[0], dropped + shared[1]
         if problem.job.precision == "bf16":
-            # The router keeps the very tensor that the shared expert reads; fp8 keeps a copy of its own.
+            # Router and shared expert keep the same tensor; fp8 keeps a separate copy.
             kept = kept - router_input
     return kept, dropped, workspace
 
 
 def _dense(shard: Shard, mlp: DenseMlp) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Count the bytes of a dense MLP, as ``_mlp`` does."""
     matrices = 2 if mlp.gated else 1
     width = mlp.intermediate_size / shard.tp
     element = _input_bytes(shard.problem)
@@ -177,16 +200,18 @@ def _dense(shard: Shard, mlp: DenseMlp) -> tuple[FloatArray, FloatArray, FloatAr
     linear_input = element * shard.tokens * shard.hidden / shard.sequence_tp
     software = shard.problem.hardware.software
     workspace = up + BF16_BYTES * shard.tokens * shard.hidden
-    single = mlp.gated and not software.fused_activation
-    inner = down_input + (BF16_BYTES * shard.tokens * width if single else 0.0)
+    unfused = mlp.gated and not software.fused_activation
+    inner = down_input + (BF16_BYTES * shard.tokens * width if unfused else 0.0)
     if software.activate_again:
         inner, workspace = inner - down_input, workspace + down_input
     return linear_input + up + inner, inner, workspace
 
 
 def layer_deferred_bytes(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
-    """Bytes a micro-batch that one layer of ``kind`` keeps for its weight gradients, [num_layouts]; nothing where
-    the backward is not split."""
+    """Count the bytes per micro-batch that a layer keeps for its weight gradients, [num_layouts].
+
+    0 where the backward is not split.
+    """
     shard = Shard.of(problem, columns)
     if isinstance(kind.mlp, MixtureOfExperts):
         mlp = _deferred_mixture_of_experts(shard, kind.mlp)
@@ -196,8 +221,10 @@ def layer_deferred_bytes(problem: Problem, kind: LayerRun, columns: LayoutColumn
 
 
 def head_deferred_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Bytes a micro-batch that the language-model head keeps for its weight gradient, [num_layouts]: its input and
-    the gradient of the logits, in bf16."""
+    """Count the bytes per micro-batch that the language-model head keeps for its weight gradient, [num_layouts].
+
+    They are its input and the gradient of the logits, in bf16.
+    """
     shard = Shard.of(problem, columns)
     vocab = padded_vocab_size(problem.model.vocab_size, columns.tp) / columns.tp
     whole = columns.tp if problem.hardware.software.gathered_logits else 1
@@ -206,18 +233,21 @@ def head_deferred_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
 
 
 def _column_input(shard: Shard) -> FloatArray:
-    """The input of a column-parallel layer; sharded along the sequence unless the framework or the layout keeps it
-    gathered."""
-    whole = ~shard.columns.gather_again | shard.problem.hardware.software.gathered_inputs
-    return shard.operand_bytes * shard.tokens * shard.hidden / np.where(whole, 1.0, shard.sequence_tp)
+    """Count the bytes of the input of a column-parallel layer.
+
+    It is sharded along the sequence unless the framework or the layout keeps it gathered.
+    """
+    is_gathered = ~shard.columns.gather_again | shard.problem.hardware.software.gathered_inputs
+    return shard.operand_bytes * shard.tokens * shard.hidden / np.where(is_gathered, 1.0, shard.sequence_tp)
 
 
 def _row_gradient(shard: Shard) -> FloatArray:
-    """The gradient of a row-parallel layer's output, gathered along the sequence."""
+    """Count the bytes of the gradient of a row-parallel layer's output, gathered along the sequence."""
     return shard.operand_bytes * shard.tokens * shard.hidden
 
 
 def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
+    """Count the bytes that attention keeps for its weight gradients."""
     attention, tokens, element = kind.attention, shard.tokens, shard.operand_bytes
     heads = attention.num_attention_heads / shard.tp
     ends = _column_input(shard) + _row_gradient(shard)
@@ -227,7 +257,7 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
         return ends + element * tokens * (q_width + kv_width) + BF16_BYTES * tokens * q_width
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     latent = (attention.q_lora_rank or 0) + attention.kv_lora_rank
-    # Inputs of the up projections, and gradients of what the down projections put out.
+    # Inputs of the up projections, and gradients of the outputs of the down projections.
     inner = BF16_BYTES * latent + element * (latent + attention.qk_rope_head_dim)
     up = element * heads * (qk_dim + attention.qk_nope_head_dim + attention.v_head_dim)
     out = BF16_BYTES * heads * attention.v_head_dim
@@ -235,14 +265,18 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
 
 
 def _deferred_dense_mlp(shard: Shard, mlp: DenseMlp) -> FloatArray:
+    """Count the bytes that a dense MLP keeps for its weight gradients."""
     matrices = 2 if mlp.gated else 1
     inner = shard.operand_bytes * shard.tokens * mlp.intermediate_size / shard.tp * (matrices + 1)
     return _column_input(shard) + inner + _row_gradient(shard)
 
 
 def _deferred_mixture_of_experts(shard: Shard, moe: MixtureOfExperts) -> FloatArray:
-    """Inputs and output gradients of both products of every row; the router's input and the gradients of its
-    probabilities, in fp32."""
+    """Count the bytes that a mixture of experts keeps for its weight gradients.
+
+    Inputs and output gradients of both products of every row; the router's input, and the gradients of its
+    probabilities in fp32.
+    """
     rows, element = routed_rows(shard, moe), shard.operand_bytes
     matrices = 2 if moe.gated else 1
     width = moe.intermediate_size / shard.columns.etp
@@ -254,6 +288,6 @@ def _deferred_mixture_of_experts(shard: Shard, moe: MixtureOfExperts) -> FloatAr
             shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated)
         )
         if shard.problem.job.precision == "bf16":
-            # The router reads the very tensor that the shared expert reads.
+            # Router and shared expert read the same tensor.
             total = total - router_input
     return np.asarray(total)

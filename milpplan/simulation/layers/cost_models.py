@@ -1,7 +1,8 @@
-"""The times of a layer by another cost model than ours: a plug-in that a hardware description names.
+"""Layer times from a cost model plug-in that a hardware description names.
 
-Everything else (states, memory, transfers between stages, the schedule) stays ours, so that simulator, bounds and
-programs go on agreeing: they all take a layer's times from ``layers.layer_seconds``, which asks here.
+States, memory, transfers between stages and the schedule stay milpplan's own. Simulator, bounds and integer
+programs agree with any plug-in, because all of them take a layer's times from ``layer_time.layer_seconds``, which
+calls it.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 
 
 class LayerModel(Protocol):
-    """What an entry point of ``milpplan.cost_models`` names."""
+    """Signature of a cost model, an entry point of ``milpplan.cost_models``."""
 
     def __call__(
         self, problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray
     ) -> FloatArray:
-        """Seconds of one layer, [Part, Phase, n], given ours; finite, not negative, the same for the same layout
-        whatever other layouts are asked for. May depend on ``LAYER_KEYS`` of the layout and on what its ranks'
-        places depend on, on nothing else."""
+        """Return the seconds of one layer, [Part, Phase, n], given milpplan's own.
+
+        Times are finite and not negative. The times of a layout must not depend on the other layouts of the call.
+        They may depend on ``LAYER_KEYS`` of the layout and on the fields that place its ranks, on nothing else.
+        """
 
 
 def replaced_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray) -> FloatArray:
-    """The times of the cost model that the problem's hardware names; ``seconds`` where that is ours.
+    """Return the times of the cost model that the hardware names; ``seconds`` for milpplan's own model.
 
     Raises:
-        UnknownNameError: it is not installed.
-        PluginError: it fails, or its times are no times.
+        UnknownNameError: the plug-in is not installed.
+        PluginError: the plug-in fails, or returns wrong shapes, negative or infinite times.
     """
     name = problem.hardware.software.cost_model
     if name == OWN_COST_MODEL:
@@ -51,11 +54,12 @@ def replaced_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns, s
 
 
 def has_own_times(problem: Problem) -> bool:
-    """Whether the layers of all node types are timed by our own formulas."""
+    """Check that milpplan's own formulas time the layers of all node types."""
     return all(hardware.software.cost_model == OWN_COST_MODEL for hardware in problem.node_types)
 
 
 def _broken(name: str, what: str) -> PluginError:
+    """Make the error of a cost model that fails or returns wrong times."""
     return PluginError(
         f"The cost model {plugin_title('cost_models', name)} {what}.",
         "Expected seconds of a layer by part, phase and layout.",

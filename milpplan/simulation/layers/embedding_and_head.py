@@ -1,4 +1,4 @@
-"""The embedding before the first layer and the final norm, LM head and loss after the last one."""
+"""Embedding before the first layer; final norm, language-model head and loss after the last layer."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ from milpplan.simulation.network.collectives import far_s
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One end of the model, for one micro-batch: seconds [Part, 2, n], kept and workspace bytes [n];
-    ``weight_s`` [n] of compute for weight gradients that run apart from the backward. The embedding's gradient is
-    in its backward whatever the schedule."""
+    """Costs of an end of the model (embedding or head) for one micro-batch."""
 
     model: ModelSpec
     is_head: bool
     seconds: FloatArray
+    """[Part, 2, n] forward and backward."""
     weight_s: FloatArray
+    """[n] compute of weight gradients that run apart from the backward. The embedding's gradient is always in its
+    backward."""
     kept_bytes: FloatArray
+    """[n] activations."""
     workspace_bytes: FloatArray
+    """[n] temporary bytes of the backward."""
 
     @property
     def phases(self) -> FloatArray:
@@ -43,21 +46,23 @@ class Endpoint:
         return np.concatenate([self.seconds, weight], axis=1)
 
     def matrix_parameters(self, tp: IntArray) -> FloatArray:
-        """Parameters of the (padded) vocabulary matrix on one GPU."""
+        """Count the parameters of the (padded) vocabulary matrix on one GPU."""
         rows = padded_vocab_size(self.model.vocab_size, tp) / tp
         return np.asarray(rows * self.model.hidden_size, dtype=np.float64)
 
     def parameters(self, tp: IntArray) -> FloatArray:
-        """Parameters of this end on one GPU; a tied head has only its norm of its own."""
+        """Count the parameters of this end on one GPU; a tied head has no matrix, only its norm."""
         if not self.is_head:
             return self.matrix_parameters(tp) + position_parameters(self.model)
-        own = 0.0 if head_parameters(self.model) == 0 else self.matrix_parameters(tp)
-        return own + np.full(len(tp), float(final_norm_parameters(self.model)))
+        matrix = 0.0 if head_parameters(self.model) == 0 else self.matrix_parameters(tp)
+        return matrix + np.full(len(tp), float(final_norm_parameters(self.model)))
 
 
 def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
-    """Look-up (read and write one row a token), reduced over tp ranks because each holds a part of the
-    rows."""
+    """Price the embedding: a look-up (read and write a row per token), reduced over tp ranks.
+
+    Each tensor-parallel rank holds a part of the rows.
+    """
     shard = Shard.of(problem, columns)
     message = BF16_BYTES * shard.tokens * shard.hidden
     seconds = np.zeros((len(Part), 2, len(columns)))
@@ -80,11 +85,11 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
 
 
 def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
-    """Final norm, logits in bf16, cross-entropy in fp32 over the vocabulary split by tp.
+    """Price the head: final norm, logits in bf16, cross-entropy in fp32 over the vocabulary split by tp.
 
-    The fp32 softmax is kept from forward to backward (or what the framework's loss keeps); bf16 logits are
-    temporary (Megatron-LM core/tensor_parallel/cross_entropy.py), and so is a bf16 weight gradient, which stands
-    for the accumulated one even where that is fused (core/tensor_parallel/layers.py).
+    The fp32 softmax is kept from forward to backward (or the tensors that the framework's loss keeps). Bf16 logits
+    are temporary (Megatron-LM core/tensor_parallel/cross_entropy.py). So is a bf16 weight gradient, which exists
+    beside the accumulated gradient even where the sum is fused (core/tensor_parallel/layers.py).
     """
     if problem.inference:
         return _next_tokens(problem, columns)
@@ -122,10 +127,11 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
 
 
 def _next_tokens(problem: Problem, columns: LayoutColumns) -> Endpoint:
-    """Inference: final norm and logits in bf16 of the last token of every sequence, gathered over tp ranks.
+    """Price the head of inference: final norm and bf16 logits of the last token of every sequence.
 
-    No loss; nothing is kept, and the logits are the workspace. The context-parallel rank with the last tokens
-    counts. Source: prefill of vLLM (model_executor/layers/logits_processor.py), which prunes the hidden states so.
+    The logits are gathered over tp ranks. There is no loss, no activations are kept, and the logits are the
+    workspace. The context-parallel rank with the last tokens counts. Source: prefill of vLLM
+    (model_executor/layers/logits_processor.py), which selects the hidden states in this way.
     """
     shard, gpu = Shard.of(problem, columns), problem.hardware.accelerator
     tokens = columns.micro_batch_size.astype(np.float64)
@@ -136,5 +142,5 @@ def _next_tokens(problem: Problem, columns: LayoutColumns) -> Endpoint:
     logits = BF16_BYTES * tokens * padded
     gather = collectives.all_gather_s(problem.hardware, logits, *placement.tensor(columns))
     seconds[Part.TP, Phase.FORWARD] = gather
-    none = np.zeros(len(columns))
-    return Endpoint(problem.model, True, seconds, none, none, logits)
+    zeros = np.zeros(len(columns))
+    return Endpoint(problem.model, True, seconds, zeros, zeros, logits)

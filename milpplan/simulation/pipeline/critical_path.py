@@ -1,7 +1,7 @@
-"""Critical paths of the step graph: which durations a step time is the sum of.
+"""Critical paths of the step graph: the durations that add up to a step time.
 
-A path found for one plan bounds the step time of every plan of the same structure and overlap switches from
-below: it is the row that the integer program is built of.
+The critical path of a plan bounds the step time of every plan with the same structure and overlap switches from
+below. Therefore it is a row of the integer program.
 """
 
 from __future__ import annotations
@@ -24,28 +24,36 @@ from milpplan.simulation.pipeline.step_graph import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPath:
-    """A path of the step graph: how often it passes each duration [Term, J], transfer and barrier."""
+    """Path through the step graph, as counts of the durations that it passes."""
 
     counts: Int64Array
+    """[Term, J] how often the path passes each duration."""
     num_transfers: int
     barrier_count: int = 1
 
     def length_ns(self, durations: IntegerArray, transfer_ns: int, barrier_ns: int) -> Int64Array:
-        """Sum of the path for ``durations`` [..., Term, J]: a lower bound of their step times, shape [...]."""
+        """Sum the path for ``durations`` [..., Term, J]: a lower bound of their step times, shape [...]."""
         fixed_ns = self.num_transfers * transfer_ns + self.barrier_count * barrier_ns
         return np.asarray((self.counts * durations).sum(axis=(-2, -1)) + fixed_ns, dtype=np.int64)
 
 
 def critical_paths(graph: StepGraph, durations: IntegerArray) -> tuple[CriticalPath, ...]:
-    """A longest path of every plan of a batch [..., Term, J] (flattened), asserted to sum to its step time.
+    """Find a longest path of every plan of a batch.
 
-    Among equally long ways back a path stays on its rank where it can.
+    Among equally long predecessors a path prefers the predecessor on its own rank.
+
+    Args:
+        graph: the step graph that all plans share.
+        durations: [..., Term, J] nanoseconds.
+
+    Returns:
+        A path for each plan of the flattened batch; its sum is asserted to be the step time.
     """
     paths: list[CriticalPath] = []
     for sweep in sweeps(graph, durations):
         step_times = sweep.step_time(graph.barrier_ns)
-        for plan, binding in enumerate(_binding_predecessors(graph, sweep).T):
-            path = _backtrack(graph, sweep, plan, binding)
+        for plan, predecessors in enumerate(_binding_predecessors(graph, sweep).T):
+            path = _backtrack(graph, sweep, plan, predecessors)
             matrix = graph.structure.swapped(sweep.durations[..., plan].reshape(path.counts.shape))
             length_ns = path.length_ns(matrix, graph.transfer_ns, graph.barrier_ns)
             assert length_ns == step_times[plan], "path is not the step"
@@ -54,14 +62,16 @@ def critical_paths(graph: StepGraph, durations: IntegerArray) -> tuple[CriticalP
 
 
 def critical_path(graph: StepGraph, durations: IntegerArray) -> CriticalPath:
-    """A longest path of one plan, ``durations`` [Term, J]: see ``critical_paths``."""
+    """Find a longest path of one plan, ``durations`` [Term, J] (see ``critical_paths``)."""
     (path,) = critical_paths(graph, durations)
     return path
 
 
 def _binding_predecessors(graph: StepGraph, sweep: Sweep) -> Int64Array:
-    """What each node's start waited for [N, B]: its rank's item p as p, a transfer from p as -2 - p, a
-    gather as -1."""
+    """Find the predecessor that each node's start waits for, [N, B].
+
+    Item p of the same rank is p, a transfer from item p is -2 - p, a gather is -1.
+    """
     structure = graph.structure
     start = sweep.end[: structure.num_nodes] - sweep.node_durations
     by_rank, by_transfer = structure.rank_predecessor[:, None], structure.transfer_predecessor[:, None]
@@ -71,8 +81,8 @@ def _binding_predecessors(graph: StepGraph, sweep: Sweep) -> Int64Array:
     return np.where(on_rank, by_rank, np.where(transferred, -2 - by_transfer, -1)).astype(np.int64)
 
 
-def _backtrack(graph: StepGraph, sweep: Sweep, plan: int, binding: Int64Array) -> CriticalPath:
-    """Walk from the slowest rank's end back to time 0 along what was waited for."""
+def _backtrack(graph: StepGraph, sweep: Sweep, plan: int, predecessors: Int64Array) -> CriticalPath:
+    """Walk from the end of the slowest rank back to time 0 along the binding predecessors."""
     structure = graph.structure
     num_stages, num_nodes = structure.num_stages, structure.num_nodes
     counts = np.zeros((len(Term), structure.vpp, num_stages), dtype=np.int64)
@@ -84,16 +94,16 @@ def _backtrack(graph: StepGraph, sweep: Sweep, plan: int, binding: Int64Array) -
         counts[Term.REDUCE, :, rank] = 1
         node, skip_node = int(structure.last_node[rank]), False
 
-    waited_for = binding.tolist()
+    predecessor_of = predecessors.tolist()
     visited: list[int] = []
-    received: list[int] = []
+    receivers: list[int] = []
     source = node
     while 0 <= source < num_nodes:
         visited.append(source)
-        source = waited_for[source]
+        source = predecessor_of[source]
         if source < -1:
             source = -2 - source
-            received.append(visited[-1])
+            receivers.append(visited[-1])
     if source == -1:
         _count_gather(structure, sweep, plan, visited[-1], counts)
     elif not graph.overlap_param_gather:
@@ -103,16 +113,19 @@ def _backtrack(graph: StepGraph, sweep: Sweep, plan: int, binding: Int64Array) -
     by_stage += np.bincount(durations_passed, minlength=by_stage.size).reshape(by_stage.shape)
     if sweep.crossing is not None and sweep.crossing[:, plan].any():
         by_stage[Term.CROSSING] += np.bincount(
-            borders(structure)[received], minlength=structure.num_virtual_stages
+            borders(structure)[receivers], minlength=structure.num_virtual_stages
         )
-    return CriticalPath(by_stage, len(received))
+    return CriticalPath(by_stage, len(receivers))
 
 
 def _backtrack_stream(
     structure: Structure, sweep: Sweep, plan: int, rank: int, counts: Int64Array
 ) -> tuple[int, bool]:
-    """Count the reductions that a rank's gradients waited for; returns the last item that they waited for, and
-    whether it was for its start only."""
+    """Count the reductions that a rank's gradients wait for on its communication stream.
+
+    Returns:
+        The work item that the reductions wait for, and True if they wait for its start only.
+    """
     last = structure.release_node[:, rank]
     durations = sweep.durations[:, :, rank, plan]
     last_end = sweep.end[last, plan]
@@ -134,7 +147,7 @@ def _backtrack_stream(
 
 
 def _count_gather(structure: Structure, sweep: Sweep, plan: int, node: int, counts: Int64Array) -> None:
-    """Count what a first forward waited for: the bucket it starts with, or the last one it ends after."""
+    """Count the gathers that a first forward waits for: up to its first bucket, or up to its last bucket."""
     stage = int(structure.duration_index[node])
     chunk, rank = divmod(int(structure.placement.reshape(-1)[stage]), structure.num_stages)
     first, _ = first_starts(sweep.durations[..., plan : plan + 1])

@@ -1,4 +1,4 @@
-"""One step of a plan as lanes: what every pipeline rank does when, on each of its streams. Records only."""
+"""Records of a step as lanes: the work of every pipeline rank over time, on each of its streams."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ SliceKind = Literal[
     "optimizer",
 ]  # fmt: skip
 SLICE_KINDS: tuple[SliceKind, ...] = get_args(SliceKind)
-"""``backward`` is the input gradients alone where the schedule splits it; ``norm`` is what all ranks do together
-before the update (the norm of the gradients, and what every step costs)."""
+"""``backward`` stands for the input gradients alone where the schedule splits the backward. ``norm`` is the
+barrier of all ranks before the update: the global gradient norm and the overhead of a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lane:
-    """Slices of one stream in the order in which they start: arrays [n]. ``kind`` indexes ``SLICE_KINDS``,
-    ``stage`` is the virtual stage and ``micro_batch`` its micro-batch, -1 where a slice belongs to none."""
+    """Slices of one stream in the order in which they start: arrays [n]."""
 
     name: LaneName
     start_ns: IntArray
     end_ns: IntArray
     kind: IntArray
+    """Index in ``SLICE_KINDS``."""
     stage: IntArray
+    """Virtual stage, -1 for slices without a stage."""
     micro_batch: IntArray
+    """Micro-batch, -1 for slices without a micro-batch."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -37,35 +39,39 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLanes:
-    """One pipeline rank: its lanes with slices, and its memory over time. ``rank`` numbers the stages of a report,
-    ``label`` is the stage, with replicas of different make after the number of the node type: ``1:0``."""
+    """One pipeline rank: its lanes, and its memory over time."""
 
     rank: int
+    """Index of the rank among the stages of a report."""
     name: str
     label: str
+    """Number of the stage. Heterogeneous replicas put the number of the node type in front: ``1:0``."""
     num_gpus: int
-    """That do the same: of all replicas, or of those on one node type."""
+    """GPUs that run this rank in all replicas, or in the replicas on one node type."""
     virtual_stages: tuple[int, ...]
     num_layers: tuple[int, ...]
-    """Of every virtual stage of the rank."""
+    """Layers of every virtual stage of the rank."""
     lanes: tuple[Lane, ...]
+    """Lanes that have slices."""
     memory: MemoryTimeline
     usable_memory_bytes: int
 
     def lane(self, name: LaneName) -> Lane | None:
-        """The lane of a name, None where nothing runs on it."""
+        """Return the lane of a name; None if it has no slices."""
         return next((lane for lane in self.lanes if lane.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLanes:
-    """One step of a plan, all ranks of one pipeline, or with replicas of different make of one on each node type;
-    the other replicas do the same at the same time."""
+    """One step of a plan: all ranks of one pipeline, or of one pipeline on each node type.
+
+    The other replicas do the same work at the same time.
+    """
 
     step_time_ns: int
     ranks: tuple[RankLanes, ...]
 
     @property
     def num_slices(self) -> int:
-        """Of all lanes."""
+        """Number of slices on all lanes."""
         return sum(len(lane) for rank in self.ranks for lane in rank.lanes)

@@ -1,8 +1,8 @@
-"""The pipelines of a plan in time: one where all replicas are alike, else one for each node type.
+"""Timelines of the pipelines of a plan: a single pipeline if all replicas are alike, else one for each node type.
 
-Replicas of different make share their reductions, the norm and the update: a reduction starts when the last
-replica is there and what its rank reduced before is done. The longest over the views (``replica_costs``) of each
-of these moments is that moment of all pipelines together, since a maximum passes through sums and maxima.
+Heterogeneous replicas share their reductions, the norm and the update. A reduction starts when the last replica is
+ready and the previous reduction of its rank is done. The time of such an event is its maximum over the views
+(``replica_costs``), because a maximum passes through sums and maxima.
 """
 
 from __future__ import annotations
@@ -21,24 +21,28 @@ from milpplan.simulation.simulator import check_plan
 from milpplan.simulation.stages import StageOptions, durations, plan_stages
 
 SHARED_MOMENTS = ("gather_end_ns", "reduce_end_ns", "gradients_ready_ns")
+"""Fields of ``Timeline`` that heterogeneous replicas share."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineRun:
-    """One pipeline of a plan, on ``node_type`` (None: on all of them): problem and plan as it sees them, its
-    constants and stages, durations [Term, J] and when everything happens."""
+    """One pipeline of a plan with its timeline."""
 
     node_type: int | None
+    """Node type of the pipeline; None: all node types."""
     problem: Problem
+    """Problem as this pipeline sees it (``ReplicaView``)."""
     plan: Plan
+    """Plan as this pipeline sees it."""
     costs: RankCosts
     stages: tuple[StageOptions, ...]
     terms: IntArray
+    """Durations [Term, J] in nanoseconds."""
     timeline: Timeline
 
 
 def pipeline_runs(problem: Problem, plan: Plan) -> tuple[PipelineRun, ...]:
-    """The pipelines of one step that differ: one, or with replicas of different make one of each node type.
+    """Simulate the different pipelines of a step: a single pipeline, or one for each node type.
 
     Raises:
         IllegalPlanError: the plan cannot run.
@@ -47,27 +51,30 @@ def pipeline_runs(problem: Problem, plan: Plan) -> tuple[PipelineRun, ...]:
     if not plan.layout.replica_micro_batches:
         return (_run(None, problem, plan, costs_of(problem, plan.layout)),)
     views = zip(costs_of_replicas(problem, plan.layout).views, view_plans(problem, plan), strict=True)
-    return _together(
-        [_run(number, view.problem, own, view.costs) for number, (view, (_, own)) in enumerate(views)]
+    return _synchronised(
+        [_run(number, view.problem, view_plan, view.costs) for number, (view, (_, view_plan)) in enumerate(views)]
     )
 
 
 def _run(node_type: int | None, problem: Problem, plan: Plan, costs: RankCosts) -> PipelineRun:
+    """Simulate one pipeline by itself."""
     stages = tuple(plan_stages(costs, problem.model.layer_kinds, plan))
     graph = StepGraph.of(plan.layout, costs.transfer_ns, costs.barrier_ns)
     terms = durations(stages)
     return PipelineRun(node_type, problem, plan, costs, stages, terms, simulate_times(graph, terms))
 
 
-def _together(runs: list[PipelineRun]) -> tuple[PipelineRun, ...]:
-    """The runs with what they share at the time of the last."""
-    lines = [run.timeline for run in runs]
-    shared = {name: np.maximum.reduce([getattr(line, name) for line in lines]) for name in SHARED_MOMENTS}
-    start, step = (max(getattr(line, name) for line in lines) for name in ("optimizer_start_ns", "step_time_ns"))
-    found = []
+def _synchronised(runs: list[PipelineRun]) -> tuple[PipelineRun, ...]:
+    """Move the events that the runs share to the time of the last run."""
+    timelines = [run.timeline for run in runs]
+    shared = {name: np.maximum.reduce([getattr(line, name) for line in timelines]) for name in SHARED_MOMENTS}
+    start, step = (
+        max(getattr(line, name) for line in timelines) for name in ("optimizer_start_ns", "step_time_ns")
+    )
+    synchronised = []
     for run in runs:
-        held = np.array([list(stages) for stages in run.plan.layout.rank_stages])
-        finish = start + run.terms[Term.OPTIMIZER][held].sum(axis=1)
+        rank_stages = np.array([list(stages) for stages in run.plan.layout.rank_stages])
+        finish = start + run.terms[Term.OPTIMIZER][rank_stages].sum(axis=1)
         moments = shared | {"optimizer_start_ns": start, "step_time_ns": step, "finish_ns": finish}
-        found.append(replace(run, timeline=replace(run.timeline, **moments)))
-    return tuple(found)
+        synchronised.append(replace(run, timeline=replace(run.timeline, **moments)))
+    return tuple(synchronised)

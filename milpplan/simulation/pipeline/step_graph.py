@@ -1,25 +1,25 @@
-"""The time of one training step: a longest path through a fixed graph, in whole nanoseconds.
+"""The time of a training step: a longest path through a fixed graph, in whole nanoseconds.
 
-A step gathers parameters, runs the forwards and backwards of a schedule (see ``schedule.py``), reduces
-gradients, meets at a barrier (the global gradient norm) and updates the optimizer. The graph is fixed by the
-schedule; only durations vary. So the step time is a maximum of path sums, and each path sum
+A step gathers parameters, runs the forwards and backwards of a schedule (``schedule.py``), reduces gradients,
+meets at a barrier (the global gradient norm) and updates the parameters. The schedule fixes the graph; only
+durations vary. So the step time is a maximum of path sums. Each path sum
 
     sum over (term, j) of counts[term, j] * durations[term, j] + num_transfers * transfer_ns + barrier_ns
 
-is a lower bound of the step time for ALL durations of the same structure and overlap switches, and equal to
-it for the durations the path was found with (``critical_path``).
+is a lower bound of the step time for ALL durations with the same structure and overlap switches, and equal to the
+step time for the durations that the path was found with (``critical_path``).
 
-Durations are non-negative integers, ``durations`` [..., Term, J] with rows named by ``Term``; leading
-dimensions are a batch of plans that one sweep over the levels of the graph evaluates together.
+Durations are non-negative integers, ``durations`` [..., Term, J] with rows named by ``Term``. Leading dimensions
+are a batch of plans; a single sweep over the levels of the graph evaluates the whole batch.
 
- - Gather: chunk 0, 1, ... of a rank one after another from time 0. Without overlap the rank waits for all of
-   them. With ``overlap_param_gather`` buckets arrive while layers run: the first forward on j starts no sooner
-   than FIRST_j after the gather of the chunk before, and ends no sooner than LAST_j after its own gather.
- - Reduce: without overlap all of a rank's reductions after its last work item. With ``overlap_grad_reduce``
-   on a stream of the rank, chunk v - 1 first; that of j starts no sooner than LEAD_j after the START of the
-   last item on j that adds to its gradients (a backward, or a weight gradient where the backward is split), and
-   the rank is not done before the END of that item + TRAIL_j.
- - Barrier of all ranks, ``barrier_ns``, then each rank runs OPTIMIZER for its chunks.
+ - Gather: chunks 0, 1, ... of a rank in turn from time 0. Without overlap the rank waits for all gathers. With
+   ``overlap_param_gather`` buckets arrive while layers run: the first forward on j starts no sooner than FIRST_j
+   after the gather of the previous chunk, and ends no sooner than LAST_j after its own gather.
+ - Reduce: without overlap, all reductions of a rank follow its last work item. With ``overlap_grad_reduce`` they
+   run on a stream of the rank, chunk v - 1 first. The reduction of j starts no sooner than LEAD_j after the START
+   of the last item on j that adds to its gradients (a backward, or a weight gradient where the backward is split),
+   and the rank is not done before the END of that item + TRAIL_j.
+ - Barrier of all ranks, ``barrier_ns``; then each rank runs OPTIMIZER for its chunks.
 
 Source: the order of work is that of ``schedule.py``; overlap is Megatron-LM's ``overlap_grad_reduce`` and
 ``overlap_param_gather`` (core/distributed) with one communication stream per rank.
@@ -54,27 +54,29 @@ __all__ = [
 
 IntegerArray = npt.NDArray[np.integer]
 
-# Work items times plans simulated together: two int64 arrays of 32 MiB.
 _MAX_BATCH_NODES = 2**22
+"""Maximum number of work items times plans in a sweep: two int64 arrays of 32 MiB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepGraph:
-    """The graph of one layout's step: all that its plans share. Only their durations differ.
-
-    ``transfer_ns``: activations or their gradients from a stage to the next; ``barrier_ns``: the norm of the
-    gradients over all ranks.
-    """
+    """Graph of a layout's step. All plans of the layout share it; only their durations differ."""
 
     structure: Structure
     transfer_ns: int = 0
+    """Transfer of activations, or of their gradients, between neighbouring stages."""
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     barrier_ns: int = 0
+    """Norm of the gradients over all ranks."""
 
     @staticmethod
     def of(layout: Layout, transfer_ns: SupportsInt, barrier_ns: SupportsInt) -> StepGraph:
-        """The graph of a layout; raises ``ValueError`` where its schedule does not exist for its degrees."""
+        """Build the graph of a layout.
+
+        Raises:
+            ValueError: the layout's schedule does not exist for its degrees.
+        """
         return StepGraph(
             structure(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp),
             int(transfer_ns),
@@ -86,11 +88,11 @@ class StepGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """When everything of one step happens, in nanoseconds from its start.
+    """Event times of a step, in nanoseconds from its start.
 
-    Work items [J, m], weight gradients [J, 0] where the backwards hold them; gathers and reductions [J];
-    ``gradients_ready_ns`` (before the barrier), ``busy_ns`` (all work items), ``finish_ns`` (after the optimizer)
-    [P]; a gather or reduction starts at its end minus its duration, optimizers start at ``optimizer_start_ns``.
+    Work items are [J, m]; weight gradients are [J, 0] where the backwards hold them. Gathers and reductions are
+    [J] and start at their end minus their duration. Of each rank, [P]: ``gradients_ready_ns`` (before the
+    barrier), ``busy_ns`` (sum of all work items) and ``finish_ns`` (after the optimizer).
     """
 
     forward_start_ns: Int64Array
@@ -110,31 +112,35 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Ends of all nodes [N + P + 1, B], and the tail of the step; a batch of B plans in the last axis.
-
-    Durations are [Term, v, P, B], so a chunk of all ranks is one slice.
-    """
+    """Longest paths of a batch of B plans: the ends of all nodes and the tail of the step, in nanoseconds."""
 
     durations: Int64Array
+    """[Term, v, P, B], so that a chunk of all ranks is a slice."""
     node_durations: Int64Array
+    """[N, B]."""
     end: Int64Array
+    """[N + P + 1, B] end of every node."""
     gather_end: Int64Array
+    """[v, P, B]."""
     reduce_end: Int64Array
+    """[v, P, B]."""
     ready: Int64Array
+    """[P, B] time at which all gradients of a rank are reduced."""
     optimizer: Int64Array
+    """[P, B] duration of a rank's update."""
     crossing: Int64Array | None = None
-    """What the transfer that each node waits for takes beyond the graph's, [N, B]; None where all are alike."""
+    """[N, B] time beyond ``StepGraph.transfer_ns`` of the transfer that each node waits for; None: all 0."""
 
     def step_time(self, barrier_ns: int) -> Int64Array:
-        """Slowest rank's gradients, the barrier, the slowest optimizer; shape [B]."""
+        """Add the slowest rank's gradients, the barrier and the slowest update; shape [B]."""
         return np.asarray(self.ready.max(axis=0) + barrier_ns + self.optimizer.max(axis=0))
 
 
 def _sweep(graph: StepGraph, durations: Int64Array) -> Sweep:
-    """Longest path to the end of every node for ``durations`` [B, Term, J], level by level."""
+    """Find the longest path to the end of every node for ``durations`` [B, Term, J], level by level."""
     structure = graph.structure
     num_nodes, num_stages, vpp = structure.num_nodes, structure.num_stages, structure.vpp
-    # One plan alone drops the batch axis inside the loop: one-dimensional takes are faster.
+    # A single plan drops the batch axis inside the loop: one-dimensional takes are faster.
     batch = (len(durations),) if len(durations) != 1 else ()
     by_term = np.ascontiguousarray(durations.reshape(len(durations), -1).T)
     node_durations = by_term.reshape(-1, *batch).take(structure.duration_index, axis=0)
@@ -151,7 +157,7 @@ def _sweep(graph: StepGraph, durations: Int64Array) -> Sweep:
         end[first] = np.maximum(*first_starts(matrix)).reshape(-1, *batch)
     else:
         end[num_nodes:-1] = gather_end[-1].reshape(-1, *batch)
-    # "No predecessor" ends one transfer before time 0, so that arriving from it delays nothing.
+    # "No predecessor" ends a transfer before time 0, so that a transfer from it delays no node.
     end[-1] = -graph.transfer_ns
 
     crossing = _crossing(structure, by_term.reshape(len(Term), -1, *batch)[Term.CROSSING])
@@ -178,17 +184,16 @@ def _sweep(graph: StepGraph, durations: Int64Array) -> Sweep:
 
 
 def borders(structure: Structure) -> Int64Array:
-    """The virtual stage j before the border j, j + 1 that each node's transfer passes, [N]; -1 where a node waits
-    for none."""
-    kind, stage = np.divmod(structure.duration_index.astype(np.int64), structure.num_virtual_stages)
+    """Find the border j, j + 1 that the transfer to each node passes: j [N], or -1 without a transfer."""
+    term, stage = np.divmod(structure.duration_index.astype(np.int64), structure.num_virtual_stages)
     waits = structure.transfer_predecessor < structure.num_nodes
     # A pair's backward waits for a transfer between the same two ranks.
-    forward = (kind == Term.FORWARD) | (kind == Term.PAIRED_FORWARD)
+    forward = (term == Term.FORWARD) | (term == Term.PAIRED_FORWARD)
     return np.where(waits, np.where(forward, stage - 1, stage), -1)
 
 
 def _crossing(structure: Structure, by_stage: Int64Array) -> Int64Array | None:
-    """``Sweep.crossing`` from the row CROSSING, [J, ...]."""
+    """Compute ``Sweep.crossing`` from the row CROSSING, [J, ...]."""
     if not by_stage.any():
         return None
     border = borders(structure)
@@ -198,8 +203,12 @@ def _crossing(structure: Structure, by_stage: Int64Array) -> Int64Array | None:
 
 
 def first_starts(matrix: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Earliest starts of the first forwards [v, P, B] when gathers overlap: for the first bucket to be there,
-    and for the forward to end LAST after the last one (a forward that stalls inside counts as a later start)."""
+    """Find the earliest starts of the first forwards when gathers overlap.
+
+    Returns:
+        Two bounds [v, P, B]: the first bucket is there, and the forward ends LAST after the last bucket. A forward
+        that stalls inside counts as a later start.
+    """
     gather_end = np.cumsum(matrix[Term.GATHER], axis=0)
     first = gather_end - matrix[Term.GATHER] + matrix[Term.FIRST]
     return first, gather_end + matrix[Term.LAST] - matrix[Term.FORWARD]
@@ -208,7 +217,7 @@ def first_starts(matrix: Int64Array) -> tuple[Int64Array, Int64Array]:
 def _reduce(
     graph: StepGraph, matrix: Int64Array, node_durations: Int64Array, end: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Ends of the gradient reductions [v, P, B] and when each rank's gradients are ready [P, B]."""
+    """Find the ends of the gradient reductions [v, P, B] and the times of ready gradients [P, B]."""
     structure = graph.structure
     reduce_ns = matrix[Term.REDUCE]
     if not graph.overlap_grad_reduce:
@@ -223,8 +232,15 @@ def _reduce(
 def overlapped_reductions(
     matrix: Int64Array, last_start: Int64Array, last_end: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Ends of gradient reductions that overlap [v, P, B] and when each rank's gradients are ready [P, B], from
-    the start and end [v, P, B] of the last item of every virtual stage that adds to its gradients."""
+    """Find the ends of gradient reductions that overlap with the backwards.
+
+    Args:
+        matrix: durations [Term, v, P, B].
+        last_start, last_end: [v, P, B] of the last item of every virtual stage that adds to its gradients.
+
+    Returns:
+        Ends of the reductions [v, P, B], and the times at which each rank's gradients are ready [P, B].
+    """
     reduce_ns = matrix[Term.REDUCE]
     reduce_end = last_start + matrix[Term.LEAD] + reduce_ns
     for chunk in range(len(reduce_end) - 2, -1, -1):
@@ -234,7 +250,11 @@ def overlapped_reductions(
 
 
 def checked(graph: StepGraph, durations: IntegerArray) -> Int64Array:
-    """``durations`` [..., Term, J] as int64 [B, Term, J]; raises ``ValueError`` where they make no sense."""
+    """Flatten ``durations`` [..., Term, J] to int64 [B, Term, J].
+
+    Raises:
+        ValueError: wrong shape or type, or negative durations.
+    """
     shape = (len(Term), graph.structure.num_virtual_stages)
     if durations.shape[-2:] != shape or not np.issubdtype(durations.dtype, np.integer):
         raise ValueError(
@@ -248,7 +268,7 @@ def checked(graph: StepGraph, durations: IntegerArray) -> Int64Array:
 
 
 def sweeps(graph: StepGraph, durations: IntegerArray) -> Iterator[Sweep]:
-    """The batch in parts of bounded memory, in order."""
+    """Sweep a batch in parts of bounded memory, in order."""
     plans = checked(graph, durations)
     part = max(1, _MAX_BATCH_NODES // graph.structure.num_nodes)
     for first in range(0, len(plans), part):
@@ -256,14 +276,14 @@ def sweeps(graph: StepGraph, durations: IntegerArray) -> Iterator[Sweep]:
 
 
 def step_time_ns(graph: StepGraph, durations: IntegerArray) -> Int64Array:
-    """Exact step times of a batch of plans: ``durations`` [..., Term, J] gives shape [...]."""
+    """Compute the exact step times of a batch of plans: ``durations`` [..., Term, J] gives shape [...]."""
     times = [sweep.step_time(graph.barrier_ns) for sweep in sweeps(graph, durations)]
     flat = np.concatenate(times) if times else np.empty(0, dtype=np.int64)
     return flat.reshape(durations.shape[:-2])
 
 
 def simulate_times(graph: StepGraph, durations: IntegerArray) -> Timeline:
-    """The whole step of one plan, ``durations`` [Term, J]."""
+    """Compute all event times of one plan, ``durations`` [Term, J]."""
     structure = graph.structure
     plan = checked(graph, durations)
     if len(plan) != 1:
@@ -272,11 +292,11 @@ def simulate_times(graph: StepGraph, durations: IntegerArray) -> Timeline:
     forward_end = sweep.end[structure.forward_node, 0]
     backward_end = sweep.end[structure.backward_node, 0]
     weight_end = sweep.end[structure.weight_node, 0]
-    took = sweep.node_durations[:, 0]
+    node_durations = sweep.node_durations[:, 0]
     forward, backward, weight = (
-        took[nodes] for nodes in (structure.forward_node, structure.backward_node, structure.weight_node)
+        node_durations[nodes] for nodes in (structure.forward_node, structure.backward_node, structure.weight_node)
     )
-    by_stage = sum(part.sum(axis=1) for part in (forward, backward, weight))
+    busy_ns = sum(part.sum(axis=1) for part in (forward, backward, weight))
     optimizer_start = int(sweep.ready.max()) + graph.barrier_ns
     return Timeline(
         forward_start_ns=forward_end - forward,
@@ -289,7 +309,7 @@ def simulate_times(graph: StepGraph, durations: IntegerArray) -> Timeline:
         reduce_end_ns=structure.swapped(sweep.reduce_end.reshape(-1)),
         gradients_ready_ns=sweep.ready[:, 0],
         optimizer_start_ns=optimizer_start,
-        busy_ns=np.asarray(by_stage)[structure.placement].sum(axis=0),
+        busy_ns=np.asarray(busy_ns)[structure.placement].sum(axis=0),
         finish_ns=optimizer_start + sweep.optimizer[:, 0],
         step_time_ns=int(sweep.step_time(graph.barrier_ns)[0]),
     )

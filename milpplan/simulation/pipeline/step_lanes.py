@@ -1,4 +1,4 @@
-"""From a plan to the lanes of its step: the timeline of the simulator, rank by rank and stream by stream."""
+"""Conversion of a simulated step to lanes, rank by rank and stream by stream."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from milpplan.simulation.pipeline.step_graph import Term, Timeline
 from milpplan.simulation.pipeline.work_order import Kind, WorkOrder, work_order
 
 _Part = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
-"""start, end, kind, virtual stage, micro-batch."""
+"""Columns of a lane's slices: start, end, kind, virtual stage, micro-batch."""
 
 
 def step_lanes(problem: Problem, plan: Plan) -> StepLanes:
-    """What every pipeline rank does when in one step of a plan; with replicas of different make those of a replica
-    on the first node type, then those of one on the next.
+    """Simulate a step of a plan and list the work of every pipeline rank over time.
+
+    With heterogeneous replicas, the ranks of a replica on the first node type come first, then those on the next.
 
     Raises:
         IllegalPlanError: the plan cannot run.
@@ -35,13 +36,13 @@ def step_lanes(problem: Problem, plan: Plan) -> StepLanes:
 
 
 def _rank_lanes(problem: Problem, run: PipelineRun, first: int) -> list[RankLanes]:
-    """The ranks of one pipeline, numbered from ``first``."""
+    """List the ranks of one pipeline, numbered from ``first``."""
     layout, pp, node_type = run.plan.layout, run.plan.layout.pp, run.node_type
     types = rank_types(problem, layout) if node_type is None else (node_type,) * pp
     gpus = layout.num_gpus if node_type is None else problem.node_gpus[node_type]
     ranks = []
     for rank, memory in enumerate(run_memory(run)):
-        own, hardware = layout.rank_stages[rank], problem.node_types[types[rank]]
+        stages, hardware = layout.rank_stages[rank], problem.node_types[types[rank]]
         lanes = _lanes(layout, rank, run.costs, run.terms, run.timeline)
         ranks.append(
             RankLanes(
@@ -49,8 +50,8 @@ def _rank_lanes(problem: Problem, run: PipelineRun, first: int) -> list[RankLane
                 f"stage {rank}" + ("" if node_type is None else f" on {hardware.name}"),
                 str(rank) if node_type is None else f"{node_type}:{rank}",
                 gpus // pp,
-                own,
-                tuple(run.plan.virtual_stages[j].num_layers for j in own),
+                stages,
+                tuple(run.plan.virtual_stages[j].num_layers for j in stages),
                 tuple(lane for lane in lanes if len(lane)),
                 memory,
                 hardware.usable_bytes,
@@ -60,6 +61,7 @@ def _rank_lanes(problem: Problem, run: PipelineRun, first: int) -> list[RankLane
 
 
 def _lanes(layout: Layout, rank: int, costs: RankCosts, terms: IntArray, timeline: Timeline) -> list[Lane]:
+    """Build all lanes of a rank; a lane may have no slices."""
     order = work_order(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp, rank)
     stage = np.array(layout.rank_stages[rank])[order.chunk]
     start, end = _item_times(order, stage, timeline)
@@ -74,7 +76,7 @@ def _lanes(layout: Layout, rank: int, costs: RankCosts, terms: IntArray, timelin
 
 
 def _item_times(order: WorkOrder, stage: IntArray, timeline: Timeline) -> tuple[IntArray, IntArray]:
-    """Start and end of every work item of a rank, in its order."""
+    """Look up the start and the end of every work item of a rank, in its order."""
     start, end = np.empty(len(stage), dtype=np.int64), np.empty(len(stage), dtype=np.int64)
     times = (
         (timeline.forward_start_ns, timeline.forward_end_ns),
@@ -82,65 +84,72 @@ def _item_times(order: WorkOrder, stage: IntArray, timeline: Timeline) -> tuple[
         (timeline.weight_start_ns, timeline.weight_end_ns),
     )
     for kind, (starts, ends) in zip(Kind, times, strict=True):
-        mine = order.kind == kind
-        start[mine], end[mine] = (values[stage[mine], order.micro_batch[mine]] for values in (starts, ends))
+        chosen = order.kind == kind
+        start[chosen], end[chosen] = (
+            values[stage[chosen], order.micro_batch[chosen]] for values in (starts, ends)
+        )
     return start, end
 
 
 def _work(order: WorkOrder, stage: IntArray, start: IntArray, end: IntArray) -> _Part:
-    # Where only forwards run the backwards have no length.
+    """List the slices of the work items."""
+    # The backwards of an inference job have length 0 and no slice.
     shown = end > start
-    # The numbers of ``Kind`` are the first places of SLICE_KINDS.
+    # The numbers of ``Kind`` are the first indices of SLICE_KINDS.
     kinds = order.kind.astype(np.int64)
     return start[shown], end[shown], kinds[shown], stage[shown], order.micro_batch[shown].astype(np.int64)
 
 
 def _tail(rank: int, own: IntArray, terms: IntArray, timeline: Timeline) -> _Part:
-    """What all ranks do together once every rank's gradients are there, and the update."""
+    """List the slices of the barrier, once the gradients of all ranks are ready, and of the update."""
     ready = int(timeline.gradients_ready_ns.max())
     edges = np.array([ready, timeline.optimizer_start_ns, timeline.finish_ns[rank]], dtype=np.int64)
     kinds = np.array([SLICE_KINDS.index("norm"), SLICE_KINDS.index("optimizer")])
-    nothing = np.full(2, -1)
+    no_stage = np.full(2, -1)
     shown = edges[1:] > edges[:-1]
-    return edges[:-1][shown], edges[1:][shown], kinds[shown], nothing[shown], nothing[shown]
+    return edges[:-1][shown], edges[1:][shown], kinds[shown], no_stage[shown], no_stage[shown]
 
 
-def _collective(kind: SliceKind, end: IntArray, took: IntArray, own: IntArray) -> _Part:
-    shown = took > 0
-    number = np.full(len(own), SLICE_KINDS.index(kind))
-    return (end - took)[shown], end[shown], number[shown], own[shown], np.full(len(own), -1)[shown]
+def _collective(kind: SliceKind, end: IntArray, duration: IntArray, stages: IntArray) -> _Part:
+    """List the slices of a rank's gathers or reductions."""
+    shown = duration > 0
+    number = np.full(len(stages), SLICE_KINDS.index(kind))
+    return (end - duration)[shown], end[shown], number[shown], stages[shown], np.full(len(stages), -1)[shown]
 
 
 def _sends(layout: Layout, costs: RankCosts, order: WorkOrder, stage: IntArray, end: IntArray) -> list[Lane]:
-    """Activations to the rank of the next virtual stage and gradients to that of the one before, from when the
-    output of an item is there: items that run as one put out when the last of them is done."""
+    """Build the lanes of sends: activations to the next virtual stage, gradients to the previous stage.
+
+    A send starts when the output of its item is ready; the outputs of a group are ready when its last item is
+    done.
+    """
     rank_of = np.array(layout.stage_ranks)
     transfer = int(costs.transfer_ns)
     crossing = np.array([costs.crossing_ns(j) for j in range(layout.num_virtual_stages)], dtype=np.int64)
-    there = end[np.arange(len(end)) + order.left]
-    found: list[Lane] = []
-    ways: tuple[tuple[LaneName, SliceKind, Kind, int], ...] = (
+    output_ready = end[np.arange(len(end)) + order.left]
+    lanes: list[Lane] = []
+    directions: tuple[tuple[LaneName, SliceKind, Kind, int], ...] = (
         ("to next stage", "activations", Kind.FORWARD, 1),
         ("to previous stage", "gradients", Kind.BACKWARD, -1),
     )
-    for name, kind, sends, way in ways:
-        to = stage + way
-        inside: BoolArray = (order.kind == sends) & (to >= 0) & (to < layout.num_virtual_stages)
-        # Where a V turns, both virtual stages are on one rank and nothing is sent.
-        inside &= rank_of[np.clip(to, 0, len(rank_of) - 1)] != rank_of[stage]
-        took = transfer + crossing[np.where(way > 0, stage, stage - 1)[inside]]
-        start, from_stage = there[inside], stage[inside]
+    for name, kind, sends, direction in directions:
+        receiver = stage + direction
+        is_sent: BoolArray = (order.kind == sends) & (receiver >= 0) & (receiver < layout.num_virtual_stages)
+        # Where a V turns, both virtual stages are on the same rank and there is no message.
+        is_sent &= rank_of[np.clip(receiver, 0, len(rank_of) - 1)] != rank_of[stage]
+        duration = transfer + crossing[np.where(direction > 0, stage, stage - 1)[is_sent]]
+        start, sender = output_ready[is_sent], stage[is_sent]
         number = np.full(len(start), SLICE_KINDS.index(kind))
-        micro_batch = order.micro_batch[inside].astype(np.int64)
-        moved = took > 0
-        parts = (start, start + took, number, from_stage, micro_batch)
-        start, until, number, from_stage, micro_batch = (part[moved] for part in parts)
-        found.append(_lane(name, (start, until, number, from_stage, micro_batch)))
-    return found
+        micro_batch = order.micro_batch[is_sent].astype(np.int64)
+        shown = duration > 0
+        columns = (start, start + duration, number, sender, micro_batch)
+        start, stop, number, sender, micro_batch = (column[shown] for column in columns)
+        lanes.append(_lane(name, (start, stop, number, sender, micro_batch)))
+    return lanes
 
 
 def _lane(name: LaneName, *parts: _Part) -> Lane:
-    """All slices by their start."""
+    """Build a lane from parts, with the slices in the order of their starts."""
     columns: Sequence[IntArray] = [np.concatenate(column) for column in zip(*parts, strict=True)]
     order = np.argsort(columns[0], kind="stable")
     return Lane(name, *(column[order] for column in columns))

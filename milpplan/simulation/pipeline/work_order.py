@@ -1,19 +1,19 @@
-"""The fixed order of work on every pipeline rank.
+"""The order of work on every pipeline rank, which the schedule fixes.
 
-Words: P pipeline ranks (``num_stages``), m micro-batches, v virtual stages per rank (``vpp``), J = P * v
-virtual stages; ``rank_stages`` of ``milpplan.problem.plan`` says which are a rank's chunks. The work items of a
-rank are the forwards and backwards of its v chunks on m micro-batches, n = m * v of each; where the backward is
-split, "backward" is the input gradients, and n items of weight gradients are added.
+Notation: P pipeline ranks (``num_stages``), m micro-batches, v virtual stages per rank (``vpp``), J = P * v
+virtual stages. ``rank_stages`` of ``milpplan.problem.plan`` lists a rank's virtual stages, its chunks. The work
+items of a rank are the forwards and backwards of its v chunks on m micro-batches, n = m * v of each. Where the
+backward is split, "backward" stands for the input gradients, and n items of weight gradients are added.
 
-Most schedules are a number w of warm-up forwards, then one forward and one backward in turn, then the remaining
-backwards; the k-th forward and the k-th backward are the same on all ranks. ``zb-h1`` adds the weight gradients to
-1F1B: rank s runs the one of micro-batch k - s after the backward of micro-batch k, and what is left after its last
-backward, so no rank keeps more than the first one. ``zb-v`` and ``dualpipe-v`` have orders of their own
-(``_zb_v_rank``, ``_dualpipe_v_rank``).
+Most schedules run w warm-up forwards, then a forward and a backward in turn, then the remaining backwards; the
+k-th forward and the k-th backward are the same on all ranks. ``zb-h1`` adds the weight gradients to 1F1B: rank s
+runs the weight gradient of micro-batch k - s after the backward of micro-batch k, and the remaining weight
+gradients after its last backward. So no rank keeps more activations than the first. ``zb-v`` and ``dualpipe-v``
+have their own orders (``_zb_v_rank``, ``_dualpipe_v_rank``).
 
-Some items of ``dualpipe-v`` run as one: a whole backward is a backward and its weight gradients, a pair is a
-forward and a whole backward beside each other. Both start when all that they need is there, and what they put out
-is there when all of it is done.
+``dualpipe-v`` has groups of items that run together: a whole backward is a backward and its weight gradients, a
+pair is a forward and a whole backward beside each other. A group starts when all its inputs are ready, and its
+outputs are ready when the whole group is done.
 
 Source: GPipe, Huang et al. 2019 (all forwards, then all backwards); 1F1B is PipeDream-Flush, Narayanan et
 al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", figure 4;
@@ -44,7 +44,7 @@ Numbers = TypeVar("Numbers", int, npt.NDArray[np.float64])
 
 
 class Kind(IntEnum):
-    """What a work item is."""
+    """Kind of a work item."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -53,23 +53,27 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkOrder:
-    """Work items of one rank (arrays [T]) or of all ranks ([P, T]) in the order they run; ``kind`` is a ``Kind``.
-    T = 2 m v, or 3 m v with split backwards. ``left`` items after an item run as one with it; its output is there
-    when the last of them is done."""
+    """Work items of a rank (arrays [T]) or of all ranks ([P, T]) in the order in which they run.
+
+    T = 2 m v, or 3 m v with split backwards.
+    """
 
     kind: Int32Array
+    """``Kind`` of each item."""
     chunk: Int32Array
     micro_batch: Int32Array
     left: Int32Array
+    """Number of following items in the group of each item. The output of the item is ready when the last item of
+    the group is done."""
 
     @property
     def is_backward(self) -> npt.NDArray[np.bool_]:
-        """Which items are backwards."""
+        """True for backwards."""
         return np.asarray(self.kind == Kind.BACKWARD)
 
     @property
     def is_paired(self) -> npt.NDArray[np.bool_]:
-        """Which items are the forward or the backward of a pair."""
+        """True for the forward and the backward of a pair."""
         forward = np.asarray((self.kind == Kind.FORWARD) & (self.left > 0))
         paired = forward.copy()
         paired[..., 1:] |= forward[..., :-1]
@@ -77,7 +81,11 @@ class WorkOrder:
 
 
 def check_schedule(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> None:
-    """Raise ``ValueError`` where the schedule does not exist for these numbers."""
+    """Check that the schedule exists for these numbers.
+
+    Raises:
+        ValueError: it does not.
+    """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule {schedule!r} is unknown, expected one of {', '.join(SCHEDULES)}")
     if min(num_stages, num_micro_batches, vpp) < 1:
@@ -105,17 +113,20 @@ def check_schedule(schedule: Schedule, num_stages: int, num_micro_batches: int, 
 
 @lru_cache(maxsize=256)
 def placement(schedule: Schedule, num_stages: int, vpp: int) -> Int64Array:
-    """The virtual stage of every chunk and rank, [v, P]; flattened it is a permutation that is its own inverse."""
+    """List the virtual stage of every chunk and rank, [v, P].
+
+    Flattened, it is a permutation that is its own inverse.
+    """
     stages = np.array(rank_stages(schedule, num_stages, vpp), dtype=np.int64).T
     stages.flags.writeable = False
     return stages
 
 
 def num_warmup_forwards(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> Int64Array:
-    """Forwards each rank runs before its first forward-backward pair, shape [P].
+    """Count the forwards that each rank runs before its first forward-backward pair, shape [P].
 
-    w = m (gpipe), min(m, P - 1 - r) (1f1b, zb-h1), min(m v, 2 (P - r - 1) + (v - 1) P) (interleaved); one rank
-    alone accumulates gradients, w = 0.
+    w = m (gpipe), min(m, P - 1 - r) (1f1b, zb-h1), min(m v, 2 (P - r - 1) + (v - 1) P) (interleaved). A single
+    rank accumulates gradients without a pipeline, w = 0.
     """
     ranks = np.arange(num_stages, dtype=np.int64)
     if num_stages == 1:
@@ -128,16 +139,16 @@ def num_warmup_forwards(schedule: Schedule, num_stages: int, num_micro_batches: 
 
 
 def _sequence(num_stages: int, num_micro_batches: int, vpp: int) -> tuple[Int64Array, Int64Array]:
-    """(chunk, micro-batch) of the k-th forward, shapes [m * v]; the k-th backward is chunk v - 1 - chunk."""
+    """List (chunk, micro-batch) of the k-th forward, shapes [m * v]; the k-th backward is chunk v - 1 - chunk."""
     k = np.arange(num_micro_batches * vpp, dtype=np.int64)
     if vpp == 1:
         return np.zeros_like(k), k
-    group, place = np.divmod(k, num_stages * vpp)
-    return place // num_stages, group * num_stages + place % num_stages
+    group, index = np.divmod(k, num_stages * vpp)
+    return index // num_stages, group * num_stages + index % num_stages
 
 
 def _positions(warmup: Int64Array, num_items: int) -> tuple[Int64Array, Int64Array]:
-    """Place in the rank's order of its k-th forward and of its k-th backward, shapes [len(warmup), n].
+    """Find the positions in a rank's order of its k-th forward and k-th backward, shapes [len(warmup), n].
 
     Forward k: k, or w + 2 (k - w) after the warm-up; backward k: w + 2 k + 1, or n + k once forwards end.
     """
@@ -151,10 +162,13 @@ def _positions(warmup: Int64Array, num_items: int) -> tuple[Int64Array, Int64Arr
 def _with_weights(
     warmup: Int64Array, forward: Int64Array, backward: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """``zb-h1``: the places of ``_positions`` [P, m] with those of the weight gradients among them.
+    """Insert the weight gradients of ``zb-h1`` into the ``_positions`` [P, m].
 
-    Rank s runs weight gradient k - s after backward k. So max(0, k - s) of them are before backward k, and
-    max(0, k - w - s) before forward k, which follows k - w backwards.
+    Rank s runs weight gradient k - s after backward k. So max(0, k - s) weight gradients precede backward k, and
+    max(0, k - w - s) precede forward k, which follows k - w backwards.
+
+    Returns:
+        Positions of forwards, backwards and weight gradients, each [P, m].
     """
     num_items = forward.shape[1]
     k, rank = np.arange(num_items, dtype=np.int64), np.arange(len(warmup), dtype=np.int64)[:, None]
@@ -165,17 +179,22 @@ def _with_weights(
 
 
 def _zb_v_rank(num_stages: int, num_micro_batches: int, rank: int) -> list[tuple[int, int, int, int]]:
-    """(kind, chunk, micro-batch, left) of rank s under ``zb-v``, as for M = max(m, 2 P - 1) micro-batches, without
-    the items of those that there are not.
+    """List the items (kind, chunk, micro-batch, left) of rank s under ``zb-v``.
 
-    2 (P - s) - 1 forwards of chunk 0; s times a forward of chunk 1 and one of chunk 0; P - s times forward,
-    backward and weight gradient of chunk 1; then in turn forward, backward and weight gradient of chunk 0 and of
-    chunk 1, as long as there are forwards; s times a backward of chunk 0 and one of chunk 1; P - s times backward
-    and weight gradient of chunk 0; the weight gradients left of chunk 1, then those of chunk 0. The items of one
-    kind and chunk are in the order of the micro-batches.
+    The order is that for M = max(m, 2 P - 1) micro-batches, without the items of micro-batches beyond m:
+
+    - 2 (P - s) - 1 forwards of chunk 0,
+    - s times a forward of chunk 1 and a forward of chunk 0,
+    - P - s times forward, backward and weight gradient of chunk 1,
+    - in turn forward, backward and weight gradient of chunk 0 and of chunk 1, while forwards are left,
+    - s times a backward of chunk 0 and a backward of chunk 1,
+    - P - s times backward and weight gradient of chunk 0,
+    - the remaining weight gradients of chunk 1, then those of chunk 0.
+
+    The items of a kind and chunk are in the order of the micro-batches.
     """
     P, F, B, W = num_stages, Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT
-    most = max(num_micro_batches, 2 * P - 1)
+    total = max(num_micro_batches, 2 * P - 1)
     done = {(kind, chunk): 0 for kind in Kind for chunk in (0, 1)}
     order: list[tuple[int, int, int]] = []
 
@@ -188,25 +207,29 @@ def _zb_v_rank(num_stages: int, num_micro_batches: int, rank: int) -> list[tuple
     run(2 * (P - rank) - 1, (F, 0))
     run(rank, (F, 1), (F, 0))
     run(P - rank, (F, 1), (B, 1), (W, 1))
-    run(most - done[F, 0], (F, 0), (B, 0), (W, 0), (F, 1), (B, 1), (W, 1))
-    run(most - done[F, 1], (B, 0), (W, 0), (F, 1), (B, 1), (W, 1))
+    run(total - done[F, 0], (F, 0), (B, 0), (W, 0), (F, 1), (B, 1), (W, 1))
+    run(total - done[F, 1], (B, 0), (W, 0), (F, 1), (B, 1), (W, 1))
     run(rank, (B, 0), (B, 1))
     run(P - rank, (B, 0), (W, 0))
-    run(most - done[W, 1], (W, 1))
-    run(most - done[W, 0], (W, 0))
+    run(total - done[W, 1], (W, 1))
+    run(total - done[W, 0], (W, 0))
     return [(*item, 0) for item in order if item[2] < num_micro_batches]
 
 
 def _dualpipe_v_rank(num_stages: int, num_micro_batches: int, rank: int) -> list[tuple[int, int, int, int]]:
-    """(kind, chunk, micro-batch, left) of rank s under ``dualpipe-v``, m >= 2 P.
+    """List the items (kind, chunk, micro-batch, left) of rank s under ``dualpipe-v``, m >= 2 P.
 
-    2 (P - 1 - s) forwards of chunk 0; s + 1 times a forward of chunk 0 and one of chunk 1; P - 1 - s times
-    backward and weight gradient of chunk 1 and a forward of chunk 1; m - 2 P + s + 1 times a pair of chunk 0's
-    forward and chunk 1's backward and a pair the other way round (on the last rank the first pair runs as a
-    forward and a whole backward); P - 1 - s times a whole backward of chunk 1 and a pair of chunk 1's forward and
-    chunk 0's backward; s + 1 times a backward of chunk 1 and one of chunk 0, the first half of all these whole,
-    the others without their weight gradients, which queue up; P - 1 - s times the weight gradients first in the
-    queue and a backward of chunk 0, whose weight gradients queue up, too; the rest of the queue.
+    - 2 (P - 1 - s) forwards of chunk 0,
+    - s + 1 times a forward of chunk 0 and a forward of chunk 1,
+    - P - 1 - s times backward and weight gradient of chunk 1 and a forward of chunk 1,
+    - m - 2 P + s + 1 times a pair of chunk 0's forward and chunk 1's backward, and a pair of chunk 1's forward and
+      chunk 0's backward (on the last rank the first pair runs as a forward and a whole backward),
+    - P - 1 - s times a whole backward of chunk 1, and a pair of chunk 1's forward and chunk 0's backward,
+    - s + 1 times a backward of chunk 1 and a backward of chunk 0; the first half of these backwards are whole, the
+      others queue their weight gradients,
+    - P - 1 - s times the first weight gradients of the queue and a backward of chunk 0, which queues its weight
+      gradients,
+    - the rest of the queue.
     """
     P, F, B, W = num_stages, Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT
     done = {(kind, chunk): 0 for kind in Kind for chunk in (0, 1)}
@@ -260,40 +283,44 @@ def _dualpipe_v_rank(num_stages: int, num_micro_batches: int, rank: int) -> list
 
 
 def num_pairs(num_stages: int, num_micro_batches: Numbers, rank: Numbers) -> tuple[Numbers, Numbers]:
-    """Pairs of a rank under ``dualpipe-v`` with the forward of chunk 0, m - 2 P + s + 1 but one less on the last
-    rank, and with that of chunk 1, m - P: of each, the backward is of the other chunk. Broadcasts."""
-    last = rank == num_stages - 1
-    return num_micro_batches - 2 * num_stages + rank + 1 - last, num_micro_batches - num_stages + 0 * rank
+    """Count the pairs of rank s under ``dualpipe-v``. Broadcasts.
+
+    Returns:
+        Pairs with the forward of chunk 0, m - 2 P + s + 1 (a pair less on the last rank), and pairs with the
+        forward of chunk 1, m - P. The backward of a pair is of the other chunk.
+    """
+    is_last = rank == num_stages - 1
+    return num_micro_batches - 2 * num_stages + rank + 1 - is_last, num_micro_batches - num_stages + 0 * rank
 
 
 _BY_RANK = {"zb-v": _zb_v_rank, "dualpipe-v": _dualpipe_v_rank}
-"""Schedules whose order is written out rank by rank."""
+"""Functions that write out the order of a schedule rank by rank."""
 
 
 @lru_cache(maxsize=16)
 def work_orders(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> WorkOrder:
-    """Work items of all ranks, arrays [P, T] in the order they run."""
+    """List the work items of all ranks in the order in which they run, arrays [P, T]."""
     check_schedule(schedule, num_stages, num_micro_batches, vpp)
     if schedule in _BY_RANK:
         ranks = [_BY_RANK[schedule](num_stages, num_micro_batches, rank) for rank in range(num_stages)]
-        kind, chunk, micro_batch, left = np.moveaxis(np.array(ranks, dtype=np.int32), -1, 0)
-        return WorkOrder(kind, chunk, micro_batch, left)
+        return WorkOrder(*np.moveaxis(np.array(ranks, dtype=np.int32), -1, 0))
     warmup = num_warmup_forwards(schedule, num_stages, num_micro_batches, vpp)
     chunk_of, micro_batch_of = _sequence(num_stages, num_micro_batches, vpp)
-    places: tuple[Int64Array, ...] = _positions(warmup, len(chunk_of))
+    positions: tuple[Int64Array, ...] = _positions(warmup, len(chunk_of))
     if schedule in SPLIT_SCHEDULES:
-        places = _with_weights(warmup, places[0], places[1])
-    shape = (num_stages, len(places) * len(chunk_of))
+        positions = _with_weights(warmup, positions[0], positions[1])
+    shape = (num_stages, len(positions) * len(chunk_of))
     left = np.broadcast_to(np.int32(0), shape)
     order = WorkOrder(np.empty(shape, np.int32), np.empty(shape, np.int32), np.empty(shape, np.int32), left)
-    for kind_of, at in zip(Kind, places, strict=False):
-        chunks = chunk_of if kind_of is Kind.FORWARD else vpp - 1 - chunk_of
-        for values, column in ((kind_of, order.kind), (chunks, order.chunk), (micro_batch_of, order.micro_batch)):
-            np.put_along_axis(column, at, np.broadcast_to(np.asarray(values, dtype=np.int32), at.shape), axis=1)
+    for kind, position in zip(Kind, positions, strict=False):
+        chunks = chunk_of if kind is Kind.FORWARD else vpp - 1 - chunk_of
+        for values, column in ((kind, order.kind), (chunks, order.chunk), (micro_batch_of, order.micro_batch)):
+            rows = np.broadcast_to(np.asarray(values, dtype=np.int32), position.shape)
+            np.put_along_axis(column, position, rows, axis=1)
     return order
 
 
 def work_order(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int, rank: int) -> WorkOrder:
-    """Work items of one rank in the order they run."""
+    """List the work items of one rank in the order in which they run."""
     orders = work_orders(schedule, num_stages, num_micro_batches, vpp)
     return WorkOrder(orders.kind[rank], orders.chunk[rank], orders.micro_batch[rank], orders.left[rank])
