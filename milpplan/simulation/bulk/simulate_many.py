@@ -1,14 +1,14 @@
-"""Exact step times and memory of uniform plans in bulk: what ``simulate`` says of each, many of them at once.
+"""Exact step times and memory of many uniform plans at a time, equal to those of ``simulate``.
 
-A uniform plan is a layout and a recompute mode; every virtual stage holds ceil(L / J) layers, the last ones what
-is left. So a plan has few distinct virtual stages (``stage_classes``), whose costs are sums over the constants of
-all layouts together, and plans that differ in what surrounds the work items only, gathers before and reductions
-after them, share those. Layouts of one schedule, ranks and chunks go through the schedule in lockstep
-(``repeating``); schedules that ``repeating`` does not know are swept over their graphs.
+A uniform plan is a layout and a recompute mode. Every virtual stage holds ceil(L / J) layers, and the last stages
+hold the rest. So a plan has few distinct virtual stages (``stage_classes``), whose costs are computed for all
+layouts together. Plans that differ only in the gathers before and the reductions after the work items share the
+work items. Layouts with the same schedule, ranks and chunks go through the schedule in lockstep (``periodic``);
+other schedules are swept over their graphs.
 
-Gathers. Without them every first forward j starts at S_j. Rank 0 has its own at o_0, which shifts all of it, and
-if no other gather ends after o_0 + S_j, none delays anything: the step is o_0 longer. Plans in which one does are
-walked through once more with all their origins.
+Gathers: without them every first forward j starts at S_j. The gather of rank 0 ends at o_0 and shifts all
+forwards. If no other gather ends after o_0 + S_j, no gather delays a forward, and the step is o_0 longer. Plans
+with a gather that ends later are simulated again with the ends of all their gathers.
 """
 
 from __future__ import annotations
@@ -41,136 +41,156 @@ from milpplan.simulation.pipeline.step_graph import (
 from milpplan.simulation.simulator import check_plan, simulate
 from milpplan.simulation.stages import StageOptions, stage_options
 
-Member = tuple[tuple[int, ...], bool, bool]
-"""(kinds of the layers held, whether the first virtual stage, whether the last)."""
-
-
-def even_chunks(num_layers: int, num_stages: int) -> list[tuple[int, int]]:
-    """First layer and end of every virtual stage of a uniform plan: ceil(L / J) layers in each, the last ones hold
-    what is left."""
-    each = -(-num_layers // num_stages)
-    return [(min(j * each, num_layers), min((j + 1) * each, num_layers)) for j in range(num_stages)]
-
-
-def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
-    """The plan of ``even_chunks`` with one recompute mode for all layers."""
-    held = _even_stages(problem.model.num_layers, layout.num_virtual_stages, mode)
-    other = tuple(stage.recompute for stage in held) * max(0, len(layout.replica_micro_batches) - 1)
-    return Plan(layout=layout, virtual_stages=held, other_recompute=other)
-
-
-@lru_cache(maxsize=512)
-def _even_stages(num_layers: int, num_stages: int, mode: str) -> tuple[VirtualStage, ...]:
-    """The virtual stages of a uniform plan: few kinds of plans share them."""
-    held = []
-    for first, last in even_chunks(num_layers, num_stages):
-        recompute = Recompute(**({mode: last - first} if mode != "none" else {}))
-        held.append(VirtualStage(layers=(first, last), recompute=recompute))
-    return tuple(held)
-
-
-@dataclass(frozen=True, slots=True)
-class StageClasses:
-    """The distinct virtual stages of a uniform plan, and which one each is, ``class_of`` [J]."""
-
-    members: tuple[Member, ...]
-    class_of: IntArray
-
-
-@lru_cache(maxsize=512)
-def stage_classes(layer_kinds: tuple[int, ...], num_stages: int) -> StageClasses:
-    """Classes of the virtual stages of uniform plans of J stages."""
-    known: dict[Member, int] = {}
-    class_of = np.zeros(num_stages, dtype=np.int64)
-    for stage, (first, last) in enumerate(even_chunks(len(layer_kinds), num_stages)):
-        member = (layer_kinds[first:last], stage == 0, stage == num_stages - 1)
-        class_of[stage] = known.setdefault(member, len(known))
-    class_of.flags.writeable = False
-    return StageClasses(tuple(known), class_of)
-
-
 Mode = Literal["none", "selective", "full"]
+MODES = ("none", "selective", "full")
 CHUNK = 100_000
-"""Layouts priced at a time."""
+"""Number of layouts that are simulated at a time."""
 GROUP_KEYS = ("schedule", "pp", "vpp")
+"""Fields that layouts in lockstep share."""
 OVERLAPS = ((False, False), (False, True), (True, False), (True, True))
-"""``overlap_param_gather``, ``overlap_grad_reduce``."""
-
+"""Values of (``overlap_param_gather``, ``overlap_grad_reduce``)."""
 AROUND = (
     *(Term.FORWARD, Term.BACKWARD, Term.GATHER, Term.REDUCE, Term.OPTIMIZER),
     *(Term.LEAD, Term.TRAIL, Term.FIRST, Term.LAST),
 )
-"""The terms that gathers, reductions and updates look at."""
+"""Terms that decide on gathers, reductions and updates."""
+_IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
+_GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
+
+Member = tuple[tuple[int, ...], bool, bool]
+"""Class of a virtual stage: kinds of its layers, True for the first virtual stage, True for the last."""
+
+
+def even_chunks(num_layers: int, num_stages: int) -> list[tuple[int, int]]:
+    """Split layers into the virtual stages of a uniform plan: ceil(L / J) layers each, the last stages the rest.
+
+    Returns:
+        First layer and end of every virtual stage.
+    """
+    size = -(-num_layers // num_stages)
+    return [(min(j * size, num_layers), min((j + 1) * size, num_layers)) for j in range(num_stages)]
+
+
+def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
+    """Build the uniform plan of a layout, with the same recompute mode for all layers."""
+    stages = _even_stages(problem.model.num_layers, layout.num_virtual_stages, mode)
+    other = tuple(stage.recompute for stage in stages) * max(0, len(layout.replica_micro_batches) - 1)
+    return Plan(layout=layout, virtual_stages=stages, other_recompute=other)
+
+
+@lru_cache(maxsize=512)
+def _even_stages(num_layers: int, num_stages: int, mode: str) -> tuple[VirtualStage, ...]:
+    """Build the virtual stages of a uniform plan, which many plans share."""
+    stages = []
+    for first, last in even_chunks(num_layers, num_stages):
+        recompute = Recompute(**({mode: last - first} if mode != "none" else {}))
+        stages.append(VirtualStage(layers=(first, last), recompute=recompute))
+    return tuple(stages)
+
+
+@dataclass(frozen=True, slots=True)
+class StageClasses:
+    """Classes of equal virtual stages of a uniform plan."""
+
+    members: tuple[Member, ...]
+    """The distinct virtual stages."""
+    class_of: IntArray
+    """[J] index in ``members`` of every virtual stage."""
+
+
+@lru_cache(maxsize=512)
+def stage_classes(layer_kinds: tuple[int, ...], num_stages: int) -> StageClasses:
+    """Classify the virtual stages of uniform plans of J stages."""
+    index_of: dict[Member, int] = {}
+    class_of = np.zeros(num_stages, dtype=np.int64)
+    for stage, (first, last) in enumerate(even_chunks(len(layer_kinds), num_stages)):
+        member = (layer_kinds[first:last], stage == 0, stage == num_stages - 1)
+        class_of[stage] = index_of.setdefault(member, len(index_of))
+    class_of.flags.writeable = False
+    return StageClasses(tuple(index_of), class_of)
 
 
 @dataclass(frozen=True, slots=True)
 class BulkSteps:
-    """Per layout and recompute mode, arrays [n, modes]: the step time, bytes of the fullest rank on the device and
-    on the host, and whether both fit."""
+    """Results of uniform plans, arrays [n, modes] by layout and recompute mode."""
 
     modes: tuple[Mode, ...]
     step_time_ns: IntArray
     peak_memory_bytes: IntArray
+    """Device memory of the fullest rank."""
     host_memory_bytes: IntArray
+    """Host memory of the fullest rank."""
     fits: BoolArray
+    """True if both fit."""
 
 
 def simulate_many(
     problem: Problem, layouts: Iterable[Layout] | LayoutColumns, modes: Sequence[Mode] | None = None
 ) -> BulkSteps:
-    """Simulate the uniform plans of many layouts, exactly as ``simulate`` does one by one.
+    """Simulate the uniform plans of many layouts; the results are those of ``simulate``.
 
     Args:
-        layouts: records, or columns (which are made faster).
-        modes: recompute modes to price each layout with; None: those of the problem's space.
+        problem: model, cluster and job.
+        layouts: records, or columns (which are faster to build).
+        modes: recompute modes to simulate each layout with; None: those of the problem's space.
+
+    Returns:
+        Step times and memory, [n, modes].
 
     Raises:
-        IllegalPlanError: one of them is no plan for the problem, or cannot run; the first such one is named.
+        IllegalPlanError: a layout is not for the problem, or cannot run; the message names the first such layout.
     """
     columns = layouts if isinstance(layouts, LayoutColumns) else LayoutColumns.of(layouts)
     chosen: tuple[Mode, ...] = problem.recompute_modes if modes is None else tuple(modes)
     if problem.other_hardware:
         return _one_by_one(problem, columns, chosen)
     _check_columns(problem, columns, chosen)
-    found = np.zeros((3, len(columns), len(chosen)), dtype=np.int64)
+    results = np.zeros((3, len(columns), len(chosen)), dtype=np.int64)
     for start in range(0, len(columns), CHUNK):
         rows = slice(start, start + CHUNK)
         part = columns.take(np.arange(start, min(start + CHUNK, len(columns))))
-        _price(problem, part, chosen, layout_costs(problem, part), found[:, rows])
-    return _bulk_steps(problem, chosen, found)
+        _price(problem, part, chosen, layout_costs(problem, part), results[:, rows])
+    return _bulk_steps(problem, chosen, results)
 
 
 def simulate_known(
     problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], costs: CostTable
 ) -> BulkSteps:
-    """``simulate_many`` of layouts of a space, of one node type, whose constants are known: nothing is checked."""
-    found = np.zeros((3, len(columns), len(modes)), dtype=np.int64)
-    _price(problem, columns, modes, costs, found)
-    return _bulk_steps(problem, modes, found)
+    """Simulate uniform plans as ``simulate_many`` does, with given constants and without checks.
+
+    The layouts are of the problem's space and of a cluster with a single node type.
+    """
+    results = np.zeros((3, len(columns), len(modes)), dtype=np.int64)
+    _price(problem, columns, modes, costs, results)
+    return _bulk_steps(problem, modes, results)
 
 
-def _bulk_steps(problem: Problem, modes: tuple[Mode, ...], found: IntArray) -> BulkSteps:
-    step, device, host = found
+def _bulk_steps(problem: Problem, modes: tuple[Mode, ...], results: IntArray) -> BulkSteps:
+    """Compare the memory of the results [3, n, modes] with the capacities."""
+    step, device, host = results
     fits = (device <= problem.hardware.usable_bytes) & (host <= problem.hardware.host_bytes)
     return BulkSteps(modes, step, device, host, fits)
 
 
 def _one_by_one(problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...]) -> BulkSteps:
-    """Clusters of several node types: their ranks differ, so that nothing is shared."""
+    """Simulate the plans in turn: in a cluster of several node types ranks differ, and plans share no work."""
     reports = [
         simulate(problem, uniform_plan(problem, columns.at(row), mode))
         for row in range(len(columns))
         for mode in modes
     ]
-    values = [(one.step_time_ns, one.peak_memory_bytes, one.host_memory_bytes, one.fits) for one in reports]
+    values = [
+        (report.step_time_ns, report.peak_memory_bytes, report.host_memory_bytes, report.fits)
+        for report in reports
+    ]
     step, device, host, fits = np.array(values, dtype=np.int64).reshape(-1, 4).T.reshape(4, -1, len(modes))
     return BulkSteps(modes, step, device, host, fits.astype(np.bool_))
 
 
 def _price(
-    problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], costs: CostTable, found: IntArray
+    problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], costs: CostTable, results: IntArray
 ) -> None:
-    """Fill step time, bytes on the device and on the host, ``found`` [3, n, modes]."""
+    """Fill ``results`` [3, n, modes]: step time, bytes on the device and on the host."""
     first, group_of = unique_rows(*(getattr(columns, name) for name in GROUP_KEYS))
     order = np.argsort(group_of, kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(group_of, minlength=len(first)))[:-1])
@@ -182,39 +202,48 @@ def _price(
         group = _Group.of(problem, columns, int(lead), costs, rows[cases], modes, micro_batches[rows[cases]])
         steps = group.steps(wanted.tolist())
         device, host = group.memory()
-        found[0, rows] = steps[overlaps[rows], :, case_of]
-        found[1, rows], found[2, rows] = device[:, case_of].T, host[:, case_of].T
+        results[0, rows] = steps[overlaps[rows], :, case_of]
+        results[1, rows], results[2, rows] = device[:, case_of].T, host[:, case_of].T
 
 
 def _taken(*chosen: tuple[CostTable, IntArray]) -> LayoutCosts:
-    """Constants of the chosen layouts of some tables, one table after another; ``parts`` stay those of all layouts
-    of the first table, and nobody looks at them here."""
+    """Concatenate the constants of chosen layouts of several tables.
+
+    ``parts`` stay those of the first table's layouts; the bulk simulation does not read them.
+    """
     names = [field.name for field in fields(LayoutCosts) if field.name != "parts"]
-    found = {
+    columns = {
         name: [getattr(table.distinct, name)[..., table.place[rows]] for table, rows in chosen] for name in names
     }
-    whole = {name: own[0] if len(own) == 1 else np.concatenate(own, axis=-1) for name, own in found.items()}
-    return LayoutCosts(chosen[0][0].distinct.parts, **whole)
+    joined = {
+        name: parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1) for name, parts in columns.items()
+    }
+    return LayoutCosts(chosen[0][0].distinct.parts, **joined)
 
 
 def together(tables: Sequence[CostTable], table: IntArray, rows: IntArray) -> CostTable:
-    """One table of layouts by their tables and rows there, both [n]; for ``simulate_known`` alone (``_taken``)."""
-    asked: list[int] = ascending(table).tolist()
-    if len(asked) == 1:
-        return tables[asked[0]].take(rows)
+    """Join layouts of several tables into a single table, which only ``simulate_known`` may read (``_taken``).
+
+    Args:
+        table: [n] index in ``tables`` of each layout.
+        rows: [n] row of each layout in its table.
+    """
+    used: list[int] = ascending(table).tolist()
+    if len(used) == 1:
+        return tables[used[0]].take(rows)
     constants = np.empty(len(rows), dtype=np.int64)
-    for number in asked:
-        own = table == number
-        constants[own] = tables[number].place[rows[own]]
-    # Ascending by the table.
-    first, place = unique_rows(table, constants)
-    chosen = [(tables[number], rows[first[table[first] == number]]) for number in asked]
-    return CostTable(_taken(*chosen), place)
+    for number in used:
+        in_table = table == number
+        constants[in_table] = tables[number].place[rows[in_table]]
+    # Representatives are in ascending order of their tables.
+    first, index = unique_rows(table, constants)
+    chosen = [(tables[number], rows[first[table[first] == number]]) for number in used]
+    return CostTable(_taken(*chosen), index)
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Cases, x of them, of one schedule, ranks and chunks: layouts that differ in more than overlaps."""
+    """Layouts with the same schedule, ranks and chunks: x cases that differ in more than their overlaps."""
 
     schedule: Schedule
     num_ranks: int
@@ -234,31 +263,31 @@ class _Group:
         modes: tuple[Mode, ...],
         micro_batches: IntArray,
     ) -> _Group:
-        """The group of the layout ``lead`` with the layouts ``rows`` as its cases."""
+        """Build the group of the layout ``lead`` with the layouts ``rows`` as its cases."""
         pp, vpp = int(columns.pp[lead]), int(columns.vpp[lead])
-        own, classes = _taken((costs, rows)), stage_classes(problem.model.layer_kinds, pp * vpp)
+        group_costs, classes = _taken((costs, rows)), stage_classes(problem.model.layer_kinds, pp * vpp)
         stages = []
         for kinds, is_first, is_last in classes.members:
             full, selective = (
                 np.array([len(kinds) * (mode == name) for mode in modes], dtype=np.int64)
                 for name in ("full", "selective")
             )
-            stages.append(stage_options(own, kinds, full, selective, is_first=is_first, is_last=is_last))
+            stages.append(stage_options(group_costs, kinds, full, selective, is_first=is_first, is_last=is_last))
         schedule = SCHEDULES[int(columns.schedule[lead])]
-        return _Group(schedule, pp, vpp, own, classes, stages, micro_batches)
+        return _Group(schedule, pp, vpp, group_costs, classes, stages, micro_batches)
 
     def memory(self) -> tuple[IntArray, IntArray]:
-        """Bytes of the fullest rank on the device and on the host, [modes, x]."""
+        """Find the peak memory of the fullest rank on the device and on the host, in bytes [modes, x]."""
         class_of = chunk_classes(self.schedule, self.num_ranks, self.vpp, self.classes.class_of)
         return peak_bytes(self.schedule, self.stages, class_of, self.costs.buffer_bytes, self.micro_batches)
 
     def steps(self, wanted: Sequence[int]) -> IntArray:
-        """Step times [OVERLAPS, modes, x]; those not ``wanted`` may be left at zero."""
+        """Simulate the step times [OVERLAPS, modes, x]; times of overlaps that are not ``wanted`` may be zero."""
         by_class = np.stack([stage.terms for stage in self.stages], axis=1)
         shape = by_class.shape[2:]
         by_class = by_class.reshape(*by_class.shape[:2], -1)
-        spread = [np.broadcast_to(v, shape).reshape(-1) for v in (self.costs.transfer_ns, self.micro_batches)]
-        flat = _Flat(self, by_class, *spread)
+        by_case = [np.broadcast_to(v, shape).reshape(-1) for v in (self.costs.transfer_ns, self.micro_batches)]
+        flat = _Flat(self, by_class, *by_case)
         steps = np.zeros((len(OVERLAPS), by_class.shape[2]), dtype=np.int64)
         if repeats(self.schedule, self.vpp):
             flat.repeated(wanted, steps)
@@ -269,38 +298,41 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """Cases and modes of a group in one axis, y of them: ``terms`` [Term, C, y] by class, ``transfer_ns``,
-    ``micro_batches`` [y]."""
+    """Cases and modes of a group in a single axis of y plans."""
 
     group: _Group
     terms: IntArray
+    """[Term, C, y] by class of virtual stage."""
     transfer_ns: IntArray
+    """[y]."""
     micro_batches: IntArray
+    """[y]."""
 
     def take(self, rows: IntArray) -> _Flat:
-        """The chosen ones."""
+        """Select plans."""
         return _Flat(self.group, self.terms[..., rows], self.transfer_ns[rows], self.micro_batches[rows])
 
     def repeated(self, wanted: Sequence[int], steps: IntArray) -> None:
-        """Fill step times [OVERLAPS, y], less the barrier, of a schedule that ``repeating`` knows."""
+        """Fill the step times [OVERLAPS, y], without the barrier, of a schedule with ``periodic.repeats``."""
         ranks = _RankClasses.of(self.group)
         matrix = ranks.matrix(self.terms)
         first_start, last_end = self._distinct_ends(ranks)
         for param_gather in sorted({OVERLAPS[number][0] for number in wanted}):
             origin = _origins(matrix, param_gather)
-            late = (origin > origin[0, 0] + first_start).any(axis=(0, 1))
-            mine = [number for number in wanted if OVERLAPS[number][0] == param_gather]
-            for number in mine:
+            is_delayed = (origin > origin[0, 0] + first_start).any(axis=(0, 1))
+            numbers = [number for number in wanted if OVERLAPS[number][0] == param_gather]
+            for number in numbers:
                 steps[number] = origin[0, 0] + _after_work(matrix, last_end, OVERLAPS[number][1])
-            rows = np.flatnonzero(late)
+            rows = np.flatnonzero(is_delayed)
             if len(rows):
                 all_ranks = origin[:, ranks.class_of][..., rows].reshape(-1, len(rows))
                 ends = work_ends(self.group.schedule, self.take(rows)._work(all_ranks))
                 latest = ranks.latest(ends.last_end)
-                for number in mine:
+                for number in numbers:
                     steps[number, rows] = _after_work(matrix[..., rows], latest, OVERLAPS[number][1])
 
     def _work(self, origin: IntArray | None) -> Work:
+        """Collect the durations of the work items."""
         group = self.group
         return Work(
             group.num_ranks,
@@ -314,8 +346,10 @@ class _Flat:
         )
 
     def _distinct_ends(self, ranks: _RankClasses) -> tuple[IntArray, IntArray]:
-        """Least first starts and greatest last ends without gathers, [v, R, y] each; each distinct plan is walked
-        through once."""
+        """Find the earliest first starts and the latest last ends without gathers, [v, R, y] each.
+
+        Each distinct plan is simulated once.
+        """
         work = self._work(None)
         rows = np.concatenate([work.forward, work.backward, [work.transfer_ns, work.micro_batches]])
         first, inverse = _distinct_columns(rows)
@@ -323,8 +357,10 @@ class _Flat:
         return -ranks.latest(-ends.first_start)[..., inverse], ranks.latest(ends.last_end)[..., inverse]
 
     def swept(self, wanted: Sequence[int], steps: IntArray) -> None:
-        """The same of any schedule, over its graph. Transfers differ from plan to plan, so they are in the
-        durations, as what each takes beyond none."""
+        """Fill the step times of any schedule by sweeps over its graph.
+
+        Transfers differ from plan to plan, so the graph has transfers of 0 and the durations hold them.
+        """
         group = self.group
         for number in ascending(self.micro_batches):
             rows = np.flatnonzero(self.micro_batches == number)
@@ -339,40 +375,41 @@ class _Flat:
 
 @dataclass(frozen=True, slots=True)
 class _RankClasses:
-    """Ranks with the same classes of virtual stages, of schedules whose chunks run over the ranks in one
-    direction: ``chunks`` [v, R] the classes that R distinct ranks hold, ``class_of`` [P] which one a rank is like.
+    """Classes of ranks with equal virtual stages, for schedules whose chunks all run in the same direction.
 
-    What a rank adds to its last ends is the same on all ranks of a class and grows with them, so the latest ends
-    of a class stand for it; likewise the earliest starts.
+    The time that a rank adds to its last ends is the same on all ranks of a class, and a later end never makes it
+    earlier. So the latest ends represent a class, and likewise the earliest starts.
     """
 
     chunks: IntArray
+    """[v, R] classes of the virtual stages of R distinct ranks."""
     class_of: IntArray
+    """[P] index of every rank among the R distinct ranks."""
 
     @staticmethod
     def of(group: _Group) -> _RankClasses:
-        """The classes of a group's ranks, that of the first rank first."""
+        """Classify a group's ranks; the class of the first rank comes first."""
         stages = group.classes.class_of.reshape(group.vpp, group.num_ranks)
         chunks, class_of = np.unique(stages, axis=1, return_inverse=True)
         return _RankClasses(chunks, class_of.reshape(-1))
 
     def matrix(self, terms: IntArray) -> IntArray:
-        """[Term, v, R, y] of ``terms`` [Term, C, y]; what the work items take alone is left out."""
+        """Expand ``terms`` [Term, C, y] to [Term, v, R, y]; only the rows of ``AROUND`` are filled."""
         matrix = np.empty((len(Term), *self.chunks.shape, terms.shape[-1]), dtype=np.int64)
         for term in AROUND:
             terms[term].take(self.chunks, axis=0, out=matrix[term], mode="clip")
         return matrix
 
     def latest(self, of_stages: IntArray) -> IntArray:
-        """The greatest of each class, [v, R, y], of numbers of virtual stages [J, y]."""
+        """Find the maximum over each class, [v, R, y], of times of virtual stages [J, y]."""
         by_rank = of_stages.reshape(len(self.chunks), len(self.class_of), -1)
         return np.stack(
-            [by_rank[:, self.class_of == own].max(axis=1) for own in range(self.chunks.shape[1])], axis=1
+            [by_rank[:, self.class_of == index].max(axis=1) for index in range(self.chunks.shape[1])], axis=1
         )
 
 
 def _origins(matrix: IntArray, param_gather: bool) -> IntArray:
-    """Earliest starts of the first forwards [v, R, y], of ``matrix`` [Term, v, R, y]."""
+    """Find the earliest starts of the first forwards [v, R, y] from ``matrix`` [Term, v, R, y]."""
     if param_gather:
         return np.asarray(np.maximum(*first_starts(matrix)))
     origin = np.zeros(matrix.shape[1:], dtype=np.int64)
@@ -381,7 +418,7 @@ def _origins(matrix: IntArray, param_gather: bool) -> IntArray:
 
 
 def _after_work(matrix: IntArray, last: IntArray, grad_reduce: bool) -> IntArray:
-    """The step without its barrier [y], from the ends of the last backwards [v, R, y]."""
+    """Complete the step without its barrier [y] from the ends of the last backwards [v, R, y]."""
     if grad_reduce:
         _, ready = overlapped_reductions(matrix, last - matrix[Term.BACKWARD], last)
     else:
@@ -390,35 +427,34 @@ def _after_work(matrix: IntArray, last: IntArray, grad_reduce: bool) -> IntArray
 
 
 def _distinct_columns(rows: IntArray) -> tuple[IntArray, IntArray]:
-    """A representative of every distinct column of [r, y], and for each column the place of its own."""
+    """Find the distinct columns of [r, y].
+
+    Returns:
+        Index of a representative of every distinct column, and for each column the position of its representative.
+    """
     with np.errstate(over="ignore"):
         mixed = (rows * _odd_numbers(len(rows))[:, None]).sum(axis=0)
     _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
     if (rows[:, first[inverse]] != rows).any():
-        # Two columns with one sum: hardly ever, and then exactly.
+        # Different columns with equal hashes hardly ever occur; compare whole columns then.
         _, first, inverse = np.unique(rows, axis=1, return_index=True, return_inverse=True)
     return first.astype(np.int64), inverse.reshape(-1).astype(np.int64)
 
 
 def _odd_numbers(count: int) -> IntArray:
-    """Odd numbers of 64 bits, [count], as if drawn at random. Source: Steele et al. 2014, SplitMix64."""
+    """Make pseudo-random odd numbers of 64 bits, [count]. Source: Steele et al. 2014, SplitMix64."""
     mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return np.asarray(mixed ^ (mixed >> np.uint64(31)) | np.uint64(1)).view(np.int64)
 
 
-MODES = ("none", "selective", "full")
-_IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
-_GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
-
-
 def _check_columns(problem: Problem, columns: LayoutColumns, modes: Sequence[str]) -> None:
-    """Raise the error of ``check_plan`` for the first row that breaks a rule.
+    """Check all rows by the rules of ``simulator.check_plan``, and raise its error for the first illegal row.
 
     Raises:
         InvalidInputError: a recompute mode is unknown.
-        IllegalPlanError: a layout is none for the problem, or cannot run.
+        IllegalPlanError: a layout is not for the problem, or cannot run.
     """
     for mode in modes:
         if mode not in MODES:
@@ -438,7 +474,7 @@ def _check_columns(problem: Problem, columns: LayoutColumns, modes: Sequence[str
 
 
 def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
-    """The rules, each a mask [n] of the rows that keep it."""
+    """Yield the rules, each as a mask [n] of the legal rows."""
     job, replicas, m = problem.job, c.dp * c.micro_batch_size, c.num_micro_batches
     yield _admitted(c.num_gpus, job.num_gpus)
     yield _admitted(c.global_batch_size, job.global_batch_size)
@@ -462,7 +498,7 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
 
 
 def _admitted(numbers: IntArray, asked: int | Range) -> BoolArray:
-    """Which numbers [n] a job admits."""
+    """Find the numbers [n] that a job admits."""
     if isinstance(asked, int):
         return np.asarray(numbers == asked)
     inside = (numbers >= asked.minimum) & (numbers <= asked.maximum)
@@ -470,10 +506,10 @@ def _admitted(numbers: IntArray, asked: int | Range) -> BoolArray:
 
 
 def _schedule_rules(problem: Problem, c: LayoutColumns, m: IntArray) -> Iterator[BoolArray]:
-    """Those of ``work_order.check_schedule``, and that forwards alone fill and drain the pipeline."""
-    interleaved, turns = c.schedule == _INTERLEAVED, _IS_V[c.schedule]
+    """Yield the rules of ``work_order.check_schedule``, and that inference fills and drains the pipeline."""
+    interleaved, is_v = c.schedule == _INTERLEAVED, _IS_V[c.schedule]
     yield m >= 1
-    yield np.where(turns, c.vpp == 2, (c.vpp == 1) | interleaved)
+    yield np.where(is_v, c.vpp == 2, (c.vpp == 1) | interleaved)
     yield (c.vpp == 1) | (c.pp > 1)
     yield ~interleaved | (c.vpp == 1) | (m % c.pp == 0)
     yield ~c.runs_pairs | (m >= 2 * c.pp)

@@ -1,11 +1,15 @@
-"""How many parameters a model has, exactly, split by how tensor and expert parallelism divide them.
+"""Exact numbers of parameters of a model, and its FLOPs.
 
-All counts are Python integers of parameters (not bytes) and agree to the unit with the classes of Hugging
-Face transformers; multi-token-prediction layers and buffers (rotary tables, DeepSeek-V3's routing bias) are
-not counted. Nothing here divides by a degree: a caller divides ``tensor_parallel`` by tp and ``experts`` by
-ep * etp. Two fine points are the caller's: with tp greater than ``num_key_value_heads`` the key and value
-part is copied instead of divided, and with etp greater than 1 the output bias of a routed expert (gpt-oss)
-is copied within the etp group; both make the plain division a lower bound on what a rank holds.
+Parameters are split by how tensor and expert parallelism divide them. All counts are Python integers of parameters
+(not bytes) and agree to the unit with the classes of Hugging Face transformers. Multi-token-prediction layers and
+buffers (rotary tables, DeepSeek-V3's routing bias) are not counted.
+
+The functions do not divide by degrees: the caller divides ``tensor_parallel`` by tp and ``experts`` by ep * etp.
+In two cases the division is a lower bound of the parameters of a rank, and the caller has to correct it. With tp
+greater than ``num_key_value_heads`` the key and value part is copied instead of divided. With etp greater than 1
+the output bias of a routed expert (gpt-oss) is copied within the etp group.
+
+FLOPs serve utilisation figures only; ``milpplan.simulation.layers.layer_time`` computes durations.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from milpplan.simulation.layers.kernels import average_keys
 IntOrArray = int | NDArray[np.integer[Any]]
 
 VOCAB_ROWS_PER_RANK = 128
-"""Megatron's ``--make-vocab-size-divisible-by``: rows of the embedding a tp rank holds are a multiple."""
+"""Divisor of the embedding rows of a tp rank (Megatron's ``--make-vocab-size-divisible-by``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,12 @@ class LayerParameters:
 
 
 def _norm_parameters(model: ModelSpec) -> int:
-    """One norm of hidden_size: h weights, and h biases when it is a LayerNorm."""
+    """Count a norm of hidden_size: h weights, and h biases of a LayerNorm."""
     return model.hidden_size * (2 if model.norm == "layernorm" else 1)
 
 
 def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> LayerParameters:
-    """Projections q, k, v (column parallel) and o (row parallel), biases, q/k norms and sinks.
+    """Count projections q, k, v (column parallel) and o (row parallel), biases, q/k norms and sinks.
 
     ``h*(a + 2*k)*d + a*d*h``, with a heads, k key-value heads of width d. Source: transformers 5.23.0,
     ``LlamaAttention``, ``Qwen3Attention``, ``Olmo2Attention``, ``GptOssAttention``.
@@ -81,7 +85,7 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> L
 
 
 def _latent_attention(hidden: int, attention: LatentAttention) -> LayerParameters:
-    """DeepSeek's latent attention: low-rank down projections and their norms replicated, the rest divided.
+    """Count DeepSeek's latent attention: low-rank down projections and their norms replicated, the rest divided.
 
     Replicated ``h*rq + rq + h*(rkv + rope) + rkv``; divided ``rq*a*(nope + rope) + rkv*a*(nope + v) + a*v*h``
     (without a query rank rq the query is ``h*a*(nope + rope)``, divided). Source: transformers 5.23.0,
@@ -102,15 +106,18 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> LayerParameter
 
 
 def _feed_forward(hidden: int, intermediate: int, gated: bool, bias: bool) -> tuple[int, int]:
-    """One feed-forward block: matrices and column biases ``3*h*f + 2*f`` (gated; else ``2*h*f + f``), and the
-    row bias ``h``."""
+    """Count a feed-forward block.
+
+    Returns:
+        Matrices and column biases, ``3*h*f + 2*f`` (gated; else ``2*h*f + f``), and the row bias ``h``.
+    """
     columns = 2 if gated else 1
     divided = (columns + 1) * hidden * intermediate + (columns * intermediate if bias else 0)
     return divided, hidden if bias else 0
 
 
 def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> LayerParameters:
-    """Router ``E*h``, E routed experts, the shared expert and its gate.
+    """Count router ``E*h``, E routed experts, the shared expert and its gate.
 
     Source: transformers 5.23.0, ``MixtralSparseMoeBlock``, ``Qwen2MoeSparseMoeBlock``, ``GptOssMLP``,
     ``DeepseekV3MoE``.
@@ -128,7 +135,7 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> LayerParameters:
 
 
 def layer_parameters(model: ModelSpec, kind: LayerRun) -> LayerParameters:
-    """Parameters of **one** layer of ``kind`` (its ``count`` is ignored), by sharding."""
+    """Count the parameters of **one** layer of ``kind`` (its ``count`` is ignored), by sharding."""
     hidden = model.hidden_size
     if isinstance(kind.attention, LatentAttention):
         attention = _latent_attention(hidden, kind.attention)
@@ -144,28 +151,28 @@ def layer_parameters(model: ModelSpec, kind: LayerRun) -> LayerParameters:
 
 
 def embedding_parameters(model: ModelSpec) -> int:
-    """Token embedding ``V*h`` without padding; divided by tp (Megatron pads V, see padded_vocab_size)."""
+    """Count the token embedding: ``V*h``, divided by tp; without padding (see ``padded_vocab_size``)."""
     return model.vocab_size * model.hidden_size
 
 
 def position_parameters(model: ModelSpec) -> int:
-    """Learned positions ``s_max*h``, 0 with rotary or no positions; a copy on every tp rank."""
+    """Count learned positions, ``s_max*h``, 0 with rotary or no positions; a copy on every tp rank."""
     return model.max_position_embeddings * model.hidden_size if model.learned_positions else 0
 
 
 def head_parameters(model: ModelSpec) -> int:
-    """Output projection: ``V*h``, 0 when tied to the embedding; plus V when it has a bias. Divided by tp."""
+    """Count the output projection: ``V*h``, 0 if tied to the embedding; plus V for a bias. Divided by tp."""
     matrix = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
     return matrix + (model.vocab_size if model.lm_head_bias else 0)
 
 
 def final_norm_parameters(model: ModelSpec) -> int:
-    """The norm before the output projection; a copy on every tp rank."""
+    """Count the norm before the output projection; a copy on every tp rank."""
     return _norm_parameters(model)
 
 
 def total_parameters(model: ModelSpec) -> int:
-    """All parameters; a tied embedding counts once."""
+    """Count all parameters; a tied embedding counts once."""
     layers = sum(run.count * layer_parameters(model, run).total for run in model.layers)
     return (
         embedding_parameters(model)
@@ -177,7 +184,7 @@ def total_parameters(model: ModelSpec) -> int:
 
 
 def active_parameters(model: ModelSpec) -> int:
-    """Parameters one token meets: all, less the routed experts that its top-k leaves out.
+    """Count the parameters that a token uses: all but the routed experts outside its top-k.
 
     The embedding counts once, and so does an untied output projection, as in the published counts of Mixtral
     (12.9B), DeepSeek-V3 (37B) and Qwen3 (3.3B, 22B); gpt-oss's card leaves the input embedding out.
@@ -185,13 +192,13 @@ def active_parameters(model: ModelSpec) -> int:
     idle = 0
     for run in model.layers:
         if isinstance(run.mlp, MixtureOfExperts):
-            one_expert = layer_parameters(model, run).experts // run.mlp.num_experts
-            idle += run.count * one_expert * (run.mlp.num_experts - run.mlp.num_experts_per_tok)
+            per_expert = layer_parameters(model, run).experts // run.mlp.num_experts
+            idle += run.count * per_expert * (run.mlp.num_experts - run.mlp.num_experts_per_tok)
     return total_parameters(model) - idle
 
 
 def padded_vocab_size(model_vocab: IntOrArray, tp: IntOrArray) -> IntOrArray:
-    """Rows of the embedding after padding: ``ceil(V / (128*tp)) * 128*tp``; broadcasts over integer arrays.
+    """Pad the rows of the embedding: ``ceil(V / (128*tp)) * 128*tp``; broadcasts over integer arrays.
 
     Source: Megatron-LM, megatron/training/vocab_utils.py, ``vocab_size_with_padding`` (earlier in
     megatron/training/tokenizer/tokenizer.py), with its default ``--make-vocab-size-divisible-by 128``.
@@ -201,11 +208,11 @@ def padded_vocab_size(model_vocab: IntOrArray, tp: IntOrArray) -> IntOrArray:
 
 
 def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """Forward and backward FLOPs one token needs: 6 a parameter that multiplies it, and causal attention.
+    """Count the forward and backward FLOPs of a token: 6 per multiplying parameter, and causal attention.
 
-    6 * (active parameters without look-ups: positions, and an untied embedding) + 6 * keys * (qk + v width) a
-    layer, keys averaged over the causal mask (half of Megatron's older count, which takes s). No recompute.
-    Source: Chowdhery et al. 2022 (PaLM), appendix B, with the causal half.
+    6 * (active parameters without look-ups: positions, and an untied embedding) + 6 * keys * (qk + v width) per
+    layer, with the mean number of keys under the causal mask (half of Megatron's older count, which uses s).
+    Recomputation does not count. Source: Chowdhery et al. 2022 (PaLM), appendix B, with the causal half.
     """
     matmul = active_parameters(model) - position_parameters(model)
     if not model.tie_word_embeddings:
@@ -225,8 +232,10 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
 
 def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
-    """Model FLOPs utilisation: model FLOPs a second over the dense peak of the job's precision, summed over the
-    accelerators."""
+    """Compute the model FLOPs utilisation: model FLOPs per second over the sum of the accelerators' dense peaks.
+
+    The peak is that of the job's precision.
+    """
     peak = 0.0
     for hardware, count in zip(problem.node_types, problem.node_gpus, strict=True):
         gpu = hardware.accelerator
@@ -234,7 +243,7 @@ def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
         peak += (count if problem.other_hardware else num_gpus) * engine.peak_flops_per_s
     flops = model_flops_per_token(problem.model, problem.job.sequence_length)
     if problem.inference:
-        # Forwards are a third, and have logits of one token of each sequence.
+        # Forwards are a third, and each sequence has the logits of a single token.
         length = problem.job.sequence_length
         flops = flops / 3 - 2 * problem.model.vocab_size * problem.model.hidden_size * (length - 1) / length
     return flops * tokens_per_s / peak

@@ -1,8 +1,9 @@
-"""What a third tier does to collectives and messages: pods of domains, joined by a network of their own.
+"""Effect of a third network tier on collectives and messages: pods of domains with a network between the pods.
 
-A ring across pods passes the links of a domain, the network between the domains of a pod, and the network between
-pods, each only where the group has neighbours there; the slowest of them sets its rate. A group with one domain in
-each pod does not use the network inside pods. Functions broadcast; ``PodPlace`` says where a group lies.
+A ring across pods uses the links of a domain, the network between the domains of a pod, and the network between
+pods, each only if the group has neighbours there. The slowest of these tiers sets its rate. A group with a single
+domain in each pod does not use the network inside pods. Functions broadcast; ``PodPlace`` holds the position of a
+group.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from milpplan.simulation.network.domains import GroupPlace
 
 
 def leaves_pod(group: GroupPlace) -> BoolArray:
-    """Whether groups have ranks in several pods."""
+    """Check that groups have ranks in several pods."""
     return np.zeros(np.shape(group.size), dtype=np.bool_) if group.beyond is None else group.beyond.pods > 1
 
 
 def passes_network(group: GroupPlace) -> BoolArray:
-    """Whether groups have ranks in several domains of one pod."""
+    """Check that groups have ranks in several domains of a pod."""
     return np.asarray(group.members < (group.size if group.beyond is None else group.beyond.members))
 
 
 def network_bandwidth(hardware: HardwareSpec, group: GroupPlace, network: FloatArray) -> FloatArray:
-    """What leaves a domain, bytes/s, of groups whose members' NICs carry ``network`` out of it.
+    """Limit the bandwidth out of a domain by the network between pods, in bytes/s.
 
-    Across pods min(network, members of a pod * rate), without ``network`` where it is not passed: every
-    accelerator has an equal share of what leaves its pod, and a group has the shares of its members.
+    ``network`` is the bandwidth of the members' NICs. Across pods: min(network, members of a pod * rate), without
+    ``network`` where the group does not use it. All accelerators of a pod share its bandwidth equally, and a group
+    has the shares of its members.
     """
     if hardware.pods is None or group.beyond is None:
         return network
@@ -38,9 +40,12 @@ def network_bandwidth(hardware: HardwareSpec, group: GroupPlace, network: FloatA
 
 
 def hops(group: GroupPlace, shape: str) -> tuple[IntArray, IntArray]:
-    """(hops between the domains of a pod, hops between pods) that a message passes one after another.
+    """Count the successive hops of a message.
 
     Ring over d domains in o pods: d - o and o - 1; tree: ceil(log2) of the domains of a pod and of the pods.
+
+    Returns:
+        Hops between the domains of a pod, and hops between pods.
     """
     if group.beyond is None:
         network = group.domains - 1 if shape == "ring" else np.ceil(np.log2(group.domains)).astype(np.int64)
@@ -53,25 +58,25 @@ def hops(group: GroupPlace, shape: str) -> tuple[IntArray, IntArray]:
 
 
 def base_latency_s(hardware: HardwareSpec, group: GroupPlace, network: float) -> FloatArray:
-    """Fixed latency of a collective: ``network`` of that between domains, or that of the pods across them."""
+    """Return the fixed latency of a collective: ``network`` inside a pod, or that of the network between pods."""
     if hardware.pods is None:
         return np.asarray(network)
     return np.where(leaves_pod(group), hardware.pods.collective_base_latency_s, network)
 
 
 def hop_latency_s(hardware: HardwareSpec, between_pods: IntArray) -> FloatArray:
-    """Latency of so many hops between pods."""
+    """Return the latency of a number of hops between pods."""
     return np.asarray(0.0 if hardware.pods is None else between_pods * hardware.pods.hop_latency_s)
 
 
 def may_add_up(hardware: HardwareSpec) -> bool:
-    """Whether some network adds up an all-reduce."""
-    beyond = hardware.pods is not None and hardware.pods.in_network_reduction
-    return hardware.scale_out.in_network_reduction or beyond
+    """Check that the switches of some network reduce."""
+    pods_reduce = hardware.pods is not None and hardware.pods.in_network_reduction
+    return hardware.scale_out.in_network_reduction or pods_reduce
 
 
 def adds_up(hardware: HardwareSpec, group: GroupPlace) -> BoolArray:
-    """Whether the switches of every network that groups pass add up an all-reduce."""
+    """Check that the switches of every network that groups use reduce."""
     inside = hardware.scale_out.in_network_reduction
     if hardware.pods is None:
         return np.full(np.shape(group.size), inside)
@@ -82,11 +87,18 @@ def adds_up(hardware: HardwareSpec, group: GroupPlace) -> BoolArray:
 def all_to_all_s(
     hardware: HardwareSpec, group: GroupPlace, leaving: FloatArray, network_s: FloatArray, batch: int
 ) -> tuple[FloatArray, FloatArray]:
-    """(seconds on the slower network, added latency) of an all-to-all whose ranks send ``leaving`` bytes each out
-    of their domain, in ``network_s`` on the NICs.
+    """Add the network between pods to an all-to-all.
 
-    Of what leaves the domain (n - m) / (n - k) leaves the pod, with m and k ranks of the group there; peers are
-    served ``batch`` at a time. Where no domain of the same pod is in the group the NICs' network is not used.
+    A share (n - m) / (n - k) of the bytes that leave a domain leaves the pod, with m ranks of the group in a pod
+    and k in a domain. A group without a second domain in the pod does not use the network inside the pod.
+
+    Args:
+        leaving: bytes that each rank sends out of its domain.
+        network_s: seconds of these bytes on the NICs.
+        batch: number of peers that are served at a time.
+
+    Returns:
+        Seconds on the slower network, and added latency in seconds.
     """
     if hardware.pods is None or group.beyond is None:
         return network_s, np.zeros(np.shape(network_s))
@@ -97,15 +109,15 @@ def all_to_all_s(
     both_s = np.maximum(pods_s, np.where(passes_network(group), network_s, 0.0))
     base = pods.collective_base_latency_s + pods.p2p_latency_s
     base = base - out.collective_base_latency_s - out.p2p_latency_s
-    added = base + outside / batch * (pods.hop_latency_s - out.hop_latency_s)
-    far = leaves_pod(group)
-    return np.where(far, both_s, network_s), np.where(far, added, 0.0)
+    added_latency_s = base + outside / batch * (pods.hop_latency_s - out.hop_latency_s)
+    crosses = leaves_pod(group)
+    return np.where(crosses, both_s, network_s), np.where(crosses, added_latency_s, 0.0)
 
 
 def message_s(
     hardware: HardwareSpec, num_bytes: FloatArray, network_s: FloatArray, same_pod: BoolArray
 ) -> FloatArray:
-    """Seconds of a message between domains: ``network_s`` inside a pod, bytes / rate + latency between pods."""
+    """Time a message between domains: ``network_s`` inside a pod, bytes / rate + latency between pods."""
     if hardware.pods is None:
         return network_s
     far_s = num_bytes / hardware.pods.rate_bytes_per_s + hardware.pods.p2p_latency_s
@@ -113,8 +125,10 @@ def message_s(
 
 
 def processor_fraction(hardware: HardwareSpec, group: GroupPlace, network: FloatArray) -> FloatArray:
-    """Share of the compute that a collective across domains takes: the largest of the tiers that it passes;
-    ``network`` is the share without pods."""
+    """Return the share of the compute that a collective across domains uses, a maximum over the tiers it uses.
+
+    ``network`` is the share without pods.
+    """
     if hardware.pods is None:
         return network
     inside = np.where(group.members > 1, hardware.scale_up.processor_fraction, 0.0)

@@ -1,5 +1,4 @@
-"""What passes between pipeline stages, inside one node type and from one to another, and what all of them do
-together."""
+"""Communication of pipeline stages: transfers between neighbours, reductions of the two ends and of all stages."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from milpplan.simulation.network.domains import neighbours_share
 
 
 def transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Seconds of an activation (or its gradient) from one stage to the next, [n]; 0 without a pipeline.
+    """Time an activation (or its gradient) from one stage to the next, in seconds [n]; 0 without a pipeline.
 
-    With sequence parallelism each tensor-parallel rank sends its own part, 2 u h / t bytes; without, all send the
-    same 2 u h bytes, or (``pp_scatter_gather``) each a part, and the stage that receives gathers them:
-    p2p(2 u h / t) + all_gather(2 u h). Source: Narayanan et al. 2021, section 4.1.
-    Both hosts take their time for a message: + 2 ``message_s``.
+    With sequence parallelism each tensor-parallel rank sends its own part, 2 u h / t bytes. Without, all ranks
+    send the same 2 u h bytes. With ``pp_scatter_gather`` each rank sends a part, and the receiving stage gathers
+    the parts: p2p(2 u h / t) + all_gather(2 u h). Source: Narayanan et al. 2021, section 4.1. Both hosts need
+    their time for a message: + 2 ``message_s``.
     """
     stages, usual = placement.pipeline(columns), columns.tp * columns.cp * columns.dp
     near = neighbours_share(problem.hardware, stages.size, stages.stride, usual)
@@ -28,8 +27,11 @@ def transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
 
 
 def crossing_transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """The same from a stage on one node type to a stage on another, [n]: across domains, on the slowest of all
-    types (upper where a pair of others meets), and no faster than between stages on one of them."""
+    """Time an activation from a stage on one node type to a stage on another type, in seconds [n].
+
+    The transfer crosses domains at the speed of the slowest node type of the cluster, an upper bound if two other
+    types meet. It is no faster than a transfer inside any type.
+    """
     outside = np.zeros(len(columns), dtype=np.bool_)
     seconds = [
         np.maximum(transfer_s(problem.on_type(number), columns), _sent_s(problem, columns, hardware, outside))
@@ -45,7 +47,7 @@ def _sent_s(
     inside: BoolArray,
     same_pod: BoolArray | None = None,
 ) -> FloatArray:
-    """Sent, and gathered where only parts are sent, with the network of one node type."""
+    """Time the message, and the gather where ranks send parts, with the network of one node type."""
     tp = columns.tp
     tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
     gathered = columns.pp_scatter_gather & ~columns.sequence_parallel
@@ -60,20 +62,25 @@ def _sent_s(
 
 
 def ends_reduce_s(problem: Problem, num_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
-    """All-reduce between the two ends of a pipeline, ``size`` of them ``stride`` apart, [n]: on the slowest node
-    type, and where there are several across domains, which nodes of two types never share."""
+    """Time an all-reduce between the two ends of a pipeline, ``size`` ranks ``stride`` apart, in seconds [n].
+
+    It runs at the speed of the slowest node type. With several node types it crosses domains, because nodes of two
+    types never share a domain.
+    """
     seconds = []
     for hardware in problem.node_types:
         domain = hardware.scale_up.num_gpus if problem.other_hardware else 0
-        # A whole domain further, so that what is on one rail stays on it.
-        apart = np.maximum(np.where(stride < domain, stride + domain, stride), 1)
-        seconds.append(collectives.all_reduce_s(hardware, num_bytes, size, apart))
+        # Add a whole domain, so that ranks on the same rail stay on it.
+        distance = np.maximum(np.where(stride < domain, stride + domain, stride), 1)
+        seconds.append(collectives.all_reduce_s(hardware, num_bytes, size, distance))
     return np.asarray(np.max(seconds, axis=0))
 
 
 def gradient_norm_s(problem: Problem, num_gpus: IntArray) -> FloatArray:
-    """The norm of the gradients: an all-reduce of one number over all GPUs (dominated by latency), and what the
-    library takes to call it; of several node types the slowest. Any shape."""
+    """Time the norm of the gradients, a maximum over the node types. Any shape.
+
+    It is an all-reduce of a single number over all GPUs, dominated by latency, with the host time of its call.
+    """
     seconds = [
         collectives.all_reduce_s(hardware, FP32_BYTES, num_gpus, 1) + call_s(hardware, num_gpus, 1)
         for hardware in problem.node_types
@@ -82,8 +89,10 @@ def gradient_norm_s(problem: Problem, num_gpus: IntArray) -> FloatArray:
 
 
 def far_step_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """What tensor-parallel groups in several domains take once a step, [n]: ``far_step_s`` for every pair of
-    domains, and ``far_reduce_s`` where gradients are reduced without ZeRO; of several node types the slowest."""
+    """Time the overhead of a step of tensor-parallel groups across domains, a maximum over node types, [n].
+
+    ``far_step_s`` for every pair of domains, and ``far_reduce_s`` if gradients are reduced without ZeRO.
+    """
     group = placement.tensor(columns)
     reduced = (columns.zero_stage == 0) & (columns.dp * columns.cp > 1)
     seconds = [
