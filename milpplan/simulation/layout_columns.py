@@ -1,4 +1,4 @@
-"""Layouts as columns: one NumPy array a field, one row a layout, so that one formula costs all at once."""
+"""Layouts as columns, a NumPy array per field and a row per layout, so that a formula covers all layouts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FloatArray = npt.NDArray[np.float64]
 T = TypeVar("T", bound=np.generic)
 
 WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVERLAPS, "rank_order": RANK_ORDERS}
-"""Fields of a layout that are words; a column holds the word's place."""
+"""Fields of a layout that are words; a column holds the index of the word."""
 DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() if not field.is_required()}
 SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
 _SPLITS = np.array([schedule in SPLIT_SCHEDULES for schedule in SCHEDULES])
@@ -39,7 +39,7 @@ _TURNS = np.array([schedule in V_SCHEDULES for schedule in SCHEDULES])
 
 
 def column_value(field: str, value: Any) -> int:
-    """A field's value as its column holds it."""
+    """Encode a field's value as its column holds it."""
     if field == "node_order":
         return order_code(value)
     if field == "replica_micro_batches":
@@ -52,8 +52,8 @@ class LayoutColumns:
     """Struct of arrays with the fields of ``Layout``; every array has shape [num_layouts].
 
     ``schedule`` holds indices into ``SCHEDULES``, ``tp_overlap`` into ``TP_OVERLAPS``, ``rank_order`` into
-    ``RANK_ORDERS``, ``node_order`` and ``replica_micro_batches`` codes (``specs.plan``). A column of one value may
-    be a broadcast number (``constant``), which costs nothing to take from.
+    ``RANK_ORDERS``; ``node_order`` and ``replica_micro_batches`` hold codes (``milpplan.problem.plan``). A column
+    with a single value may be a broadcast number (``constant``), from which rows are taken at no cost.
     """
 
     tp: IntArray
@@ -90,32 +90,32 @@ class LayoutColumns:
 
     @property
     def num_micro_batches(self) -> IntArray:
-        """Micro-batches a pipeline runs in a step."""
+        """Micro-batches of a pipeline in a step."""
         return self.global_batch_size // (self.dp * self.micro_batch_size)
 
     @property
     def num_virtual_stages(self) -> IntArray:
-        """Virtual stages of one pipeline."""
+        """Virtual stages of a pipeline."""
         return self.pp * self.vpp
 
     @property
     def split_backward(self) -> BoolArray:
-        """Whether the schedule runs weight gradients apart from input gradients."""
+        """True if the schedule runs weight gradients apart from input gradients."""
         return _SPLITS[self.schedule]
 
     @property
     def runs_pairs(self) -> BoolArray:
-        """Whether the schedule runs forwards beside whole backwards."""
+        """True if the schedule runs forwards beside whole backwards."""
         return _PAIRS[self.schedule]
 
     @property
     def backward_form(self) -> IntArray:
-        """0 where backwards are whole, 1 where they are split, 2 where some are and others run in pairs."""
+        """0 if backwards are whole, 1 if they are split, 2 if some are split and others run in pairs."""
         return np.asarray((_SPLITS.astype(np.int64) + _PAIRS)[self.schedule])
 
     @property
     def ends_meet(self) -> BoolArray:
-        """Whether the first and the last virtual stage share a rank of a pipeline."""
+        """True if the first and the last virtual stage share a rank of the pipeline."""
         return _TURNS[self.schedule]
 
     @property
@@ -125,11 +125,11 @@ class LayoutColumns:
 
     @property
     def mapping(self) -> dict[str, npt.NDArray[Any]]:
-        """Field to column."""
+        """Columns by the names of their fields."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def take(self, rows: npt.NDArray[np.integer] | BoolArray, but: Collection[str] = ()) -> LayoutColumns:
-        """The chosen rows (indices or mask); ``but`` names fields that mean nothing in them."""
+        """Select rows by indices or a mask; fields named in ``but`` have no meaning there and become 0."""
         length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
         chosen: dict[str, Any] = {
             field.name: constant(0, length) if field.name in but else taken(getattr(self, field.name), rows)
@@ -138,14 +138,15 @@ class LayoutColumns:
         return LayoutColumns(**chosen)
 
     def any_of(self, *names: str) -> bool:
-        """Whether a switch is on (or a word not the first) in some row: what nobody asks for costs nothing."""
+        """Check that some row uses an option: a switch is on, or a word is not the first word."""
         return any(bool(values[:1].any() if is_constant(values) else values.any()) for values in self._of(names))
 
     def _of(self, names: tuple[str, ...]) -> Iterator[npt.NDArray[np.generic]]:
+        """Iterate over columns by name."""
         return (getattr(self, name) for name in names)
 
     def at(self, row: int) -> Layout:
-        """One row as a record."""
+        """Return a row as a record."""
         values = {field.name: getattr(self, field.name)[row].item() for field in fields(self)}
         values["node_order"] = order_of(values["node_order"])
         values["replica_micro_batches"] = shares_of(values["replica_micro_batches"])
@@ -153,7 +154,7 @@ class LayoutColumns:
 
     @staticmethod
     def of(layouts: Iterable[Layout]) -> LayoutColumns:
-        """Columns of the given records."""
+        """Build columns from records."""
         rows = [layout.model_dump() for layout in layouts]
         return LayoutColumns.from_mapping(
             {name: np.array([column_value(name, row[name]) for row in rows]) for name in Layout.model_fields}
@@ -161,7 +162,7 @@ class LayoutColumns:
 
     @staticmethod
     def from_mapping(columns: Mapping[str, npt.NDArray[np.generic]]) -> LayoutColumns:
-        """Columns from a mapping of equal-length arrays, cast to the declared types."""
+        """Build columns from a mapping of equal-length arrays, cast to the declared types."""
         cast: dict[str, Any] = {}
         for field in fields(LayoutColumns):
             values, kind = columns[field.name], np.bool_ if field.name in SWITCHES else np.int64
@@ -173,7 +174,7 @@ class LayoutColumns:
 
     @staticmethod
     def concatenate(parts: list[LayoutColumns]) -> LayoutColumns:
-        """The rows of all parts, in order."""
+        """Concatenate the rows of all parts, in order."""
         return LayoutColumns(
             **{
                 field.name: np.concatenate([getattr(part, field.name) for part in parts])
@@ -183,17 +184,17 @@ class LayoutColumns:
 
 
 def constant(value: int, length: int, kind: type[np.generic] = np.int64) -> npt.NDArray[np.generic]:
-    """A column that holds one value in every row."""
+    """Make a column that holds the same value in every row."""
     return np.broadcast_to(np.array(value, dtype=kind), length)
 
 
 def is_constant(values: npt.NDArray[np.generic]) -> bool:
-    """Whether a column is ``constant``, with a row at least."""
+    """Check that a column is ``constant`` and has at least one row."""
     return values.strides == (0,) and len(values) > 0
 
 
 def taken(values: npt.NDArray[Any], rows: npt.NDArray[np.generic]) -> npt.NDArray[Any]:
-    """The chosen rows (indices or mask) of a column, which stays ``constant`` if it is."""
+    """Select rows of a column by indices or a mask; a ``constant`` column stays constant."""
     if not is_constant(values):
         return np.asarray(values[rows])
     length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
@@ -201,20 +202,23 @@ def taken(values: npt.NDArray[Any], rows: npt.NDArray[np.generic]) -> npt.NDArra
 
 
 def ascending(values: npt.NDArray[T]) -> npt.NDArray[T]:
-    """The distinct values of a column, ascending: ``np.unique``, which imports masked arrays to say no more."""
+    """Return the distinct values of a column, ascending.
+
+    It replaces ``np.unique``, which imports masked arrays.
+    """
     ordered = np.sort(values)
     return np.asarray(ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)]])
 
 
 def unique_rows(*keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray]:
-    """Representatives and inverse of the distinct rows of small integer columns.
+    """Find representatives and inverse of the distinct rows of small integer columns.
 
     Args:
         keys: non-negative integer or boolean columns of equal length n.
 
     Returns:
-        ``(first, inverse)``: row numbers of one representative of each distinct combination, and for each of
-        the n rows the position of its representative.
+        ``(first, inverse)``: row numbers of a representative of each distinct combination, and for each of the n
+        rows the position of its representative.
     """
     code = np.zeros(len(keys[0]), dtype=np.int64)
     for key in keys:

@@ -1,8 +1,8 @@
 """Costs in a cluster of several node types: every pipeline rank has the constants of its own type.
 
-All accelerators of a rank are of one type, so tensor, context, expert and data parallel groups stay inside a type.
-Two things pass between types: transfers from a stage to the next, and what all ranks do together (the norm of the
-gradients, and the exchange of a tied embedding), which take as long as the slowest type makes them.
+All accelerators of a rank are of the same type, so tensor, context, expert and data parallel groups stay inside a
+type. Two sorts of communication cross types: transfers between neighbouring stages, and the collectives of all
+ranks (the norm of the gradients, and the exchange of a tied embedding). Both run at the speed of the slowest type.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from milpplan.simulation.replica_costs import ReplicaCosts, ReplicaTable, replic
 
 
 class RankCosts(Protocol):
-    """Constants of one layout, rank by rank: ``LayoutCosts`` where all ranks are alike, else ``MixedCosts``."""
+    """Constants of a layout, rank by rank: ``LayoutCosts`` if all ranks are alike, else ``MixedCosts``."""
 
     @property
     def transfer_ns(self) -> IntArray:
@@ -37,99 +37,103 @@ class RankCosts(Protocol):
 
     @property
     def barrier_ns(self) -> IntArray:
-        """The norm of the gradients over all ranks."""
+        """Norm of the gradients over all ranks."""
 
     @property
     def offloads(self) -> bool:
-        """Whether anything lies on the host."""
+        """True if a rank holds states or activations on the host."""
 
     def of_rank(self, rank: int) -> LayoutCosts:
-        """Constants of a pipeline rank."""
+        """Return the constants of a pipeline rank."""
 
     def type_of(self, rank: int) -> int:
-        """Node type of a pipeline rank."""
+        """Return the node type of a pipeline rank."""
 
     def crossing_ns(self, stage: int) -> int:
-        """What a transfer between a virtual stage and the next takes beyond ``transfer_ns``."""
+        """Return the time beyond ``transfer_ns`` of a transfer from a virtual stage to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixedCosts:
-    """``RankCosts`` of several types: constants by type, the type of every rank [P], and what a transfer between
-    every virtual stage and the next takes beyond the shortest [J] (0 after the last)."""
+    """``RankCosts`` in a cluster of several node types."""
 
     by_type: tuple[LayoutCosts, ...]
     rank_types: tuple[int, ...]
+    """[P] node type of every rank."""
     crossings_ns: tuple[int, ...]
+    """[J] time beyond ``transfer_ns`` of a transfer from a virtual stage to the next, 0 for the last stage."""
     transfer_ns: IntArray
     barrier_ns: IntArray
 
     @property
     def offloads(self) -> bool:
-        """Whether anything lies on the host."""
+        """True if a rank holds states or activations on the host."""
         return any(costs.offloads for costs in self.by_type)
 
     def of_rank(self, rank: int) -> LayoutCosts:
-        """Constants of a pipeline rank."""
+        """Return the constants of a pipeline rank."""
         return self.by_type[self.rank_types[rank]]
 
     def type_of(self, rank: int) -> int:
-        """Node type of a pipeline rank."""
+        """Return the node type of a pipeline rank."""
         return self.rank_types[rank]
 
     def crossing_ns(self, stage: int) -> int:
-        """What a transfer between a virtual stage and the next takes beyond ``transfer_ns``."""
+        """Return the time beyond ``transfer_ns`` of a transfer from a virtual stage to the next."""
         return self.crossings_ns[stage]
 
 
 @dataclass(frozen=True)
 class MixedTable:
-    """Constants of many layouts on every node type, and transfers between types [n]."""
+    """Constants of many layouts on every node type."""
 
     problem: Problem
     columns: LayoutColumns
     tables: tuple[CostTable, ...]
+    """By node type."""
     crossing_ns: IntArray
+    """[n] transfer between stages on two node types."""
 
     def take(self, rows: npt.NDArray[np.integer]) -> MixedTable:
-        """The chosen layouts."""
+        """Select layouts."""
         tables = tuple(table.take(rows) for table in self.tables)
         return MixedTable(self.problem, self.columns.take(rows), tables, self.crossing_ns[rows])
 
     def at(self, row: int) -> MixedCosts:
-        """One layout."""
+        """Select one layout."""
         layout = self.columns.at(row)
         by_type = tuple(table.at(row) for table in self.tables)
         types = rank_types(self.problem, layout)
         borders = _border_transfers_ns(layout, by_type, types, int(self.crossing_ns[row]))
         shortest = min(borders, default=0)
         extra = (*(border - shortest for border in borders), 0)
-        # Forwards alone: the way back is taken off again (``layout_costs``), here border by border.
+        # Inference: subtract the transfers of the backwards (``layout_costs._barrier_ns``), here border by border.
         inference = np.asarray(step_overhead_ns(self.problem) - sum(borders))
         barrier = inference if self.problem.inference else by_type[0].barrier_ns
         return MixedCosts(by_type, types, extra, np.asarray(shortest), barrier)
 
     @cached_property
     def best(self) -> CostTable:
-        """Constants of a cluster with the best of every type: no rank of any type is faster or needs fewer bytes.
+        """Constants of an ideal cluster: no rank of any type is faster or needs fewer bytes.
 
-        A plan's step is a longest path and its memory a sum, and neither falls when a duration or a size grows. So
-        what bounds all plans of this cluster from below bounds all plans of the mixed one. Of forwards alone the
-        barrier takes off the longest transfers, and paths hold the shortest.
+        The step of a plan is a longest path and its memory a sum, and neither falls when a duration or a size
+        grows. So a lower bound for all plans of the ideal cluster is a lower bound for all plans of the mixed
+        cluster. In an inference job the barrier subtracts the longest transfers, and paths hold the shortest
+        transfers.
         """
-        parts = [table.distinct for table in self.tables]
+        by_type = [table.distinct for table in self.tables]
         values = {}
-        for part in fields(LayoutCosts):
-            if part.name != "parts":
-                least = np.maximum if part.name.startswith("dropped") else np.minimum
-                values[part.name] = least.reduce([getattr(costs, part.name) for costs in parts])
-        return CostTable(LayoutCosts(parts[0].parts, **values), self.tables[0].place)
+        for field in fields(LayoutCosts):
+            if field.name != "parts":
+                best = np.maximum if field.name.startswith("dropped") else np.minimum
+                values[field.name] = best.reduce([getattr(costs, field.name) for costs in by_type])
+        return CostTable(LayoutCosts(by_type[0].parts, **values), self.tables[0].place)
 
 
 def _border_transfers_ns(
     layout: Layout, by_type: tuple[LayoutCosts, ...], types: tuple[int, ...], crossing_ns: int
 ) -> list[int]:
-    """Transfer between every virtual stage and the next, [J - 1]: inside a type its own, else the crossing."""
+    """Time the transfers between virtual stages, [J - 1]; ``crossing_ns`` where the node type changes."""
     ranks = [layout.rank_of(stage) for stage in range(layout.num_virtual_stages)]
     borders = []
     for before, after in pairwise(ranks):
@@ -139,12 +143,15 @@ def _border_transfers_ns(
 
 
 def rank_types(problem: Problem, layout: Layout) -> tuple[int, ...]:
-    """Node type of every pipeline rank, [P]: blocks in the layout's order, each as long as its GPUs fill ranks."""
+    """List the node type of every pipeline rank of a layout, [P]."""
     return types_of_ranks(problem, layout.node_order, layout.pp)
 
 
 def types_of_ranks(problem: Problem, order: NodeOrder, num_ranks: int) -> tuple[int, ...]:
-    """The same by the order of the types and the number of ranks."""
+    """List the node type of every pipeline rank, [P]: a block of ranks for each type, in the given order.
+
+    The GPUs of a type fill its block.
+    """
     if not problem.other_hardware:
         return (0,) * num_ranks
     gpus, total = problem.node_gpus, sum(problem.node_gpus)
@@ -152,33 +159,35 @@ def types_of_ranks(problem: Problem, order: NodeOrder, num_ranks: int) -> tuple[
 
 
 def rank_capacities(problem: Problem, layout: Layout) -> tuple[int, ...]:
-    """Bytes that every pipeline rank's GPUs may fill, [P]."""
+    """List the bytes that a GPU of every pipeline rank may fill, [P]."""
     types = problem.node_types
     return tuple(types[node_type].usable_bytes for node_type in rank_types(problem, layout))
 
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Constants of many layouts, some with replicas of different make: one table of those, one of the others."""
+    """Constants of many layouts, with separate tables for layouts with equal and with heterogeneous replicas."""
 
     pipelines: MixedTable
+    """Layouts whose replicas are all alike."""
     replicas: ReplicaTable
+    """Layouts with heterogeneous replicas."""
     different: BoolArray
-    """Which layouts have replicas of different make, [n]; both tables keep their order."""
+    """[n] True for heterogeneous replicas; both tables keep the order of the layouts."""
 
     @cached_property
     def place(self) -> IntArray:
-        """The row of every layout in its own table, [n]."""
+        """Row of every layout in its own table, [n]."""
         return np.where(self.different, np.cumsum(self.different), np.cumsum(~self.different)) - 1
 
     def take(self, rows: npt.NDArray[np.integer]) -> ClusterTable:
-        """The chosen layouts."""
-        different, place = self.different[rows], self.place[rows]
-        pipelines, replicas = self.pipelines.take(place[~different]), self.replicas.take(place[different])
+        """Select layouts."""
+        different, index = self.different[rows], self.place[rows]
+        pipelines, replicas = self.pipelines.take(index[~different]), self.replicas.take(index[different])
         return ClusterTable(pipelines, replicas, different)
 
     def at(self, row: int) -> MixedCosts | ReplicaCosts:
-        """One layout."""
+        """Select one layout."""
         table = self.replicas if self.different[row] else self.pipelines
         return table.at(int(self.place[row]))
 
@@ -188,7 +197,7 @@ AnyTable = CostTable | MixedTable | ReplicaTable | ClusterTable
 
 
 def cluster_costs(problem: Problem, columns: LayoutColumns) -> AnyTable:
-    """Constants of every layout on every node type of the problem's cluster."""
+    """Compute the constants of many layouts on every node type of the problem's cluster."""
     if not problem.other_hardware:
         return layout_costs(problem, columns)
     if not columns.any_of("replica_micro_batches"):
@@ -199,13 +208,13 @@ def cluster_costs(problem: Problem, columns: LayoutColumns) -> AnyTable:
 
 
 def _pipelines(problem: Problem, columns: LayoutColumns) -> MixedTable:
-    """Constants of layouts with all replicas alike."""
+    """Compute the constants of layouts whose replicas are all alike."""
     types = range(len(problem.node_types))
     tables = tuple(layout_costs(problem.on_type(node_type), columns) for node_type in types)
     return MixedTable(problem, columns, tables, crossing_transfer_ns(problem, columns))
 
 
 def costs_of(problem: Problem, layout: Layout) -> RankCosts:
-    """Constants of one layout whose replicas are alike (else ``replica_costs.costs_of_replicas``)."""
+    """Compute the constants of one layout whose replicas are alike (else ``replica_costs.costs_of_replicas``)."""
     assert not layout.replica_micro_batches, "the caller takes the views apart"
     return (_pipelines if problem.other_hardware else layout_costs)(problem, LayoutColumns.of([layout])).at(0)

@@ -1,9 +1,10 @@
-"""What lies in the memory of the host, and what streaming it costs.
+"""Offloading to host memory: bytes on the host, and times to stream them.
 
-Weights of a layer are streamed in before its forward and before its backward, the activations that it keeps out
-beside its forward and in before its backward, optimizer states in and out around the update, which runs on the
-device. Embedding and head keep their weights and activations on the device; their optimizer states are offloaded
-like the layers'. Gradients stay. Transfers run beside the layer's own work, on a link of two directions.
+Weights of a layer are streamed in before its forward and before its backward. Its kept activations are streamed
+out beside its forward and in before its backward. Optimizer states are streamed in and out around the update,
+which runs on the device. Embedding and head keep their weights and activations on the device; their optimizer
+states are offloaded like those of the layers. Gradients stay on the device. Transfers run beside the layer's own
+work, on a link with two directions.
 
 Source: Isaev et al. 2023 (Calculon), offloading; Rajbhandari et al. 2021 (ZeRO-Infinity) sections 5 and 6. The
 update on the host (Ren et al. 2021, ZeRO-Offload) is not modelled.
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
     from milpplan.simulation.layout_costs import LayoutCosts
 
 MODES = 3
-"""Of recomputation: none, selective, full."""
+"""Number of recompute modes: none, selective, full."""
 
 
 def host_transfer_s(hardware: HardwareSpec, num_bytes: Numbers) -> FloatArray:
-    """Time to move bytes between accelerator and host, one direction: bytes / (bandwidth * efficiency(bytes)).
+    """Time a transfer between accelerator and host in one direction: bytes / (bandwidth * efficiency(bytes)).
 
-    num_bytes: of one transfer, any shape; 0 costs nothing. Returns seconds. Source: latency-bandwidth model, its
-    curve in the hardware file.
+    num_bytes: bytes of a transfer, any shape; 0 costs nothing. Returns seconds. Source: latency-bandwidth model
+    with the curve of the hardware file.
 
     Raises:
-        InvalidInputError: the hardware file has no memory of the host.
+        InvalidInputError: the hardware file has no host memory.
     """
     host = hardware.host_memory
     if host is None:
@@ -53,10 +54,10 @@ def host_transfer_s(hardware: HardwareSpec, num_bytes: Numbers) -> FloatArray:
 
 
 def beside(transfers: IntArray, work: IntArray) -> IntArray:
-    """(exposed, hidden) nanoseconds of ``transfers`` beside ``work``, stacked [2, ...].
+    """Split ``transfers`` beside ``work`` into (exposed, hidden) nanoseconds, stacked [2, ...].
 
-    exposed = max(0, transfers - work), hidden = transfers - exposed: copy engines take nothing from the
-    processors. Neither memory bandwidth nor a link shared with the network is charged (lower).
+    exposed = max(0, transfers - work), hidden = transfers - exposed: copy engines do not slow the processors down.
+    Memory bandwidth, and links shared with the network, are not charged: a lower bound.
     """
     exposed = np.maximum(transfers - work, 0)
     return np.stack([exposed, transfers - exposed])
@@ -64,26 +65,25 @@ def beside(transfers: IntArray, work: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Constants of offloading, K kinds of layer, n layouts, in whole nanoseconds and bytes.
-
-    ``layer_ns`` [2, MODES, K, 2, n]: (exposed, hidden) of a layer's forward and backward under each recompute
-    mode; ``update_ns`` [2, K + 2, n] of its update (kinds, embedding, head).
-
-    On the host: ``weights_bytes`` [K, n], ``optimizer_bytes`` [K + 2, n], and ``kept_bytes`` [MODES, K, n] of
-    activations a live micro-batch.
-    """
+    """Constants of offloading for K layer kinds and n layouts, in whole nanoseconds and bytes."""
 
     layer_ns: IntArray
+    """[2, MODES, K, 2, n] (exposed, hidden) transfers of a layer's forward and backward under each recompute
+    mode."""
     update_ns: IntArray
+    """[2, K + 2, n] (exposed, hidden) transfers of an update (kinds, embedding, head)."""
     weights_bytes: IntArray
+    """[K, n] weights on the host."""
     optimizer_bytes: IntArray
+    """[K + 2, n] optimizer states on the host."""
     kept_bytes: IntArray
+    """[MODES, K, n] activations on the host per live micro-batch."""
 
 
 def offload(
     problem: Problem, columns: LayoutColumns, states: IntArray, kept: IntArray, work: IntArray, update: IntArray
 ) -> Offload:
-    """What the layouts offload, and what its transfers take.
+    """Compute the bytes that layouts offload, and the times of their transfers.
 
     Args:
         states: [3, K + 2, n] bytes of weights, gradients and optimizer before anything is offloaded.
@@ -94,20 +94,21 @@ def offload(
     hardware = problem.hardware
     weights = np.where(columns.offload_weights, states[0, :-2], 0)
     optimizer = np.where(columns.offload_optimizer, states[2], 0)
-    held = np.where(columns.offload_activations, kept, 0)
-    weights_s, held_s = host_transfer_s(hardware, weights), host_transfer_s(hardware, held)
-    # Forward: weights in, activations out, at a time. Backward: both in, one after the other.
-    transfers = np.stack([np.maximum(weights_s, held_s), weights_s + held_s], axis=2)
+    activations = np.where(columns.offload_activations, kept, 0)
+    weights_s, activations_s = host_transfer_s(hardware, weights), host_transfer_s(hardware, activations)
+    # Forward: weights in and activations out at the same time. Backward: first the weights in, then the
+    # activations.
+    transfers = np.stack([np.maximum(weights_s, activations_s), weights_s + activations_s], axis=2)
     if problem.inference:
         transfers[:, :, 1] = 0.0
-    # Update: states in and out at a time, and out the weights that are not on the device either.
+    # Update: states in and out at the same time, and then the offloaded weights out.
     written = host_transfer_s(hardware, optimizer)
     written[:-2] += 0.0 if problem.inference else weights_s
-    return Offload(beside(_ns(transfers), work), beside(_ns(written), update), weights, optimizer, held)
+    return Offload(beside(_ns(transfers), work), beside(_ns(written), update), weights, optimizer, activations)
 
 
 def offloaded(problem: Problem, columns: LayoutColumns, costs: LayoutCosts) -> LayoutCosts:
-    """Constants with what the layouts have on the host there, and its transfers in the durations."""
+    """Move the offloaded bytes of the constants to the host, and add the transfers to the durations."""
     duration, kinds = costs.duration_ns, slice(None, -2)
     kept = np.stack([costs.kept_bytes] * MODES)
     kept[1:] -= np.stack([costs.dropped_selective_bytes, costs.dropped_full_bytes])
@@ -141,4 +142,5 @@ def offloaded(problem: Problem, columns: LayoutColumns, costs: LayoutCosts) -> L
 
 
 def _ns(seconds: FloatArray) -> IntArray:
+    """Round seconds to whole nanoseconds."""
     return np.rint(seconds * NS_PER_S).astype(np.int64)

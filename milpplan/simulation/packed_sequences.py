@@ -1,15 +1,15 @@
-"""Micro-batches of sequences of several lengths, packed one after another without padding.
+"""Times of micro-batches with sequences of several lengths, packed without padding.
 
-A layer sees a packed micro-batch as so many tokens, but for its attention, which every sequence has to itself
-(flash attention with variable lengths: one kernel over all sequences). So a micro-batch is given by its tokens and
-by the seconds of its attention kernels: the sum over its sequences, and once a kernel its latency and what its
-last tiles waste, those of its longest sequence. Of equal sequences this is what ``layer_seconds`` says, to
-rounding.
+The operators of a layer depend on the number of tokens of a micro-batch, except attention, which treats every
+sequence separately (flash attention with variable lengths: a single kernel over all sequences). So a micro-batch
+is described by its tokens and by the seconds of its attention kernels. These seconds are a sum over its sequences,
+plus the latency and the last tiles of each kernel, which are those of its longest sequence. For equal sequences
+the result equals ``layer_seconds`` up to rounding.
 
-Tokens come in whole ``grains``: a problem whose sequences are one grain long, with as many of them in a
-micro-batch as it has grains, has the same layers, ends, transfers and memory. Source: FlashAttention-2 (Dao 2023);
-packing with per-sequence attention: Transformer Engine's THD layout (pytorch/attention), which Megatron-LM calls
-with packed sequences.
+Tokens come in token quanta (``grains``): a problem whose sequences have the length of a quantum, with as many
+sequences in a micro-batch as the micro-batch has quanta, has the same layers, ends, transfers and memory.
+Source: FlashAttention-2 (Dao 2023); packing with per-sequence attention: Transformer Engine's THD layout
+(pytorch/attention), which Megatron-LM calls with packed sequences.
 """
 
 from __future__ import annotations
@@ -33,53 +33,62 @@ from milpplan.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class SequenceCores:
-    """Attention of one layer on one rank, by length, forward and backward: ``sequence_s`` [2, n] what a sequence
-    adds to a kernel, ``once_s`` [2, n] what a kernel takes once if that is its longest."""
+    """Attention times of one layer on one rank, by sequence length, (forward, backward)."""
 
     sequence_s: FloatArray
+    """[2, n] seconds that a sequence adds to a kernel."""
     once_s: FloatArray
+    """[2, n] seconds that a kernel takes once if its longest sequence has this length."""
 
 
 def sequence_cores(
     problem: Problem, kind: LayerRun, layout: Layout, lengths: IntArray, mask: Mask = "causal"
 ) -> SequenceCores:
-    """Attention of ``lengths`` [n] under a layout. A longer sequence's last tiles take no less, but where windows
-    cut what a query attends to."""
+    """Time the attention of sequences of ``lengths`` [n] under a layout.
+
+    The last tiles of a longer sequence take at least as long, unless a window limits the keys of a query.
+    """
     shard = Shard.of(problem, LayoutColumns.of([layout]))
     cp = shard.columns.cp
     latency_s = problem.hardware.accelerator.kernel_latency_s
-    whole = flash_core_s(shard, kind.attention, lengths, lengths / cp, 0, mask)
+    sequence = flash_core_s(shard, kind.attention, lengths, lengths / cp, 0, mask)
     once = flash_core_s(shard, kind.attention, lengths, np.zeros(len(lengths)), cp, mask)
-    return SequenceCores(np.stack(whole) - latency_s, np.stack(once))
+    return SequenceCores(np.stack(sequence) - latency_s, np.stack(once))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTimes:
-    """Nanoseconds of m micro-batches on one rank, exposed communication included: ``layer`` [K, Part, Phase, m] of
-    one layer of each kind, ``ends`` [2, 2, m] (embedding and head, forward and backward), ``transfer`` [m]."""
+    """Times of m micro-batches on one rank in nanoseconds, with exposed communication."""
 
     layer: IntArray
+    """[K, Part, Phase, m] a layer of each kind."""
     ends: IntArray
+    """[2, 2, m] (embedding, head) by (forward, backward)."""
     transfer: IntArray
+    """[m] transfer between stages."""
 
     def phases(self, *, launches: bool = True) -> IntArray:
-        """A layer's time by phase [K, Phase, m]; without ``launches`` what the host delays is left out."""
+        """Sum a layer's time by phase [K, Phase, m], with or without the waits for kernel launches."""
         parts = [part for part in range(EXPOSED.stop) if launches or part != Part.LAUNCH]
-        found = self.layer[:, parts].sum(axis=1)
+        times = self.layer[:, parts].sum(axis=1)
         if not launches:
             # The replay of a whole layer repeats the waits of its forward.
-            found[:, Phase.FULL] = found[:, Phase.FORWARD]
-        return np.asarray(found)
+            times[:, Phase.FULL] = times[:, Phase.FORWARD]
+        return np.asarray(times)
 
     def part(self, chosen: slice) -> PackedTimes:
-        """Those of some micro-batches."""
+        """Select micro-batches."""
         return PackedTimes(self.layer[..., chosen], self.ends[..., chosen], self.transfer[chosen])
 
 
 def packed_times(problem: Problem, layout: Layout, grains: IntArray, cores: FloatArray) -> PackedTimes:
-    """Times of micro-batches of ``grains`` [m] grains with ``cores`` [K, 2, m] seconds of attention.
+    """Time packed micro-batches under one layout.
 
-    ``problem``: one whose sequence length is a grain.
+    Args:
+        problem: problem whose sequence length is a token quantum.
+        layout: layout of the micro-batches.
+        grains: [m] token quanta of each micro-batch.
+        cores: [K, 2, m] seconds of attention, forward and backward.
     """
     return packed_times_of(problem, [layout], np.zeros(len(grains), dtype=np.int64), grains, cores)
 
@@ -87,9 +96,9 @@ def packed_times(problem: Problem, layout: Layout, grains: IntArray, cores: Floa
 def packed_times_of(
     problem: Problem, layouts: Sequence[Layout], rows: IntArray, grains: IntArray, cores: FloatArray
 ) -> PackedTimes:
-    """``packed_times`` of micro-batches each under the layout of its row [m]: many layouts in one go."""
-    one = LayoutColumns.of(list(layouts)).take(rows)
-    columns = replace(one, micro_batch_size=np.asarray(grains, dtype=np.int64))
+    """Time packed micro-batches under several layouts (see ``packed_times``); ``rows`` [m] index ``layouts``."""
+    by_micro_batch = LayoutColumns.of(list(layouts)).take(rows)
+    columns = replace(by_micro_batch, micro_batch_size=np.asarray(grains, dtype=np.int64))
     layers = [
         layer_seconds(problem, kind, columns, (core[0], core[1]))
         for kind, core in zip(problem.model.kinds, cores, strict=True)
@@ -100,5 +109,5 @@ def packed_times_of(
 
 
 def whole_ns(seconds: FloatArray) -> IntArray:
-    """Whole nanoseconds, rounded as ``layout_costs`` rounds them."""
+    """Round seconds to whole nanoseconds as ``layout_costs`` does."""
     return np.rint(seconds * NS_PER_S).astype(np.int64)

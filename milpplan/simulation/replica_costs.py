@@ -1,11 +1,11 @@
-"""Costs of data-parallel replicas of different make: every replica on one node type, with a share of its own.
+"""Heterogeneous data-parallel replicas: every replica is on one node type and has its own share of the batch.
 
-The replicas hold the same layers in the same stages, so the gradients of a stage meet across all of them. Each
-replica runs its pipeline by itself, on the hardware of its type and with its own number of micro-batches; what it
-shares with the others comes before the first forward (gathers) or after the last backward of a stage (reductions,
-norm, update). No path through a step leads from the pipeline of one type into that of another. So the step is the
-longest of the steps of the types, each taken alone, where what is shared takes as long as on the slowest type: the
-*views*.
+The replicas hold the same layers in the same stages, so the gradients of a stage are reduced across all replicas.
+Each replica runs its own pipeline, on the hardware of its type and with its own number of micro-batches. Replicas
+communicate only before the first forward (gathers) and after the last backward of a stage (reductions, norm,
+update). No path through a step leads from the pipeline of a type into the pipeline of another type. So the step
+time is the maximum of the step times of the node types, each simulated alone, with shared communication at the
+speed of the slowest type. These are the *views* of a step.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from milpplan.simulation.report import StageReport, StepReport
 from milpplan.units import NS_PER_S
 
 SHARED = ("gather_ns", "reduce_ns", "optimizer_ns")
-"""What all replicas do together, or wait for: as long as on the slowest type, part by part (upper for updates: one
-type may be slower with one part and the other with another)."""
+"""Constants of shared work, which take a maximum over the node types, piece by piece. This is an upper bound for
+updates, because different types may be the slowest for different pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """A step as the replicas on one node type see it: a problem and a layout of this type alone, with as many
-    replicas as there are of all types and a batch of which each has the share of this type's."""
+    """A step as the replicas on one node type see it.
+
+    Problem and layout have this node type only. The number of replicas is that of all types, and every replica has
+    the share of this type, so the batch differs from the job's.
+    """
 
     problem: Problem
     layout: Layout
@@ -43,44 +46,45 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCosts:
-    """Constants of one layout with replicas of different make, by node type."""
+    """Constants of a layout with heterogeneous replicas."""
 
     views: tuple[ReplicaView, ...]
+    """By node type."""
 
 
 @dataclass(frozen=True)
 class ReplicaTable:
-    """Constants of many such layouts on every node type."""
+    """Constants of many layouts with heterogeneous replicas, on every node type."""
 
     problem: Problem
     columns: LayoutColumns
     tables: tuple[CostTable, ...]
 
     def take(self, rows: npt.NDArray[np.integer]) -> ReplicaTable:
-        """The chosen layouts."""
+        """Select layouts."""
         return ReplicaTable(
             self.problem, self.columns.take(rows), tuple(table.take(rows) for table in self.tables)
         )
 
     def at(self, row: int) -> ReplicaCosts:
-        """One layout."""
+        """Select one layout."""
         layout = self.columns.at(row)
         views = [view_of(self.problem, layout, node_type) for node_type in range(len(self.tables))]
         return ReplicaCosts(
             tuple(
-                ReplicaView(problem, own, table.at(row))
-                for (problem, own), table in zip(views, self.tables, strict=True)
+                ReplicaView(problem, view_layout, table.at(row))
+                for (problem, view_layout), table in zip(views, self.tables, strict=True)
             )
         )
 
 
 def on_one_type(problem: Problem, node_type: int) -> Problem:
-    """The problem with all accelerators of one type."""
+    """Replace the cluster by a cluster with a single node type."""
     return problem.model_copy(update={"hardware": problem.node_types[node_type], "other_hardware": ()})
 
 
 def view_of(problem: Problem, layout: Layout, node_type: int) -> tuple[Problem, Layout]:
-    """Problem and layout of the view of one node type."""
+    """Build the problem and the layout of the view of one node type."""
     share = layout.replica_micro_batches[node_type]
     batch = share * layout.dp * layout.micro_batch_size
     job = problem.job.model_copy(update={"num_gpus": layout.num_gpus, "global_batch_size": batch})
@@ -89,29 +93,32 @@ def view_of(problem: Problem, layout: Layout, node_type: int) -> tuple[Problem, 
 
 
 def view_plans(problem: Problem, plan: Plan) -> list[tuple[Problem, Plan]]:
-    """Problem and plan of the view of every node type."""
+    """Build the problem and the plan of the view of every node type."""
     views = [view_of(problem, plan.layout, node_type) for node_type in range(len(problem.node_types))]
-    return [(own, plan.of_replicas(node_type, layout)) for node_type, (own, layout) in enumerate(views)]
+    return [
+        (view_problem, plan.of_replicas(node_type, layout))
+        for node_type, (view_problem, layout) in enumerate(views)
+    ]
 
 
 def joined_plan(layout: Layout, plans: tuple[Plan, ...]) -> Plan:
-    """The plan whose views these are."""
+    """Join the plans of the views into the plan of the whole cluster."""
     first, *others = plans
-    other: tuple[Recompute, ...] = tuple(stage.recompute for own in others for stage in own.virtual_stages)
+    other: tuple[Recompute, ...] = tuple(stage.recompute for plan in others for stage in plan.virtual_stages)
     return Plan(layout=layout, virtual_stages=first.virtual_stages, other_recompute=other)
 
 
 def view_columns(columns: LayoutColumns, node_type: int) -> LayoutColumns:
-    """The layouts of the views of one node type."""
+    """Build the layouts of the views of one node type."""
     shares = np.array([shares_of(code)[node_type] for code in ascending(columns.replica_micro_batches).tolist()])
-    _, place = np.unique(columns.replica_micro_batches, return_inverse=True)
-    batch = shares[place] * columns.dp * columns.micro_batch_size
-    none = np.asarray(constant(column_value("replica_micro_batches", ()), len(columns)), dtype=np.int64)
-    return replace(columns, global_batch_size=batch, replica_micro_batches=none)
+    _, index = np.unique(columns.replica_micro_batches, return_inverse=True)
+    batch = shares[index] * columns.dp * columns.micro_batch_size
+    no_shares = np.asarray(constant(column_value("replica_micro_batches", ()), len(columns)), dtype=np.int64)
+    return replace(columns, global_batch_size=batch, replica_micro_batches=no_shares)
 
 
 def replica_table(problem: Problem, columns: LayoutColumns) -> ReplicaTable:
-    """Constants of layouts with replicas of different make, on every node type."""
+    """Compute the constants of layouts with heterogeneous replicas, on every node type."""
     types = range(len(problem.node_types))
     alone = [layout_costs(on_one_type(problem, node_type), columns) for node_type in types]
     apart = [across(problem, node_type) for node_type in types]
@@ -130,19 +137,21 @@ def replica_table(problem: Problem, columns: LayoutColumns) -> ReplicaTable:
 
 
 def costs_of_replicas(problem: Problem, layout: Layout) -> ReplicaCosts:
-    """Constants of one layout with replicas of different make."""
+    """Compute the constants of one layout with heterogeneous replicas."""
     return replica_table(problem, LayoutColumns.of([layout])).at(0)
 
 
 def _costs_with(problem: Problem, node_type: int, hardware: HardwareSpec, columns: LayoutColumns) -> CostTable:
-    """Constants on one node type with other hardware in its place."""
+    """Compute the constants of layouts on one node type whose hardware is replaced."""
     return layout_costs(on_one_type(problem, node_type).model_copy(update={"hardware": hardware}), columns)
 
 
 def across(problem: Problem, node_type: int) -> HardwareSpec:
-    """A node type as a group sees it that has ranks on all types: its accelerators of each type fill domains of
-    their own, so that none holds the whole group (smaller domains than there are where a type does not fill whole
-    ones: upper)."""
+    """Describe a node type to a group with ranks on all node types.
+
+    The accelerators of each type fill their own domains, so no domain holds the whole group. Where a type does not
+    fill whole domains, the domains are smaller than the real ones: an upper bound.
+    """
     hardware, gpus = problem.node_types[node_type], problem.node_gpus
     scale_up = hardware.scale_up
     domain = int(np.gcd.reduce([scale_up.num_gpus, *gpus]))
@@ -154,20 +163,20 @@ def across(problem: Problem, node_type: int) -> HardwareSpec:
 
 
 def replicas_by_type(problem: Problem, layout: Layout) -> tuple[int, ...]:
-    """Replicas on each node type (whole only for a legal layout)."""
+    """Count the replicas on each node type (exact for legal layouts)."""
     return tuple(gpus // (layout.num_gpus // layout.dp) for gpus in problem.node_gpus)
 
 
 def check_replicas(problem: Problem, layout: Layout) -> None:
-    """What replicas of different make demand besides what each of them does by itself.
+    """Check the rules of heterogeneous replicas beyond those of each view.
 
     Raises:
-        IllegalPlanError: what cannot run, or is not priced.
+        IllegalPlanError: the layout cannot run, or the cost model does not cover it.
     """
     types, block = len(problem.node_types), layout.num_gpus // layout.dp
     shares, gpus = layout.replica_micro_batches, problem.node_gpus
-    held = replicas_by_type(problem, layout)
-    batch = layout.micro_batch_size * sum(number * share for number, share in zip(held, shares, strict=False))
+    counts = replicas_by_type(problem, layout)
+    batch = layout.micro_batch_size * sum(count * share for count, share in zip(counts, shares, strict=False))
     rules = [
         (
             types == len(shares),
@@ -182,7 +191,7 @@ def check_replicas(problem: Problem, layout: Layout) -> None:
         (
             batch == layout.global_batch_size,
             f"replica_micro_batches={list(shares)}, {batch} sequences",
-            f"the shares of {' and '.join(map(str, held))} replicas are the batch of {layout.global_batch_size}",
+            f"the shares of {' and '.join(map(str, counts))} replicas are the batch of {layout.global_batch_size}",
         ),
         (
             layout.rank_order.endswith("dp"),
@@ -208,23 +217,26 @@ def check_replicas(problem: Problem, layout: Layout) -> None:
 
 
 def joined_report(problem: Problem, plan: Plan, views: Sequence[StepReport]) -> StepReport:
-    """The report of a step from those of its views: the stages of a replica of the first type, then those of the
-    next. The types that are done first wait for the last, which is part of their bubble; means are over all
-    accelerators."""
+    """Join the reports of the views into the report of a step.
+
+    The stages of a replica on the first node type come first, then those on the next type. A type that is done
+    early waits for the slowest type, and the wait is part of its bubble. Means are over all accelerators.
+    """
     layout, slowest = plan.layout, max(views, key=lambda view: view.step_time_ns)
     step_ns = slowest.step_time_ns
     step_s = step_ns / NS_PER_S
-    rate = layout.global_batch_size * problem.job.sequence_length / step_s
+    tokens_per_s = layout.global_batch_size * problem.job.sequence_length / step_s
     stages: list[StageReport] = []
     for view in views:
-        waits = (step_ns - view.step_time_ns) / NS_PER_S
+        wait_s = (step_ns - view.step_time_ns) / NS_PER_S
         for stage in view.stages:
-            own = stage.breakdown_s | {"bubble": stage.breakdown_s["bubble"] + waits}
-            stages.append(replace(stage, breakdown_s=own))
+            breakdown_s = stage.breakdown_s | {"bubble": stage.breakdown_s["bubble"] + wait_s}
+            stages.append(replace(stage, breakdown_s=breakdown_s))
     tightest = min(views, key=lambda view: view.memory_margin_bytes)
     weights = [gpus / (layout.num_gpus * layout.pp) for gpus in problem.node_gpus for _ in range(layout.pp)]
 
     def mean(name: str, part: str) -> float:
+        """Average a part of the reports over all accelerators."""
         values = [getattr(stage, part)[name] for stage in stages]
         return float(sum(weight * value for weight, value in zip(weights, values, strict=True)))
 
@@ -232,8 +244,8 @@ def joined_report(problem: Problem, plan: Plan, views: Sequence[StepReport]) -> 
         tightest,
         step_time_s=step_s,
         step_time_ns=step_ns,
-        tokens_per_s=rate,
-        mfu=mfu(problem, rate, layout.num_gpus),
+        tokens_per_s=tokens_per_s,
+        mfu=mfu(problem, tokens_per_s, layout.num_gpus),
         fits=all(view.fits for view in views),
         breakdown_s={name: mean(name, "breakdown_s") for name in slowest.breakdown_s},
         hidden_s={name: mean(name, "hidden_s") for name in slowest.hidden_s},

@@ -1,4 +1,4 @@
-"""What the simulator says about a plan: records only."""
+"""Records of the simulator's report of a plan."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ BREAKDOWN = (
     "step_overhead",
     "optimizer",
 )
-"""Names whose seconds add up to the step time, for each stage and for their mean."""
+"""Parts of the step time; their seconds add up to it, for each stage and for the mean over the stages."""
 
 HIDDEN = (
     *("tp_hidden", "cp_hidden", "ep_hidden", "zero_hidden"),
     *("offload_hidden", "param_gather_hidden", "grad_reduce_hidden"),
 )
-"""Communication, also with the host, that compute covers; not part of the sum."""
+"""Communication (also with the host) that runs beside compute; not part of the sum."""
 
 
 MemoryVerdict = Literal["safe", "tight", "does_not_fit"]
 TIGHT_FRACTION: Final = 0.05
-"""A plan is tight whose memory would not suffice if its peak were this share larger: the largest error of the
-validated peaks of allocated memory, rounded up (4.9 % of 43 peaks; docs/accuracy.md, Memory)."""
+"""Growth of the peak under which a tight plan would no longer fit. It is the largest error of the validated peaks
+of allocated memory, rounded up (4.9 % of 43 peaks; docs/accuracy.md, Memory)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes at the moment of the stage's peak; the parts add up to ``peak_bytes``. ``host_bytes`` is the peak of
-    what it has in the memory of the host, and no part of them."""
+    """Memory of a pipeline rank at its peak, in bytes; the parts add up to ``peak_bytes``."""
 
     weights_bytes: int
     gradients_bytes: int
@@ -49,28 +48,29 @@ class StageMemory:
     buffers_bytes: int
     peak_bytes: int
     host_bytes: int = 0
+    """Peak of the host memory; not part of ``peak_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One pipeline rank: where its step goes (seconds), its memory, what its nodes are and what they can hold."""
+    """Report of a pipeline rank."""
 
     breakdown_s: dict[str, float]
+    """Seconds of a step by the names of ``BREAKDOWN``."""
     hidden_s: dict[str, float]
+    """Seconds of hidden communication by the names of ``HIDDEN``."""
     memory: StageMemory
     node_type: str
+    """Name of the rank's hardware."""
     usable_memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One training step of a plan. Times in seconds, memory in bytes, rates per second.
+    """Report of a step of a plan. Times in seconds, memory in bytes, rates per second.
 
-    ``breakdown_s`` is the mean over the stages and adds up to ``step_time_s``. Memory is that of the stage with
-    the least left, which is the fullest one where all stages have the same. Installed memory is
-    ``usable_memory_bytes`` and two reserves: ``context_bytes`` of context, libraries and communicators, and
-    ``fragmentation_bytes`` that the caching allocator loses. ``host_memory_bytes`` is the most that an accelerator
-    has on the host, of ``host_capacity_bytes``; a plan ``fits`` if both do.
+    Memory is that of the tightest stage, the stage with the minimum of free memory. Installed memory is the sum of
+    ``usable_memory_bytes`` and two reserves, ``context_bytes`` and ``fragmentation_bytes``.
     """
 
     step_time_s: float
@@ -80,34 +80,41 @@ class StepReport:
     peak_memory_bytes: int
     usable_memory_bytes: int
     context_bytes: int
+    """Memory of context, libraries and communicators."""
     fragmentation_bytes: int
+    """Memory that the caching allocator loses to fragmentation."""
     fits: bool
+    """True if every rank fits its device memory and its host memory."""
     breakdown_s: dict[str, float]
+    """Mean over the stages; adds up to ``step_time_s``."""
     hidden_s: dict[str, float]
+    """Mean over the stages."""
     stages: tuple[StageReport, ...]
     host_memory_bytes: int = 0
+    """Host memory of an accelerator, on the rank with the minimum of free host memory."""
     host_capacity_bytes: int = 0
+    """Host memory that an accelerator of that rank may fill."""
 
     @property
     def tightest_stage(self) -> int:
-        """The stage with the least memory left."""
-        over = [stage.memory.peak_bytes - stage.usable_memory_bytes for stage in self.stages]
-        return over.index(max(over))
+        """Index of the stage with the minimum of free memory."""
+        excess = [stage.memory.peak_bytes - stage.usable_memory_bytes for stage in self.stages]
+        return excess.index(max(excess))
 
     @property
     def memory_margin_bytes(self) -> int:
-        """Usable memory less the peak of the fullest stage; negative where the plan does not fit."""
+        """Usable memory less the peak of the tightest stage; negative if the plan does not fit."""
         return self.usable_memory_bytes - self.peak_memory_bytes
 
     @property
     def memory_verdict(self) -> MemoryVerdict:
-        """Whether the plan fits, and if so, whether it still would if the peak were ``TIGHT_FRACTION`` larger."""
+        """``safe`` if the plan also fits with a peak larger by ``TIGHT_FRACTION``, else ``tight`` if it fits."""
         if not self.fits:
             return "does_not_fit"
         return "tight" if self.memory_margin_bytes < TIGHT_FRACTION * self.peak_memory_bytes else "safe"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return asdict(self) | {
             "memory_margin_bytes": self.memory_margin_bytes,
             "memory_verdict": self.memory_verdict,

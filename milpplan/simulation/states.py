@@ -24,7 +24,7 @@ FP32_BYTES = 4
 ADAM_STATE_BYTES = 12
 """fp32 master weight and two fp32 moments."""
 STATE_OFFLOADS = ("offload_weights", "offload_optimizer")
-"""Switches that take states of layers off the device."""
+"""Switches that move states of layers off the device."""
 UPDATE_TRAFFIC_BYTES = 38
 """Adam reads gradient, master and moments (16), writes master, moments and the bf16 weight (14), and the
 gradient is read for the norm and zeroed (8)."""
@@ -32,17 +32,16 @@ gradient is read for the norm and zeroed (8)."""
 
 @dataclass(frozen=True, slots=True)
 class LocalParameters:
-    """Parameters one GPU holds of a layer (or of the embedding, or of the head); arrays [num_layouts].
-
-    ``dense`` ones are replicated over the cp * dp ranks, ``expert`` ones over the expert replicas.
-    """
+    """Parameters of a layer (or of the embedding, or of the head) on one GPU; arrays [num_layouts]."""
 
     dense: FloatArray
+    """Parameters that are replicated over the cp * dp ranks."""
     expert: FloatArray
+    """Parameters that are replicated over the expert replicas."""
 
 
 def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> LocalParameters:
-    """Parameters of one layer on one GPU; key/value heads fewer than tp are replicated."""
+    """Count the parameters of one layer on one GPU; key/value heads fewer than tp are replicated."""
     counts = layer_parameters(problem.model, kind)
     tp = columns.tp.astype(np.float64)
     dense = counts.tensor_parallel / tp + counts.replicated
@@ -55,13 +54,16 @@ def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColu
 
 
 def grad_bytes(problem: Problem) -> int:
-    """Bytes of one accumulated gradient."""
+    """Return the bytes of one accumulated gradient."""
     return FP32_BYTES if problem.job.grad_dtype == "fp32" else BF16_BYTES
 
 
 def weight_bytes(problem: Problem) -> int:
-    """Bytes of one weight: bf16, and with fp8 also an fp8 copy and its transpose (Transformer Engine's cached
-    weights), or these alone."""
+    """Return the bytes of one weight.
+
+    Weights are in bf16. With fp8, Transformer Engine also caches an fp8 copy and its transpose, or holds these
+    alone.
+    """
     fp8 = problem.job.precision == "fp8"
     return BF16_BYTES + (2 if fp8 and not problem.hardware.software.fp8_weights_only else 0)
 
@@ -69,9 +71,18 @@ def weight_bytes(problem: Problem) -> int:
 def state_bytes(
     problem: Problem, columns: LayoutColumns, parameters: LocalParameters, per_weight: int | None = None
 ) -> FloatArray:
-    """Bytes of weights, gradients and Adam states on one GPU under the layout's ZeRO stage: [3, n]. Gradients
-    include the framework's buckets for the reduction. ``per_weight``: bytes of a weight, those of layers unless
-    given: no product of the embedding and the head is in 8 bits."""
+    """Size the states on one GPU under the layout's ZeRO stage.
+
+    Args:
+        problem: model, hardware and job.
+        columns: n layouts.
+        parameters: parameters on one GPU.
+        per_weight: bytes of a weight; None: those of a layer. (Products of embedding and head are never in 8
+        bits.)
+
+    Returns:
+        Bytes of weights, gradients and Adam states, [3, n]. Gradients include the framework's reduction buckets.
+    """
     per_weight = weight_bytes(problem) if per_weight is None else per_weight
     software, stage = problem.hardware.software, columns.zero_stage
     total = np.zeros((3, len(columns)))
@@ -91,8 +102,11 @@ def state_bytes(
 
 
 def unsharded_buffer_bytes(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Whole-layer buffers that ZeRO needs beside the shards: one layer's gradients from stage 2, and two
-    layers' gathered weights (the current one and the prefetched one) at stage 3."""
+    """Size the whole-layer buffers that ZeRO needs beside the shards, in bytes [n].
+
+    They hold a layer's gradients from stage 2, and at stage 3 the gathered weights of two layers, the present
+    layer and the prefetched layer.
+    """
     local = parameters.dense + parameters.expert
     grads = np.where((columns.zero_stage >= 2) & (not problem.inference), grad_bytes(problem), 0)
     weights = np.where(columns.zero_stage >= 3, 2 * weight_bytes(problem), 0)
@@ -102,8 +116,10 @@ def unsharded_buffer_bytes(problem: Problem, columns: LayoutColumns, parameters:
 def dummy_gradient_bytes(
     problem: Problem, kind: LayerRun, columns: LayoutColumns, parameters: LocalParameters
 ) -> FloatArray:
-    """Buffers that stand for weight gradients up to ZeRO stage 1: one a shape of weight in bf16, so one layer's
-    weights, of the experts those of one.
+    """Size the buffers that stand for weight gradients up to ZeRO stage 1, in bytes [n].
+
+    There is a bf16 buffer for each shape of weight, so they have the size of a layer's weights with a single
+    expert.
 
     Source: get_dummy_wgrad of Transformer Engine 2.3 and later (transformer_engine/pytorch/module/base.py).
     Without it the peaks of Megatron-LM on 8 B200 (MooreThreads/SimuMax) come out up to 7 % too low.
@@ -116,12 +132,15 @@ def dummy_gradient_bytes(
 
 
 WEIGHTS_A_LAYER = 4
-"""Queries with keys and values, output, up with gate, down."""
+"""Weights of a layer: queries with keys and values, output, up with gate, down."""
 
 
 def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Seconds to reduce the gradients once: all-reduce unsharded, reduce-scatter from ZeRO stage 1. With groups
-    smaller than all replicas an all-reduce of the shards among the groups follows. Forwards alone have none."""
+    """Time the reduction of a layer's gradients, in seconds [n]; 0 for inference.
+
+    It is an all-reduce without ZeRO, a reduce-scatter from ZeRO stage 1. If ZeRO shards over fewer than all
+    replicas, an all-reduce of the shards among the groups follows.
+    """
     total = np.zeros(len(columns))
     if problem.inference:
         return total
@@ -139,12 +158,12 @@ def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
 
 
 def _calls_s(problem: Problem, local: FloatArray, group: RankGroup) -> FloatArray:
-    """Host seconds of the calls of a layer's unsharded reduction: one for every ``reduce_call_bytes`` of 16-bit
-    gradients, but at most one for each of a layer's four weights, none of which is split.
+    """Time the host's calls of a layer's unsharded reduction, in seconds [n].
 
-    call_s(group) * min(2 N / reduce_call_bytes, 4) for N parameters on a rank (``local``); [n]. Lower for experts,
-    whose weights are many; upper for embedding and head, one weight each. Nothing was fitted for the number of
-    calls.
+    There is a call for every ``reduce_call_bytes`` of 16-bit gradients, but at most one for each of a layer's four
+    weights, which are never split: call_s(group) * min(2 N / reduce_call_bytes, 4) for N parameters on a rank
+    (``local``). A lower bound for experts, which have many weights; an upper bound for embedding and head, which
+    have a single weight each. The number of calls was not fitted.
 
     Source: PyTorch DistributedDataParallel (bucket_cap_mb); nanotron's runs without ZeRO (docs/accuracy.md).
     """
@@ -156,7 +175,7 @@ def _calls_s(problem: Problem, local: FloatArray, group: RankGroup) -> FloatArra
 
 
 def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Seconds to gather the bf16 weights of a layer once from their shards."""
+    """Time a gather of the bf16 weights of a layer from their shards, in seconds [n]."""
     total = np.zeros(len(columns))
     for local, group in replica_groups(columns, parameters):
         shards = group.first(num_shards(problem, group.num_ranks))
@@ -165,7 +184,7 @@ def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
 
 
 def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Seconds of the Adam update of the GPU's share: bytes moved over memory bandwidth. None of forwards alone."""
+    """Time the Adam update of the GPU's share, in seconds [n]: bytes over memory bandwidth; 0 for inference."""
     if problem.inference:
         return np.zeros(len(columns))
     rate = problem.hardware.accelerator.memory_rate_bytes_per_s
@@ -177,19 +196,21 @@ def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParam
 
 
 def num_shards(problem: Problem, replicas: IntArray) -> IntArray:
-    """Replicas that ZeRO shards over: all, or those that the framework's group has in common with them (gcd)."""
+    """Count the replicas that ZeRO shards over: all, or their gcd with the framework's ``sharding_group``."""
     group = problem.hardware.software.sharding_group
     return replicas if group == 0 else np.gcd(replicas, group)
 
 
 def least_held_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Bytes of layers' weights, gradients and Adam states on the device of the fullest pipeline rank, however the
-    layers are split, [n] (lower: without ends, buffers and activations).
+    """Bound the states of layers on the fullest pipeline rank from below, for any split of the layers, in bytes
+    [n].
+
+    Embedding, head, buffers, activations and offloaded states do not count.
 
     max(sum_k n_k b_k / P, ceil(L / P) min_k b_k) for n_k of L layers of kind k with b_k bytes on P ranks: the
-    fullest rank has at least the mean, and some rank at least ceil(L / P) layers. What is offloaded is elsewhere.
+    fullest rank has at least the mean, and some rank holds at least ceil(L / P) layers.
     """
-    rows, place = unique_rows(*(getattr(columns, name) for name in (*STATE_KEYS, "pp", *STATE_OFFLOADS)))
+    rows, index = unique_rows(*(getattr(columns, name) for name in (*STATE_KEYS, "pp", *STATE_OFFLOADS)))
     part, kinds = columns.take(rows), problem.model.kinds
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(kinds))
     parameters = (local_layer_parameters(problem, kind, part) for kind in kinds)
@@ -198,14 +219,14 @@ def least_held_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
     sizes[:, 2] *= ~part.offload_optimizer
     layers = sizes.sum(axis=1)
     mean = counts @ layers / part.pp
-    most = -(-problem.model.num_layers // part.pp) * layers.min(axis=0)
-    return np.asarray(np.maximum(mean, most)[place])
+    largest = -(-problem.model.num_layers // part.pp) * layers.min(axis=0)
+    return np.asarray(np.maximum(mean, largest)[index])
 
 
 def _sharded_groups(
     problem: Problem, columns: LayoutColumns, parameters: LocalParameters
 ) -> tuple[tuple[FloatArray, IntArray], ...]:
-    """(local parameters, ranks that shard them) of the dense and the expert part."""
+    """List (local parameters, number of ranks that shard them) of the dense and the expert part."""
     replicas = ((parameters.dense, columns.cp * columns.dp), (parameters.expert, columns.expert_dp))
     return tuple((local, num_shards(problem, count)) for local, count in replicas)
 
@@ -213,7 +234,7 @@ def _sharded_groups(
 def replica_groups(
     columns: LayoutColumns, parameters: LocalParameters
 ) -> tuple[tuple[FloatArray, RankGroup], ...]:
-    """(local parameters, ranks with the same) of the dense and the expert part."""
+    """List (local parameters, group of ranks with the same parameters) of the dense and the expert part."""
     return (
         (parameters.dense, placement.replicas(columns)),
         (parameters.expert, placement.expert_replicas(columns)),

@@ -1,5 +1,4 @@
-"""Check that a plan fits its problem: as many GPUs and sequences a step as the job asks for, and a layout and
-stages that the model can be trained under."""
+"""Checks that a plan fits its problem: the job's number of GPUs and sequences, and degrees that suit the model."""
 
 from __future__ import annotations
 
@@ -14,11 +13,15 @@ from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline.schedule import check_schedule
 
 Legality = tuple[bool, str, str]
-"""Legality of a layout, what is seen, and what is expected."""
+"""Rule of a layout: True if the layout keeps it, the values seen, and the expectation."""
 
 
 def check_rules(rules: Iterable[Legality]) -> None:
-    """Raise ``IllegalPlanError`` for the first rule that is broken."""
+    """Check rules.
+
+    Raises:
+        IllegalPlanError: a rule is broken; the message names the first such rule.
+    """
     for legal, seen, expected in rules:
         if not legal:
             raise IllegalPlanError(f"The layout has {seen}.", f"Expected: {expected}.", "Change the layout.")
@@ -30,11 +33,11 @@ def check_job(job: Job, layout: Layout) -> None:
     Raises:
         IllegalPlanError: the layout has another number of GPUs, or another global batch (sequences).
     """
-    asked = (
+    quantities = (
         ("GPUs", "job.num_gpus", layout.num_gpus, job.num_gpus),
         ("sequences a step", "job.global_batch_size", layout.global_batch_size, job.global_batch_size),
     )
-    for name, field, value, values in asked:
+    for name, field, value, values in quantities:
         if not _admitted(values, value):
             raise IllegalPlanError(
                 f"The plan has {value:,} {name}.",
@@ -44,12 +47,14 @@ def check_job(job: Job, layout: Layout) -> None:
 
 
 def _admitted(values: int | Range, value: int) -> bool:
+    """Check that a job admits a value."""
     if isinstance(values, int):
         return value == values
     return value in range(values.minimum, values.maximum + 1, values.step)
 
 
 def _text(values: int | Range) -> str:
+    """Write a number or a range for a message."""
     if isinstance(values, int):
         return f"{values:,}"
     steps = f" in steps of {values.step:,}" if values.step > 1 else ""
@@ -57,7 +62,11 @@ def _text(values: int | Range) -> str:
 
 
 def check_plan_of_model(model: ModelSpec, plan: Plan) -> None:
-    """Raise ``IllegalPlanError`` where a plan cannot be one of a model, whatever the job and the hardware are."""
+    """Check that a plan suits a model; job and hardware do not matter.
+
+    Raises:
+        IllegalPlanError: the plan does not cover the model, or its degrees do not suit it.
+    """
     layout = plan.layout
     if plan.virtual_stages[-1].layers[1] != model.num_layers:
         raise IllegalPlanError(
@@ -83,7 +92,7 @@ def check_plan_of_model(model: ModelSpec, plan: Plan) -> None:
 
 
 def _model_rules(model: ModelSpec, layout: Layout) -> list[Legality]:
-    """Degrees that leave a rank with a fraction of a head or an expert."""
+    """List the rules of a model: whole heads and whole experts on every rank."""
     experts = [kind.mlp for kind in model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
     ranks = layout.tp * layout.cp * layout.dp
     expert_ranks = f"ep={layout.ep} x etp={layout.etp}"

@@ -1,0 +1,1 @@
+"""Problems and plans from the description files of Calculon."""

@@ -1,0 +1,1 @@
+"""Models from a Hugging Face ``config.json``."""

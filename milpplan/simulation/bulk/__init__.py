@@ -1,0 +1,1 @@
+"""Simulation of many uniform plans at a time, with results equal to those of ``simulator.simulate``."""

@@ -1,4 +1,4 @@
-"""Which layouts have the same constants: each is computed once for all of them."""
+"""Fields of a layout that its constants depend on, so that equal constants are computed once."""
 
 from __future__ import annotations
 
@@ -18,30 +18,37 @@ COST_KEYS = (
     *("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_size", "sequence_parallel"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS, "backward_form", "ends_meet"),
 )
-"""Fields of a layout that its constants depend on; the others only say how they combine. Where some layouts have
-another order of ranks than the first one, ``distinct`` adds what the strides depend on."""
+"""Fields of a layout that its constants depend on; the other fields only combine the constants. If some layouts
+have another order of ranks than the first order, ``distinct`` adds the fields that the strides depend on."""
 
 
 def distinct_layers(problem: Problem, columns: LayoutColumns) -> tuple[IntArray, IntArray]:
-    """Representatives and inverse (``unique_rows``) of the layouts whose layers differ.
+    """Find representatives and inverse (``unique_rows``) of the layouts with distinct layers.
 
-    Our own times know of the order of ranks only where the groups of a layer are, and where there are none but
-    tensor-parallel ones that is how these lie in the domains of each node type. Many strides lie alike.
+    In milpplan's own cost model, the times of a layer depend on the order of ranks only through the positions of
+    its groups in the network. If all groups but the tensor-parallel groups have a single rank, the key is the
+    position of these groups on each node type, which is the same for many strides.
     """
-    others = any((getattr(columns, name) > 1).any() for name in ("cp", "ep", "etp"))
-    if others or not columns.rank_order.any() or not has_own_times(problem):
+    has_other_groups = any((getattr(columns, name) > 1).any() for name in ("cp", "ep", "etp"))
+    if has_other_groups or not columns.rank_order.any() or not has_own_times(problem):
         return distinct(columns, LAYER_KEYS, ("rank_order", "dp", "pp"))
     group = placement.tensor(columns)
-    places = [group_place(hardware, group.size, group.stride) for hardware in problem.node_types]
+    positions = [group_place(hardware, group.size, group.stride) for hardware in problem.node_types]
     keys = [
-        key for place in places for key in (place.members, place.domains, place.one_rail, *(place.beyond or ()))
+        key
+        for position in positions
+        for key in (position.members, position.domains, position.one_rail, *(position.beyond or ()))
     ]
     return unique_rows(*(getattr(columns, name) for name in LAYER_KEYS), *keys)
 
 
 def distinct(columns: LayoutColumns, names: tuple[str, ...], placed: tuple[str, ...]) -> tuple[IntArray, IntArray]:
-    """Representatives and inverse (``unique_rows``) of the layouts that differ in some fields.
+    """Find representatives and inverse (``unique_rows``) of the layouts that differ in some fields.
 
-    ``placed``: what the strides depend on besides ``names``; with the usual order of ranks, nothing."""
+    Args:
+        columns: layouts.
+        names: fields that count in every case.
+        placed: fields that only the strides depend on; they count if some layout has an unusual order of ranks.
+    """
     keys = (*names, *placed) if columns.rank_order.any() else names
     return unique_rows(*(getattr(columns, name) for name in keys))

@@ -1,8 +1,9 @@
-"""1F1B and the interleaved schedule with many plans in lockstep: one slice of ranks, all plans, at a time.
+"""1F1B and the interleaved schedule for many plans in lockstep: each operation covers a slice of ranks of all
+plans.
 
 All plans of a batch have the same schedule, ranks P and chunks v; they differ in durations, transfers and
-micro-batches. The recursions are those of ``pipeline``, item by item. A schedule is a ramp, rounds that are all
-alike, and a tail; ``repeating`` says how many rounds have to be gone through.
+micro-batches. The recursions are those of ``step_graph``, item by item. A schedule is a ramp, equal rounds, and a
+tail; ``periodic`` decides how many rounds are simulated.
 
 Source: the schedules are those of ``work_order``.
 """
@@ -19,24 +20,28 @@ from milpplan.simulation.layout_columns import IntArray
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the items of n plans take, in nanoseconds: ``forward``, ``backward`` [C, n] of C classes of virtual
-    stages, ``class_of`` [J] those of the virtual stages, ``transfer_ns`` and ``micro_batches`` [n]. ``origin_ns``
-    [J, n]: no first forward of a virtual stage starts sooner; None: 0 everywhere."""
+    """Durations of the work items of n plans, in nanoseconds."""
 
     num_ranks: int
     vpp: int
     class_of: IntArray
+    """[J] class of every virtual stage."""
     forward: IntArray
+    """[C, n] by class of virtual stage."""
     backward: IntArray
+    """[C, n] by class of virtual stage."""
     transfer_ns: IntArray
+    """[n]."""
     micro_batches: IntArray
+    """[n]."""
     origin_ns: IntArray | None = None
+    """[J, n] earliest start of the first forward of a virtual stage; None: 0 everywhere."""
 
     def __len__(self) -> int:
         return len(self.transfer_ns)
 
     def take(self, rows: npt.NDArray[np.integer]) -> Work:
-        """The chosen plans."""
+        """Select plans."""
         origin = None if self.origin_ns is None else self.origin_ns[:, rows]
         return replace(
             self,
@@ -50,26 +55,26 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class WorkEnds:
-    """Of every virtual stage: the start of its first forward and the end of its last backward, [J, n]."""
+    """Start of the first forward and end of the last backward of every virtual stage, [J, n]."""
 
     first_start: IntArray
     last_end: IntArray
 
     @staticmethod
     def empty(work: Work) -> WorkEnds:
-        """To be filled."""
+        """Make arrays of zeros to be filled."""
         shape = (len(work.class_of), len(work))
         return WorkEnds(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
 
 
 @dataclass(slots=True)
 class OneChunk:
-    """1F1B. The state [P, n] is the end of every rank's latest item.
+    """1F1B for many plans. The state [P, n] is the end of every rank's latest item.
 
-    Slots 0 to P - 1: forward i of rank r in slot r + i. From slot P on a rank is at work in every other slot of
-    each kind: backward i in slot 2 P - 1 - r + 2 i and forward i in slot r + 2 i. So neighbours run different
-    kinds in a slot, and what an item needs is the latest item of its neighbour and of its own rank. A round is two
-    slots; round g ends with slot 2 g - 1, after which a plan with g micro-batches has no forward of rank 0 left.
+    Slots 0 to P - 1: forward i of rank r in slot r + i. From slot P on, a rank runs a forward and a backward in
+    turn: backward i in slot 2 P - 1 - r + 2 i and forward i in slot r + 2 i. So neighbours run different kinds in
+    a slot, and an item waits for the latest item of its neighbour and of its own rank. A round is two slots; round
+    g ends with slot 2 g - 1, after which a plan with g micro-batches has no forward of rank 0 left.
     """
 
     work: Work
@@ -78,10 +83,11 @@ class OneChunk:
     forward: IntArray = field(init=False)
     backward: IntArray = field(init=False)
     short: IntArray | None = None
-    """Micro-batches [n] where all plans have fewer than ranks: then each has its own items in ramp and tail."""
+    """[n] micro-batches if all plans have fewer micro-batches than ranks, so that ramp and tail have different
+    items in each plan; else None."""
 
     def __post_init__(self) -> None:
-        """The ramp."""
+        """Run the ramp."""
         work = self.work
         self.forward, self.backward = work.forward[work.class_of], work.backward[work.class_of]
         self.ends, self.state = WorkEnds.empty(work), np.zeros((work.num_ranks, len(work)), dtype=np.int64)
@@ -90,46 +96,52 @@ class OneChunk:
         for slot in range(work.num_ranks):
             self._ramp(slot)
         for slot in range(work.num_ranks, 2 * work.num_ranks):
-            self._slot(slot, self._most)
+            self._slot(slot, self._max_short)
 
     @property
     def first_round(self) -> int:
-        """The round that the ramp ends with."""
+        """Last round of the ramp."""
         return self.work.num_ranks
 
     @property
     def rounds(self) -> IntArray:
-        """The round after which the tail begins, [n]; that of the ramp where a plan is short."""
+        """Round after which the tail begins, [n]; for short plans the last round of the ramp."""
         return np.maximum(self.work.micro_batches, self.first_round)
 
     @property
     def lags(self) -> tuple[int, ...]:
-        """Rounds after which states may repeat: one where a rank limits, or as many as the ranks that limit
-        together, which are all or those without an end of the model."""
+        """Numbers of rounds after which states may repeat.
+
+        A single round if one rank limits the rate; else the number of ranks that limit it together: all ranks, or
+        those without an end of the model.
+        """
         ranks = self.work.num_ranks
         return tuple(sorted({1, *(lag for lag in (ranks - 2, ranks - 1, ranks) if lag > 0)}))
 
     @property
     def looks(self) -> int:
-        """Rounds from one look for repetition to the next."""
+        """Number of rounds between two searches for repetition."""
         return max(1, self.work.num_ranks // 2)
 
     @property
-    def _most(self) -> int | None:
-        """Micro-batches of the longest of short plans."""
+    def _max_short(self) -> int | None:
+        """Maximum number of micro-batches of short plans."""
         return None if self.short is None else int(self.short.max())
 
-    def _run(self, rows: slice, start: IntArray, took: IntArray, place: int, rises: int, rate: int) -> None:
-        """Items of some ranks r from their starts on; item (place + rises r) / rate of short plans may not be."""
+    def _run(self, rows: slice, start: IntArray, duration: IntArray, offset: int, slope: int, rate: int) -> None:
+        """Run an item on some ranks r from their starts on.
+
+        The number of the item is (offset + slope r) / rate; short plans may not have it.
+        """
         if self.short is None:
-            np.add(start, took[rows], out=self.state[rows])
+            np.add(start, duration[rows], out=self.state[rows])
             return
-        places = place + rises * np.arange(rows.start, rows.stop, rows.step)
-        np.copyto(self.state[rows], start + took[rows], where=places[:, None] < rate * self.short)
+        numbers = offset + slope * np.arange(rows.start, rows.stop, rows.step)
+        np.copyto(self.state[rows], start + duration[rows], where=numbers[:, None] < rate * self.short)
 
     def _ramp(self, slot: int) -> None:
-        """Forwards alone, in the first P slots."""
-        low = 0 if self._most is None else max(0, slot - self._most + 1)
+        """Run the forwards of one of the first P slots."""
+        low = 0 if self._max_short is None else max(0, slot - self._max_short + 1)
         state, rows = self.state, slice(max(low, 1), slot + 1, 1)
         arrived = state[rows.start - 1 : slot] + self.work.transfer_ns
         arrived = np.maximum(arrived, state[rows])
@@ -141,16 +153,19 @@ class OneChunk:
             self._run(slice(0, 1, 1), state[:1], self.forward, slot, -1, 1)
         self._run(rows, arrived, self.forward, slot, -1, 1)
 
-    def _slot(self, slot: int, most: int | None) -> None:
-        """Backwards on every other rank, forwards between them; ``most``: no plan has more micro-batches."""
+    def _slot(self, slot: int, max_micro_batches: int | None) -> None:
+        """Run backwards on every other rank and forwards on the ranks between them.
+
+        ``max_micro_batches``: maximum over the plans; None: the slot has all its items in all plans.
+        """
         ranks, state, transfer = self.work.num_ranks, self.state, self.work.transfer_ns
         turned = slot - 2 * ranks + 1
-        last = ranks if most is None else min(ranks, 2 * most - turned)
+        last = ranks if max_micro_batches is None else min(ranks, 2 * max_micro_batches - turned)
         low = max(0, -turned)
         low += (slot + 1 - low) % 2
         back = slice(low, max(low, min(last, ranks - 1)), 2)
         received = np.maximum(state[back.start + 1 : back.stop + 1 : 2] + transfer, state[back])
-        begin = max(0, 2 * ranks - slot, 0 if most is None else slot - 2 * most + 1)
+        begin = max(0, 2 * ranks - slot, 0 if max_micro_batches is None else slot - 2 * max_micro_batches + 1)
         begin += (slot - begin) % 2
         ahead = slice(begin if begin else 2, max(begin if begin else 2, ranks), 2)
         arrived = np.maximum(state[ahead.start - 1 : ahead.stop - 1 : 2] + transfer, state[ahead])
@@ -162,49 +177,50 @@ class OneChunk:
         self._run(back, received, self.backward, turned, 1, 2)
 
     def keep(self, work: Work, state: IntArray) -> None:
-        """Go on with these plans and their states."""
+        """Continue with these plans and their states."""
         self.work, self.state = work, state
         self.forward, self.backward = work.forward[work.class_of], work.backward[work.class_of]
 
     def step(self, number: int) -> None:
-        """Round ``number``, of plans with more micro-batches: they are all alike."""
+        """Run round ``number`` of plans with more micro-batches; all rounds are alike."""
         ranks = self.work.num_ranks
         self._slot(2 * ranks, None)
         self._slot(2 * ranks + 1, None)
 
     def tail(self) -> WorkEnds:
-        """What is left after the last round: as if all plans had P micro-batches, or as few as they have."""
-        ranks, most = self.work.num_ranks, self._most or self.work.num_ranks
-        for slot in range(2 * ranks, 2 * most + 2 * ranks - 2):
-            self._slot(slot, most)
+        """Run the items after the last round, as if all plans had P micro-batches, or fewer if they are short."""
+        ranks, micro_batches = self.work.num_ranks, self._max_short or self.work.num_ranks
+        for slot in range(2 * ranks, 2 * micro_batches + 2 * ranks - 2):
+            self._slot(slot, micro_batches)
         self.ends.last_end[:] = self.state
         return self.ends
 
 
 @dataclass(slots=True)
 class Interleaved:
-    """Interleaved 1F1B. The state [2 P, n] is the end of every rank's latest forward, then latest backward.
+    """Interleaved 1F1B for many plans. The state [2 P, n] is the end of every rank's latest forward, then
+    backward.
 
     Phases: forward i of rank r in phase i + r; backward i after the forwards of phase v P - 1 + (P - 1 - r) + i.
-    What an item needs of another rank, it did in the phase before: the neighbour, or where a chunk of the first or
-    the last rank follows another, the rank at the other end. A round is v P phases; round g ends with phase
-    g v P - 1, after which a plan with g P micro-batches has no forward of rank 0 left.
+    An item needs the output of another rank's item in the previous phase. This rank is the neighbour, or the rank
+    at the other end where a chunk of the first or the last rank follows another chunk. A round is v P phases;
+    round g ends with phase g v P - 1, after which a plan with g P micro-batches has no forward of rank 0 left.
     """
 
     work: Work
     state: IntArray = field(init=False)
     ends: WorkEnds = field(init=False)
     ahead: IntArray = field(init=False)
-    """The class of every rank's forward by phase, [v P, P]."""
+    """[v P, P] class of every rank's forward by phase."""
     back: IntArray = field(init=False)
-    """The same of backwards, from the phase of the first one."""
+    """[v P, P] class of every rank's backward by phase, from the phase of the first backward."""
     buffers: IntArray = field(init=False)
-    """Room for starts and durations, [2, P, n]: large arrays are slow to get again and again."""
+    """[2, P, n] buffers for starts and durations: repeated allocations of large arrays are slow."""
     phases: int = field(init=False)
     """Phases of a round."""
 
     def __post_init__(self) -> None:
-        """The ramp."""
+        """Run the ramp."""
         work, ranks = self.work, np.arange(self.work.num_ranks)
         self.phases = work.num_ranks * work.vpp
         items = (np.arange(self.phases)[:, None] - ranks) % self.phases
@@ -219,25 +235,26 @@ class Interleaved:
 
     @property
     def first_round(self) -> int:
-        """The round that the ramp ends with."""
+        """Last round of the ramp."""
         return 1
 
     @property
     def rounds(self) -> IntArray:
-        """The round after which the tail begins, [n]."""
+        """Round after which the tail begins, [n]."""
         return self.work.micro_batches // self.work.num_ranks
 
     @property
     def lags(self) -> tuple[int, ...]:
-        """Rounds after which states may repeat: a round has as many items as limit together."""
+        """Numbers of rounds after which states may repeat."""
         return (1, 2)
 
     @property
     def looks(self) -> int:
-        """Rounds from one look for repetition to the next."""
+        """Number of rounds between two searches for repetition."""
         return 1
 
     def _forwards(self, phase: int, items: int | None) -> None:
+        """Run the forwards of a phase. ``items``: forwards of a rank in all; None: no limit in this phase."""
         work, P = self.work, self.work.num_ranks
         low = 0 if items is None else max(0, phase - items + 1)
         high = min(P, phase + 1)
@@ -254,18 +271,19 @@ class Interleaved:
                 start[0] = 0
         np.maximum(start, backward[low:high], out=start)
         if phase < self.phases + P:
-            # Before its first backward a rank waits for its forward before.
+            # Before its first backward a rank waits for its previous forward.
             np.maximum(start, forward[low:high], out=start)
         if phase < self.phases:
             rank = phase % P
             if work.origin_ns is not None:
                 np.maximum(start[rank], work.origin_ns[phase], out=start[rank])
             self.ends.first_start[phase] = start[rank]
-        took = self.buffers[1, low:high]
-        work.forward.take(self.ahead[phase % self.phases, low:high], axis=0, out=took, mode="clip")
-        np.add(start, took, out=forward[low:high])
+        duration = self.buffers[1, low:high]
+        work.forward.take(self.ahead[phase % self.phases, low:high], axis=0, out=duration, mode="clip")
+        np.add(start, duration, out=forward[low:high])
 
     def _backwards(self, phase: int, items: int | None) -> None:
+        """Run the backwards of a phase. ``items``: backwards of a rank in all; None: no limit in this phase."""
         work, P = self.work, self.work.num_ranks
         done = phase - self.phases + 1
         low, high = max(0, P - 1 - done), P if items is None else min(P, items + P - 1 - done)
@@ -280,44 +298,44 @@ class Interleaved:
                 start[-1] = 0
         np.maximum(start, forward[low:high], out=start)
         if items is not None:
-            # Without a forward in between a rank waits for its backward before.
+            # Without a forward in between a rank waits for its previous backward.
             np.maximum(start, backward[low:high], out=start)
-        took = self.buffers[1, low:high]
-        work.backward.take(self.back[done % self.phases, low:high], axis=0, out=took, mode="clip")
-        np.add(start, took, out=backward[low:high])
+        duration = self.buffers[1, low:high]
+        work.backward.take(self.back[done % self.phases, low:high], axis=0, out=duration, mode="clip")
+        np.add(start, duration, out=backward[low:high])
 
     def keep(self, work: Work, state: IntArray) -> None:
-        """Go on with these plans and their states."""
+        """Continue with these plans and their states."""
         self.work, self.state = work, state
         self.buffers = np.empty((2, work.num_ranks, len(work)), dtype=np.int64)
 
     def step(self, number: int) -> None:
-        """Round ``number``, of plans with more micro-batches."""
-        # In the second round the first ranks' backwards are still to come; all later ones are alike.
+        """Run round ``number`` of plans with more micro-batches."""
+        # In the second round the backwards of the first ranks are still to come; all later rounds are alike.
         first = self.phases * min(number - 1, 2)
         for phase in range(first, first + self.phases):
             self._forwards(phase, None)
             self._backwards(phase, None)
 
     def tail(self) -> WorkEnds:
-        """What is left after the last round: as if all plans had two rounds, or those that have one had that."""
-        whole, state, short = self.work, self.state, self.rounds == 1
+        """Run the items after the last round, as if all plans had two rounds, or one round if they are short."""
+        all_work, state, short = self.work, self.state, self.rounds == 1
         for rounds, rows in ((1, np.flatnonzero(short)), (2, np.flatnonzero(~short))):
             if len(rows):
-                self.keep(whole.take(rows), state[:, rows])
+                self.keep(all_work.take(rows), state[:, rows])
                 self.ends.last_end[:, rows] = self._tail(rounds)
         return self.ends
 
     def _tail(self, rounds: int) -> IntArray:
-        """Ends of the last backwards [J, n] of plans with so many rounds."""
+        """Find the ends of the last backwards [J, n] of plans with a number of rounds."""
         P, vpp, items = self.work.num_ranks, self.work.vpp, self.phases * rounds
         last_end = np.empty((self.phases, len(self.work)), dtype=np.int64)
-        for place in range(self.phases + P - 2):
-            self._forwards(items + place, items)
-            self._backwards(items + place, items)
+        for phase in range(self.phases + P - 2):
+            self._forwards(items + phase, items)
+            self._backwards(items + phase, items)
             # Backwards of the last micro-batch: chunk after chunk, from the last rank to the first.
-            rank = (2 * P - 3 - place) % P
-            chunk = vpp - 1 - (place + rank - 2 * P + 3) // P
+            rank = (2 * P - 3 - phase) % P
+            chunk = vpp - 1 - (phase + rank - 2 * P + 3) // P
             if 0 <= chunk < vpp:
                 last_end[chunk * P + rank] = self.state[P + rank]
         return last_end

@@ -1,4 +1,4 @@
-"""Peak memory of many uniform plans at once: what ``simulator.rank_memory`` says of the fullest rank of each."""
+"""Peak memory of many uniform plans at a time: that of the fullest rank, equal to ``simulator.rank_memory``."""
 
 from __future__ import annotations
 
@@ -16,28 +16,34 @@ from milpplan.simulation.pipeline.schedule import LiveProfile, placement, rank_p
 from milpplan.simulation.stages import StageOptions
 
 Moment = tuple[int, tuple[int, ...]]
-"""(class of the virtual stage in backward, live micro-batches by class, then those that wait for weight gradients
-where the backward is split)."""
+"""(class of the virtual stage in backward, counts by class). The counts are the live micro-batches; with split
+backwards, the micro-batches that wait for their weight gradients follow."""
 _STEADY_GROUPS = 3
-"""Interleaved: after so many groups of P micro-batches all live counts have occurred. A rank warms up with fewer
-than (v + 1) P forwards, less than two groups, so the third one is steady; later ones repeat it."""
+"""Interleaved schedule: number of groups of P micro-batches after which all live counts have occurred. A rank
+warms up with fewer than (v + 1) P forwards, less than two groups, so the third group is steady and later groups
+repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """What one class of virtual stages holds: states [n], of a live micro-batch [o, n], of one that waits [n],
-    while its backward runs [o, n]; on the host states and of a live micro-batch."""
+    """Memory of a class of virtual stages, in bytes, for o recompute options of n plans."""
 
     states: IntArray
+    """[n]."""
     kept: IntArray
+    """[o, n] per live micro-batch."""
     deferred: IntArray
+    """[n] per micro-batch that waits for its weight gradients."""
     transient: IntArray
+    """[o, n] while its backward runs."""
     host_states: IntArray
+    """[n] on the host."""
     host_kept: IntArray
+    """[o, n] on the host, per live micro-batch."""
 
     @staticmethod
     def of(stage: StageOptions) -> _Bytes:
-        """Of a virtual stage."""
+        """Collect the bytes of a virtual stage."""
         return _Bytes(
             stage.state_bytes.sum(axis=0),
             stage.kept_bytes,
@@ -48,7 +54,7 @@ class _Bytes:
         )
 
     def take(self, rows: IntArray) -> _Bytes:
-        """The chosen plans."""
+        """Select plans."""
         return _Bytes(*(getattr(self, part.name)[..., rows] for part in fields(self)))
 
 
@@ -59,51 +65,58 @@ def peak_bytes(
     buffers: IntArray,
     micro_batches: IntArray,
 ) -> tuple[IntArray, IntArray]:
-    """Bytes of the fullest rank on the device and on the host, [o, n].
+    """Find the peak memory of the fullest rank.
 
     Args:
-        stages: costs of each class of virtual stages, o options of n plans; ``class_of`` [v, P] by chunk and rank.
+        stages: costs of each class of virtual stages, o options of n plans.
+        class_of: [v, P] class of the virtual stage of every chunk and rank.
         buffers, micro_batches: [n].
+
+    Returns:
+        Bytes on the device and on the host, each [o, n].
     """
     device = np.zeros(stages[0].kept_bytes.shape, dtype=np.int64)
-    host, whole = np.zeros_like(device), [_Bytes.of(stage) for stage in stages]
-    offloads = any(part.host_states.any() or part.host_kept.any() for part in whole)
+    host, all_plans = np.zeros_like(device), [_Bytes.of(stage) for stage in stages]
+    offloads = any(part.host_states.any() or part.host_kept.any() for part in all_plans)
     if schedule == "1f1b":
-        _fill_1f1b(whole, class_of[0], buffers, micro_batches, device, host)
+        _fill_1f1b(all_plans, class_of[0], buffers, micro_batches, device, host)
         return device, host
     for rows, number in _alike(schedule, class_of.shape, micro_batches):
-        held = whole if len(rows) == len(buffers) else [part.take(rows) for part in whole]
+        classes = all_plans if len(rows) == len(buffers) else [part.take(rows) for part in all_plans]
         for rank in _ranks(schedule, class_of):
-            own = tuple(class_of[:, rank].tolist())
-            moments = _moments(schedule, class_of.shape[1], number, rank, own, len(stages))
-            states = sum(count * held[index].states for index, count in Counter(own).items())
-            peaks = [_held(held, moment) + held[moment[0]].transient for moment in moments]
+            chunks = tuple(class_of[:, rank].tolist())
+            moments = _moments(schedule, class_of.shape[1], number, rank, chunks, len(stages))
+            states = sum(count * classes[index].states for index, count in Counter(chunks).items())
+            peaks = [_kept_bytes(classes, moment) + classes[moment[0]].transient for moment in moments]
             device[:, rows] = np.maximum(device[:, rows], states + buffers[rows] + reduce(np.maximum, peaks))
             if offloads:
-                on_host = sum(count * held[index].host_states for index, count in Counter(own).items())
-                live = reduce(np.maximum, [_host_held(held, moment) for moment in moments])
-                host[:, rows] = np.maximum(host[:, rows], on_host + live)
+                host_states = sum(count * classes[index].host_states for index, count in Counter(chunks).items())
+                live = reduce(np.maximum, [_host_kept_bytes(classes, moment) for moment in moments])
+                host[:, rows] = np.maximum(host[:, rows], host_states + live)
     return device, host
 
 
 def _fill_1f1b(
-    held: Sequence[_Bytes],
+    classes: Sequence[_Bytes],
     class_of: IntArray,
     buffers: IntArray,
     micro_batches: IntArray,
     device: IntArray,
     host: IntArray,
 ) -> None:
-    """Bytes of plans with 1F1B: rank r of P holds P - r micro-batches when its first backward starts, or all that
-    there are, and never more. Of ranks with stages of a class the first one holds most."""
+    """Fill the bytes of plans with 1F1B.
+
+    Rank r of P holds min(m, P - r) micro-batches when its first backward starts, and never more. Among ranks with
+    stages of the same class the first rank is the fullest.
+    """
     for index, rank in zip(*np.unique(class_of, return_index=True), strict=True):
-        own, live = held[int(index)], np.minimum(micro_batches, len(class_of) - rank)
-        np.maximum(device, own.states + buffers + live * own.kept + own.transient, out=device)
-        np.maximum(host, own.host_states + live * own.host_kept, out=host)
+        stage, live = classes[int(index)], np.minimum(micro_batches, len(class_of) - rank)
+        np.maximum(device, stage.states + buffers + live * stage.kept + stage.transient, out=device)
+        np.maximum(host, stage.host_states + live * stage.host_kept, out=host)
 
 
 def _alike(schedule: Schedule, shape: tuple[int, ...], micro_batches: IntArray) -> Iterator[tuple[IntArray, int]]:
-    """Plans with the same live counts, and a number of micro-batches that has them."""
+    """Group the plans with equal live counts; yield their rows and a number of micro-batches with these counts."""
     vpp, ranks = shape
     effective = micro_batches
     if ranks == 1:
@@ -115,8 +128,11 @@ def _alike(schedule: Schedule, shape: tuple[int, ...], micro_batches: IntArray) 
 
 
 def _ranks(schedule: Schedule, class_of: IntArray) -> list[int]:
-    """Ranks that may be the fullest. Of those with the same classes that is the first one, where all ranks have
-    the same forwards and backwards in the same order: it runs most forwards ahead."""
+    """List the ranks that may be the fullest.
+
+    If all ranks have the same forwards and backwards in the same order, the first rank of those with the same
+    classes is the fullest, because it runs the most forwards ahead.
+    """
     if not repeats(schedule, len(class_of)):
         return list(range(class_of.shape[1]))
     return sorted(np.unique(class_of, axis=1, return_index=True)[1].tolist())
@@ -124,24 +140,26 @@ def _ranks(schedule: Schedule, class_of: IntArray) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def _moments(
-    schedule: Schedule, num_ranks: int, micro_batches: int, rank: int, own: tuple[int, ...], classes: int
+    schedule: Schedule, num_ranks: int, micro_batches: int, rank: int, chunks: tuple[int, ...], classes: int
 ) -> frozenset[Moment]:
-    """The moments of a rank with chunks of the classes ``own`` at which its memory may be at its peak, chunks of a
-    class together."""
+    """List the moments at which the memory of a rank may be at its peak; ``chunks`` are the classes of its chunks.
+
+    The counts of chunks of the same class are added.
+    """
     live: tuple[LiveProfile, ...]
     if schedule == "gpipe":
-        # All forwards come first: no need to go through them.
+        # All forwards come first, so the peak is at the first backward.
         live = ((0, (micro_batches if num_ranks > 1 else 1,)),)
     else:
-        live = rank_profile(schedule, num_ranks, micro_batches, len(own), rank)
-    counts = np.array([counts for _, counts in live], dtype=np.int64).reshape(len(live), -1, len(own))
-    by_class = counts @ (np.array(own)[:, None] == np.arange(classes))
+        live = rank_profile(schedule, num_ranks, micro_batches, len(chunks), rank)
+    counts = np.array([counts for _, counts in live], dtype=np.int64).reshape(len(live), -1, len(chunks))
+    by_class = counts @ (np.array(chunks)[:, None] == np.arange(classes))
     rows = map(tuple, by_class.reshape(len(live), -1).tolist())
-    return frozenset((own[chunk], row) for (chunk, _), row in zip(live, rows, strict=True))
+    return frozenset((chunks[chunk], row) for (chunk, _), row in zip(live, rows, strict=True))
 
 
-def _held(stages: Sequence[_Bytes], moment: Moment) -> IntArray:
-    """Bytes of live micro-batches and of those that wait, [o, n]."""
+def _kept_bytes(stages: Sequence[_Bytes], moment: Moment) -> IntArray:
+    """Sum the bytes of live micro-batches and of micro-batches that wait for weight gradients, [o, n]."""
     counts = moment[1]
     live, waiting = counts[: len(stages)], counts[len(stages) :]
     parts = [count * stage.kept for stage, count in zip(stages, live, strict=True) if count]
@@ -149,12 +167,12 @@ def _held(stages: Sequence[_Bytes], moment: Moment) -> IntArray:
     return reduce(np.add, parts)
 
 
-def _host_held(stages: Sequence[_Bytes], moment: Moment) -> IntArray:
-    """Bytes of live micro-batches on the host, [o, n]."""
+def _host_kept_bytes(stages: Sequence[_Bytes], moment: Moment) -> IntArray:
+    """Sum the bytes of live micro-batches on the host, [o, n]."""
     live = zip(stages, moment[1], strict=False)
     return reduce(np.add, [count * stage.host_kept for stage, count in live if count])
 
 
 def chunk_classes(schedule: Schedule, num_ranks: int, vpp: int, class_of: IntArray) -> IntArray:
-    """Classes of virtual stages [J] by chunk and rank, [v, P]."""
+    """Arrange the classes of virtual stages [J] by chunk and rank, [v, P]."""
     return np.asarray(class_of[placement(schedule, num_ranks, vpp)])

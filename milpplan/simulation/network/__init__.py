@@ -1,0 +1,1 @@
+"""Position of process groups in the network, and times of collectives and transfers."""

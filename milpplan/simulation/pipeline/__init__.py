@@ -1,0 +1,1 @@
+"""The step of a pipeline: order of work, step graph, critical paths, and lanes over time."""
