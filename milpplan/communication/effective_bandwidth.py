@@ -21,46 +21,53 @@ OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter
 
 
 def cluster_bandwidths(problem: Problem, layout: Layout, blocks: tuple[NodeBlock, ...]) -> tuple[Bandwidth, ...]:
-    """Of every node type among its own GPUs; with replicas of different make also among the GPUs of all types,
-    whose collectives take as long as on the slowest."""
-    found: list[Bandwidth] = []
+    """Tabulate the bandwidths of every node type among its own GPUs.
+
+    With heterogeneous replicas also among the GPUs of all types, at the speed of the slowest type.
+    """
+    bandwidths: list[Bandwidth] = []
     for block in blocks:
-        found += effective_bandwidths([problem.node_types[block.node_type]], block.num_gpus, block.name)
+        bandwidths += effective_bandwidths([problem.node_types[block.node_type]], block.num_gpus, block.name)
     if layout.replica_micro_batches:
         types = [across(problem, block.node_type) for block in blocks]
-        found += effective_bandwidths(types, layout.num_gpus, ALL_TYPES)
-    return tuple(found)
+        bandwidths += effective_bandwidths(types, layout.num_gpus, ALL_TYPES)
+    return tuple(bandwidths)
 
 
 def effective_bandwidths(hardware: Sequence[HardwareSpec], num_gpus: int, nodes: str) -> list[Bandwidth]:
-    """All operations among 2, 4, 8, ... neighbours up to ``num_gpus``, and among as many GPUs with one in each
-    domain (each pod), the slowest of the types each."""
+    """Tabulate the bandwidths of all operations among 2, 4, 8, ... GPUs.
+
+    The GPUs are neighbours, or there is one in each domain (each pod). With several types of hardware the slowest
+    type counts.
+    """
     sizes = [2**power for power in range(1, num_gpus.bit_length()) if 2**power <= num_gpus]
-    domain = max(one.scale_up.num_gpus for one in hardware)
-    strides = [1, domain, *(one.pods.num_gpus for one in hardware if one.pods is not None)]
+    domain = max(spec.scale_up.num_gpus for spec in hardware)
+    strides = [1, domain, *(spec.pods.num_gpus for spec in hardware if spec.pods is not None)]
     shapes = [(size, stride) for stride in strides for size in sizes if size * stride <= max(num_gpus, domain)]
     shapes = list(dict.fromkeys(shapes))
-    found = []
+    bandwidths = []
     for operation in OPERATIONS:
         for size, stride in shapes:
             message = np.array(MESSAGE_BYTES)
-            seconds = np.maximum.reduce([collective_s(one, operation, message, size, stride) for one in hardware])
+            seconds = np.maximum.reduce(
+                [collective_s(spec, operation, message, size, stride) for spec in hardware]
+            )
             moved = collectives.wire_factor(operation, np.array(size)) * message
-            fewest = min(int(collectives.members_per_domain(one, size, stride)) for one in hardware)
-            tier: Tier = "inside" if fewest == size else "between"
+            members = min(int(collectives.members_per_domain(spec, size, stride)) for spec in hardware)
+            tier: Tier = "inside" if members == size else "between"
             apart = "one a pod" if stride > domain else "one a domain"
             where = tier if stride == 1 else apart
-            found += [
+            bandwidths += [
                 Bandwidth(operation, size, stride, tier, float(m), float(s), float(b / s), nodes, where)
                 for m, s, b in zip(message, seconds, moved, strict=True)
             ]
-    return found
+    return bandwidths
 
 
 def collective_s(
     hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, size: int, stride: int
 ) -> FloatArray:
-    """Seconds of a collective by its name."""
+    """Time a collective by its name, in seconds."""
     if operation == "all_to_all":
         return collectives.all_to_all_s(hardware, num_bytes, size, stride)
     by_name = {

@@ -1,7 +1,7 @@
-"""What the ranks of a layout send: every message of a layer, of the ends of the model and of the states.
+"""Messages of the ranks of a layout: those of a layer, of the ends of the model and of the states.
 
-The same messages as the time formulas of ``layers``, ``endpoints`` and ``states`` price; a test adds up their
-times and compares. Bytes follow the conventions of ``collectives``; arrays [num_layouts].
+They are the messages that the time formulas of ``layer_time``, ``embedding_and_head`` and ``states`` price; a test
+adds up their times and compares. Bytes follow the conventions of ``collectives``; arrays [num_layouts].
 """
 
 from __future__ import annotations
@@ -27,36 +27,39 @@ PARALLELISMS: tuple[Parallelism, ...] = (
     *("tp", "sp", "cp", "ep", "pp"),
     *("gradient_reduce", "parameter_gather", "tied_embedding", "gradient_norm"),
 )
-"""tp: all-reduces of tensor parallelism, and the gather of an inference's logits; sp: its gathers and scatters
-with sequence parallelism; pp: transfers between stages, and the gathers of those that are sent in parts."""
+"""Purposes of messages. tp: all-reduces of tensor parallelism, and the gather of the logits in inference; sp: its
+gathers and scatters with sequence parallelism; pp: transfers between stages, and the gathers of transfers that are
+sent in parts."""
 
 Groups = Literal[
     "tensor", "context", "expert_tensor", "expert", "replicas", "expert_replicas",
     "replica_shards", "expert_shards", "replica_copies", "expert_copies",
 ]  # fmt: skip
-"""Names of ``placement``; of the replicas those that shard states together, and those that hold equal shards."""
+"""Groups of ranks, named as in ``placement``. Shards: replicas that shard states together. Copies: replicas that
+hold equal shards."""
 
 
 Transport = Operation | Literal["send"]
-"""A collective, or with ``send`` a transfer from each rank of a group to the next."""
+"""Collective, or ``send`` for a transfer from each rank of a group to the next."""
 
 
 class Message(NamedTuple):
-    """One call: how often in the forward and in the backward of a micro-batch, or in a step for messages of the
-    states; arrays [n]."""
+    """Calls of a collective with messages of equal size; arrays [n]."""
 
     parallelism: Parallelism
     operation: Transport
     group: Groups
     num_bytes: FloatArray
     forward: FloatArray
+    """Calls in the forward of a micro-batch; for states once a step, gathers of a step."""
     backward: FloatArray
+    """Calls in the backward of a micro-batch; for states once a step, reductions of a step."""
     copies: float | None = None
-    """Copies of a token that an all-to-all sends once to each domain; None: each copy as it is."""
+    """Number of copies of a token of which an all-to-all sends only one to each domain; None: it sends all."""
 
 
 def _linear_pair(shard: Shard) -> list[Message]:
-    """Tensor-parallel messages of two linear layers; source as ``layers._linear_pair``."""
+    """List the tensor-parallel messages of two linear layers. Source: see ``layer_time._linear_pair``."""
     message = BF16_BYTES * shard.tokens * shard.hidden
     sp, again = (
         values.astype(np.float64) for values in (shard.columns.sequence_parallel, shard.columns.gather_again)
@@ -69,7 +72,7 @@ def _linear_pair(shard: Shard) -> list[Message]:
 
 
 def _ring_bytes(shard: Shard, attention: GroupedQueryAttention | LatentAttention) -> FloatArray:
-    """Keys and values of a context-parallel rank, bytes."""
+    """Count the bytes of the keys and values of a context-parallel rank."""
     if isinstance(attention, LatentAttention):
         width = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
         return np.asarray(BF16_BYTES * shard.tokens * attention.num_attention_heads / shard.tp * width)
@@ -78,47 +81,49 @@ def _ring_bytes(shard: Shard, attention: GroupedQueryAttention | LatentAttention
 
 
 def _experts(shard: Shard, moe: MixtureOfExperts) -> list[Message]:
-    """Dispatch and combination; copies of tokens as they are, without what a framework pads."""
+    """List the messages of dispatch and combination, without a framework's padding."""
     sent = BF16_BYTES * shard.tokens / shard.tp * moe.num_experts_per_tok * shard.hidden
-    one, gathered = np.ones_like(sent), sent * shard.columns.etp
+    ones, gathered = np.ones_like(sent), sent * shard.columns.etp
     deduplicated = shard.problem.hardware.software.deduplicated_dispatch
     copies = float(moe.num_experts_per_tok) if deduplicated else None
     return [
-        Message("ep", "all_to_all", "expert", sent, 2 * one, 2 * one, copies),
-        Message("ep", "all_gather", "expert_tensor", gathered, one, one),
-        Message("ep", "reduce_scatter", "expert_tensor", gathered, one, one),
+        Message("ep", "all_to_all", "expert", sent, 2 * ones, 2 * ones, copies),
+        Message("ep", "all_gather", "expert_tensor", gathered, ones, ones),
+        Message("ep", "reduce_scatter", "expert_tensor", gathered, ones, ones),
     ]
 
 
 def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> list[Message]:
-    """Messages of one layer and one micro-batch; full recomputation repeats those of the forward."""
+    """List the messages of one layer and one micro-batch; full recomputation repeats those of the forward."""
     shard = Shard.of(problem, columns)
     ring, steps = _ring_bytes(shard, kind.attention), (columns.cp - 1).astype(np.float64)
-    none = np.zeros_like(steps)
-    found = _linear_pair(shard)
-    found += [Message("cp", "send", "context", ring, steps, none)]
-    found += [Message("cp", "send", "context", 2 * ring, none, steps)]
+    zeros = np.zeros_like(steps)
+    messages = _linear_pair(shard)
+    messages += [Message("cp", "send", "context", ring, steps, zeros)]
+    messages += [Message("cp", "send", "context", 2 * ring, zeros, steps)]
     if isinstance(kind.mlp, MixtureOfExperts):
-        found += _experts(shard, kind.mlp)
+        messages += _experts(shard, kind.mlp)
     if _has_dense_part(kind):
-        found += _linear_pair(shard)
-    return _forwards(found) if problem.inference else found
+        messages += _linear_pair(shard)
+    return _forwards(messages) if problem.inference else messages
 
 
 def _has_dense_part(kind: LayerRun) -> bool:
-    """Whether tokens pass a pair of linear layers beside the attention's: a dense block, or a shared expert."""
+    """Check that a layer has a pair of linear layers beside those of attention: a dense MLP or a shared expert."""
     return not isinstance(kind.mlp, MixtureOfExperts) or bool(kind.mlp.shared_intermediate_size)
 
 
-def _forwards(found: list[Message]) -> list[Message]:
-    """The messages of forwards alone."""
-    return [message._replace(backward=np.zeros_like(message.backward)) for message in found]
+def _forwards(messages: list[Message]) -> list[Message]:
+    """Drop the messages of backwards."""
+    return [message._replace(backward=np.zeros_like(message.backward)) for message in messages]
 
 
 def replayed_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> list[Message]:
-    """What recomputing one layer selectively adds to the backward of a micro-batch: with flash attention it drops
-    the inputs of the linear pairs, and where they were kept gathered they are gathered again after all. Source as
-    ``tensor_parallel.linear_pair``."""
+    """List the messages that selective recomputation of a layer adds to the backward of a micro-batch.
+
+    With flash attention it drops the inputs of the linear pairs. If they were kept gathered, the replay gathers
+    them once more. Source: see ``layer_time._linear_pair``.
+    """
     if problem.inference or problem.job.attention_kernel != "flash":
         return []
     shard = Shard.of(problem, columns)
@@ -127,85 +132,100 @@ def replayed_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
 
 
 def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> list[Message]:
-    """Tensor-parallel messages of the embedding, or of the head with its loss, for one micro-batch."""
+    """List the tensor-parallel messages of the embedding, or of the head with its loss, for one micro-batch."""
     shard = Shard.of(problem, columns)
     message = BF16_BYTES * shard.tokens * shard.hidden
     sp = columns.sequence_parallel.astype(np.float64)
-    none = np.zeros_like(sp)
+    zeros = np.zeros_like(sp)
     if not is_head:
-        found = [
-            Message("tp", "all_reduce", "tensor", message, 1 - sp, none),
-            Message("sp", "reduce_scatter", "tensor", message, sp, none),
-            Message("sp", "all_gather", "tensor", message, none, sp),
+        messages = [
+            Message("tp", "all_reduce", "tensor", message, 1 - sp, zeros),
+            Message("sp", "reduce_scatter", "tensor", message, sp, zeros),
+            Message("sp", "all_gather", "tensor", message, zeros, sp),
         ]
-        return _forwards(found) if problem.inference else found
+        return _forwards(messages) if problem.inference else messages
     if problem.inference:
-        # Only the last token of every sequence becomes logits (``endpoints``).
+        # Only the last token of every sequence has logits (``embedding_and_head``).
         logits = BF16_BYTES * columns.micro_batch_size * padded_vocab_size(problem.model.vocab_size, columns.tp)
-        return [Message("tp", "all_gather", "tensor", np.asarray(logits, np.float64), 1 + none, none)]
+        return [Message("tp", "all_gather", "tensor", np.asarray(logits, np.float64), 1 + zeros, zeros)]
     return [
-        Message("tp", "all_reduce", "tensor", FP32_BYTES * shard.tokens, 3 + none, none),
-        Message("tp", "all_reduce", "tensor", message, none, 1 - sp),
-        Message("sp", "all_gather", "tensor", message, sp, none),
-        Message("sp", "reduce_scatter", "tensor", message, none, sp),
+        Message("tp", "all_reduce", "tensor", FP32_BYTES * shard.tokens, 3 + zeros, zeros),
+        Message("tp", "all_reduce", "tensor", message, zeros, 1 - sp),
+        Message("sp", "all_gather", "tensor", message, sp, zeros),
+        Message("sp", "reduce_scatter", "tensor", message, zeros, sp),
     ]
 
 
 def state_messages(
     problem: Problem, columns: LayoutColumns, local: LocalParameters, is_end: bool = False
 ) -> tuple[list[Message], list[Message]]:
-    """(in every micro-batch, once a step) what a layer's weights and gradients need; ``is_end``: of embedding or
-    head, which ZeRO shards no further than stage 1.
+    """List the messages of a layer's weights and gradients. Source: see ``layout_costs._sharding``.
 
-    Once a step ``forward`` is the gather and ``backward`` the reduction. Source as ``layout_costs._sharding``.
+    Args:
+        local: parameters on one GPU.
+        is_end: embedding or head, which ZeRO shards at most at stage 1.
+
+    Returns:
+        Messages of every micro-batch, and messages of a step, where ``forward`` counts gathers and ``backward``
+        counts reductions.
     """
     stage = np.minimum(columns.zero_stage, 1) if is_end else columns.zero_stage
-    often: list[Message] = []
-    once: list[Message] = []
-    none = np.zeros(len(columns))
+    per_micro_batch: list[Message] = []
+    per_step: list[Message] = []
+    zeros = np.zeros(len(columns))
     names: tuple[tuple[Groups, Groups, Groups], ...] = (
         ("replicas", "replica_shards", "replica_copies"),
         ("expert_replicas", "expert_shards", "expert_copies"),
     )
-    for (count, group), (whole, shards, copies) in zip(states.replica_groups(columns, local), names, strict=True):
+    for (count, group), (replicas, shards, copies) in zip(
+        states.replica_groups(columns, local), names, strict=True
+    ):
         gradients, weights = states.grad_bytes(problem) * count, BF16_BYTES * count
         part = gradients / states.num_shards(problem, group.num_ranks)
-        both = ((once, stage <= 1, (stage == 1) | (stage == 2)), (often, stage >= 2, stage == 3))
-        for found, reduces, gathers in both:
+        for messages, reduces, gathers in (
+            (per_step, stage <= 1, (stage == 1) | (stage == 2)),
+            (per_micro_batch, stage >= 2, stage == 3),
+        ):
             scatters = (reduces & (stage >= 1)).astype(np.float64)
             gathered = gathers.astype(np.float64)
-            back = gathered if found is often else none
-            found += [
-                Message("gradient_reduce", "all_reduce", whole, gradients, none, reduces - scatters),
-                Message("gradient_reduce", "reduce_scatter", shards, gradients, none, scatters),
-                Message("gradient_reduce", "all_reduce", copies, part, none, scatters),
-                Message("parameter_gather", "all_gather", shards, weights, gathered, back),
+            regathered = gathered if messages is per_micro_batch else zeros
+            messages += [
+                Message("gradient_reduce", "all_reduce", replicas, gradients, zeros, reduces - scatters),
+                Message("gradient_reduce", "reduce_scatter", shards, gradients, zeros, scatters),
+                Message("gradient_reduce", "all_reduce", copies, part, zeros, scatters),
+                Message("parameter_gather", "all_gather", shards, weights, gathered, regathered),
             ]
-    # Forwards alone have no gradients, and weights that stay as they are need no gather after an update.
-    return (_forwards(often), []) if problem.inference else (often, once)
+    # Inference has no gradients, and its constant weights need no gather after an update.
+    return (_forwards(per_micro_batch), []) if problem.inference else (per_micro_batch, per_step)
 
 
 def tied_bytes(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
-    """Gradient of a tied embedding that the first and the last rank add up, bytes [n]; 0 where it is one."""
+    """Size the gradient of a tied embedding that the first and the last rank add, in bytes [n].
+
+    0 if embedding and head share a matrix on the same rank.
+    """
     tied = problem.model.tie_word_embeddings
     shared = np.where(tied & (columns.pp > 1) & ~columns.ends_meet, embedding.matrix_parameters(columns.tp), 0.0)
     return np.asarray(states.grad_bytes(problem) * shared)
 
 
 def transfer_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Activation (or its gradient) from one virtual stage to the next, [n]: what each tensor-parallel rank sends,
-    with sequence parallelism its own slice, and with ``pp_scatter_gather`` a part of what all of them have."""
+    """Size the activation (or its gradient) that each tensor-parallel rank sends to the next virtual stage, [n].
+
+    With sequence parallelism it is the rank's own slice, with ``pp_scatter_gather`` a part of the common
+    activation.
+    """
     shard = Shard.of(problem, columns)
     share = np.where(scattered(columns), shard.tp, shard.sequence_tp)
     return np.asarray(BF16_BYTES * shard.tokens * shard.hidden / share)
 
 
 def gathered_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """What the tensor-parallel ranks of a stage gather after each transfer that came in parts, [n]; else 0."""
+    """Size the activation that the ranks of a stage gather after a transfer in parts, in bytes [n]; else 0."""
     shard = Shard.of(problem, columns)
     return np.asarray(np.where(scattered(columns), BF16_BYTES * shard.tokens * shard.hidden, 0.0))
 
 
 def scattered(columns: LayoutColumns) -> BoolArray:
-    """Whether the ranks send parts of what all of them have, [n]; source as ``transfers.transfer_s``."""
+    """Check that ranks send parts of a common activation, [n]. Source: see ``stage_transfers.transfer_s``."""
     return np.asarray(columns.pp_scatter_gather & ~columns.sequence_parallel & (columns.tp > 1))

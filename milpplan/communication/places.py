@@ -1,4 +1,4 @@
-"""Where the GPUs of a layout are: the fast domain, the place in it, the node and the node type of each."""
+"""Placement of the GPUs of a layout: domain, position in the domain, node and node type of each GPU."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from milpplan.simulation.layout_columns import IntArray
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of every GPU, in the plan's order of ranks, [GPUs]: number of its domain and its place there, number of its
-    node, and its node type. The GPUs of a type are neighbours: ``blocks``."""
+    """Placement of every GPU, arrays [GPUs] in the plan's order of ranks."""
 
     blocks: tuple[NodeBlock, ...]
+    """Blocks of consecutive GPUs of the same node type."""
     domain: IntArray
+    """Number of the domain."""
     place: IntArray
+    """Position in the domain."""
     node: IntArray
+    """Number of the node."""
     node_type: IntArray
+    """Index in ``Problem.node_types``."""
 
     @property
     def num_gpus(self) -> int:
@@ -30,13 +34,16 @@ class Places:
         return len(self.domain)
 
     def between(self, sender: IntArray, receiver: IntArray) -> IntArray:
-        """1 where a pair of GPUs is in different domains, else 0."""
+        """Return 1 where a pair of GPUs is in different domains, else 0."""
         return np.asarray(self.domain[sender] != self.domain[receiver], dtype=np.int64)
 
 
 def places_of(problem: Problem, layout: Layout) -> Places:
-    """Places of the GPUs of a layout: node types one after another, in the order of the pipeline or, with replicas
-    of different make, in that of the replicas. The first GPU of each type opens a domain and a node."""
+    """Place the GPUs of a layout.
+
+    Each node type has a block of GPUs, in the order of the pipeline or of heterogeneous replicas. The first GPU of
+    a type starts a domain and a node.
+    """
     blocks, parts = [], []
     first = domains = nodes = 0
     for node_type in layout.node_order or range(len(problem.node_types)):
@@ -44,8 +51,8 @@ def places_of(problem: Problem, layout: Layout) -> Places:
         gpus = problem.node_gpus[node_type] if problem.other_hardware else layout.num_gpus
         domain = gpus_per_domain(hardware, gpus)
         blocks.append(NodeBlock(node_type, hardware.name, first, gpus, domain, hardware.gpus_per_node))
-        own = np.arange(gpus)
-        own_domain, own_node = own // domain + domains, own // hardware.gpus_per_node + nodes
-        parts.append((own_domain, own % domain, own_node, np.full(gpus, node_type)))
-        first, domains, nodes = first + gpus, int(own_domain[-1]) + 1, int(own_node[-1]) + 1
+        gpu = np.arange(gpus)
+        domain_of, node_of = gpu // domain + domains, gpu // hardware.gpus_per_node + nodes
+        parts.append((domain_of, gpu % domain, node_of, np.full(gpus, node_type)))
+        first, domains, nodes = first + gpus, int(domain_of[-1]) + 1, int(node_of[-1]) + 1
     return Places(tuple(blocks), *(np.concatenate(column) for column in zip(*parts, strict=True)))

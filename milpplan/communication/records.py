@@ -1,4 +1,4 @@
-"""What ``milpplan.traffic`` says about a plan: records only. Bytes of one step, seconds, arrays of NumPy."""
+"""Records of the traffic report of a plan (``milpplan.traffic``): bytes of a step, seconds, NumPy arrays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 Tier = Literal["inside", "between"]
 TIERS: tuple[Tier, ...] = ("inside", "between")
-"""Inside a scale-up domain, and between domains."""
+"""Network tiers: inside a scale-up domain, and between domains."""
 ALL_TYPES = "all node types"
+"""Name of the nodes of a collective among GPUs of all node types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Pairs of GPUs that exchange bytes, each once, by sender and receiver: arrays [pairs]."""
+    """Distinct pairs of GPUs that exchange bytes, by sender and receiver: arrays [pairs]."""
 
     sender: IntArray
     receiver: IntArray
@@ -29,7 +30,7 @@ class Pairs:
         return float(self.num_bytes.sum())
 
     def matrix(self, num_places: int, place_of: IntArray | None = None) -> FloatArray:
-        """Bytes [sender, receiver] of places: GPUs, or those that ``place_of`` [GPUs] gives each GPU."""
+        """Sum the bytes [sender, receiver] between GPUs, or between places given by ``place_of`` [GPUs]."""
         sender, receiver = (
             (self.sender, self.receiver) if place_of is None else (place_of[self.sender], place_of[self.receiver])
         )
@@ -40,7 +41,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Bytes that leave and enter each place: the links inside the domain and the network, [GPUs] or [nodes]."""
+    """Bytes that leave and enter each GPU or node, over links inside the domain and over the network."""
 
     out_inside: FloatArray
     in_inside: FloatArray
@@ -50,7 +51,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class NodeBlock:
-    """Consecutive GPUs on nodes of one type, with that type's domains and nodes."""
+    """Consecutive GPUs on nodes of one type."""
 
     node_type: int
     name: str
@@ -62,77 +63,80 @@ class NodeBlock:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """One collective alone on nodes of the type ``nodes`` (``ALL_TYPES``: with ranks on all of them), as the cost
-    model has it: ``message_bytes`` among ``num_gpus`` ranks ``stride`` apart; the bus bandwidth is that of
-    nccl-tests, per rank."""
+    """Bandwidth of a collective in the cost model, without other traffic."""
 
     operation: str
     num_gpus: int
     stride: int
+    """Distance of the ranks."""
     tier: Tier
     message_bytes: float
     seconds: float
     bus_bandwidth_bytes_per_s: float
+    """Bus bandwidth per rank as nccl-tests defines it."""
     nodes: str
+    """Node type; ``ALL_TYPES`` for ranks on all types."""
     where: str
-    """In words: the tier, or that every domain (every pod) has one of the ranks."""
+    """Placement in words: the tier, or a rank in every domain (every pod)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """Shares of the step that a pipeline rank's GPUs work (with replicas of different make those of the first node
-    type, then those of the next): ``busy`` in forwards and backwards, communication and
-    waits inside them included, ``compute`` without (recomputation included)."""
+    """Shares of the step in which the GPUs of a pipeline rank work."""
 
     busy_fraction: float
+    """Share of forwards and backwards, with communication and waits inside them."""
     compute_fraction: float
+    """Share of compute, recomputation included."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficTimeline:
-    """Bytes in each of the bins between ``edges_s`` [bins + 1], by tier [bins]."""
+    """Bytes over time in bins, by tier [bins]."""
 
     edges_s: FloatArray
+    """Edges of the bins, [bins + 1]."""
     inside_bytes: FloatArray
     between_bytes: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficReport:
-    """Traffic of one step of a plan.
-
-    By parallelism: ``pairs``, ``wire_bytes`` (the collectives' own, in closed form; equal to the sum over pairs)
-    and ``tier_bytes``. ``rail_change_bytes``: of those between domains, between different places in them;
-    ``pod_change_bytes``: between different pods, where the hardware has some.
-    ``blocks``: which GPUs are on which node type; ``type_bytes`` [from, to]: bytes between the types, by their
-    numbers. ``gpus_per_domain`` and ``gpus_per_node``: the most of any type.
-    ``exposed_s`` and ``hidden_s`` are the mean over the pipeline's ranks of communication that adds to the step,
-    and that compute covers.
-    """
+    """Traffic of one step of a plan. Dictionaries are by parallelism."""
 
     algorithm: str
     num_gpus: int
     gpus_per_domain: int
+    """Maximum over the node types."""
     gpus_per_node: int
+    """Maximum over the node types."""
     blocks: tuple[NodeBlock, ...]
+    """GPUs of each node type."""
     step_time_s: float
     pairs: dict[str, Pairs]
     wire_bytes: dict[str, float]
+    """Bytes of the collectives in closed form; equal to the sums over ``pairs``."""
     tier_bytes: dict[str, dict[Tier, float]]
     rail_change_bytes: float
+    """Bytes between domains whose GPUs have different positions in their domains."""
     pod_change_bytes: float
+    """Bytes between pods; 0 without pods."""
     type_bytes: FloatArray
+    """Bytes between node types, [from, to]."""
     gpu_links: Links
     node_links: Links
     timeline: TrafficTimeline
     utilisation: tuple[Utilisation, ...]
+    """By pipeline rank; of heterogeneous replicas, the ranks on the first node type come first."""
     exposed_s: dict[str, float]
+    """Communication that adds to the step, a mean over the pipeline's ranks."""
     hidden_s: dict[str, float]
+    """Communication that runs beside compute, a mean over the pipeline's ranks."""
     bandwidths: tuple[Bandwidth, ...]
 
     @property
     def all_pairs(self) -> Pairs:
-        """All parallelisms together."""
+        """Pairs of all parallelisms together."""
         parts = list(self.pairs.values())
         key = np.concatenate(
             [np.zeros(0, np.int64), *(part.sender * self.num_gpus + part.receiver for part in parts)]
@@ -140,18 +144,19 @@ class TrafficReport:
         return pairs_of(key, np.concatenate([np.zeros(0), *(part.num_bytes for part in parts)]), self.num_gpus)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; pairs as columns."""
+        """Return plain data for JSON, with pairs as columns."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
 def pairs_of(key: IntArray, num_bytes: FloatArray, num_gpus: int) -> Pairs:
-    """Pairs of keys sender * num_gpus + receiver, those that occur several times added up."""
+    """Sum the bytes of equal pairs; a key is sender * num_gpus + receiver."""
     distinct, inverse = np.unique(key, return_inverse=True)
     total = np.bincount(inverse, num_bytes, minlength=len(distinct))
     return Pairs(distinct // num_gpus, distinct % num_gpus, np.asarray(total, dtype=np.float64))
 
 
 def _plain(value: Any) -> Any:
+    """Convert arrays inside a value to lists."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):

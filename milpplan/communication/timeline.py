@@ -1,6 +1,6 @@
-"""Bytes over the time of a step: every message spread evenly over the work item or transfer that carries it.
+"""Bytes over the time of a step: every message is spread evenly over the work item or transfer that carries it.
 
-Where weight gradients are work items of their own, their messages are spread over the input gradients' item.
+If weight gradients are work items of their own, their messages are spread over the item of the input gradients.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ DEFAULT_BINS = 200
 
 @dataclass(frozen=True, slots=True)
 class StageTraffic:
-    """Bytes by tier (inside, between): ``items`` [J, When, 2] of a virtual stage, a micro-batch or a step;
-    ``hops`` [way, J - 1, 2] of one transfer between a virtual stage and the next, activations and gradients;
-    ``norm`` [2] of the norm of the gradients."""
+    """Bytes of the messages of a pipeline; the last axis is the tier (inside, between)."""
 
     items: FloatArray
+    """[J, When, 2] messages of a virtual stage, per micro-batch or per step."""
     hops: FloatArray
+    """[2, J - 1, 2] a transfer between a virtual stage and the next: activations, gradients."""
     norm: FloatArray
+    """[2] the norm of the gradients."""
 
     @staticmethod
     def nothing(num_stages: int) -> StageTraffic:
-        """No bytes yet."""
+        """Start with no bytes."""
         return StageTraffic(np.zeros((num_stages, 4, 2)), np.zeros((2, max(num_stages - 1, 0), 2)), np.zeros(2))
 
 
 def timeline_of(
     problem: Problem, sent: Sequence[tuple[PipelineRun, StageTraffic]], num_bins: int
 ) -> TrafficTimeline:
-    """Bytes of all pipelines in bins of equal length from the start of the step to its end."""
+    """Count the bytes of all pipelines in bins of equal length from the start of the step to its end."""
     intervals = [part for run, traffic in sent for part in _intervals(problem, run, traffic)]
     starts = np.concatenate([start.ravel() for start, _, _ in intervals])
     ends = np.concatenate([end.ravel() for _, end, _ in intervals])
@@ -56,7 +57,7 @@ def timeline_of(
 def _intervals(
     problem: Problem, run: PipelineRun, sent: StageTraffic
 ) -> list[tuple[IntArray, IntArray, FloatArray]]:
-    """(start, end, bytes by tier) of everything that a pipeline sends."""
+    """List (start, end, bytes by tier) of all messages of a pipeline."""
     timeline, terms = run.timeline, run.terms
     overhead = step_overhead_ns(problem)
     norm_end = np.array([timeline.optimizer_start_ns - overhead])
@@ -74,13 +75,16 @@ def _intervals(
 
 
 def spread(starts: IntArray, ends: IntArray, num_bytes: FloatArray, edges: FloatArray) -> FloatArray:
-    """Bytes in each bin between ``edges`` of intervals that carry theirs evenly; what lies outside the edges
-    belongs to the first or the last bin, and an interval without length to the bin of its start."""
+    """Count the bytes in each bin between ``edges``; every interval carries its bytes evenly.
+
+    Bytes outside the edges belong to the first or the last bin. An interval of length 0 belongs to the bin of its
+    start.
+    """
     last = len(edges) - 2
-    moments = np.clip(np.searchsorted(edges, starts, side="right") - 1, 0, last)
-    whole = ends <= starts
-    binned = np.bincount(moments[whole], num_bytes[whole], minlength=last + 1).astype(np.float64)
-    starts, ends, num_bytes = starts[~whole], ends[~whole], num_bytes[~whole]
+    bins = np.clip(np.searchsorted(edges, starts, side="right") - 1, 0, last)
+    is_instant = ends <= starts
+    binned = np.bincount(bins[is_instant], num_bytes[is_instant], minlength=last + 1).astype(np.float64)
+    starts, ends, num_bytes = starts[~is_instant], ends[~is_instant], num_bytes[~is_instant]
     if not len(starts):
         return binned
     times = np.concatenate([starts, ends]).astype(np.float64)

@@ -1,8 +1,9 @@
-"""The traffic of one step: who sends how much to whom, over which tier, and when.
+"""The traffic of a step: bytes between pairs of GPUs, by network tier and over time.
 
-The matrix is made of the edges of every collective (``wires``) on every group of ranks; its sum is that of the
+The matrix is the sum of the edges of every collective (``wires``) on every group of ranks; its total equals the
 collectives' wire bytes in closed form. Over time each message is spread evenly over the work item that it belongs
-to. In a cluster of several node types every rank sends the messages of its own type, and domains hold one type.
+to. In a cluster of several node types every rank sends the messages of its own type, and a domain holds a single
+type.
 """
 
 from __future__ import annotations
@@ -37,29 +38,38 @@ OVER_REPLICAS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
-    """What the GPUs of one node type send (None: of all): their pipeline and the problem as they see it; ``whole``
-    are the bytes of the pipeline's messages over time, of all types in it."""
+class _SendingPart:
+    """Part of the cluster that sends the same messages."""
 
     run: PipelineRun
+    """Pipeline of these GPUs."""
     node_type: int | None
+    """Node type of these GPUs; None: all types."""
     problem: Problem
+    """Problem as these GPUs see it."""
     whole: StageTraffic
+    """Bytes of the messages of the whole pipeline, on all its node types."""
 
 
 def traffic(
     problem: Problem, plan: Plan, algorithm: Algorithm = "ring", num_bins: int = DEFAULT_BINS
 ) -> TrafficReport:
-    """The traffic of one training step of a plan.
+    """Compute the traffic of a step of a plan.
 
-    ``algorithm``: what collectives are made of. ``tree`` serves all-reduces (two binary trees over the domains, a
-    chain inside), ``hierarchical`` groups with as many ranks in each of their domains; else rings. Reductions in
-    the network are not in the matrix: their other end is a switch.
+    Args:
+        problem: model, cluster and job.
+        plan: layout and virtual stages.
+        algorithm: algorithm of the collectives. ``tree`` applies to all-reduces (two binary trees over the
+        domains,
+            a chain inside), ``hierarchical`` to groups with equally many ranks in each of their domains; all other
+            collectives are rings. Reductions in the network are not in the matrix: their other end is a switch.
+        num_bins: bins of the timeline.
 
     Raises:
         IllegalPlanError: the plan cannot run.
-        InvalidInputError: a plan whose messages are not counted, an unknown algorithm, no bin, or more pairs than
-            memory holds.
+        InvalidInputError: the plan's messages are not supported, the algorithm is unknown, there is no bin, or
+        there
+            are more pairs than memory holds.
     """
     if algorithm not in ALGORITHMS or num_bins < 1:
         raise InvalidInputError(
@@ -71,19 +81,19 @@ def traffic(
     num_gpus = plan.layout.num_gpus
     _check_counted(problem, plan)
     places = places_of(problem, plan.layout)
-    seen = _seen(problem, plan)
-    made = Wires(places, algorithm, tuple(_groups(part.problem, plan) for part in seen))
-    for part in seen:
-        _within_stages(made, part)
-    _between_stages(made, problem, plan, seen)
-    pairs = made.pairs()
+    senders = _sending_parts(problem, plan)
+    wires = Wires(places, algorithm, tuple(_groups(part.problem, plan) for part in senders))
+    for part in senders:
+        _within_stages(wires, part)
+    _between_stages(wires, problem, plan, senders)
+    pairs = wires.pairs()
     everything = pairs_of(
-        np.concatenate([made.key(part.sender, part.receiver) for part in pairs.values()]),
+        np.concatenate([wires.key(part.sender, part.receiver) for part in pairs.values()]),
         np.concatenate([part.num_bytes for part in pairs.values()]),
         num_gpus,
     )
     comm = {name: value for name, value in report.breakdown_s.items() if name.endswith("_exposed")}
-    sent = {id(part.run): (part.run, part.whole) for part in seen}
+    sent = {id(part.run): (part.run, part.whole) for part in senders}
     return TrafficReport(
         algorithm=algorithm,
         num_gpus=num_gpus,
@@ -92,7 +102,7 @@ def traffic(
         blocks=places.blocks,
         step_time_s=report.step_time_s,
         pairs=pairs,
-        wire_bytes={name: float(made.closed[name]) for name in PARALLELISMS},
+        wire_bytes={name: float(wires.closed[name]) for name in PARALLELISMS},
         tier_bytes={name: _tier_bytes(part, places) for name, part in pairs.items()},
         rail_change_bytes=_rail_change_bytes(everything, places),
         pod_change_bytes=_pod_change_bytes(problem, everything),
@@ -108,7 +118,7 @@ def traffic(
 
 
 def _check_counted(problem: Problem, plan: Plan) -> None:
-    """Refuse replicas of different make that shard over groups of several sizes: they have no common shard."""
+    """Refuse heterogeneous replicas that shard over groups of several sizes: they have no common shard."""
     sharding = {hardware.software.sharding_group for hardware in problem.node_types}
     if plan.layout.replica_micro_batches and len(sharding) > 1:
         raise InvalidInputError(
@@ -119,20 +129,23 @@ def _check_counted(problem: Problem, plan: Plan) -> None:
         )
 
 
-def _seen(problem: Problem, plan: Plan) -> list[_Seen]:
-    """The parts of the cluster that send different messages, by node type."""
+def _sending_parts(problem: Problem, plan: Plan) -> list[_SendingPart]:
+    """List the parts of the cluster that send different messages, by node type."""
     runs = pipeline_runs(problem, plan)
     whole = [StageTraffic.nothing(plan.layout.num_virtual_stages) for _ in runs]
     if plan.layout.replica_micro_batches:
-        return [_Seen(run, run.node_type, run.problem, own) for run, own in zip(runs, whole, strict=True)]
+        return [
+            _SendingPart(run, run.node_type, run.problem, traffic)
+            for run, traffic in zip(runs, whole, strict=True)
+        ]
     if not problem.other_hardware:
-        return [_Seen(runs[0], None, problem, whole[0])]
+        return [_SendingPart(runs[0], None, problem, whole[0])]
     types = range(len(problem.node_types))
-    return [_Seen(runs[0], number, problem.on_type(number), whole[0]) for number in types]
+    return [_SendingPart(runs[0], number, problem.on_type(number), whole[0]) for number in types]
 
 
 def _groups(problem: Problem, plan: Plan) -> dict[str, IntArray]:
-    """Ranks of every group of a plan, with states sharded as the nodes of ``problem.hardware`` do."""
+    """List the ranks of every group of a plan, with states sharded as ``problem.hardware`` says."""
     layout = plan.layout
     columns = LayoutColumns.of([layout])
     shards, expert_shards = (
@@ -145,9 +158,11 @@ def _groups(problem: Problem, plan: Plan) -> dict[str, IntArray]:
     return groups
 
 
-def _within_stages(made: Wires, part: _Seen) -> None:
-    """Send the messages of the virtual stages, and add their bytes by tier and phase to the pipeline's. What
-    replicas of different make exchange is sent once, with the first type."""
+def _within_stages(wires: Wires, part: _SendingPart) -> None:
+    """Send the messages of the virtual stages, and add their bytes by tier and phase to those of the pipeline.
+
+    Heterogeneous replicas send their common messages once, with the first node type.
+    """
     layout = part.run.plan.layout
     rank_of = np.array(layout.stage_ranks)
     calls = np.array([layout.num_micro_batches, layout.num_micro_batches, 1, 1])
@@ -156,81 +171,86 @@ def _within_stages(made: Wires, part: _Seen) -> None:
         shared = different and flow.group in OVER_REPLICAS
         if shared and part.run.node_type:
             continue
-        wiring = made.wiring(flow.operation, flow.group, flow.copies, None if shared else part.node_type)
+        wiring = wires.wiring(flow.operation, flow.group, flow.copies, None if shared else part.node_type)
         step = np.bincount(rank_of, flow.message_bytes @ calls, minlength=layout.pp)
-        made.send(flow.parallelism, wiring, step.astype(np.float64))
-        part.whole.items[:] += flow.message_bytes[:, :, None] * made.tiers(wiring)[rank_of][:, None, :]
+        wires.send(flow.parallelism, wiring, step.astype(np.float64))
+        part.whole.items[:] += flow.message_bytes[:, :, None] * wires.tiers(wiring)[rank_of][:, None, :]
 
 
-def _between_stages(made: Wires, problem: Problem, plan: Plan, seen: list[_Seen]) -> None:
-    """Send activations and, in training, their gradients, the gradient of a tied embedding, and the norm of the
-    gradients."""
+def _between_stages(wires: Wires, problem: Problem, plan: Plan, senders: list[_SendingPart]) -> None:
+    """Send the messages between stages.
+
+    They are activations, and in training also their gradients, the gradient of a tied embedding, and the norm of
+    the gradients.
+    """
     columns = LayoutColumns.of([plan.layout])
     if plan.layout.pp > 1:
-        for part in {id(part.run): part for part in seen}.values():
-            _transfers(made, part)
-    first = seen[0].whole
+        for part in {id(part.run): part for part in senders}.values():
+            _transfers(wires, part)
+    first = senders[0].whole
     if problem.inference:
         return
     tied = messages.tied_bytes(problem, columns, embedding_endpoint(problem, columns))
     if tied[0] > 0:
-        wiring = made.wiring("all_reduce", "pair")
-        made.send("tied_embedding", wiring, tied)
-        # Both ends wait for it; half of its bytes stands in each one's reduction.
-        first.items[[0, -1], 3] += made.tiers(wiring)[0] * tied[0] / 2
-    norm = made.wiring("all_reduce", "everyone")
-    made.send("gradient_norm", norm, np.array([4.0]))
-    first.norm[:] = made.tiers(norm)[0] * 4.0
+        wiring = wires.wiring("all_reduce", "pair")
+        wires.send("tied_embedding", wiring, tied)
+        # Both ends wait for it; half of its bytes is in the reduction of each end.
+        first.items[[0, -1], 3] += wires.tiers(wiring)[0] * tied[0] / 2
+    norm = wires.wiring("all_reduce", "everyone")
+    wires.send("gradient_norm", norm, np.array([4.0]))
+    first.norm[:] = wires.tiers(norm)[0] * 4.0
 
 
-def _transfers(made: Wires, part: _Seen) -> None:
-    """Send what passes between the stages of a pipeline, in all its replicas."""
+def _transfers(wires: Wires, part: _SendingPart) -> None:
+    """Send the transfers between the stages of a pipeline, in all its replicas."""
     layout = part.run.plan.layout
     message = float(messages.transfer_bytes(part.problem, LayoutColumns.of([layout]))[0])
-    rank_of, stage = np.array(layout.stage_ranks), made.groups[0]["stage"][:, 0]
+    rank_of, stage = np.array(layout.stage_ranks), wires.groups[0]["stage"][:, 0]
     if part.run.node_type is not None:
-        stage = stage[made.places.node_type[stage] == part.run.node_type].reshape(layout.pp, -1)
-    # Where a V turns, both virtual stages are on one rank and nothing is sent.
+        stage = stage[wires.places.node_type[stage] == part.run.node_type].reshape(layout.pp, -1)
+    # Where a V turns, both virtual stages are on the same rank and there is no transfer.
     moves = np.flatnonzero(rank_of[:-1] != rank_of[1:])
     hops = np.stack([rank_of[moves], rank_of[moves + 1]], axis=1)
     distinct, hop, counts = np.unique(hops, axis=0, return_inverse=True, return_counts=True)
     sender, receiver = (stage[distinct[:, end]] for end in range(2))
     number = np.repeat(np.arange(len(distinct)), sender.shape[1])
     each, ones = np.full(len(distinct), float(sender.shape[1])), np.ones(sender.size)
-    often = np.asarray(counts * (message * layout.num_micro_batches))
-    for way in range(1 if part.problem.inference else 2):
-        ends = (receiver, sender) if way else (sender, receiver)
-        wiring = Wiring(made.key(*ends).ravel(), ones, number, each)
-        made.send("pp", wiring, often)
-        part.whole.hops[way, moves] = message * made.tiers(wiring)[hop.reshape(-1)]
-        _gathers(made, part, rank_of[moves + (1 - way)], part.whole.hops[way], moves)
+    step_bytes = np.asarray(counts * (message * layout.num_micro_batches))
+    for direction in range(1 if part.problem.inference else 2):
+        ends = (receiver, sender) if direction else (sender, receiver)
+        wiring = Wiring(wires.key(*ends).ravel(), ones, number, each)
+        wires.send("pp", wiring, step_bytes)
+        part.whole.hops[direction, moves] = message * wires.tiers(wiring)[hop.reshape(-1)]
+        _gathers(wires, part, rank_of[moves + (1 - direction)], part.whole.hops[direction], moves)
 
 
-def _gathers(made: Wires, part: _Seen, receivers: IntArray, hops: FloatArray, moves: IntArray) -> None:
-    """Send what the receiving stages gather after transfers in parts; ``hops`` [J - 1, 2] gets their bytes."""
+def _gathers(wires: Wires, part: _SendingPart, receivers: IntArray, hops: FloatArray, moves: IntArray) -> None:
+    """Send the gathers that follow transfers in parts; add their bytes to ``hops`` [J - 1, 2]."""
     layout = part.run.plan.layout
     whole = float(messages.gathered_bytes(part.problem, LayoutColumns.of([layout]))[0])
     if not whole:
         return
-    wiring = made.wiring("all_gather", "tensor", None, part.run.node_type)
+    wiring = wires.wiring("all_gather", "tensor", None, part.run.node_type)
     times = np.bincount(receivers, minlength=layout.pp) * (whole * layout.num_micro_batches)
-    made.send("pp", wiring, times.astype(np.float64))
-    hops[moves] += whole * made.tiers(wiring)[receivers]
+    wires.send("pp", wiring, times.astype(np.float64))
+    hops[moves] += whole * wires.tiers(wiring)[receivers]
 
 
 def _tier_bytes(pairs: Pairs, places: Places) -> dict[Tier, float]:
+    """Sum the bytes by tier."""
     inside, between = np.bincount(places.between(pairs.sender, pairs.receiver), pairs.num_bytes, minlength=2)
     return {"inside": float(inside), "between": float(between)}
 
 
 def _rail_change_bytes(pairs: Pairs, places: Places) -> float:
+    """Sum the bytes between domains whose GPUs have different positions in their domains."""
     between = places.between(pairs.sender, pairs.receiver)
     changes = places.place[pairs.sender] != places.place[pairs.receiver]
     return float((pairs.num_bytes * between * changes).sum())
 
 
 def _pod_change_bytes(problem: Problem, pairs: Pairs) -> float:
-    """Bytes between pods; clusters of several node types have none."""
+    """Sum the bytes between pods; clusters of several node types have no pods."""
     pods = problem.hardware.pods
     if pods is None:
         return 0.0
@@ -238,8 +258,10 @@ def _pod_change_bytes(problem: Problem, pairs: Pairs) -> float:
 
 
 def links_of(pairs: Pairs, places: Places, place_of: IntArray) -> Links:
-    """Bytes over the links and over the network of every place (GPUs or nodes), which ``place_of`` [GPUs] numbers.
-    Pairs within a place do not use its links to others."""
+    """Sum the bytes over the links and over the network of every place (GPU or node).
+
+    ``place_of`` [GPUs] numbers the places. Pairs inside a place do not use its links to other places.
+    """
     count = int(place_of.max()) + 1
     sender, receiver = place_of[pairs.sender], place_of[pairs.receiver]
     between = places.between(pairs.sender, pairs.receiver).astype(np.bool_)
@@ -256,11 +278,11 @@ def links_of(pairs: Pairs, places: Places, place_of: IntArray) -> Links:
 def _utilisation(
     step_s: float, breakdowns: list[dict[str, float]], comm: dict[str, float]
 ) -> tuple[Utilisation, ...]:
-    """Of every pipeline rank, from where its step goes."""
-    found = []
+    """Compute the utilisation of every pipeline rank from the breakdown of its step."""
+    utilisations = []
     for parts in breakdowns:
         computing = parts["compute"] + parts["recompute"]
         inside = [name for name in comm if name not in ("param_gather_exposed", "grad_reduce_exposed")]
         busy = computing + parts["launch"] + sum(parts[name] for name in inside)
-        found.append(Utilisation(busy / step_s, computing / step_s))
-    return tuple(found)
+        utilisations.append(Utilisation(busy / step_s, computing / step_s))
+    return tuple(utilisations)

@@ -1,12 +1,12 @@
-"""The linear program of the best senders.
+"""The linear program that chooses the senders of a switch.
 
-Sets. Lots a with b_a bytes, domains n, ranks r; a block (a, n) is a lot and the k receivers in a domain that lack
-it; L are its holders in the domain, O all others.
+Sets. Lots a with b_a bytes, domains n, ranks r. A block (a, n) is a lot and the k receivers in a domain that lack
+it; L are its holders in the domain, O all other holders.
 
-Variables of a block, bytes, >= 0: ``local[s]`` that holder s in L sends to the receivers together, ``remote[s]``
-likewise for s in O, ``inside[r]`` that receiver r gets from L; with relays where L is empty ``imported[r]`` that r
-gets once for the whole domain and passes on, and ``direct``, which every receiver gets for itself. T: the time of
-the busiest port.
+Variables of a block, bytes, >= 0: ``local[s]``, which holder s in L sends to the receivers together;
+``remote[s]``, likewise for s in O; ``inside[r]``, which receiver r gets from L. With relays and an empty L also
+``imported[r]``, which r gets once for the whole domain and passes on, and ``direct``, which every receiver gets
+for itself. T: the time of the busiest port.
 
 Rows. With L: sum local = sum inside, sum remote = k b - sum inside, inside <= b
 (``holders_send_what_is_received``). Without L, with relays: sum remote = sum imported + k direct, sum imported +
@@ -31,35 +31,38 @@ from milpplan.switching.slices import Lots
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A lot and the receivers of one domain; ``local`` and ``remote`` are the holders that may send."""
+    """A lot and its receivers in a domain."""
 
     lot: int
     size: float
+    """Bytes of the lot."""
     receivers: IntArray
     local: IntArray
+    """Holders in the domain."""
     remote: IntArray
+    """Holders outside the domain."""
     relays: bool
-    """Whether the receivers may pass on what one of them imports."""
+    """True if the receivers may pass on the bytes that one of them imports."""
     first: int
-    """Number of its first variable: local, remote, inside, then imported and direct."""
+    """Index of its first variable; the order is local, remote, inside, imported, direct."""
 
     @property
     def num_inside(self) -> int:
-        """Variables ``inside``: there only where receivers have a choice."""
+        """Number of variables ``inside``, which exist only where receivers have a choice."""
         return len(self.receivers) if len(self.local) and len(self.remote) else 0
 
     @property
     def num_imported(self) -> int:
-        """Variables ``imported``."""
+        """Number of variables ``imported``."""
         return len(self.receivers) if self.relays else 0
 
     @property
     def num_variables(self) -> int:
-        """Variables of the block."""
+        """Number of variables of the block."""
         return len(self.local) + len(self.remote) + self.num_inside + self.num_imported + self.relays
 
     def variables(self) -> tuple[range, range, range, range, range]:
-        """Numbers of its variables: local, remote, inside, imported, direct."""
+        """Return the indices of its variables: local, remote, inside, imported, direct."""
         local = range(self.first, self.first + len(self.local))
         remote = range(local.stop, local.stop + len(self.remote))
         inside = range(remote.stop, remote.stop + self.num_inside)
@@ -68,8 +71,8 @@ class Block:
 
 
 def blocks(lots: Lots, links: Links, relay: bool) -> list[Block]:
-    """All blocks; variable 0 is T."""
-    domains, found, first = links.domains(lots.num_gpus), list[Block](), 1
+    """Build all blocks; variable 0 is T."""
+    domains, all_blocks, first = links.domains(lots.num_gpus), list[Block](), 1
     for lot in range(len(lots)):
         holders, receivers = np.flatnonzero(lots.holders[lot]), np.flatnonzero(lots.receivers[lot])
         for domain in np.unique(domains[receivers]).tolist():
@@ -77,13 +80,13 @@ def blocks(lots: Lots, links: Links, relay: bool) -> list[Block]:
             near = domains[holders] == domain
             relays = relay and not near.any() and len(here) > 1
             size = float(lots.num_bytes[lot])
-            found.append(Block(lot, size, here, holders[near], holders[~near], relays, first))
-            first += found[-1].num_variables
-    return found
+            all_blocks.append(Block(lot, size, here, holders[near], holders[~near], relays, first))
+            first += all_blocks[-1].num_variables
+    return all_blocks
 
 
 def may_relay(lots: Lots, links: Links) -> bool:
-    """Whether some lot is lacking on two ranks or more of a domain where nobody holds it."""
+    """Check that two or more ranks of a domain without holder lack some lot, so that relays are possible."""
     first_ranks = np.arange(0, lots.num_gpus, links.gpus_per_domain)
     lacking = np.add.reduceat(lots.receivers, first_ranks, axis=1, dtype=np.int64)
     held = np.logical_or.reduceat(lots.holders, first_ranks, axis=1)
@@ -91,34 +94,41 @@ def may_relay(lots: Lots, links: Links) -> bool:
 
 
 def most_variables(lots: Lots, links: Links) -> int:
-    """Variables of the largest program of these lots: holders in every domain that lacks something, and two a
-    receiver."""
+    """Bound the number of variables of the program from above.
+
+    There is a variable for each holder and each domain that lacks the lot, and two for each receiver.
+    """
     first_ranks = np.arange(0, lots.num_gpus, links.gpus_per_domain)
     lacking = np.logical_or.reduceat(lots.receivers, first_ranks, axis=1).sum(axis=1)
     return int((lots.holders.sum(axis=1) * lacking).sum() + 2 * lots.receivers.sum())
 
 
 Entry = tuple[int, int, float]
-"""Row, variable, coefficient."""
+"""Nonzero of the matrix: row, variable, coefficient."""
 
 
 @dataclass(frozen=True, slots=True)
 class SenderProgram:
-    """Rows of the program in seconds and bytes: ``balance`` entries with ``amounts`` on the right, port rows
-    [4 * ranks] with what they carry in any case, ``between`` [variables] bytes that cross domains."""
+    """Rows of the program, in seconds and bytes."""
 
     num_variables: int
     balance: list[Entry]
+    """Left-hand side of the balance rows."""
     amounts: list[float]
+    """Right-hand side of the balance rows."""
     ports: list[Entry]
+    """Seconds of the ports, rows [4 * ranks]."""
     fixed: FloatArray
+    """Seconds of the ports that do not depend on the variables, [4 * ranks]."""
     upper: FloatArray
+    """Upper bounds of the variables."""
     between: FloatArray
+    """Bytes that cross domains per byte of a variable."""
 
 
-def sender_program(found: list[Block], links: Links, num_gpus: int) -> SenderProgram:
-    """The program of all blocks; the rate of a port between domains is that of one rail."""
-    num_variables = 1 + sum(block.num_variables for block in found)
+def sender_program(all_blocks: list[Block], links: Links, num_gpus: int) -> SenderProgram:
+    """Build the program of all blocks; the rate of a port between domains is that of a rail."""
+    num_variables = 1 + sum(block.num_variables for block in all_blocks)
     program = SenderProgram(
         num_variables,
         [],
@@ -128,7 +138,7 @@ def sender_program(found: list[Block], links: Links, num_gpus: int) -> SenderPro
         np.full(num_variables, np.inf),
         np.zeros(num_variables),
     )
-    for block in found:
+    for block in all_blocks:
         _holders_send_what_is_received(program, block)
         program.ports.extend(_ports_are_done(program.fixed, block, num_gpus))
         _, remote, inside, _, _ = block.variables()
@@ -141,13 +151,14 @@ def sender_program(found: list[Block], links: Links, num_gpus: int) -> SenderPro
 
 
 def _row(program: SenderProgram, entries: list[tuple[range, float]], amount: float) -> None:
+    """Add a balance row."""
     number = len(program.amounts)
     program.balance.extend((number, v, value) for variables, value in entries for v in variables)
     program.amounts.append(amount)
 
 
 def _holders_send_what_is_received(program: SenderProgram, block: Block) -> None:
-    """Rows of the balance; ``domain_imports_everything`` where receivers relay."""
+    """Add the balance rows; ``domain_imports_everything`` where receivers relay."""
     local, remote, inside, imported, direct = block.variables()
     count, size = len(block.receivers), block.size
     if block.relays:
@@ -161,7 +172,7 @@ def _holders_send_what_is_received(program: SenderProgram, block: Block) -> None
 
 
 def _ports_are_done(fixed: FloatArray, block: Block, num_gpus: int) -> Iterator[Entry]:
-    """Bytes of every port: what variables add, as entries; what is there in any case is added to ``fixed``."""
+    """Yield the bytes that variables add to the ports; add the constant bytes to ``fixed``."""
     local, remote, inside, imported, direct = block.variables()
     out_inside, in_inside, out_between, in_between = (
         port * num_gpus for port in (OUT_INSIDE, IN_INSIDE, OUT_BETWEEN, IN_BETWEEN)

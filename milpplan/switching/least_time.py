@@ -1,4 +1,4 @@
-"""The best senders: the routes whose busiest port is done first, with a proof that none are done sooner."""
+"""Optimal senders: routes that minimise the time of the busiest port, with a proved lower bound of this time."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from milpplan.switching.routes import Route, Routes
 from milpplan.switching.slices import Lots
 
 MAX_VARIABLES = 400_000
-"""Largest program that is solved (a minute or two); nearest holders need none."""
+"""Maximum size of a program (a minute or two). Nearest holders need no program."""
 SLACK = 1e-9
-"""By how much the least time may be passed, relative, to keep bytes inside domains."""
+"""Relative increase of the minimum time that the second objective, fewer bytes between domains, may use."""
 
 
 def least_time_routes(lots: Lots, links: Links, relay: bool = False) -> tuple[Routes, float]:
-    """Routes with the least time of the busiest port, and a proved lower bound of it in seconds.
+    """Find routes that minimise the time of the busiest port.
 
     Args:
-        lots: what has to move.
+        lots: lots to move.
         links: rates of the ports.
-        relay: whether receivers may pass on in their domain what one of them imports. The bound is then for the
-            ports' sums over both (waves without end); without, for direct messages.
+        relay: receivers may pass on in their domain the bytes that one of them imports. The bound then covers the
+            ports' sums over direct messages and relays (in the limit of many waves), else direct messages.
+
+    Returns:
+        Routes, and a proved lower bound of the time in seconds.
 
     Raises:
         InvalidInputError: the program is too large.
@@ -42,19 +45,19 @@ def least_time_routes(lots: Lots, links: Links, relay: bool = False) -> tuple[Ro
             f"Expected at most {MAX_VARIABLES:,}.",
             "Take the nearest senders, or fewer GPUs.",
         )
-    found = blocks(lots, links, relay)
-    program = sender_program(found, links, lots.num_gpus)
-    amounts, prices = _solved(program, float(lots.num_bytes.max()), _receiving_s(lots, links))
-    bound_s = priced_bound_s(found, links, lots.num_gpus, prices)
-    return Routes.of(list(_routes(found, amounts))), bound_s
+    all_blocks = blocks(lots, links, relay)
+    program = sender_program(all_blocks, links, lots.num_gpus)
+    amounts, duals = _solved(program, float(lots.num_bytes.max()), _receiving_s(lots, links))
+    bound_s = priced_bound_s(all_blocks, links, lots.num_gpus, duals)
+    return Routes.of(list(_routes(all_blocks, amounts))), bound_s
 
 
 def receiving_bound_s(lots: Lots, links: Links) -> float:
-    """Seconds that no routes undercut, with relays or without; in a fraction of the time of a program, and mostly
-    as much as it proves.
+    """Bound the time of all routes from below in seconds, with relays or without.
 
-    Every rank takes in what it lacks over both of its ports, and what nobody in a domain holds comes in at least
-    once over the network's ports of all of its ranks.
+    The bound takes a fraction of the time of a program and mostly equals the bound of the program. Every rank
+    receives the bytes that it lacks over both of its ports, and the bytes without holder in a domain arrive at
+    least once over the network ports of all of its ranks.
     """
     if len(lots) == 0:
         return 0.0
@@ -67,26 +70,29 @@ def receiving_bound_s(lots: Lots, links: Links) -> float:
 
 
 def _receiving_s(lots: Lots, links: Links) -> float:
-    """Seconds of the busiest receiver that takes from its domain what is there: the scale of the program."""
+    """Time the busiest receiver if holders in its own domain send whenever possible: the scale of the program."""
     first_ranks = np.arange(0, lots.num_gpus, links.gpus_per_domain)
     near = np.logical_or.reduceat(lots.holders, first_ranks, axis=1)[:, links.domains(lots.num_gpus)]
-    inside, between = (lots.num_bytes @ (lots.receivers & there) for there in (near, ~near))
+    inside, between = (lots.num_bytes @ (lots.receivers & mask) for mask in (near, ~near))
     return float(max(inside.max() / links.inside_bytes_per_s, between.max() / links.between_bytes_per_s))
 
 
 def _matrix(entries: list[Entry], num_rows: int, num_columns: int) -> Any:
-    """A sparse matrix by rows."""
+    """Build a sparse matrix by rows."""
     from scipy.sparse import coo_array
 
     rows, columns, values = np.array(entries, dtype=np.float64).T if entries else np.zeros((3, 0))
-    places = rows.astype(np.int64), columns.astype(np.int64)
-    return coo_array((values, places), shape=(num_rows, num_columns)).tocsr()
+    indices = rows.astype(np.int64), columns.astype(np.int64)
+    return coo_array((values, indices), shape=(num_rows, num_columns)).tocsr()
 
 
 def _solved(program: SenderProgram, unit: float, time_s: float) -> tuple[FloatArray, FloatArray]:
-    """Bytes of every variable, and the prices of the ports, which add up to 1. ``unit`` bytes and ``time_s`` scale
-    the program to numbers near one."""
-    # It takes a second to import, which every use of the package would pay.
+    """Solve the program. ``unit`` bytes and ``time_s`` scale it to numbers near 1.
+
+    Returns:
+        Bytes of every variable, and dual values of the port rows, which add up to 1.
+    """
+    # The import takes a second, which every use of the package would pay.
     from scipy.optimize import linprog
 
     num_ports, size = len(program.fixed), program.num_variables
@@ -94,7 +100,7 @@ def _solved(program: SenderProgram, unit: float, time_s: float) -> tuple[FloatAr
     rows = [*((row, v, value * unit / time_s) for row, v, value in program.ports)]
     rows += [(row, 0, -1.0) for row in range(num_ports)]
     ports = _matrix(rows, num_ports, size)
-    # A port that carries nothing can never be the busiest.
+    # An idle port can never be the busiest.
     used = np.diff(ports.indptr) > 1
     used |= program.fixed > 0
     ports, fixed = ports[used], program.fixed[used] / time_s
@@ -102,6 +108,7 @@ def _solved(program: SenderProgram, unit: float, time_s: float) -> tuple[FloatAr
     right = np.array(program.amounts) / unit
 
     def run(objective: FloatArray, limit: float) -> tuple[FloatArray, FloatArray]:
+        """Minimise an objective with T at most ``limit``; return the solution and the marginals of the ports."""
         upper[0] = limit
         limits = np.column_stack([np.zeros(size), upper])
         answer = linprog(objective, ports, -fixed, balance, right, limits, method="highs")
@@ -114,22 +121,23 @@ def _solved(program: SenderProgram, unit: float, time_s: float) -> tuple[FloatAr
         return answer.x, answer.ineqlin.marginals
 
     first, marginals = run(np.eye(1, size)[0], np.inf)
-    prices = np.zeros(num_ports)
-    prices[used] = np.maximum(-marginals, 0.0)
+    duals = np.zeros(num_ports)
+    duals[used] = np.maximum(-marginals, 0.0)
     chosen, _ = run(program.between, float(first[0]) * (1 + SLACK))
-    return np.maximum(chosen, 0.0) * unit, prices / prices.sum()
+    return np.maximum(chosen, 0.0) * unit, duals / duals.sum()
 
 
-def priced_bound_s(found: list[Block], links: Links, num_gpus: int, prices: FloatArray) -> float:
-    """What the cheapest routes cost where a second of each port has a price; the prices add up to 1.
+def priced_bound_s(all_blocks: list[Block], links: Links, num_gpus: int, duals: FloatArray) -> float:
+    """Bound the time of the busiest port from below by Lagrangian duality, in seconds.
 
-    The busiest port is busy for at least the mean over all ports weighted by prices >= 0, and that is least where
-    each part takes its cheapest way: a lower bound whatever the solver did, prices [4 * ranks] included.
+    The busiest port is busy for at least the mean over all ports weighted by duals >= 0 [4 * ranks] that add up to
+    1. The mean has its minimum where each part takes its cheapest route. The bound holds for any duals, whatever
+    the solver returned.
     """
     inside, between = 1 / links.inside_bytes_per_s, 1 / links.between_bytes_per_s
-    price = np.maximum(prices, 0.0).reshape(4, num_gpus) * np.array([inside, inside, between, between])[:, None]
+    price = np.maximum(duals, 0.0).reshape(4, num_gpus) * np.array([inside, inside, between, between])[:, None]
     total = 0.0
-    for block in found:
+    for block in all_blocks:
         ranks = block.receivers
         near = price[OUT_INSIDE, block.local].min(initial=np.inf) + price[IN_INSIDE, ranks]
         far = price[OUT_BETWEEN, block.remote].min(initial=np.inf) + price[IN_BETWEEN, ranks]
@@ -139,15 +147,16 @@ def priced_bound_s(found: list[Block], links: Links, num_gpus: int, prices: Floa
             passing = passing + price[IN_INSIDE, ranks].sum() - price[IN_INSIDE, ranks]
             direct = min(direct, float(price[OUT_BETWEEN, block.remote].min() + passing.min()))
         total += block.size * direct
-    return total / max(float(prices.sum()), np.finfo(np.float64).tiny)
+    return total / max(float(duals.sum()), np.finfo(np.float64).tiny)
 
 
 Demand = tuple[int, float, float]
-"""Receiver, first byte, last byte + 1 of its lot."""
+"""Receiver, and first byte and last byte + 1 of the part of a lot that it needs."""
 
 
-def _routes(found: list[Block], amounts: FloatArray) -> Iterator[Route]:
-    for block in found:
+def _routes(all_blocks: list[Block], amounts: FloatArray) -> Iterator[Route]:
+    """Convert the bytes of the variables into routes."""
+    for block in all_blocks:
         parts = block.variables()
         local, remote, inside, imported, direct = (amounts[part.start : part.stop] for part in parts)
         ranks, size = block.receivers.tolist(), block.size
@@ -162,7 +171,7 @@ def _routes(found: list[Block], amounts: FloatArray) -> Iterator[Route]:
 
 
 def _relayed(block: Block, remote: FloatArray, imported: FloatArray, direct: float) -> Iterator[Route]:
-    """Everybody gets the first ``direct`` bytes; of the rest each importer its part, which it passes on."""
+    """Send the first ``direct`` bytes to all receivers; each importer gets a part of the rest and relays it."""
     ranks = block.receivers.tolist()
     direct = min(direct, block.size)
     weights = imported / imported.sum() if imported.sum() > 0 else np.full(len(ranks), 1 / len(ranks))
@@ -176,7 +185,7 @@ def _relayed(block: Block, remote: FloatArray, imported: FloatArray, direct: flo
 
 
 def _dealt(lot: int, senders: IntArray, amounts: FloatArray, demands: list[Demand]) -> Iterator[Route]:
-    """Senders in their order fill the demands in theirs; rounding is left to the last one."""
+    """Assign senders to demands, both in their order; the last sender absorbs rounding errors."""
     wanted = sum(stop - start for _, start, stop in demands)
     total = float(amounts.sum())
     if wanted <= 0 or len(senders) == 0:

@@ -1,4 +1,4 @@
-"""What a switch runs on, and how long its messages take there."""
+"""Links of the ranks, and times of messages on them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from milpplan.problem.hardware import HardwareSpec
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 OUT_INSIDE, IN_INSIDE, OUT_BETWEEN, IN_BETWEEN = range(4)
-"""Ports of a rank: links inside its domain and its share of the network, each in both directions at once."""
+"""Ports of a rank: the links inside its domain and its share of the network. Both directions run at the same
+time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Rates of one rank's ports, one direction, and latencies of a message. Domains hold consecutive ranks.
-
-    A message between domains whose ends have different places in them runs at ``other_rail_fraction`` of the rate.
-    """
+    """Rates of a rank's ports in one direction, and latencies of a message. Domains hold consecutive ranks."""
 
     gpus_per_domain: int
     inside_bytes_per_s: float
@@ -28,7 +26,9 @@ class Links:
     inside_latency_s: float = 0.0
     between_latency_s: float = 0.0
     other_rail_fraction: float = 1.0
+    """Share of the rate for messages between different positions in two domains."""
     other_rail_latency_s: float = 0.0
+    """Latency added to these messages."""
 
     def __post_init__(self) -> None:
         for name in ("gpus_per_domain", "inside_bytes_per_s", "between_bytes_per_s", "other_rail_fraction"):
@@ -39,7 +39,7 @@ class Links:
 
     @staticmethod
     def of(hardware: HardwareSpec, num_gpus: int) -> Links:
-        """The links of a hardware description, as ``collectives.p2p_s`` has them."""
+        """Take the links from a hardware description, as ``collectives.p2p_s`` does."""
         up, out = hardware.scale_up, hardware.scale_out
         if hardware.pods is not None:
             raise InvalidInputError(
@@ -59,17 +59,17 @@ class Links:
         )
 
     def domains(self, num_gpus: int) -> IntArray:
-        """Domain of every rank."""
+        """List the domain of every rank."""
         return np.asarray(np.arange(num_gpus) // self.gpus_per_domain)
 
     def same_domain(self, a: IntArray, b: IntArray) -> BoolArray:
-        """Whether pairs of ranks share a domain."""
+        """Check that pairs of ranks share a domain."""
         return np.asarray(a // self.gpus_per_domain == b // self.gpus_per_domain)
 
     def seconds(self, sender: IntArray, receiver: IntArray, num_bytes: FloatArray | IntArray) -> FloatArray:
-        """Seconds for which a message keeps the ports at its two ends busy: bytes / rate, without latency.
+        """Time for which a message occupies the ports at its two ends: bytes / rate, without latency, in seconds.
 
-        Arrays that broadcast. Source: as ``collectives.p2p_s``.
+        Arrays that broadcast. Source: see ``collectives.p2p_s``.
         """
         other = (sender - receiver) % self.gpus_per_domain != 0
         between = self.between_bytes_per_s * np.where(other, self.other_rail_fraction, 1.0)
@@ -79,21 +79,21 @@ class Links:
     def port_s(
         self, sender: IntArray, receiver: IntArray, num_bytes: FloatArray | IntArray, num_gpus: int
     ) -> FloatArray:
-        """Seconds for which every port is busy, [ports, ranks]: the sum over its messages."""
+        """Sum the time of the messages of every port, in seconds [ports, ranks]."""
         seconds = self.seconds(sender, receiver, num_bytes)
         inside = self.same_domain(sender, receiver)
-        found = np.zeros((4, num_gpus))
+        port_seconds = np.zeros((4, num_gpus))
         for ranks, chosen, port in (
             (sender, inside, OUT_INSIDE),
             (receiver, inside, IN_INSIDE),
             (sender, ~inside, OUT_BETWEEN),
             (receiver, ~inside, IN_BETWEEN),
         ):
-            found[port] = np.bincount(ranks[chosen], seconds[chosen], minlength=num_gpus)
-        return found
+            port_seconds[port] = np.bincount(ranks[chosen], seconds[chosen], minlength=num_gpus)
+        return port_seconds
 
     def latency_s(self, sender: IntArray, receiver: IntArray) -> float:
-        """Latency of messages that start together: that of the slowest kind among them, 0 for none."""
+        """Return the latency of messages that start together, a maximum over them; 0 without messages."""
         if len(sender) == 0:
             return 0.0
         inside = self.same_domain(sender, receiver)

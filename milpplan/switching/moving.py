@@ -1,6 +1,6 @@
-"""Moving real arrays: what a switch does to the tensors of every rank, step by step.
+"""A switch carried out on arrays: every rank's tensors, step by step.
 
-Works on arrays of NumPy, and on anything that is indexed, shaped and assigned to like them.
+It works on NumPy arrays and on other arrays with the same indexing, shapes and assignment.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from milpplan.switching.tensors import Tensor
 Piece = tuple[Box, Any]
 """A box of a tensor and its array."""
 Held = dict[int, list[Piece]]
-"""What one rank holds: the pieces of each tensor, by the tensor's number."""
+"""Arrays of a rank: the pieces of each tensor, by the tensor's number."""
 Boxes = list[tuple[int, Box]]
-"""The boxes of one rank, each with the number of its tensor."""
+"""Boxes of a rank, each with the number of its tensor."""
 
 
 def boxes_of_ranks(owner: Ownership, tensors: tuple[Tensor, ...], num_gpus: int) -> list[Boxes]:
-    """The boxes that every rank holds."""
-    found: list[Boxes] = [[] for _ in range(num_gpus)]
+    """List the boxes that every rank holds."""
+    boxes: list[Boxes] = [[] for _ in range(num_gpus)]
     for number, tensor in enumerate(tensors):
         for rank, top, bottom, left, right in owner.boxes(tensor).tolist():
-            found[rank].append((number, (top, bottom, left, right)))
-    return found
+            boxes[rank].append((number, (top, bottom, left, right)))
+    return boxes
 
 
 def held_of(boxes: Boxes, array: Callable[[int, Box], Any]) -> Held:
-    """One rank's pieces, each made by ``array`` from the number of its tensor and its box."""
+    """Make the pieces of a rank; ``array`` makes a piece from the number of its tensor and its box."""
     held: Held = {}
     for number, box in boxes:
         held.setdefault(number, []).append((box, array(number, box)))
@@ -41,7 +41,7 @@ def held_of(boxes: Boxes, array: Callable[[int, Box], Any]) -> Held:
 
 
 def view(held: Held, piece: IntArray) -> Any:
-    """The part of a rank's arrays that a slice (number of the tensor, box) names.
+    """Return the part of a rank's arrays that a slice (number of the tensor, box) names.
 
     Raises:
         KeyError: the rank does not hold it.
@@ -54,7 +54,7 @@ def view(held: Held, piece: IntArray) -> Any:
 
 
 def keep(old: Held, new: Held) -> None:
-    """Copy what a rank holds before and after the switch from its old arrays to its new ones."""
+    """Copy the data that a rank holds before and after the switch from its old arrays to its new arrays."""
     pairs = ((before, after) for number in new for before in old.get(number, []) for after in new[number])
     for (before, source), (after, array) in pairs:
         top, bottom = max(after[0], before[0]), min(after[1], before[1])
@@ -65,8 +65,11 @@ def keep(old: Held, new: Held) -> None:
 
 
 def move(switch: SwitchPlan, old: list[Held], new: list[Held]) -> None:
-    """Carry out a switch in one process: fill every rank's new arrays, each from the rank's own old ones and from
-    the deliveries alone. Relays read the new arrays of their senders."""
+    """Carry out a switch in one process.
+
+    The new arrays of a rank are filled only from its own old arrays and from the deliveries. Relays read the new
+    arrays of their senders.
+    """
     for before, after in zip(old, new, strict=True):
         keep(before, after)
     deliveries = switch.deliveries
