@@ -1,10 +1,10 @@
-"""The order of the plans of one step: switch costs of all pairs, and the best circuit.
+"""Order of the plans of a step: switch costs of all pairs, and the optimal circuit.
 
-A step starts and ends at its home, where the optimizer states live. On every arc parameters move. The home has no
-gradients to hand on when the step starts; every other plan hands on what has been accumulated so far
-(``pairwise``), or sends its own gradients straight to the home (``home``).
-Source: HotSPa's step (Hetu 01376b1, python/hetu/engine/trainer.py and hetu/graph/define_and_run_graph.cc), which
-hands gradients on, with an order and a home given by hand.
+A step starts and ends at its home, the plan with the optimizer states. Parameters move on every arc. The home has
+no gradients to pass on when the step starts; every other plan passes on the accumulated gradients (``pairwise``),
+or sends its own gradients directly to the home (``home``). Source: HotSPa's step (Hetu 01376b1,
+python/hetu/engine/trainer.py and hetu/graph/define_and_run_graph.cc), which hands gradients on, with an order and
+a home given by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from milpplan.switching.routes import routes_s
 from milpplan.switching.slices import check_gpus, lots_between
 
 MAX_PLANS = 16
-"""Most plans of one step; the exact order takes 2^15 sets of them for each home."""
+"""Maximum number of plans of a step; the exact order takes 2^15 sets of plans for each home."""
 
 
 def switch_costs(
@@ -38,7 +38,7 @@ def switch_costs(
     grad_bytes: int = 4,
     rules: ShardRules = EQUAL_ROWS,
 ) -> SwitchCosts:
-    """Costs of all ordered pairs of plans, before rounding to whole rows.
+    """Compute the switch costs of all ordered pairs of plans, before rounding to whole rows.
 
     Raises:
         InvalidInputError: the plans have different numbers of GPUs.
@@ -65,8 +65,10 @@ def switch_costs(
 def least_switch_s(
     model: ModelSpec, plans: Sequence[Plan], links: Links, grad_bytes: int = 4, rules: ShardRules = EQUAL_ROWS
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds of parameters and of gradients that ``switch_costs`` never undercuts, [from, to] each, without
-    choosing senders.
+    """Bound ``switch_costs`` from below without choosing senders.
+
+    Returns:
+        Seconds of parameters and of gradients, each [from, to].
 
     Raises:
         InvalidInputError: the plans have different numbers of GPUs.
@@ -87,17 +89,21 @@ def least_switch_s(
 def arc_costs(
     costs: SwitchCosts, home: int, gradients: GradientRoute, compute_s: FloatArray | None = None
 ) -> tuple[FloatArray, FloatArray]:
-    """Exposed seconds of parameters and of gradients on every arc, [from, to] each, for one home.
+    """Compute the exposed seconds of parameters and of gradients on every arc, each [from, to], for one home.
 
-    ``compute_s`` [plans]: a group's work, behind which the gradients of the arc into it travel (they are needed
-    only when its own are added); without it they wait. No gradients leave the home.
+    Args:
+        costs: switch costs of all pairs.
+        home: index of the home; no gradients leave it.
+        gradients: route of the gradients.
+        compute_s: [plans] compute of a plan, which hides the gradients on the arc to it (they are needed only when
+            its own gradients are added); None: no gradients are hidden.
     """
-    whole = (
+    gradients_s = (
         costs.gradients_s
         if gradients == "pairwise"
         else np.repeat(costs.gradients_s[:, [home]], len(costs.gradients_s), 1)
     )
-    exposed = np.maximum(whole - (0.0 if compute_s is None else compute_s), 0.0)
+    exposed = np.maximum(gradients_s - (0.0 if compute_s is None else compute_s), 0.0)
     exposed[home] = 0.0
     np.fill_diagonal(exposed, 0.0)
     return costs.parameters_s, exposed
@@ -109,16 +115,16 @@ def best_order(
     gradients: GradientRoute | None = None,
     compute_s: FloatArray | None = None,
 ) -> SwitchOrder:
-    """The circuit of least switch time through all plans, exact.
+    """Find the circuit through all plans with the minimum switch time, exactly.
 
     Args:
         costs: ``switch_costs``.
-        home: number of the plan where the step starts and ends; None: the best.
-        gradients: how they travel; None: the better way.
+        home: index of the plan where the step starts and ends; None: the best home.
+        gradients: route of the gradients; None: the better route.
         compute_s: as in ``arc_costs``.
 
     Raises:
-        InvalidInputError: no plans, too many, or no such home.
+        InvalidInputError: no plans, too many plans, or no such home.
     """
     size = len(costs.parameters_s)
     if not 0 < size <= MAX_PLANS or (home is not None and not 0 <= home < size):
@@ -129,11 +135,12 @@ def best_order(
         )
     routes: tuple[GradientRoute, ...] = ("pairwise", "home") if gradients is None else (gradients,)
     homes = range(size) if home is None else (home,)
-    found = [_order(costs, one, route, compute_s) for one in homes for route in routes]
-    return min(found, key=lambda order: order.time_s)
+    orders = [_order(costs, start, route, compute_s) for start in homes for route in routes]
+    return min(orders, key=lambda order: order.time_s)
 
 
 def _order(costs: SwitchCosts, home: int, route: GradientRoute, compute_s: FloatArray | None) -> SwitchOrder:
+    """Find the optimal circuit for one home and one route of the gradients."""
     parameters, gradients = arc_costs(costs, home, route, compute_s)
     order = best_circuit(parameters + gradients, home)
     arcs = (np.array(order), np.roll(order, -1))
@@ -142,7 +149,7 @@ def _order(costs: SwitchCosts, home: int, route: GradientRoute, compute_s: Float
 
 
 def best_circuit(cost: FloatArray, start: int) -> tuple[int, ...]:
-    """The cheapest circuit through all nodes from ``start``; ``cost`` [from, to], the diagonal is not read.
+    """Find the cheapest circuit through all nodes from ``start``; ``cost`` [from, to], the diagonal is not read.
 
     best[S, j] = min over i in S of best[S without j, i] + cost[i, j], over sets S of the others.
     Source: Held and Karp 1962; Bellman 1962.
@@ -153,7 +160,7 @@ def best_circuit(cost: FloatArray, start: int) -> tuple[int, ...]:
         return (start,)
     inner = cost[np.ix_(others, others)]
     best = np.full((1 << count, count), np.inf)
-    came = np.zeros((1 << count, count), dtype=np.int64)
+    predecessor = np.zeros((1 << count, count), dtype=np.int64)
     best[1 << np.arange(count), np.arange(count)] = cost[start, others]
     for members in range(1, 1 << count):
         outside = np.flatnonzero((members >> np.arange(count)) & 1 == 0)
@@ -162,18 +169,18 @@ def best_circuit(cost: FloatArray, start: int) -> tuple[int, ...]:
         reached = best[members][:, None] + inner[:, outside]
         via, larger = reached.argmin(axis=0), members | (1 << outside)
         best[larger, outside] = reached[via, np.arange(len(outside))]
-        came[larger, outside] = via
-    return (start, *[others[number] for number in _walked_back(best, came, cost[others, start])])
+        predecessor[larger, outside] = via
+    return (start, *[others[number] for number in _walked_back(best, predecessor, cost[others, start])])
 
 
-def _walked_back(best: FloatArray, came: IntArray, closing: FloatArray) -> list[int]:
-    """The nodes of the cheapest circuit in their order."""
+def _walked_back(best: FloatArray, predecessor: IntArray, closing: FloatArray) -> list[int]:
+    """List the nodes of the cheapest circuit in their order."""
     members = len(best) - 1
     last = int((best[members] + closing).argmin())
-    found = [last]
+    nodes = [last]
     while members & (members - 1):
-        previous = int(came[members, last])
+        previous = int(predecessor[members, last])
         members ^= 1 << last
         last = previous
-        found.append(last)
-    return found[::-1]
+        nodes.append(last)
+    return nodes[::-1]

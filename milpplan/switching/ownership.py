@@ -1,8 +1,8 @@
-"""Which rank holds which slice of which tensor under a plan.
+"""Ownership of the slices of all tensors by ranks under a plan.
 
 A slice is a box ``[first row, last row + 1) x [first column, last column + 1)`` of a tensor. Tensor parallelism
-cuts rows or columns, pipeline parallelism deals out the layers, expert parallelism the experts; replicas hold the
-same boxes, or with ZeRO the rows of each box in equal shares.
+cuts rows or columns, pipeline parallelism distributes the layers, expert parallelism the experts. Replicas hold
+the same boxes, or with ZeRO equal shares of the rows of each box.
 """
 
 from __future__ import annotations
@@ -23,46 +23,48 @@ from milpplan.switching.tensors import EMBEDDING, HEAD, Shape, Tensor, model_ten
 
 What = Literal["parameters", "gradients", "optimizer"]
 WHATS: tuple[What, ...] = ("parameters", "gradients", "optimizer")
-"""bf16 weights; reduced gradients; fp32 weights with both moments."""
+"""States: bf16 weights; reduced gradients; fp32 weights with both moments."""
 
 SHARDED_FROM: dict[What, int] = {"parameters": 3, "gradients": 1, "optimizer": 1}
-"""ZeRO stage from which replicas hold shares. Gradients from stage 1: its reduce-scatter leaves the sums of a
-share on each replica; what the rest of its buffer holds is not reduced (``states.reduce_s``). The weights of
-embedding and head are whole at stage 3, as the simulator has them."""
+"""First ZeRO stage in which replicas hold shares. Gradients are shared from stage 1: its reduce-scatter leaves the
+sums of a share on each replica, and the rest of its buffer is not reduced (``states.reduce_s``). The weights of
+embedding and head are whole at stage 3, as in the simulator."""
 
 Key = tuple[tuple[int, ...], int, bool]
+"""Pipeline ranks, rank of the experts (-1: dense), and True for tensors of layers."""
 Box = tuple[int, int, int, int]
 """First row, last row + 1, first column, last column + 1."""
 
 
 def element_bytes(what: What, grad_bytes: int) -> int:
-    """Bytes of one parameter's part of ``what``: 2, ``grad_bytes``, or 12 (Adam in fp32)."""
+    """Return the bytes per parameter of a state: 2, ``grad_bytes``, or 12 (Adam in fp32)."""
     return {"parameters": 2, "gradients": grad_bytes, "optimizer": ADAM_STATE_BYTES}[what]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRules:
-    """How a framework divides what the degrees leave open.
-
-    ``shards``: ``tensor`` gives each replica an equal number of the rows of each of its boxes (PyTorch's
-    fully_shard); ``hetu`` divides the rows of the whole tensor by replicas first and by tensor-parallel ranks
-    second, as Hetu's annotation of a scattered gradient reads to its own switch planner.
-    ``padded_vocabulary``: cut as Megatron-LM pads it, else in equal parts. ``sharding_group``: as
-    ``Software.sharding_group``.
-    """
+    """Rules of a framework for the divisions that the degrees leave open."""
 
     shards: Literal["tensor", "hetu"] = "tensor"
+    """``tensor``: each replica holds an equal number of the rows of each of its boxes (PyTorch's fully_shard).
+    ``hetu``: the rows of the whole tensor are divided first by replicas and then by tensor-parallel ranks, as
+    Hetu's switch planner reads Hetu's annotation of a scattered gradient."""
     padded_vocabulary: bool = True
+    """True: the vocabulary is cut with Megatron-LM's padding; False: in equal parts."""
     sharding_group: int = 0
+    """As ``Software.sharding_group``."""
 
 
 EQUAL_ROWS = ShardRules()
-"""Every replica an equal number of the rows of each box."""
+"""Default rules: every replica holds an equal number of the rows of each box."""
 
 
 def _cut(size: int, units: int, parts: int, part: int) -> tuple[int, int]:
-    """Part ``part`` of ``parts`` of a dimension whose ``units`` stay whole; with more parts than units each has
-    the unit that the parts around it share (key and value heads beyond ``num_key_value_heads``)."""
+    """Return the interval of part ``part`` of ``parts`` of a dimension whose ``units`` stay whole.
+
+    With more parts than units, neighbouring parts share a unit (key and value heads if tp is above
+    ``num_key_value_heads``).
+    """
     first, last = part * units // parts, (part + 1) * units // parts
     if units < parts:
         last = first + 1
@@ -70,25 +72,26 @@ def _cut(size: int, units: int, parts: int, part: int) -> tuple[int, int]:
 
 
 def _share(box: Box, parts: int, part: int) -> Box:
+    """Cut an equal share of the rows of a box."""
     rows = box[1] - box[0]
     return box[0] + part * rows // parts, box[0] + (part + 1) * rows // parts, box[2], box[3]
 
 
 def tensor_box(shape: Shape, parts: int, part: int, rules: ShardRules) -> Box:
-    """The box of one tensor-parallel rank."""
+    """Return the box of a tensor-parallel rank."""
     if shape.split == "columns":
         return 0, shape.rows, *_cut(shape.columns, shape.units, parts, part)
     if shape.split == "none":
         return 0, shape.rows, 0, shape.columns
     if shape.vocabulary and rules.padded_vocabulary:
-        each = int(padded_vocab_size(shape.rows, parts)) // parts
-        return min(part * each, shape.rows), min((part + 1) * each, shape.rows), 0, shape.columns
+        rows = int(padded_vocab_size(shape.rows, parts)) // parts
+        return min(part * rows, shape.rows), min((part + 1) * rows, shape.rows), 0, shape.columns
     return *_cut(shape.rows, shape.units, parts, part), 0, shape.columns
 
 
-def _shard_box(shape: Shape, grid: tuple[int, int], place: tuple[int, int], rules: ShardRules) -> Box:
-    """The box of shard ``place[1]`` of ``grid[1]`` on tensor-parallel rank ``place[0]`` of ``grid[0]``."""
-    (parts, shards), (part, shard) = grid, place
+def _shard_box(shape: Shape, grid: tuple[int, int], position: tuple[int, int], rules: ShardRules) -> Box:
+    """Return the box of a shard; ``grid`` and ``position`` are (tensor-parallel ranks, shards)."""
+    (parts, shards), (part, shard) = grid, position
     if rules.shards == "hetu" and shape.split != "columns" and shards > 1:
         return *_cut(shape.rows, shape.rows, shards * parts, shard * parts + part), 0, shape.columns
     return _share(tensor_box(shape, parts, part, rules), shards, shard)
@@ -96,7 +99,7 @@ def _shard_box(shape: Shape, grid: tuple[int, int], place: tuple[int, int], rule
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Who holds what of one plan; boxes are worked out once for every shape and place."""
+    """Ownership of a state under a plan. Boxes are computed once for every shape and position."""
 
     plan: Plan
     what: What
@@ -113,7 +116,7 @@ class Ownership:
     known_keys: list[Key] = field(default_factory=list)
 
     def stages(self, tensor: Tensor) -> tuple[int, ...]:
-        """Pipeline ranks that hold a tensor: one, or both ends for a tied embedding."""
+        """List the pipeline ranks that hold a tensor: a single rank, or both ends for a tied embedding."""
         ranks = self.plan.layout.stage_ranks
         if tensor.place == EMBEDDING:
             return tuple(sorted({ranks[0], ranks[-1]})) if tensor.tied else (ranks[0],)
@@ -127,14 +130,13 @@ class Ownership:
         return self.known_keys
 
     def key(self, tensor: Tensor) -> Key:
-        """What besides its shape decides who holds a tensor: pipeline ranks, the rank of its experts (-1:
-        dense), and whether it is of a layer or of an end."""
+        """Return the key that, with the shape, decides which ranks hold a tensor."""
         layout = self.plan.layout
         home = -1 if tensor.expert is None else tensor.expert * layout.ep // tensor.num_experts
         return self.stages(tensor), home, tensor.place >= 0
 
     def boxes(self, tensor: Tensor) -> IntArray:
-        """Rank and box of every holder, [holders, 5]; empty boxes are left out."""
+        """List rank and box of every holder, [holders, 5], without empty boxes."""
         stages, home, _ = self.key(tensor)
         sharded = self.layers_sharded if tensor.place >= 0 else self.ends_sharded
         return np.concatenate([self._boxes(tensor.shape, stage, home, sharded) for stage in stages])
@@ -147,21 +149,21 @@ class Ownership:
             group = self.rules.sharding_group
             shards = 1 if not sharded else replicas if group == 0 else int(np.gcd(replicas, group))
             grid = (parts, shards)
-            found = [
+            rows = [
                 (int(ranks[part, replica]), *_shard_box(shape, grid, (part, replica % shards), self.rules))
                 for part in range(parts)
                 for replica in range(replicas)
             ]
-            boxes = np.array(found, dtype=np.int64).reshape(-1, 5)
+            boxes = np.array(rows, dtype=np.int64).reshape(-1, 5)
             self.known[key] = boxes[(boxes[:, 1] < boxes[:, 2]) & (boxes[:, 3] < boxes[:, 4])]
         return self.known[key]
 
 
 def ownership(model: ModelSpec, plan: Plan, what: What, rules: ShardRules = EQUAL_ROWS) -> Ownership:
-    """Who holds which slices of ``what`` under a plan.
+    """Determine the ownership of a state under a plan.
 
     Raises:
-        IllegalPlanError: the plan does not hold the model's layers, or its degrees do not divide.
+        IllegalPlanError: the plan does not cover the model's layers, or its degrees do not divide.
     """
     layout = plan.layout
     _check(model, plan)
@@ -185,6 +187,7 @@ def ownership(model: ModelSpec, plan: Plan, what: What, rules: ShardRules = EQUA
 
 
 def _check(model: ModelSpec, plan: Plan) -> None:
+    """Check that the plan covers the model and that its degrees divide."""
     layout, held = plan.layout, plan.virtual_stages[-1].layers[1]
     if held != model.num_layers:
         raise IllegalPlanError(
@@ -202,7 +205,7 @@ def _check(model: ModelSpec, plan: Plan) -> None:
 
 
 def _divisions(model: ModelSpec, layout: Layout) -> list[tuple[str, int, int]]:
-    """What must be a multiple of what."""
-    found = [("tp * cp * dp", layout.tp * layout.cp * layout.dp, layout.ep * layout.etp)]
+    """List (name, number, divisor) of the numbers that must be multiples."""
+    divisions = [("tp * cp * dp", layout.tp * layout.cp * layout.dp, layout.ep * layout.etp)]
     moes = [run.mlp for run in model.layers if isinstance(run.mlp, MixtureOfExperts)]
-    return found + [("num_experts", mlp.num_experts, layout.ep) for mlp in moes]
+    return divisions + [("num_experts", mlp.num_experts, layout.ep) for mlp in moes]

@@ -1,4 +1,4 @@
-"""A switch between two plans: what moves, who sends it, how long it takes and what memory it needs."""
+"""Planning of a switch between two plans: lots to move, senders, time and memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from milpplan.switching.tensors import EMBEDDING, HEAD
 
 
 def chosen_routes(moved: Lots, links: Links, senders: Senders) -> tuple[Routes, float]:
-    """Routes by the way of choosing senders, and the proved bound of their busiest port in seconds (0 for the
-    nearest). Relays are taken only where they are faster than the best direct senders.
+    """Choose routes by the rule ``senders``. Relays are used only if they are faster than optimal direct senders.
+
+    Returns:
+        Routes, and a proved lower bound of the time of the busiest port in seconds (0 for the nearest senders).
 
     Raises:
-        UnknownNameError: no such way.
+        UnknownNameError: no such rule.
     """
     if senders == "nearest":
         return nearest_routes(moved, links), 0.0
@@ -39,7 +41,7 @@ def chosen_routes(moved: Lots, links: Links, senders: Senders) -> tuple[Routes, 
     if senders == "exact" or not may_relay(moved, links):
         return direct, bound_s
     relayed, relay_bound_s = least_time_routes(moved, links, relay=True)
-    times = [routes_s(links, one, one.num_bytes, moved.num_gpus) for one in (relayed, direct)]
+    times = [routes_s(links, routes, routes.num_bytes, moved.num_gpus) for routes in (relayed, direct)]
     return (relayed if times[0] < times[1] else direct), relay_bound_s
 
 
@@ -53,14 +55,23 @@ def plan_switch(
     grad_bytes: int = 4,
     rules: ShardRules = EQUAL_ROWS,
 ) -> SwitchPlan:
-    """The deliveries that turn what ranks hold under ``source`` into what they hold under ``target``.
+    """Plan the deliveries that change the ownership of ``source`` into the ownership of ``target``.
 
-    Every rank receives what it lacks, once, and nothing else. ``grad_bytes``: bytes of a reduced gradient.
+    Every rank receives the slices that it lacks, once, and nothing else.
+
+    Args:
+        model: model of both plans.
+        source, target: plans before and after the switch, on the same GPUs.
+        links: links of the GPUs.
+        what: state to switch.
+        senders: rule that chooses the senders.
+        grad_bytes: bytes of a reduced gradient.
+        rules: rules of the framework for shards.
 
     Raises:
-        InvalidInputError: the plans have different numbers of GPUs, too many for the best senders, or several
+        InvalidInputError: the plans have different numbers of GPUs, too many GPUs for optimal senders, or several
             node types.
-        IllegalPlanError: a plan is not one of the model, or cannot run, as ``simulate`` would say.
+        IllegalPlanError: a plan does not suit the model, or cannot run, as in ``simulate``.
     """
     _check_one_type(source, target)
     for plan in (source, target):
@@ -94,7 +105,7 @@ def plan_switch(
 
 
 def _check_one_type(*plans: Plan) -> None:
-    """Refuse plans whose ranks are on several node types: ``Links`` has those of one."""
+    """Refuse plans whose ranks are on several node types: ``Links`` describes a single type."""
     mixed = [plan.layout for plan in plans if plan.layout.node_order or plan.layout.replica_micro_batches]
     if mixed:
         name = "node_order" if mixed[0].node_order else "replica_micro_batches"
@@ -106,11 +117,11 @@ def _check_one_type(*plans: Plan) -> None:
 
 
 def peak_bytes(moved: Lots, packed: IntArray | FloatArray) -> IntArray:
-    """Most bytes that each rank holds at once, [ranks]: max(old + packed + received, received + kept + new).
+    """Compute the peak memory of each rank, in bytes [ranks]: max(old + packed + received, received + kept + new).
 
-    First everything is packed and sent, then the old tensors go, but for what is kept, and the new ones are
-    filled from the buffers. Upper bound where a framework frees tensor by tensor. Source: order of the allocations
-    in Hetu 9e47240, hetu/graph/switch_exec_graph.cc.
+    First all slices are packed and sent. Then the old tensors are freed, except the kept slices, and the new
+    tensors are filled from the buffers. An upper bound if a framework frees tensor by tensor. Source: order of the
+    allocations in Hetu 9e47240, hetu/graph/switch_exec_graph.cc.
     """
     received = moved.new_bytes - moved.kept_bytes
     before = moved.old_bytes + np.asarray(packed).astype(np.int64) + received
@@ -118,15 +129,15 @@ def peak_bytes(moved: Lots, packed: IntArray | FloatArray) -> IntArray:
 
 
 def deliveries_s(deliveries: Deliveries, links: Links, num_gpus: int) -> float:
-    """Seconds of deliveries: as ``routes_s``, of whole rows."""
-    none = np.zeros(len(deliveries))
+    """Time deliveries as ``routes_s`` does, with whole rows, in seconds."""
+    zeros = np.zeros(len(deliveries))
     lot = np.zeros(len(deliveries), dtype=np.int64)
-    routes = Routes(lot, deliveries.sender, deliveries.receiver, none, none, deliveries.relay)
+    routes = Routes(lot, deliveries.sender, deliveries.receiver, zeros, zeros, deliveries.relay)
     return routes_s(links, routes, deliveries.num_bytes, num_gpus)
 
 
 def _by_tier(deliveries: Deliveries, links: Links, num_gpus: int) -> tuple[IntArray, IntArray]:
-    """Bytes sent and received by every rank, [ranks, tier] each."""
+    """Sum the bytes that every rank sends and receives, [ranks, tier] each."""
     inside = links.same_domain(deliveries.sender, deliveries.receiver)
     sent, received = (np.zeros((num_gpus, 2), dtype=np.int64) for _ in range(2))
     tier = np.where(inside, 0, 1)
@@ -136,8 +147,10 @@ def _by_tier(deliveries: Deliveries, links: Links, num_gpus: int) -> tuple[IntAr
 
 
 def _first_layers_s(moved: Lots, target: Plan, deliveries: Deliveries, links: Links) -> float:
-    """Seconds of what the first layers of all virtual stages lack, with the embedding, and with the head where a
-    stage has nothing else."""
+    """Time the deliveries for the first layers of all virtual stages, in seconds.
+
+    The embedding is included, and the head if the last stage has no layers.
+    """
     places = np.array([tensor.place for tensor in moved.tensors])
     final = len(target.virtual_stages) - 1
     wanted = [EMBEDDING]

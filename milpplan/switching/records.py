@@ -1,4 +1,4 @@
-"""What a switch between two plans is: records only. Bytes, seconds, arrays of NumPy."""
+"""Records of a switch between two plans: bytes, seconds, NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,19 +14,13 @@ from milpplan.switching.tensors import Tensor
 
 Senders = Literal["nearest", "exact", "relay"]
 SENDERS: tuple[Senders, ...] = ("nearest", "exact", "relay")
-"""Nearest and least loaded holders; the best direct senders, proved; with relays inside domains, proved."""
+"""Rules that choose senders: the nearest holders with the minimum load; optimal direct senders with a proved
+bound; optimal senders with relays inside domains and a proved bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """A switch of one kind of state from a plan to another on the same GPUs.
-
-    ``sent_bytes`` and ``received_bytes`` [ranks, tier] with the tiers inside a domain and between domains;
-    ``old_bytes``, ``new_bytes``, ``kept_bytes``, ``peak_bytes`` [ranks]. ``time_s``: all of it; ``tier_s``: the
-    busiest port of each tier; ``lower_bound_s``: proved for the busiest port of any senders of this kind, 0 where
-    the nearest are taken; ``first_layers_s``: only what the first layers of all virtual stages lack, which has to
-    be there before the first forward.
-    """
+    """Switch of a state from one plan to another on the same GPUs."""
 
     what: What
     senders: Senders
@@ -35,35 +29,46 @@ class SwitchPlan:
     tensors: tuple[Tensor, ...]
     deliveries: Deliveries
     sent_bytes: IntArray
+    """[ranks, tier], with the tiers inside a domain and between domains."""
     received_bytes: IntArray
+    """[ranks, tier]."""
     old_bytes: IntArray
+    """[ranks] before the switch."""
     new_bytes: IntArray
+    """[ranks] after the switch."""
     kept_bytes: IntArray
+    """[ranks] both before and after the switch."""
     peak_bytes: IntArray
+    """[ranks] peak during the switch."""
     time_s: float
+    """Time of the whole switch."""
     tier_s: tuple[float, float]
+    """Time of the busiest port of each tier."""
     lower_bound_s: float
+    """Proved lower bound of the time of the busiest port for any senders of this kind; 0 for the nearest
+    senders."""
     first_layers_s: float
+    """Time of the deliveries for the first layers of all virtual stages, which the first forward needs."""
 
     @property
     def total_bytes(self) -> int:
-        """Bytes sent."""
+        """Sent bytes of all ranks."""
         return int(self.sent_bytes.sum())
 
     @property
     def num_messages(self) -> int:
-        """Fused messages."""
+        """Number of fused messages."""
         return self.deliveries.num_messages
 
     def messages(self) -> tuple[IntArray, IntArray]:
-        """(sender, receiver) of every fused message [messages, 2] and its bytes."""
+        """List (sender, receiver) of every fused message, [messages, 2], and its bytes."""
         starts = self.deliveries.message_starts()
         pairs = np.column_stack([self.deliveries.sender[starts], self.deliveries.receiver[starts]])
         sums = np.add.reduceat(self.deliveries.num_bytes, starts) if len(starts) else np.zeros(0, np.int64)
         return pairs, np.asarray(sums)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; messages as columns, without the slices (``deliveries`` has them)."""
+        """Return plain data for JSON, with messages as columns and without slices (``deliveries`` has them)."""
         pairs, sizes = self.messages()
         return {
             "what": self.what,
@@ -88,7 +93,7 @@ class SwitchPlan:
                 "sender": pairs[:, 0].tolist(),
                 "receiver": pairs[:, 1].tolist(),
                 "bytes": sizes.tolist(),
-                # Of two messages of one pair, which starts when its sender has received the slices.
+                # A relay starts when its sender has received the slices; a pair may have a message of each sort.
                 "relay": self.deliveries.relay[self.deliveries.message_starts()].tolist(),
             },
         }
@@ -96,10 +101,9 @@ class SwitchPlan:
 
 @dataclass(frozen=True, slots=True)
 class SwitchCosts:
-    """Switches between all ordered pairs of n plans, [from, to]; zero on the diagonal.
+    """Costs of the switches between all ordered pairs of n plans, [from, to]; 0 on the diagonal.
 
-    Seconds and bytes for parameters and for reduced gradients, and the most bytes that a rank needs at once while
-    it switches parameters (``peak_bytes``).
+    ``peak_bytes`` is the maximum peak of a rank while it switches parameters.
     """
 
     parameters_s: FloatArray
@@ -110,15 +114,17 @@ class SwitchCosts:
 
 
 GradientRoute = Literal["pairwise", "home"]
+"""Route of gradients: passed on from plan to plan, or sent directly to the home."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchOrder:
-    """The best circuit: plans by number, the home first. ``time_s`` is the sum of its parts; ``gradients``:
-    handed on from plan to plan, or sent straight home."""
+    """Optimal circuit of plans."""
 
     order: tuple[int, ...]
+    """Indices of the plans, the home first."""
     gradients: GradientRoute
     time_s: float
+    """Sum of the times of parameters and gradients."""
     parameters_s: float
     gradients_s: float

@@ -1,7 +1,7 @@
-"""Who sends which part of a lot to whom, and how long that takes.
+"""Routes of the parts of lots from senders to receivers, and their times.
 
 A part of a lot is an interval of its bytes. A route is direct (its sender held the part before the switch) or a
-relay (its sender has just received it, and passes it on in its domain).
+relay (its sender received the part in this switch and passes it on in its domain).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from milpplan.switching.links import Links
 from milpplan.switching.slices import Lots
 
 WAVES = 16
-"""Equal parts in which relayed switches are sent, so that a part is passed on while the next one arrives."""
+"""Number of equal parts of a switch with relays, so that a part is passed on while the next part arrives."""
 
 Route = tuple[int, int, int, float, float, bool]
-"""Lot, sender, receiver, first byte, last byte + 1, whether it is a relay."""
+"""Lot, sender, receiver, first byte, last byte + 1, True for relays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Arrays [routes]; ``start`` and ``stop`` are bytes within the lot, not yet rounded to whole rows."""
+    """Routes as arrays [routes]; ``start`` and ``stop`` are bytes within the lot, not rounded to whole rows."""
 
     lot: IntArray
     sender: IntArray
@@ -34,13 +34,14 @@ class Routes:
     relay: BoolArray
 
     @staticmethod
-    def of(found: Sequence[Route]) -> Routes:
-        """Columns of the routes that carry anything."""
-        kept = [route for route in found if route[4] > route[3]]
+    def of(routes: Sequence[Route]) -> Routes:
+        """Build columns of the routes that are not empty."""
+        kept = [route for route in routes if route[4] > route[3]]
         lot, sender, receiver, start, stop, relay = zip(*kept, strict=True) if kept else ((),) * 6
-        whole = [np.array(column, dtype=np.int64) for column in (lot, sender, receiver)]
+        integers = [np.array(column, dtype=np.int64) for column in (lot, sender, receiver)]
         ends = [np.array(column, dtype=np.float64) for column in (start, stop)]
-        return Routes(whole[0], whole[1], whole[2], ends[0], ends[1], np.array(relay, dtype=np.bool_))
+        relays = np.array(relay, dtype=np.bool_)
+        return Routes(integers[0], integers[1], integers[2], ends[0], ends[1], relays)
 
     @property
     def num_bytes(self) -> FloatArray:
@@ -49,13 +50,13 @@ class Routes:
 
 
 def routes_s(links: Links, routes: Routes, num_bytes: FloatArray | IntArray, num_gpus: int) -> float:
-    """Seconds until the last byte of a switch has arrived.
+    """Time a switch until its last byte has arrived, in seconds.
 
-    Direct messages start together: the busiest port, and one latency. With relays the switch is sent in
-    ``WAVES`` equal parts, and a part is passed on while the next one arrives: (A + (w - 1) C + B) / w for w waves,
-    with A and B the busiest port of direct messages and of relays and C that of both together, and a latency a
-    wave. Upper bound within the model of ports: real messages need not wait for whole waves.
-    Source: the port model that HotSPa's planner balances (Hetu 9e47240, hetu/graph/switch_exec_graph.cc).
+    Direct messages start together: the time is that of the busiest port plus a latency. A switch with relays is
+    sent in ``WAVES`` equal parts, and a part is passed on while the next part arrives: (A + (w - 1) C + B) / w for
+    w waves, with A and B the busiest port of direct messages and of relays and C that of both together, and a
+    latency per wave. An upper bound within the port model: real messages need not wait for whole waves. Source:
+    the port model that HotSPa's planner balances (Hetu 9e47240, hetu/graph/switch_exec_graph.cc).
     """
     parts = []
     for chosen in (~routes.relay, routes.relay):
@@ -71,7 +72,7 @@ def routes_s(links: Links, routes: Routes, num_bytes: FloatArray | IntArray, num
 
 
 def _level(loads: FloatArray, amount: float) -> FloatArray:
-    """Amounts that add up to ``amount`` and make the largest of loads + amounts least (water-filling)."""
+    """Split ``amount`` so that the maximum of loads + amounts is minimal (water-filling)."""
     order = np.argsort(loads, kind="stable")
     ranked = loads[order]
     heights = (amount + np.cumsum(ranked)) / np.arange(1, len(ranked) + 1)
@@ -82,12 +83,12 @@ def _level(loads: FloatArray, amount: float) -> FloatArray:
 
 
 def nearest_routes(lots: Lots, links: Links) -> Routes:
-    """The nearest holders send, the least loaded ones most: a lot's parts level what they have sent so far.
+    """Choose the nearest holders as senders, and level the bytes that they send.
 
-    Holders in the receiver's domain before others, as HotSPa chooses; its planner takes whole slices of tensors.
-    Lots with few holders come first, for they have no choice.
+    Holders in the receiver's domain come before other holders, as in HotSPa, whose planner moves whole slices of
+    tensors. Lots with few holders come first, because they have no choice.
     """
-    domains, found = links.domains(lots.num_gpus), list[Route]()
+    domains, routes = links.domains(lots.num_gpus), list[Route]()
     sent = np.zeros((2, lots.num_gpus))
     num_holders = lots.holders.sum(axis=1)
     for lot in np.lexsort((-lots.num_bytes, num_holders)).tolist():
@@ -97,12 +98,12 @@ def nearest_routes(lots: Lots, links: Links) -> Routes:
             local = holders[domains[holders] == domain]
             row, senders = (0, local) if len(local) else (1, holders)
             for receiver in receivers[domains[receivers] == domain].tolist():
-                found += _levelled(lot, senders, receiver, size, sent[row])
-    return Routes.of(found)
+                routes += _levelled(lot, senders, receiver, size, sent[row])
+    return Routes.of(routes)
 
 
 def _levelled(lot: int, senders: IntArray, receiver: int, size: float, sent: FloatArray) -> Iterator[Route]:
-    """Routes of one receiver's lot, which level what the senders have ``sent`` and are added to it."""
+    """Yield the routes of a lot to a receiver that level the bytes of the senders, and add them to ``sent``."""
     if len(senders) == 1:
         sent[senders[0]] += size
         yield lot, int(senders[0]), receiver, 0.0, size, False
@@ -111,7 +112,7 @@ def _levelled(lot: int, senders: IntArray, receiver: int, size: float, sent: Flo
     sent[senders] += amounts
     start = 0.0
     last = int(np.flatnonzero(amounts)[-1])
-    for place in np.flatnonzero(amounts).tolist():
-        stop = size if place == last else start + float(amounts[place])
-        yield lot, int(senders[place]), receiver, start, stop, False
+    for index in np.flatnonzero(amounts).tolist():
+        stop = size if index == last else start + float(amounts[index])
+        yield lot, int(senders[index]), receiver, start, stop, False
         start = stop

@@ -1,8 +1,8 @@
-"""What a switch has to move: slices of tensors by who holds them before and who lacks them for afterwards.
+"""Lots of a switch: slices of tensors, grouped by their holders before and their receivers.
 
 The boxes of both plans cut every tensor into cells (their common refinement). Cells with the same holders and the
-same receivers are one lot, whatever tensor they are of: senders are chosen for lots, and a lot is long enough to
-be divided among senders anywhere between two rows.
+same receivers form a lot, whatever their tensors. Senders are chosen for lots, and a lot may be divided among
+senders between any two rows.
 """
 
 from __future__ import annotations
@@ -21,75 +21,84 @@ from milpplan.switching.ownership import EQUAL_ROWS, Ownership, ShardRules, What
 from milpplan.switching.tensors import Shape, Tensor
 
 MAX_GPUS = 4096
-"""Largest switch that is written out."""
+"""Maximum number of GPUs of a switch, which lists every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lots:
-    """Everything that some rank lacks, and what every rank holds.
-
-    ``holders`` and ``receivers`` [lots, ranks]; ``num_bytes`` [lots]. ``cells`` [cells, 5], in the order of their
-    lots: the group of tensors that are cut alike, and the box; ``ends`` [lots]: the last cell + 1 of each lot.
-    ``old_bytes``, ``new_bytes`` and ``kept_bytes`` [ranks]: held before, held afterwards, and in both.
-    """
+    """Lots that some rank lacks, and the bytes of every rank."""
 
     what: What
     element_bytes: int
     tensors: tuple[Tensor, ...]
     holders: BoolArray
+    """[lots, ranks] ranks that hold a lot before the switch."""
     receivers: BoolArray
+    """[lots, ranks] ranks that lack a lot."""
     num_bytes: IntArray
+    """[lots]."""
     groups: tuple[IntArray, ...]
+    """Numbers of the tensors of each group of tensors that are cut alike."""
     cells: IntArray
+    """[cells, 5] group of tensors, and box; in the order of their lots."""
     ends: IntArray
+    """[lots] last cell + 1 of each lot."""
     old_bytes: IntArray
+    """[ranks] before the switch."""
     new_bytes: IntArray
+    """[ranks] after the switch."""
     kept_bytes: IntArray
+    """[ranks] both before and after the switch."""
 
     def __len__(self) -> int:
         return len(self.num_bytes)
 
     @property
     def num_gpus(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return len(self.old_bytes)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that the ranks lack together: what any plan that sends nothing twice moves."""
+        """Bytes that all ranks lack; a plan without duplicate messages moves exactly these bytes."""
         return int((self.new_bytes - self.kept_bytes).sum())
 
     def slices(self, lot: int) -> IntArray:
-        """Number of the tensor and box of every slice of a lot, in the order of the model, [slices, 5]."""
-        own = self.cells[self.ends[lot - 1] if lot else 0 : self.ends[lot]]
-        numbers = [self.groups[group] for group in own[:, 0]]
-        boxes = np.repeat(own[:, 1:], [len(part) for part in numbers], axis=0)
-        found = np.column_stack([np.concatenate(numbers), boxes])
-        return np.asarray(found[np.lexsort((found[:, 3], found[:, 1], found[:, 0]))])
+        """List number of the tensor and box of every slice of a lot, in the order of the model, [slices, 5]."""
+        cells = self.cells[self.ends[lot - 1] if lot else 0 : self.ends[lot]]
+        numbers = [self.groups[group] for group in cells[:, 0]]
+        boxes = np.repeat(cells[:, 1:], [len(part) for part in numbers], axis=0)
+        rows = np.column_stack([np.concatenate(numbers), boxes])
+        return np.asarray(rows[np.lexsort((rows[:, 3], rows[:, 1], rows[:, 0]))])
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Cells of one tensor: boxes [cells, 4], who holds them and who needs them [cells, ranks]."""
+    """Cells of a tensor."""
 
     boxes: IntArray
+    """[cells, 4]."""
     holders: BoolArray
+    """[cells, ranks] ranks that hold a cell before the switch."""
     needers: BoolArray
+    """[cells, ranks] ranks that hold a cell after the switch."""
 
     @property
     def sizes(self) -> IntArray:
-        """Elements of each cell."""
+        """Number of elements of each cell."""
         return np.asarray((self.boxes[:, 1] - self.boxes[:, 0]) * (self.boxes[:, 3] - self.boxes[:, 2]))
 
 
 def refine(source: IntArray, target: IntArray, num_gpus: int) -> Cells:
-    """The common refinement of two sets of boxes [boxes, 5] (rank, box) of one tensor; boxes of one rank in one
-    set do not overlap."""
+    """Compute the common refinement of two sets of boxes [boxes, 5] (rank, box) of a tensor.
+
+    Boxes of the same rank in the same set do not overlap.
+    """
     both = np.concatenate([source, target])
     row_cuts, column_cuts = np.unique(both[:, 1:3]), np.unique(both[:, 3:5])
     marks = []
     for boxes in (source, target):
-        # Each box adds one at its first corner and takes it away behind its edges; sums over both axes fill it.
+        # Each box adds 1 at its first corner and subtracts it behind its edges; sums over both axes fill the box.
         corners = np.zeros((num_gpus, len(row_cuts), len(column_cuts)), dtype=np.int32)
         rows, columns = np.searchsorted(row_cuts, boxes[:, 1:3]), np.searchsorted(column_cuts, boxes[:, 3:5])
         for row, column, sign in ((0, 0, 1), (1, 0, -1), (0, 1, -1), (1, 1, 1)):
@@ -109,11 +118,11 @@ def lots(
     grad_bytes: int = 4,
     rules: ShardRules = EQUAL_ROWS,
 ) -> Lots:
-    """What a switch from one plan to another has to move of ``what``.
+    """Find the lots that a switch of a state from one plan to another has to move.
 
     Raises:
-        InvalidInputError: the plans have different numbers of GPUs, or too many.
-        IllegalPlanError: a plan is not one of the model.
+        InvalidInputError: the plans have different numbers of GPUs, or too many GPUs.
+        IllegalPlanError: a plan does not suit the model.
     """
     check_gpus([source, target])
     before, after = (ownership(model, plan, what, rules) for plan in (source, target))
@@ -121,7 +130,7 @@ def lots(
 
 
 def check_gpus(plans: list[Plan]) -> None:
-    """Refuse plans that are not all on the same GPUs, or on too many.
+    """Check that all plans are on the same GPUs, and not on too many.
 
     Raises:
         InvalidInputError: they are not.
@@ -141,21 +150,21 @@ def check_gpus(plans: list[Plan]) -> None:
         )
 
 
-def lots_between(before: Ownership, after: Ownership, each: int) -> Lots:
-    """What has to move between two ownerships of one model's states of one kind, ``each`` bytes an element."""
+def lots_between(before: Ownership, after: Ownership, element_size: int) -> Lots:
+    """Find the lots between two ownerships of the same state, with ``element_size`` bytes per element."""
     num_gpus = before.plan.layout.num_gpus
-    held = np.zeros((3, num_gpus), dtype=np.int64)
+    rank_elements = np.zeros((3, num_gpus), dtype=np.int64)
     groups, boxes, sizes, marks = list[IntArray](), list[IntArray](), list[IntArray](), list[BoolArray]()
     for numbers, pair in _alike(before, after):
         cells = refine(*pair, num_gpus)
         elements = cells.sizes * len(numbers)
         for row, mark in enumerate((cells.holders, cells.needers, cells.holders & cells.needers)):
-            held[row] += elements @ mark
+            rank_elements[row] += elements @ mark
         lacking = cells.needers & ~cells.holders
-        some = np.flatnonzero(lacking.any(axis=1))
-        boxes.append(np.insert(cells.boxes[some], 0, len(groups), axis=1))
-        sizes.append(elements[some])
-        marks.append(np.concatenate([cells.holders[some], lacking[some]], axis=1))
+        moved = np.flatnonzero(lacking.any(axis=1))
+        boxes.append(np.insert(cells.boxes[moved], 0, len(groups), axis=1))
+        sizes.append(elements[moved])
+        marks.append(np.concatenate([cells.holders[moved], lacking[moved]], axis=1))
         groups.append(numbers)
     distinct, inverse = np.unique(np.packbits(np.concatenate(marks), axis=1), axis=0, return_inverse=True)
     lot = inverse.ravel()
@@ -165,23 +174,23 @@ def lots_between(before: Ownership, after: Ownership, each: int) -> Lots:
     np.add.at(elements, lot, np.concatenate(sizes))
     return Lots(
         before.what,
-        each,
+        element_size,
         before.tensors,
         flags[:, :num_gpus],
         flags[:, num_gpus:],
-        elements * each,
+        elements * element_size,
         tuple(groups),
         np.concatenate(boxes)[np.argsort(lot, kind="stable")],
         np.cumsum(np.bincount(lot, minlength=len(distinct))),
-        *held * each,
+        *rank_elements * element_size,
     )
 
 
 def _alike(before: Ownership, after: Ownership) -> Iterator[tuple[IntArray, tuple[IntArray, IntArray]]]:
-    """Numbers of tensors that are divided alike under both plans, with the boxes of both."""
-    found: dict[tuple[Shape, object, object], list[int]] = defaultdict(list)
+    """Group the tensors that are divided alike under both plans; yield their numbers and both sets of boxes."""
+    groups: dict[tuple[Shape, object, object], list[int]] = defaultdict(list)
     for number, (tensor, *keys) in enumerate(zip(before.tensors, before.keys, after.keys, strict=True)):
-        found[tensor.shape, keys[0], keys[1]].append(number)
-    for numbers in found.values():
+        groups[tensor.shape, keys[0], keys[1]].append(number)
+    for numbers in groups.values():
         first = before.tensors[numbers[0]]
         yield np.array(numbers, dtype=np.int64), (before.boxes(first), after.boxes(first))

@@ -1,7 +1,7 @@
-"""The parameters of a model, tensor by tensor: their shapes, where they stand, and what divides them.
+"""Parameter tensors of a model: their shapes, their layers, and the parallelism that divides them.
 
-Every tensor is a matrix [outputs, inputs] as a linear layer holds it; vectors are [length, 1]. Together they are
-what ``costs.parameters`` counts, to the unit: tests compare them for every shipped model.
+Every tensor is a matrix [outputs, inputs] as in a linear layer; vectors are [length, 1]. Their total equals the
+count of ``milpplan.simulation.layers.parameters`` to the unit: tests compare them for every shipped model.
 """
 
 from __future__ import annotations
@@ -23,74 +23,80 @@ from milpplan.problem.model import (
 from milpplan.simulation.layers.parameters import total_parameters
 
 Split = Literal["rows", "columns", "none"]
-"""What tensor parallelism (etp for experts) divides: outputs of the first linear layer of a pair, inputs of the
-second one, or nothing."""
+"""Dimension that tensor parallelism (etp for experts) divides: outputs of the first linear layer of a pair, inputs
+of the second layer, or none."""
 
 EMBEDDING, HEAD = -2, -1
-"""Places of the tensors that belong to no layer, as in ``costs.stages``."""
+"""Places of the tensors outside layers, as in ``milpplan.simulation.stages``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides how a tensor is divided; tensors of one shape at one place are divided alike.
-
-    ``units`` is the number of pieces of the divided dimension that stay whole: heads, else its rows or columns.
-    """
+    """Shape of a tensor and rule of its division; tensors with equal shape and place are divided alike."""
 
     rows: int
     columns: int
     split: Split = "none"
     units: int = 1
+    """Number of indivisible pieces of the divided dimension: heads, else its rows or columns."""
     vocabulary: bool = False
-    """Whether the rows are those of the vocabulary, which frameworks pad before they divide it."""
+    """True if the rows are those of the vocabulary, which frameworks pad before they divide it."""
 
     @property
     def size(self) -> int:
-        """Parameters."""
+        """Number of parameters."""
         return self.rows * self.columns
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One parameter tensor. ``place``: its layer, ``EMBEDDING`` or ``HEAD``; ``expert``: its routed expert of
-    ``num_experts``; ``tied``: the last virtual stage holds a copy of it as its output projection."""
+    """Parameter tensor."""
 
     name: str
     shape: Shape
     place: int
+    """Index of its layer, ``EMBEDDING`` or ``HEAD``."""
     expert: int | None = None
+    """Index of its routed expert; None: no routed expert."""
     num_experts: int = 1
+    """Routed experts of its layer."""
     tied: bool = False
+    """True if the last virtual stage holds a copy as its output projection."""
 
 
 def _rows(rows: int, columns: int, units: int | None = None) -> Shape:
+    """Make a shape whose rows are divided."""
     return Shape(rows, columns, "rows", rows if units is None else units)
 
 
 def _columns(rows: int, columns: int, units: int | None = None) -> Shape:
+    """Make a shape whose columns are divided."""
     return Shape(rows, columns, "columns", columns if units is None else units)
 
 
 def _vector(length: int) -> Shape:
+    """Make the shape of an undivided vector."""
     return Shape(length, 1)
 
 
 MAX_EXPERTS = 200_000
-"""Most routed experts of all layers together; each is listed by itself."""
+"""Maximum number of routed experts of all layers, each of which is listed."""
 MAX_PARAMETERS = 10**14
-"""Most parameters; sums of their bytes over ranks stay in 64 bits."""
+"""Maximum number of parameters, so that sums of their bytes over ranks stay in 64 bits."""
 
 Named = Iterator[tuple[str, Shape]]
+"""Names and shapes of tensors."""
 
 
 def _norm(model: ModelSpec, name: str) -> Named:
+    """List the tensors of a norm."""
     yield f"{name}.weight", _vector(model.hidden_size)
     if model.norm == "layernorm":
         yield f"{name}.bias", _vector(model.hidden_size)
 
 
 def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> Named:
-    """As ``parameters._grouped_query_attention``; cuts respect heads."""
+    """List the tensors of ``parameters._grouped_query_attention``; cuts respect heads."""
     heads, shared, width = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
     for name, count in (("q", heads), ("k", shared), ("v", shared)):
         yield f"{name}.weight", _rows(count * width, hidden, count)
@@ -108,7 +114,7 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> N
 
 
 def _latent_attention(hidden: int, attention: LatentAttention) -> Named:
-    """As ``parameters._latent_attention``."""
+    """List the tensors of ``parameters._latent_attention``."""
     heads, rank = attention.num_attention_heads, attention.kv_lora_rank
     query = heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
     if attention.q_lora_rank is None:
@@ -124,7 +130,7 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> Named:
 
 
 def _feed_forward(hidden: int, width: int, gated: bool, bias: bool) -> Named:
-    """As ``parameters._feed_forward``."""
+    """List the tensors of ``parameters._feed_forward``."""
     for name in ("gate", "up") if gated else ("up",):
         yield f"{name}.weight", _rows(width, hidden)
         if bias:
@@ -135,7 +141,7 @@ def _feed_forward(hidden: int, width: int, gated: bool, bias: bool) -> Named:
 
 
 def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> Named:
-    """What every rank of a layer holds beside the routed experts."""
+    """List the tensors of a mixture of experts outside the routed experts."""
     yield "router.weight", Shape(mlp.num_experts, hidden)
     if mlp.router_bias:
         yield "router.bias", _vector(mlp.num_experts)
@@ -147,6 +153,7 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> Named:
 
 
 def _layer(model: ModelSpec, kind: LayerRun, number: int) -> Iterator[Tensor]:
+    """List the tensors of a layer."""
     hidden, attention, mlp = model.hidden_size, kind.attention, kind.mlp
     prefix = f"layers.{number}"
     latent = isinstance(attention, LatentAttention)
@@ -169,31 +176,32 @@ def _layer(model: ModelSpec, kind: LayerRun, number: int) -> Iterator[Tensor]:
 
 @lru_cache(maxsize=8)
 def model_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
-    """All parameter tensors, in the order of the model; a tied embedding is there once.
+    """List all parameter tensors in the order of the model; a tied embedding occurs once.
 
     Raises:
-        InvalidInputError: too many of them, or too large.
+        InvalidInputError: too many tensors, or too large.
     """
     _check_size(model)
     hidden, vocabulary = model.hidden_size, model.vocab_size
     words = Shape(vocabulary, hidden, "rows", vocabulary, vocabulary=True)
-    found = [Tensor("embedding.weight", words, EMBEDDING, tied=model.tie_word_embeddings)]
+    tensors = [Tensor("embedding.weight", words, EMBEDDING, tied=model.tie_word_embeddings)]
     if model.learned_positions:
-        found.append(Tensor("positions.weight", Shape(model.max_position_embeddings, hidden), EMBEDDING))
+        tensors.append(Tensor("positions.weight", Shape(model.max_position_embeddings, hidden), EMBEDDING))
     number = 0
     for run in model.layers:
         for _ in range(run.count):
-            found += _layer(model, run, number)
+            tensors += _layer(model, run, number)
             number += 1
-    found += [Tensor(name, shape, HEAD) for name, shape in _norm(model, "final_norm")]
+    tensors += [Tensor(name, shape, HEAD) for name, shape in _norm(model, "final_norm")]
     if not model.tie_word_embeddings:
-        found.append(Tensor("head.weight", words, HEAD))
+        tensors.append(Tensor("head.weight", words, HEAD))
     if model.lm_head_bias:
-        found.append(Tensor("head.bias", Shape(vocabulary, 1, "rows", vocabulary, vocabulary=True), HEAD))
-    return tuple(found)
+        tensors.append(Tensor("head.bias", Shape(vocabulary, 1, "rows", vocabulary, vocabulary=True), HEAD))
+    return tuple(tensors)
 
 
 def _check_size(model: ModelSpec) -> None:
+    """Refuse models whose tensors are too many to list."""
     experts = sum(run.count * run.mlp.num_experts for run in model.layers if isinstance(run.mlp, MixtureOfExperts))
     parameters = total_parameters(model)
     if experts > MAX_EXPERTS or parameters > MAX_PARAMETERS:
