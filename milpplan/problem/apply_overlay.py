@@ -1,4 +1,4 @@
-"""An overlay applied to a hardware description, and a description moved within its uncertainty. Pure functions."""
+"""Functions that apply an overlay to a hardware description, or move a description within its uncertainty."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from milpplan.problem.overlay import FACTORS, TIMES, Overlay
 
 MOST_EFFICIENCY: Final = 1.5
 LEAST_EFFICIENCY: Final = 1e-6
-"""Efficiencies of tables and curves stay within these; fractions within (0, 1]."""
+"""Limits of the efficiencies of tables and curves; fractions are limited to (0, 1]."""
 _OF_ACCELERATOR: Final = {"gemm_efficiency", "gemm_fp8_efficiency", "memory_efficiency", "attention_efficiency"}
 HOP: Final = "scale_out_hop_s"
 KERNEL: Final = "kernel_latency_s"
@@ -28,9 +28,9 @@ CURVES: Final = ("attention_forward", "attention_backward")
 
 
 def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
-    """The description with an overlay's tables and constants in it; ``software`` is named after the overlay.
+    """Apply an overlay's tables and constants to a description; ``software`` is named after the overlay.
 
-    Tables replace first, then factors multiply. Values are kept within the ranges of their records. An overlay
+    Tables are replaced first, then factors multiply. Values stay within the ranges of their records. An overlay
     without constants and tables changes no number.
 
     Raises:
@@ -96,23 +96,23 @@ def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
 
 
 def time_s(hardware: HardwareSpec, name: str) -> float:
-    """The value of one of ``TIMES`` in a description."""
+    """Return the value of a constant of ``TIMES`` in a description."""
     owners = {HOP: (hardware.scale_out, "hop_latency_s"), KERNEL: (hardware.accelerator, KERNEL)}
     owner, field = owners.get(name, (hardware.software, name))
     return float(getattr(owner, field))
 
 
 def _with_hops(hardware: HardwareSpec, hop_s: float) -> HardwareSpec:
-    """With that latency of a hop between domains, and no shorter one in any part of a ring or tree across them."""
+    """Set the latency of a hop between domains, which is also the minimum in rings and trees across domains."""
     up, out = hardware.scale_up, hardware.scale_out
     variants = tuple(
-        one.model_copy(
+        variant.model_copy(
             update={
-                "scale_up_hop_latency_s": max(one.scale_up_hop_latency_s, hop_s),
-                "scale_out_hop_latency_s": max(one.scale_out_hop_latency_s, hop_s),
+                "scale_up_hop_latency_s": max(variant.scale_up_hop_latency_s, hop_s),
+                "scale_out_hop_latency_s": max(variant.scale_out_hop_latency_s, hop_s),
             }
         )
-        for one in out.variants
+        for variant in out.variants
     )
     inside = up.model_copy(update={"hop_latency_s": max(up.hop_latency_s, hop_s)})
     across = out.model_copy(update={"hop_latency_s": hop_s, "variants": variants})
@@ -182,7 +182,7 @@ def _with_tables(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
 
 
 def _uncertainty(before: Uncertainty | None, overlay: Overlay) -> Uncertainty | None:
-    """Of the base and the overlay together: relative sigmas add in quadrature, those of times are replaced."""
+    """Combine the uncertainties of base and overlay: relative sigmas add in quadrature, times are replaced."""
     known = {name: 0.0 if before is None else getattr(before, name) for name in (*FACTORS, *TIMES)}
     for name in FACTORS:
         factor = getattr(overlay.constants, name)

@@ -1,4 +1,4 @@
-"""Models and hardware by name (shipped as TOML) or by path (the user's own TOML or JSON)."""
+"""Loading of models and hardware by name (shipped as TOML) or by path (the user's own TOML or JSON)."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ Kind = Literal["models", "hardware"]
 STACKS = "stacks"
 STACK_MARK = "+"
 MAX_OVERLAYS = 8
-"""Most overlays on one another."""
+"""Maximum depth of overlays on overlays."""
 _SUFFIXES = (".toml", ".json")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def _directory(kind: Kind) -> Traversable:
-    """Where the presets are: inside the installed package, else at the root of the source checkout."""
+    """Find the presets: inside the installed package, else at the root of the source checkout."""
     packaged = resources.files("milpplan") / "presets" / kind
     return packaged if packaged.is_dir() else _CHECKOUT / kind
 
 
 def _files(kind: Kind) -> dict[str, Traversable]:
-    """Shipped files by name; of hardware also the overlays of software stacks, and what plug-ins bring."""
+    """List the shipped files by name; for hardware also overlays of software stacks and files of plug-ins."""
     directories = [_directory(kind)]
     if kind == "hardware":
         directories.append(directories[0] / STACKS)
-        directories = [*_plugin_directories(), *directories]  # of two with one name the later, shipped one counts
+        directories = [*_plugin_directories(), *directories]  # of equal names the later, shipped file counts
     entries = [entry for directory in directories if directory.is_dir() for entry in directory.iterdir()]
     return dict(sorted((entry.name.removesuffix(".toml"), entry) for entry in entries if _is_preset(entry)))
 
 
 def _plugin_directories() -> list[Traversable]:
-    """Where installed packages keep their hardware descriptions.
+    """List the directories in which installed packages keep their hardware descriptions.
 
-    One that fails is left out, with a warning, so that it does not take ours with it.
+    A plug-in that fails is left out with a warning, so that all other descriptions stay available.
     """
     found = []
     for name in plugin_names("hardware"):
@@ -64,22 +64,22 @@ def _is_preset(entry: Traversable) -> bool:
 
 
 def model_names() -> tuple[str, ...]:
-    """Names of the shipped models, sorted."""
+    """List the names of the shipped models, sorted."""
     return tuple(_files("models"))
 
 
 def hardware_names() -> tuple[str, ...]:
-    """Names of the shipped hardware descriptions, sorted."""
+    """List the names of the shipped hardware descriptions, sorted."""
     return tuple(name for name in _files("hardware") if STACK_MARK not in name)
 
 
 def stack_names() -> tuple[str, ...]:
-    """Names of the shipped software stacks, hardware+framework, sorted; each serves as a hardware name."""
+    """List the names of the shipped software stacks, hardware+framework, sorted; each is a hardware name."""
     return tuple(name for name in _files("hardware") if STACK_MARK in name)
 
 
 def preset_text(name: str) -> str:
-    """The TOML of a shipped model or hardware description, comments included."""
+    """Read the TOML of a shipped model or hardware description, comments included."""
     files = {**_files("hardware"), **_files("models")}
     if name not in files:
         raise _unknown_name("preset", name, tuple(files))
@@ -87,9 +87,9 @@ def preset_text(name: str) -> str:
 
 
 def load_model(name_or_path: str | Path, ignore: Collection[str] = ()) -> ModelSpec:
-    """A shipped model by name, or the user's TOML, JSON or Hugging Face ``config.json`` by path.
+    """Load a shipped model by name, or the user's TOML, JSON or Hugging Face ``config.json`` by path.
 
-    ``ignore``: keys of a config.json to leave out, whatever they cost; the model names those that it had.
+    ``ignore``: keys of a config.json to leave out, whatever they cost; the model lists the keys that were there.
 
     Raises:
         UnknownNameError: no model has the name, and no file is there.
@@ -116,13 +116,13 @@ def load_model(name_or_path: str | Path, ignore: Collection[str] = ()) -> ModelS
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareSpec:
-    """A shipped hardware description by name, or the user's TOML or JSON by path.
+    """Load a shipped hardware description by name, or the user's TOML or JSON by path.
 
     A file with a ``base`` is an overlay: it is applied to its base, a shipped name or a path relative to it.
 
     Raises:
         UnknownNameError: no description has the name, and no file is there.
-        InvalidInputError: the file, or what it is laid over, cannot be read or describes no hardware.
+        InvalidInputError: the file, or its base, cannot be read or describes no hardware.
     """
     return _load_hardware(name_or_path, MAX_OVERLAYS)
 
@@ -138,7 +138,7 @@ def file_keys(path: str) -> frozenset[str]:
 
 
 def load_overlay(path: str | Path) -> Overlay | None:
-    """The overlay of a file; None where a name or a file is a hardware description itself."""
+    """Load the overlay of a file; None if a name or a file is a hardware description itself."""
     data, source = _data("hardware", path)
     return validated(Overlay, data, source) if "base" in data else None
 
@@ -162,7 +162,7 @@ def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
 
 
 def _data(kind: Kind, name_or_path: str | Path) -> tuple[dict[str, Any], str]:
-    """The parsed file and its name for messages; a shipped name wins over a file of the same name."""
+    """Parse a file; return also its name for messages. A shipped name precedes a file of the same name."""
     files = _files(kind)
     name = str(name_or_path)
     if name in files:
@@ -184,7 +184,7 @@ def _exists(path: Path) -> bool:
 
 
 def _config_name(path: Path) -> str:
-    """The file's stem; for a bare ``config.json`` its directory, which on the Hub is the model."""
+    """Name a model by the file's stem; for ``config.json`` by its directory, which on the Hub is the model."""
     return path.stem if path.stem != "config" else path.resolve().parent.name or path.stem
 
 

@@ -1,7 +1,7 @@
-"""Constants of a hardware and of a software stack that were fitted to measurements: what an overlay file holds.
+"""Overlay files: constants of hardware and of a software stack that were fitted to measurements.
 
-An overlay names the hardware it lies on and changes it; ``milpplan.problem.apply_overlay`` applies it. It never
-belongs to one run.
+An overlay names its base, a hardware description, and changes it; ``milpplan.problem.apply_overlay`` applies it.
+An overlay is not specific to a single run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FACTORS: Final = (
     "scale_out_efficiency",
     "dispatch_efficiency",
 )
-"""Constants that multiply what the hardware description says."""
+"""Constants that multiply values of the hardware description."""
 TIMES: Final = (
     "layer_launch_s",
     "collective_rank_s",
@@ -36,7 +36,7 @@ TIMES: Final = (
     "scale_out_hop_s",
     "kernel_latency_s",
 )
-"""Constants in seconds that replace the software's, the last two the network's and the accelerator's."""
+"""Constants in seconds that replace those of the software; the last two those of network and accelerator."""
 SWITCHES: Final = ("overlap_tensor_parallel",)
 CONSTANTS: Final = (*FACTORS, *TIMES, *SWITCHES)
 RARE: Final = (
@@ -52,7 +52,7 @@ RARE: Final = (
     "scale_out_hop_s",
     "kernel_latency_s",
 )
-"""Fitted only where they are asked for: few data tell them from the others."""
+"""Constants that are fitted only on request, because few data distinguish them from the others."""
 USUAL: Final = tuple(name for name in CONSTANTS if name not in RARE)
 LEAST_FACTOR: Final = 0.02
 MOST_FACTOR: Final = 50.0
@@ -62,16 +62,16 @@ Text = Annotated[str, Field(max_length=4000)]
 
 
 class Factor(Record):
-    """A ratio to the hardware description; ``one_sigma`` in the same unit."""
+    """Ratio to the hardware description; ``one_sigma`` has the same unit."""
 
     value: Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR)]
     one_sigma: NonNegativeFloat = 0.0
     identified: bool = True
-    """False: the data do not say; the value is what it was before."""
+    """False: the data do not identify the constant, and it keeps its previous value."""
 
 
 class Seconds(Record):
-    """A time in seconds, with its one sigma."""
+    """Time in seconds with its standard deviation."""
 
     value: Annotated[float, Field(ge=0, le=MOST_SECONDS)]
     one_sigma: NonNegativeFloat = 0.0
@@ -79,29 +79,29 @@ class Seconds(Record):
 
 
 class Switch(Record):
-    """A yes or a no of the framework."""
+    """Switch of the framework."""
 
     value: bool
     identified: bool = True
 
 
 class Constants(Record):
-    """What is fitted; absent: as the hardware description has it."""
+    """Fitted constants; an absent constant keeps the value of the hardware description."""
 
     gemm_efficiency: Factor | None = None
-    """On the efficiencies of the matrix products' tables."""
+    """Factor on the efficiencies in the tables of matrix products."""
     gemm_fp8_efficiency: Factor | None = None
-    """On the table of 8-bit products, besides ``gemm_efficiency``: libraries differ more there."""
+    """Factor on the table of 8-bit products, beside ``gemm_efficiency``: libraries differ more there."""
     memory_efficiency: Factor | None = None
-    """On ``memory_bandwidth_efficiency``."""
+    """Factor on ``memory_bandwidth_efficiency``."""
     attention_efficiency: Factor | None = None
-    """On both attention curves."""
+    """Factor on both attention curves."""
     scale_up_efficiency: Factor | None = None
-    """On the bus bandwidths inside a domain."""
+    """Factor on the bus bandwidths inside a domain."""
     scale_out_efficiency: Factor | None = None
-    """On ``scale_out.efficiency``."""
+    """Factor on ``scale_out.efficiency``."""
     dispatch_efficiency: Factor | None = None
-    """On the software's ``dispatch_efficiency``."""
+    """Factor on the software's ``dispatch_efficiency``."""
     layer_launch_s: Seconds | None = None
     collective_rank_s: Seconds | None = None
     collective_call_s: Seconds | None = None
@@ -112,10 +112,10 @@ class Constants(Record):
     message_s: Seconds | None = None
     step_overhead_s: Seconds | None = None
     scale_out_hop_s: Seconds | None = None
-    """Latency of a hop between domains, and the least one of every hop of a collective that crosses them: a ring
-    goes no faster than its slowest step."""
+    """Latency of a hop between domains, and minimum latency of all hops of a collective that crosses them: a ring
+    is no faster than its slowest step."""
     kernel_latency_s: Seconds | None = None
-    """What every kernel costs beside its work: more than the accelerator's where the host waits for each one."""
+    """Fixed cost of a kernel; above that of the accelerator where the host waits for each kernel."""
     overlap_tensor_parallel: Switch | None = None
 
 
@@ -133,7 +133,7 @@ class Tables(Record):
 
 
 class Provenance(Record):
-    """Where the constants come from. Errors are mean absolute relative errors of step times."""
+    """Origin of the constants. Errors are mean absolute relative errors of step times."""
 
     data: Text
     date: Text
@@ -142,21 +142,21 @@ class Provenance(Record):
     error_before: NonNegativeFloat | None = None
     error_after: NonNegativeFloat | None = None
     error_left_out: NonNegativeFloat | None = None
-    """Of measurements that were left out of the fit that predicts them."""
+    """Error of measurements that were left out of the fit that predicts them."""
     residual_fraction: NonNegativeFloat = 0.0
-    """Robust one sigma of the left-out predictions' relative errors."""
+    """Robust standard deviation of the relative errors of these predictions."""
 
 
 class Overlay(Record):
-    """A named change of a hardware description: fitted constants, measured tables, or both."""
+    """Named change of a hardware description: fitted constants, measured tables, or both."""
 
     schema_version: Literal[1] = 1
     base: Name
-    """A shipped description's name, or the path of a description or another overlay, relative to this file."""
+    """Name of a shipped description, or path of a description or another overlay, relative to this file."""
     name: Name
     provenance: Provenance
     cost_model: Name | None = None
-    """A plug-in of ``milpplan.cost_models`` that times the layers; absent: as the base has it."""
+    """Plug-in of ``milpplan.cost_models`` that times the layers; absent: that of the base."""
     constants: Constants = Constants()
     tables: Tables = Tables()
 

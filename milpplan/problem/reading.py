@@ -1,7 +1,7 @@
-"""From a file or a text to a validated record; whatever is wrong with it becomes an ``InvalidInputError``.
+"""Readers of files and texts to validated records; every mistake becomes an ``InvalidInputError``.
 
-Validation is strict: a string is not a number and a yes is not a one. The only leeway is that a float with
-a whole value (``80e9``) serves as an integer.
+Validation is strict: a string is not a number, and true is not 1. The only exception is that a float with
+an integral value (``80e9``) is an integer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ 
 
 
 def shown(value: object) -> str:
-    """A value in an error message: its repr, shortened."""
+    """Write a value in an error message: its repr, shortened."""
     try:
         text = _SHORT.repr(value)
     except (ValueError, RecursionError):
@@ -115,7 +115,7 @@ def unreadable(path: Path, reason: str, expected: str, do: str) -> InvalidInputE
 
 
 def whole_or_float(text: str) -> int | float:
-    """A number's text as an integer where its value is whole, such as ``80e9``."""
+    """Convert a number's text, to an integer if its value is integral, such as ``80e9``."""
     value = float(text)
     return int(value) if abs(value) <= _EXACT_FLOAT_INTEGER and value.is_integer() else value
 
@@ -137,10 +137,10 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, source: str) -> dict[str, Any]:
-    """The object of a JSON text; ``source`` names it in messages.
+    """Parse the object of a JSON text; ``source`` names it in messages.
 
     Raises:
-        InvalidInputError: it is none, or a key is given twice: readers disagree which of the two counts.
+        InvalidInputError: it is not an object, or has a key twice (readers disagree on which value counts).
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _unparsable(source: str, language: str, error: Exception) -> InvalidInputErr
 
 
 def validated(record: type[RecordType], data: object, source: str) -> RecordType:
-    """``data`` as a ``record``, strictly; every wrong field is named with the value seen."""
+    """Validate ``data`` strictly as a ``record``; the error names every wrong field with its value."""
     try:
         return record.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
@@ -194,7 +194,7 @@ def validated(record: type[RecordType], data: object, source: str) -> RecordType
 
 
 def invalid_fields(record: type[BaseModel], error: ValidationError, source: str) -> InvalidInputError:
-    """Say pydantic's findings in plain words: field, what is wrong, value seen; of many the fields alone."""
+    """Write pydantic's findings in plain words: field, mistake, value; of many findings only the fields."""
     found: list[dict[str, Any]] = [dict(one) for one in error.errors(include_url=False)]
     findings = "; ".join(_finding(one) for one in found[:_SHOWN_ERRORS])
     others = [_field(one["loc"]) for one in found[_SHOWN_ERRORS:]]
@@ -215,7 +215,7 @@ def invalid_fields(record: type[BaseModel], error: ValidationError, source: str)
 
 
 def plain_reason(finding: Mapping[str, Any]) -> str:
-    """Say what is wrong with one value, in plain words instead of pydantic's."""
+    """Describe the mistake of a value in plain words."""
     if finding["type"] in _REASONS:
         return _REASONS[finding["type"]]
     if finding["type"] in ("literal_error", "enum"):
@@ -255,7 +255,7 @@ def _field(place: Sequence[int | str]) -> str:
 
 
 def _finding(error: Mapping[str, Any]) -> str:
-    """Say the field, what is wrong with it, and the value seen."""
+    """Describe a finding: the field, its mistake, and its value."""
     field = _field(error["loc"])
     seen = "" if error["type"] == "missing" else f" (got {shown(error['input'])})"
     colon = " " if error["type"] in ("missing", "extra_forbidden") else ": "
@@ -323,19 +323,19 @@ def _inside(record: type[BaseModel]) -> Iterator[tuple[tuple[str, ...], type[Bas
 
 
 def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Find the known names that are most like a name.
+    """Find the known names that are most similar to a name.
 
     An organisation before a slash and punctuation do not count, and a name whose numbers (versions and sizes) are
     those of the known one goes before a name that has others: ``meta-llama/Llama-3.1-8B`` is like llama3-8b, not
     like llama-33b.
 
     Args:
-        name: What was asked for.
-        known: The names that exist.
-        most: How many to return at most.
+        name: the name that the user gave.
+        known: existing names.
+        most: maximum number of names to return.
 
     Returns:
-        The best first; none where nothing is alike.
+        The most similar names, the best first; empty if no name is similar.
     """
     asked = _name_parts(name)
     found = []
@@ -354,5 +354,5 @@ def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def _name_parts(name: str) -> list[str]:
-    """Words and numbers of a name in lower case, without the organisation."""
+    """Split a name into words and numbers in lower case, without the organisation."""
     return _NAME_PART.findall(name.lower().rpartition("/")[2])

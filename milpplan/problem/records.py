@@ -1,4 +1,4 @@
-"""The base of every record a user can write: frozen, strict, nothing extra, hashable."""
+"""Base of all records that a user writes: frozen, strict, hashable, without unknown fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Record(BaseModel):
-    """A frozen value object; unknown fields are refused so that a typo cannot pass silently."""
+    """Frozen value object; unknown fields are refused, so that a typo is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -16,7 +16,7 @@ class Record(BaseModel):
 PositiveInt = Annotated[int, Field(gt=0, le=10**15)]
 Count = Annotated[int, Field(ge=0, le=10**15)]
 Computed = Annotated[int, Field(ge=0)]
-"""A number of bytes or of things in an answer: what comes out is not held to the limits of what goes in."""
+"""Number of bytes or items in an answer; the limits of inputs do not apply to it."""
 PositiveFloat = Annotated[float, Field(gt=0, le=1e30)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=1e30)]
 Fraction = Annotated[float, Field(gt=0, le=1)]

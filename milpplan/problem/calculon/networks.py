@@ -18,7 +18,7 @@ from milpplan.problem.calculon.read_files import CalculonFiles
 INSIDE_OUT: Final = {"tensor": "tp", "data": "dp", "pipeline": "pp"}
 """Parallelisms from neighbouring ranks outwards, as milpplan places them."""
 TIERS: Final = 3
-"""Networks of a cluster here."""
+"""Maximum number of networks of a cluster in milpplan."""
 
 
 def used_networks(files: CalculonFiles) -> CalculonFiles:
@@ -105,7 +105,7 @@ def _checked_networks(files: CalculonFiles) -> dict[str, int]:
 
 
 def _sizes(files: CalculonFiles, used: dict[str, int]) -> dict[int, int]:
-    """Processors that the parallelisms on each network multiply to."""
+    """Multiply the degrees of the parallelisms on each network: its number of processors."""
     sizes: dict[int, int] = {}
     for name, network in used.items():
         sizes[network] = sizes.get(network, 1) * files.execution.degrees[name]

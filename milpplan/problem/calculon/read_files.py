@@ -1,4 +1,4 @@
-"""Calculon's three files, read together."""
+"""Reader of Calculon's three files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from milpplan.problem.reading import RecordType, parse_json, read_text, validate
 
 @dataclass(frozen=True, slots=True)
 class CalculonFiles:
-    """The three files, checked, and their names."""
+    """Checked contents of the three files, and their names."""
 
     model: CalculonModel
     execution: CalculonExecution

@@ -1,4 +1,4 @@
-"""From a system file of Calculon to a ``HardwareSpec``: its step functions become tables.
+"""Conversion of a system file of Calculon to a ``HardwareSpec``: its step functions become tables.
 
 Calculon's efficiencies are step functions of the size of an operation; ours are tables by shape or size, evaluated
 here on grids and interpolated by the cost model. What has no counterpart is said in docs/launchers.md.
@@ -20,7 +20,7 @@ GEMM_SIZES: Final = tuple(2**power for power in range(7, 17))
 MESSAGE_BYTES: Final = tuple(2**power for power in range(10, 35))
 """Messages at which collectives are evaluated: 1 KiB to 16 GiB."""
 STEP_WIDTH: Final = 1e-9
-"""A step of a curve is drawn as a ramp of this relative width."""
+"""Relative width of the ramp that replaces a step of a curve."""
 PASSES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Passes over the message in nccl-tests' bus bandwidth: passes * (n - 1) / n * bytes / time."""
 DO: Final = "Correct the system file, or describe the cluster as TOML: `milpplan show dgx-a100-80` prints one."
@@ -107,7 +107,7 @@ def bus_table(network: CalculonNetwork, operation: str) -> dict[str, Any]:
 def hardware_of(
     system: CalculonSystem, datatype: Datatype, wholes: tuple[int, ...], source: str, name: str
 ) -> HardwareSpec:
-    """The hardware of a system file with one to three networks.
+    """Build the hardware of a system file with one to three networks.
 
     Args:
         system: the file.
@@ -145,7 +145,7 @@ _SOFTWARE: Final = {"name": "calculon", "overlap_tensor_parallel": False, "dummy
 
 
 def _accelerator(system: CalculonSystem, datatype: Datatype, source: str, name: str) -> dict[str, Any]:
-    """The processor. Operators without a product get the memory efficiency of the largest step, and no FLOPs."""
+    """Build the accelerator. Memory-bound operators get the efficiency of the largest step, and no FLOPs."""
     sixteen: Datatype = "bfloat16" if datatype == "bfloat16" else "float16"
     needed = [sixteen, *(["float8"] if datatype == "float8" else [])]
     missing = [one for one in needed if one not in system.matrix]
@@ -186,13 +186,13 @@ def _scale_up(network: CalculonNetwork, domain: int) -> dict[str, Any]:
 
 
 def slowest_scalar(network: CalculonNetwork) -> float:
-    """The largest factor by which a network multiplies the bytes of what one pass sends."""
+    """Return the maximum factor by which a network multiplies the bytes of a pass."""
     ops = network.ops
     return max(1.0, ops.p2p[0], ops.reduce_scatter[0], ops.all_gather[0])
 
 
 def _scale_out(network: CalculonNetwork) -> dict[str, Any]:
-    """One rate serves all operations of a network between domains: that of the slowest."""
+    """Return the rate of a network between domains, that of its slowest operation."""
     return {
         "name": "outer network",
         "bandwidth_bytes_per_s": network.bandwidth * GIGA,

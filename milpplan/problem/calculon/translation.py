@@ -1,4 +1,4 @@
-"""Calculon's model, execution and system files as a ``Problem`` and a ``Plan`` of milpplan.
+"""Translation of Calculon's model, execution and system files to a ``Problem`` and a ``Plan``.
 
 Calculon's words on the left, ours on the right, of those that are more than another name:
 
@@ -32,18 +32,18 @@ from milpplan.problem.reading import RecordType, invalid_fields, validated
 from milpplan.problem.records import Record
 
 VOCABULARY: Final = 51_200
-"""Calculon counts its parameters with so many tokens (calculon/llm/llm.py, ``num_parameters``)."""
+"""Vocabulary in Calculon's count of parameters (calculon/llm/llm.py, ``num_parameters``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A field of Calculon's execution and the field here that says the same."""
+    """Pair of a field of Calculon's execution and the field of milpplan with the same meaning."""
 
     theirs: str
     record: type[Record]
     ours: str
     values: dict[object, object]
-    """Their values and ours."""
+    """Calculon's values and milpplan's values."""
 
 
 SWITCHES: Final = (
@@ -58,7 +58,7 @@ SWITCHES: Final = (
 
 
 def calculon_run(files: CalculonFiles) -> tuple[Problem, Plan]:
-    """The execution as a plan, on the system with its networks as the execution uses them.
+    """Translate an execution to a plan, on the system with the networks that the execution uses.
 
     Raises:
         InvalidInputError: an assignment of networks or a split of blocks that cannot be.
@@ -72,7 +72,7 @@ def calculon_run(files: CalculonFiles) -> tuple[Problem, Plan]:
 
 
 def calculon_problem(files: CalculonFiles, space: Space) -> Problem:
-    """Model, system, number of processors, batch and number format; the layout is free. Networks keep their sizes.
+    """Translate model, system, processors, batch and number format; the layout is free, networks keep their sizes.
 
     Raises:
         InvalidInputError: more networks than three, or some that are not listed from the inside outwards.
@@ -115,7 +115,7 @@ def notes(files: CalculonFiles, free: bool = False) -> tuple[str, ...]:
 
 
 def model_of(files: CalculonFiles) -> ModelSpec:
-    """The blocks as layers, with Calculon's count of tokens and positions around them."""
+    """Translate the blocks to layers, with Calculon's numbers of tokens and positions."""
     model, execution = files.model, files.execution
     attention = {
         "type": "gqa",
@@ -142,7 +142,7 @@ def model_of(files: CalculonFiles) -> ModelSpec:
 
 
 def switch_values(files: CalculonFiles, record: type[Record]) -> dict[str, object]:
-    """Fields of a layout or a job that the execution's switches set."""
+    """Translate the execution's switches to fields of a layout or a job."""
     return {
         switch.ours: switch.values[_effective(files.execution, switch)]
         for switch in SWITCHES
@@ -151,7 +151,7 @@ def switch_values(files: CalculonFiles, record: type[Record]) -> dict[str, objec
 
 
 def _chunks(execution: CalculonExecution) -> int:
-    """Virtual stages of a processor; forwards alone fill and drain the pipeline with whole stages."""
+    """Count the virtual stages of a processor; inference fills and drains the pipeline with whole stages."""
     return execution.pipeline_interleaving if execution.training else 1
 
 
@@ -192,13 +192,13 @@ def _problem(files: CalculonFiles, wholes: tuple[int, ...], space: Space) -> Pro
 
 
 def _keeps_gathered(execution: CalculonExecution) -> bool:
-    """Whether the inputs of products stay gathered from forward to backward."""
+    """Check that the inputs of products stay gathered from forward to backward."""
     sequence_parallel = execution.tensor_par_comm_type == "rs_ag" and execution.tensor_par > 1
     return execution.training and sequence_parallel and not execution.seq_par_ag_redo
 
 
 def _layout(files: CalculonFiles, order: str | None) -> dict[str, object]:
-    """The layout as plain data."""
+    """Translate the layout to plain data."""
     execution, chunks = files.execution, _chunks(files.execution)
     pipelined = "interleaved" if chunks > 1 else "1f1b"
     values: dict[str, object] = {
@@ -219,7 +219,7 @@ def _layout(files: CalculonFiles, order: str | None) -> dict[str, object]:
 
 
 def _stages(files: CalculonFiles, layout: dict[str, object]) -> list[dict[str, object]]:
-    """Equal virtual stages; without interleaving the first ones hold a block more where it does not come out."""
+    """Split the blocks into virtual stages; without interleaving the first stages hold the remaining blocks."""
     blocks, execution = files.model.num_blocks, files.execution
     chunks = _chunks(execution)
     number = execution.pipeline_par * chunks
@@ -241,7 +241,7 @@ def _stages(files: CalculonFiles, layout: dict[str, object]) -> list[dict[str, o
 
 
 def _checked(kind: type[RecordType], source: str, **values: object) -> RecordType:
-    """A record of records; what does not fit together is named after ``source``."""
+    """Build a record; errors name ``source``."""
     try:
         return kind(**values)
     except ValidationError as error:

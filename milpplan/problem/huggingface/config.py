@@ -1,4 +1,4 @@
-"""From a Hugging Face ``config.json`` (already parsed) to a ``ModelSpec``.
+"""Conversion of a parsed Hugging Face ``config.json`` to a ``ModelSpec``.
 
 Only the keys are read; neither the network nor the transformers package is needed. Both spellings in use are
 understood: the Hub's files (written by transformers 4 and earlier) and what transformers 5 saves. Every key is
@@ -50,7 +50,7 @@ ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
         KEY_VALUE_HEADS: ("num_kv_heads", "n_head_kv"),
     },
 }
-"""Other spellings that a family's class takes (its ``attribute_map``, and what its older versions saved)."""
+"""Other spellings of keys in a family's class (its ``attribute_map``, and keys of its older versions)."""
 
 _GENERIC = {
     "layers": (LAYERS, "n_layer", "n_layers", "num_layers"),
@@ -68,7 +68,7 @@ _CLASS_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Mo
 _CLASS_NAMES = {"falcon": ("rw",), "gemma3_text": ("gemma3text", "gemma3")}
 """Names of classes, without their suffix, that are not the family's name without its underscores."""
 _TEXT_PART = {"gemma3": "gemma3_text"}
-"""The model_type of the text part where a multimodal config does not name it."""
+"""Model type of the text part of multimodal configs that do not name it."""
 _TOWER = "vision_config"
 
 
@@ -130,7 +130,7 @@ def _class_name(config: Mapping[str, object]) -> str | None:
 
 
 def _family(config: Mapping[str, object]) -> str:
-    """``model_type``; for files without one, the family whose name the class in ``architectures`` carries."""
+    """Return ``model_type``, or the family named by the class in ``architectures``."""
     family = config.get("model_type")
     if family is not None:
         return family if isinstance(family, str) else shown(family)
@@ -168,7 +168,7 @@ def _check_class(config: Mapping[str, object], family: str, ignored: Collection[
 
 
 def _check_keys(config: Mapping[str, object], fields: Fields, family: str) -> None:
-    """Refuse every key that is neither priced nor known not to change the cost.
+    """Refuse every key that is neither priced nor known to leave the cost unchanged.
 
     Raises:
         InvalidInputError: keys are left; all of them are named.

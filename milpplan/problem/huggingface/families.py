@@ -1,4 +1,4 @@
-"""One builder for each family of Hugging Face models: from a config's fields to a ``ModelSpec``.
+"""Builders of a ``ModelSpec`` from a config's fields, a function for each family of Hugging Face models.
 
 What each class does with its keys is from transformers 5.24.0 (``models/<family>/modeling_<family>.py`` and
 ``configuration_<family>.py``) and, for older spellings, 4.57.1. A key
@@ -105,7 +105,7 @@ def _qwen3_moe(fields: Fields, name: str) -> ModelSpec:
 
 
 def _leading_dense(fields: Fields) -> list[bool]:
-    """Experts in all but the first ``first_k_dense_replace`` layers."""
+    """Build experts in all but the first ``first_k_dense_replace`` layers."""
     fields.must_be("moe_layer_freq", 1, "experts sit in every layer after the dense ones")
     dense = fields.integer("first_k_dense_replace", minimum=0)
     return [layer >= dense for layer in range(fields.num_layers)]
@@ -120,7 +120,7 @@ def _shared_experts(fields: Fields) -> MixtureOfExperts:
 
 
 def _query_rank(fields: Fields) -> int | None:
-    """``q_lora_rank``, whose null means that the query has no low rank."""
+    """Read ``q_lora_rank``; null means that the query has no low rank."""
     if not fields.there("q_lora_rank"):
         raise fields.missing("q_lora_rank")
     return fields.optional("q_lora_rank")

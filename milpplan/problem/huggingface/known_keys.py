@@ -131,7 +131,7 @@ FIXED: dict[str, tuple[object, str]] = {
     "full_attn_mod": (1, "attention is full in every layer"),
     "interpolate_factor": (1, "positions are not interpolated"),
 }
-"""Settings of any family that must have one value, with what that means."""
+"""Settings of all families that must have a certain value, with its meaning."""
 
 FUSED = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "sdpa", "flex_attention")
 """Values of ``attn_implementation`` that are priced as fused attention."""
@@ -145,14 +145,14 @@ UNPRICED: dict[str, str] = {
     "num_mtp_layers": "layers that predict further tokens are not priced",
     "per_layer_config": "layers that differ in other ways than listed are not priced",
 }
-"""Keys of parts that are known and that no description has a field for."""
+"""Keys of known parts that no description has a field for."""
 
 ZERO_IS_NONE = ("num_nextn_predict_layers", "num_mtp_layers")
 """Unpriced parts whose number may be 0."""
 
 
 def without_effect(family: str) -> Mapping[str, str]:
-    """The keys known not to change the cost of a family's models, each with its reason."""
+    """List the keys that do not change the cost of a family's models, each with its reason."""
     listed = [*_REASONS.items(), *_FAMILY_REASONS.get(family, {}).items()]
     return {key: reason for reason, keys in listed for key in keys.split()}
 

@@ -1,4 +1,4 @@
-"""Parts that the families of Hugging Face models are put together from."""
+"""Builders of the parts that families of Hugging Face models share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milpplan.problem.model import (
 QkNorm = Literal["none", "per_head", "full_width"]
 
 DEFAULT_SEQUENCE_LENGTH = 4096
-"""Tokens a sequence when the user names none; shorter where the model's context is."""
+"""Default number of tokens of a sequence; the model's context if that is shorter."""
 
 
 def attention_of(
@@ -85,7 +85,7 @@ def windowed(
 
 
 def runs(attentions: Iterable[Attention], mlps: Iterable[Mlp], num_norms: int = 2) -> tuple[LayerRun, ...]:
-    """Consecutive identical layers as runs."""
+    """Collect consecutive identical layers in runs."""
     return tuple(
         LayerRun(count=len(list(same)), attention=attention, mlp=mlp, num_norms=num_norms)
         for (attention, mlp), same in groupby(zip(attentions, mlps, strict=True))
@@ -129,19 +129,19 @@ def masks(fields: Fields, residual: str, embedding: str | None, attention: str) 
 def uniform(
     fields: Fields, name: str, attention: Attention, mlp: Mlp, num_norms: int = 2, **more: Any
 ) -> ModelSpec:
-    """A model whose layers are all the same."""
+    """Build a model whose layers are all equal."""
     run = LayerRun(count=fields.num_layers, attention=attention, mlp=mlp, num_norms=num_norms)
     return model_of(fields, name, (run,), **more)
 
 
 def biased_attention(fields: Fields, qk_norm: QkNorm = "none") -> GroupedQueryAttention:
-    """Attention whose four projections have a bias when ``attention_bias`` says so."""
+    """Build attention whose four projections have a bias if ``attention_bias`` is true."""
     bias = fields.flag("attention_bias")
     return attention_of(fields, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm)
 
 
 def expert_mlps(fields: Fields, experts: MixtureOfExperts, is_expert: list[bool]) -> list[Mlp]:
-    """``experts`` where the flag says so, a dense block elsewhere."""
+    """Build runs of layers with ``experts`` where a flag is true, and with a dense block elsewhere."""
     if all(is_expert):
         fields.unused("intermediate_size")
         return [experts] * len(is_expert)

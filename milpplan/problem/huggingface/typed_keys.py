@@ -10,7 +10,7 @@ from milpplan.problem.reading import shown
 
 MAX_LAYERS = 10_000
 MAX_DIMENSION = 10**9
-"""No dimension of a model comes near: a larger number is a mistake."""
+"""Maximum dimension of a model; a larger number is a mistake."""
 
 LAYERS = "num_hidden_layers"
 HIDDEN = "hidden_size"
@@ -28,22 +28,22 @@ class Fields:
 
     values: Mapping[str, object]
     source: str
-    """How messages name the config."""
+    """Name of the config in messages."""
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Other spellings of a key that the family's class takes."""
+    """Other spellings of a key in the family's class."""
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Values that the class assumes, and we with it, where a key is absent."""
+    """Defaults of the class for absent keys that milpplan shares."""
     class_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that the class assumes and we do not: a message names them."""
+    """Default sizes of the class that milpplan does not assume; a message names them."""
     read: set[str] = field(default_factory=set)
-    """The keys asked for so far: what is priced."""
+    """Keys that were read so far, and are therefore priced."""
 
     def refuse(self, seen: str, expected: str) -> InvalidInputError:
-        """The error to raise for this config."""
+        """Make the error for this config."""
         return InvalidInputError(f"{self.source}: {seen}", expected, DO)
 
     def there(self, key: str) -> bool:
-        """Tell whether the file has the key, be it null."""
+        """Check that the file has the key, even with the value null."""
         return any(name in self.values for name in (key, *self.aliases.get(key, ())))
 
     def unused(self, *keys: str) -> None:
@@ -66,7 +66,7 @@ class Fields:
         return self.defaults.get(key) if first is None else first
 
     def optional(self, key: str, minimum: int = 1, maximum: int = MAX_DIMENSION) -> int | None:
-        """The integer under a key, None where it is absent."""
+        """Return the integer under a key, None if it is absent."""
         value = self.value(key)
         if value is None:
             return None
@@ -77,7 +77,7 @@ class Fields:
         return value
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
-        """The integer under a key, else the default; without a default it must be there."""
+        """Return the integer under a key, else the default; without a default the key is required."""
         value = self.optional(key, minimum=minimum)
         value = default if value is None else value
         if value is None:
@@ -85,14 +85,14 @@ class Fields:
         return value
 
     def missing(self, key: str) -> InvalidInputError:
-        """The error for a size that the file does not give; it names what the class would assume."""
+        """Make the error for a missing size; it names the default of the class."""
         spelled = " or ".join((key, *self.aliases.get(key, ())))
         assumed = self.class_sizes.get(key)
         class_takes = "" if assumed is None else f" ({SOURCE} assumes {assumed}: write it down if that is meant)"
         return self.refuse(f"{key} is missing.", f"Expected an integer under {spelled}{class_takes}.")
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A boolean."""
+        """Return the boolean under a key."""
         value = self.value(key)
         if value is None:
             return default
@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def drops(self, *keys: str) -> bool:
-        """Tell whether dropout of one of these probabilities keeps a mask."""
+        """Check that dropout with one of several probabilities keeps a mask."""
         found = False
         for key in keys:
             value = self.value(key)
@@ -113,7 +113,7 @@ class Fields:
         return found
 
     def sequence(self, key: str) -> list[object] | None:
-        """A list, None if absent."""
+        """Return the list under a key, None if it is absent."""
         value = self.value(key)
         if value is not None and not isinstance(value, list):
             raise self.refuse(f"{key} is {shown(value)}.", "Expected a list.")
@@ -128,7 +128,7 @@ class Fields:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers, bounded because some keys are lists with one entry a layer."""
+        """Number of decoder layers, bounded because some keys are lists with an entry per layer."""
         number = self.integer(LAYERS)
         if number > MAX_LAYERS:
             raise self.refuse(f"{LAYERS} is {number}.", f"Expected at most {MAX_LAYERS} layers.")
@@ -141,14 +141,14 @@ class Fields:
 
     @property
     def num_key_value_heads(self) -> int:
-        """Key-value heads: as many as heads where the class says so of an absent key, or the file of a null."""
+        """Number of key-value heads; equal to the heads if the class or a null in the file says so."""
         heads = self.integer(HEADS)
         derived = KEY_VALUE_HEADS not in self.class_sizes or self.there(KEY_VALUE_HEADS)
         return self.integer(KEY_VALUE_HEADS, default=heads if derived else None)
 
     @property
     def head_dim(self) -> int:
-        """``head_dim`` when given, else hidden_size / num_attention_heads where the class takes that."""
+        """``head_dim`` if given, else hidden_size / num_attention_heads if that is the class's default."""
         given = self.optional("head_dim")
         if given is not None:
             return given
@@ -174,7 +174,7 @@ class Fields:
         return self.optional("sliding_window")
 
     def expert_layers(self) -> list[bool]:
-        """Whether each layer is a mixture of experts (``decoder_sparse_step``, ``mlp_only_layers``)."""
+        """Find the layers with a mixture of experts (``decoder_sparse_step``, ``mlp_only_layers``)."""
         step = self.integer("decoder_sparse_step", default=1)
         listed = self.sequence("mlp_only_layers") or []
         dense = {layer for layer in listed if isinstance(layer, int)}
@@ -183,7 +183,7 @@ class Fields:
         return [layer not in dense and (layer + 1) % step == 0 for layer in range(self.num_layers)]
 
     def listed_slides(self) -> list[bool] | None:
-        """For every layer whether ``layer_types`` lets it slide, None where the file does not list them."""
+        """Find the layers with a sliding window in ``layer_types``; None if the file does not list them."""
         types = self.sequence("layer_types")
         if types is None:
             return None
