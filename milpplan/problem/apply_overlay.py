@@ -52,8 +52,13 @@ def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
 def with_constants(
     hardware: HardwareSpec, factors: Mapping[str, float], others: Mapping[str, object]
 ) -> HardwareSpec:
-    """The description with factors of ``FACTORS`` multiplied in, and with others of its software (or
-    ``scale_out_hop_s``, ``kernel_latency_s``) replaced."""
+    """Change constants of a description.
+
+    Args:
+        hardware: description to change.
+        factors: factors to multiply in, by the names of ``FACTORS``.
+        others: new values of software fields, of ``scale_out_hop_s`` or of ``kernel_latency_s``.
+    """
     software = {name: value for name, value in others.items() if name not in (HOP, KERNEL)}
     dispatch = factors.get("dispatch_efficiency", 1.0)
     if dispatch != 1.0:
@@ -79,18 +84,19 @@ def with_constants(
 
 
 def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
-    """The description with constants moved by a number of their one sigmas; positive is slower.
+    """Move constants of a description by a number of their standard deviations; positive is slower.
 
-    ``sigmas`` maps names of ``FACTORS`` and ``TIMES`` to that number; without an ``uncertainty`` nothing moves.
+    ``sigmas`` maps names of ``FACTORS`` and ``TIMES`` to this number. A description without ``uncertainty`` stays
+    unchanged.
     """
-    known = hardware.uncertainty
-    if known is None:
+    sigma = hardware.uncertainty
+    if sigma is None:
         return hardware
-    factors = {name: max(1.0 - sigmas[name] * getattr(known, name), 0.05) for name in FACTORS if name in sigmas}
+    factors = {name: max(1.0 - sigmas[name] * getattr(sigma, name), 0.05) for name in FACTORS if name in sigmas}
     others = {
-        name: max(time_s(hardware, name) + sigmas[name] * getattr(known, name), 0.0)
+        name: max(time_s(hardware, name) + sigmas[name] * getattr(sigma, name), 0.0)
         for name in TIMES
-        if name in sigmas and (name not in (HOP, KERNEL) or getattr(known, name) > 0)
+        if name in sigmas and (name not in (HOP, KERNEL) or getattr(sigma, name) > 0)
     }
     return with_constants(hardware, factors, others)
 
@@ -183,16 +189,16 @@ def _with_tables(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
 
 def _uncertainty(before: Uncertainty | None, overlay: Overlay) -> Uncertainty | None:
     """Combine the uncertainties of base and overlay: relative sigmas add in quadrature, times are replaced."""
-    known = {name: 0.0 if before is None else getattr(before, name) for name in (*FACTORS, *TIMES)}
+    sigma = {name: 0.0 if before is None else getattr(before, name) for name in (*FACTORS, *TIMES)}
     for name in FACTORS:
         factor = getattr(overlay.constants, name)
         if factor is not None and factor.identified:
-            known[name] = hypot(known[name], factor.one_sigma / factor.value)
+            sigma[name] = hypot(sigma[name], factor.one_sigma / factor.value)
     for name in TIMES:
         seconds = getattr(overlay.constants, name)
         if seconds is not None and seconds.identified:
-            known[name] = seconds.one_sigma
+            sigma[name] = seconds.one_sigma
     residual = overlay.provenance.residual_fraction or (before.residual_fraction if before else 0.0)
-    if not residual and not any(known.values()):
+    if not residual and not any(sigma.values()):
         return None
-    return Uncertainty(overlay=overlay.name, residual_fraction=residual, **known)
+    return Uncertainty(overlay=overlay.name, residual_fraction=residual, **sigma)

@@ -50,13 +50,13 @@ def _plugin_directories() -> list[Traversable]:
 
     A plug-in that fails is left out with a warning, so that all other descriptions stay available.
     """
-    found = []
+    directories = []
     for name in plugin_names("hardware"):
         try:
-            found.append(resources.files(plugin("hardware", name)))
+            directories.append(resources.files(plugin("hardware", name)))
         except (PluginError, TypeError) as error:
             logging.getLogger(__name__).warning("%s Its hardware is left out.", error)
-    return found
+    return directories
 
 
 def _is_preset(entry: Traversable) -> bool:

@@ -89,14 +89,14 @@ def read_bytes(path: Path, expected: str = "", do: str = "", max_bytes: int = MA
             raise InvalidInputError(f"{path} {seen}.", expected, do)
         # It may have become a pipe since: opening one waits for who writes to it, unless asked not to.
         with open(path, "rb", opener=_at_once) as file:
-            told = os.fstat(file.fileno())
-            content = file.read(max_bytes + 1) if stat.S_ISREG(told.st_mode) else b""
+            status = os.fstat(file.fileno())
+            content = file.read(max_bytes + 1) if stat.S_ISREG(status.st_mode) else b""
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise unreadable(path, reason, expected, do) from error
     if len(content) > max_bytes:
         raise InvalidInputError(
-            f"{path} has {max(told.st_size, len(content)):,} bytes.",
+            f"{path} has {max(status.st_size, len(content)):,} bytes.",
             f"Expected a description of at most {max_bytes:,} bytes.",
             "Give the configuration, not the weights." if max_bytes == MAX_FILE_BYTES else do,
         )
@@ -121,8 +121,10 @@ def whole_or_float(text: str) -> int | float:
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The table of a TOML text; ``source`` names it in messages. Keys have at most 64 parts: the parser's memory
-    grows with their square."""
+    """Parse the table of a TOML text; ``source`` names it in messages.
+
+    Keys have at most 64 parts, because the parser's memory grows with the square of the parts.
+    """
     if len(text) > MAX_TOML_CHARACTERS or _LONG_KEY.search(text):
         long = len(text) > MAX_TOML_CHARACTERS
         raise InvalidInputError(
@@ -144,8 +146,8 @@ def parse_json(text: str, source: str) -> dict[str, Any]:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        unique_pairs = dict(pairs)
+        if len(unique_pairs) < len(pairs):
             twice, seen = "", set[str]()
             for name, _ in pairs:
                 twice = name if name in seen else twice
@@ -155,7 +157,7 @@ def parse_json(text: str, source: str) -> dict[str, Any]:
                 "Expected each key of an object once.",
                 "Delete one of the two.",
             )
-        return found
+        return unique_pairs
 
     try:
         data = json.loads(text, parse_float=whole_or_float, object_pairs_hook=unique)
@@ -195,21 +197,21 @@ def validated(record: type[RecordType], data: object, source: str) -> RecordType
 
 def invalid_fields(record: type[BaseModel], error: ValidationError, source: str) -> InvalidInputError:
     """Write pydantic's findings in plain words: field, mistake, value; of many findings only the fields."""
-    found: list[dict[str, Any]] = [dict(one) for one in error.errors(include_url=False)]
-    findings = "; ".join(_finding(one) for one in found[:_SHOWN_ERRORS])
-    others = [_field(one["loc"]) for one in found[_SHOWN_ERRORS:]]
-    more = ""
+    errors: list[dict[str, Any]] = [dict(finding) for finding in error.errors(include_url=False)]
+    findings = "; ".join(_finding(finding) for finding in errors[:_SHOWN_ERRORS])
+    others = [_field(finding["loc"]) for finding in errors[_SHOWN_ERRORS:]]
+    rest = ""
     if others:
         named = ", ".join(others[:_NAMED_ERRORS]) + (", ..." if len(others) > _NAMED_ERRORS else "")
-        more = f"; and {len(others)} more: {named}"
-    place = found[0]["loc"][:-1] if found else ()
+        rest = f"; and {len(others)} more: {named}"
+    place = errors[0]["loc"][:-1] if errors else ()
     kinds = _records_at(record, place)
     fields = list(dict.fromkeys(name for kind in kinds for name in kind.model_fields))
     inside = f" of {_field(place)}" if place else ""
     return InvalidInputError(
-        f"{source}: {findings}{more}.",
+        f"{source}: {findings}{rest}.",
         f"Expected the fields{inside or f' of {record.__name__}'}: {', '.join(fields)}.",
-        f"{_meant(record, found)}Correct the fields named; `milpplan schema` lists all, `milpplan show NAME` "
+        f"{_meant(record, errors)}Correct the fields named; `milpplan schema` lists all, `milpplan show NAME` "
         "prints an example.",
     )
 
@@ -262,9 +264,9 @@ def _finding(error: Mapping[str, Any]) -> str:
     return f"{field + colon if field else ''}{plain_reason(error)}{seen}"
 
 
-def _meant(record: type[BaseModel], found: Sequence[Mapping[str, Any]]) -> str:
-    """Name the field or the word that was probably meant by the first unknown one."""
-    for finding in found:
+def _meant(record: type[BaseModel], errors: Sequence[Mapping[str, Any]]) -> str:
+    """Suggest the field or the word that the user probably meant by the first unknown name."""
+    for finding in errors:
         if finding["type"] == "literal_error" and isinstance(finding["input"], str):
             close = nearest(finding["input"], re.findall(r"'([^']*)'", finding["ctx"]["expected"]))
             if close:
@@ -276,7 +278,7 @@ def _meant(record: type[BaseModel], found: Sequence[Mapping[str, Any]]) -> str:
         if elsewhere is not None:
             right = ".".join((*elsewhere, str(name)))
             return f"Did you mean {right}? {shown(name)} does not belong where it stands. "
-        close = nearest(str(name), [one for kind in _records_at(record, place) for one in kind.model_fields])
+        close = nearest(str(name), [field for kind in _records_at(record, place) for field in kind.model_fields])
         if close:
             return f"Did you mean {close[0]} instead of {shown(name)}? "
     return ""
@@ -286,27 +288,30 @@ def _records_at(record: type[BaseModel], place: Sequence[int | str]) -> list[typ
     """Find the records that may stand at a place inside a record."""
     kinds = [record]
     for part in place:
-        # Numbers of list entries and tags of unions are no fields.
-        inner = [one for kind in kinds if part in kind.model_fields for one in _record_types(kind, str(part))]
+        # Indices of list entries and tags of unions are not fields.
+        inner = [
+            nested for kind in kinds if part in kind.model_fields for nested in _record_types(kind, str(part))
+        ]
         tagged = [kind for kind in kinds if _tag(kind) == part]
         kinds = inner or tagged or kinds
     return kinds
 
 
 def _tag(kind: type[BaseModel]) -> object:
+    """Return the tag of a record in a union, its default ``type``."""
     return kind.model_fields["type"].default if "type" in kind.model_fields else None
 
 
 def _record_types(kind: type[BaseModel], field: str) -> list[type[BaseModel]]:
     """Find the records in a field's annotation."""
-    found: list[type[BaseModel]] = []
+    records: list[type[BaseModel]] = []
     left: list[Any] = [kind.model_fields[field].annotation]
     while left:
-        one = left.pop(0)
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            found.append(one)
-        left.extend(get_args(one))
-    return found
+        annotation = left.pop(0)
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            records.append(annotation)
+        left.extend(get_args(annotation))
+    return records
 
 
 def _inside(record: type[BaseModel]) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
@@ -319,7 +324,7 @@ def _inside(record: type[BaseModel]) -> Iterator[tuple[tuple[str, ...], type[Bas
             continue
         seen.add(kind)
         yield path, kind
-        left.extend(((*path, name), one) for name in kind.model_fields for one in _record_types(kind, name))
+        left.extend(((*path, name), inner) for name in kind.model_fields for inner in _record_types(kind, name))
 
 
 def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
@@ -337,20 +342,20 @@ def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
     Returns:
         The most similar names, the best first; empty if no name is similar.
     """
-    asked = _name_parts(name)
-    found = []
-    for one in known:
-        parts = _name_parts(one)
-        likeness = difflib.SequenceMatcher(None, "".join(asked), "".join(parts)).ratio()
-        plain = difflib.SequenceMatcher(None, name.lower(), one.lower()).ratio()
-        sizes = [[part for part in words if part[0].isdigit()] for words in (asked, parts)]
+    name_parts = _name_parts(name)
+    scores = []
+    for candidate in known:
+        parts = _name_parts(candidate)
+        likeness = difflib.SequenceMatcher(None, "".join(name_parts), "".join(parts)).ratio()
+        plain = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
+        sizes = [[part for part in words if part[0].isdigit()] for words in (name_parts, parts)]
         shared = len(set(sizes[0]) & set(sizes[1]))
         # The first number is most often the version. Names without numbers are compared by their letters alone.
         agreement = shared / max(map(len, sizes)) + (sizes[0][0] == sizes[1][0]) if all(sizes) else 0.0
-        score = max(likeness, plain) + agreement + ("".join(asked) in "".join(parts))
+        score = max(likeness, plain) + agreement + ("".join(name_parts) in "".join(parts))
         if max(likeness, plain) >= _LEAST_ALIKE:
-            found.append((-score, one))
-    return [one for _, one in sorted(found)[:most]]
+            scores.append((-score, candidate))
+    return [candidate for _, candidate in sorted(scores)[:most]]
 
 
 def _name_parts(name: str) -> list[str]:

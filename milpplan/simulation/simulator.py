@@ -327,11 +327,11 @@ def _parts_ns(problem: Problem, plan: Plan, costs: LayoutCosts, own: Sequence[in
     final = plan.layout.num_virtual_stages - 1
     for j in own:
         stage = plan.virtual_stages[j]
-        held = np.array(kinds[stage.layers[0] : stage.layers[1]], dtype=np.int64)
+        layers = np.array(kinds[stage.layers[0] : stage.layers[1]], dtype=np.int64)
         split = stage.recompute.full, stage.recompute.full + stage.recompute.selective
-        parts += costs.parts.layer[held][:, :, ONCE].sum(axis=(0, 2))
-        recompute += costs.parts.layer[held[: split[0]], :, Phase.FULL].sum(axis=0)
-        recompute += costs.parts.layer[held[split[0] : split[1]], :, Phase.SELECTIVE].sum(axis=0)
+        parts += costs.parts.layer[layers][:, :, ONCE].sum(axis=(0, 2))
+        recompute += costs.parts.layer[layers[: split[0]], :, Phase.FULL].sum(axis=0)
+        recompute += costs.parts.layer[layers[split[0] : split[1]], :, Phase.SELECTIVE].sum(axis=0)
         if j == 0:
             parts += costs.parts.embedding.sum(axis=1)
         if j == final:

@@ -1,8 +1,8 @@
-"""Which of Calculon's networks joins which processors: a domain, and what joins domains and pods of domains.
+"""Mapping of Calculon's networks to the network tiers of milpplan: a domain, between domains, between pods.
 
-In an execution every parallelism names its network. Those on the first network fill a domain of as many ranks as
-their degrees multiply to; where three are in use those on the second one make a pod of such domains, and all
-others leave the pod: so each uses the network that the execution says.
+In an execution every parallelism names its network. The parallelisms on the first network fill a domain, whose
+size is the product of their degrees. If three networks are in use, the parallelisms on the second network form a
+pod of domains, and all others leave the pod. So each parallelism uses the network that the execution names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TIERS: Final = 3
 
 
 def used_networks(files: CalculonFiles) -> CalculonFiles:
-    """The files with those networks alone that the execution uses, and the execution's numbers of them.
+    """Drop the networks that the execution does not use, and renumber the others in the execution.
 
-    An execution that uses one keeps a second beside it, so that nothing else changes: the next one, or before the
-    last one the first.
+    An execution that uses a single network keeps a second network beside it, so that all other values stay the
+    same: the next network, or the first if the execution uses the last.
 
     Raises:
         InvalidInputError: an assignment that Calculon refuses.
@@ -48,8 +48,14 @@ def used_networks(files: CalculonFiles) -> CalculonFiles:
 
 
 def placed(files: CalculonFiles) -> tuple[tuple[int, ...], str | None]:
-    """Ranks that every network but the last joins, from the inside, and the order of ranks where it is not
-    milpplan's own; of files with the networks in use (``used_networks``)."""
+    """Find the ranks that every network but the last joins, and the order of ranks.
+
+    Args:
+        files: files with only the networks in use (``used_networks``).
+
+    Returns:
+        Number of ranks of each tier, from the inside, and the order of ranks; None for milpplan's usual order.
+    """
     execution, used = files.execution, _checked_networks(files)
     sizes = _sizes(files, used)
     ranked = [name for name in INSIDE_OUT if name in used]
@@ -61,15 +67,16 @@ def placed(files: CalculonFiles) -> tuple[tuple[int, ...], str | None]:
     if wanted != ranked:
         idle = [name for name in INSIDE_OUT if name not in used]
         order = "-".join(INSIDE_OUT[name] for name in (*wanted, *idle)).replace("tp", "tp-cp")
-    return tuple(accumulate((sizes.get(one, 1) for one in range(number - 1)), mul)), order
+    return tuple(accumulate((sizes.get(network, 1) for network in range(number - 1)), mul)), order
 
 
 def free_wholes(files: CalculonFiles) -> tuple[int, ...]:
-    """Processors that every network but the last joins where the layout is free, from the inside: the product of
-    the sizes, as many as Calculon lets parallelisms share them.
+    """Find the processors that every network but the last joins if the layout is free, from the inside.
+
+    They are products of the sizes, because Calculon lets several parallelisms share a network.
 
     Raises:
-        InvalidInputError: more than three networks, or some that are not listed from the inside outwards.
+        InvalidInputError: more than three networks, or networks that are not listed from the inside outwards.
     """
     networks, procs = files.system.networks, files.execution.num_procs
     if len(networks) > TIERS:
@@ -78,7 +85,7 @@ def free_wholes(files: CalculonFiles) -> tuple[int, ...]:
             "Expected one to three to choose among: a domain, what joins domains, and what joins pods of those.",
             "Leave those in the file that the search may use, or simulate an execution, which names its own.",
         )
-    sizes = [one.size for one in networks]
+    sizes = [network.size for network in networks]
     reach = list(accumulate(sizes, mul))
     if sizes != sorted(sizes) or procs > reach[-1]:
         raise InvalidInputError(
@@ -90,8 +97,11 @@ def free_wholes(files: CalculonFiles) -> tuple[int, ...]:
 
 
 def _checked_networks(files: CalculonFiles) -> dict[str, int]:
-    """Network of every parallelism that there is. Where the networks' sizes or fillings forbid the execution in
-    Calculon, it is refused in the same way (calculon/llm/llm.py, ``_check_network_assignments``)."""
+    """Find the network of every parallelism with a degree above 1.
+
+    An execution that Calculon refuses for the sizes or fillings of its networks is refused here, too
+    (calculon/llm/llm.py, ``_check_network_assignments``).
+    """
     execution, networks = files.execution, files.system.networks
     used = {name: execution.network_of(name) for name, degree in execution.degrees.items() if degree > 1}
     for index, size in _sizes(files, used).items():
@@ -113,6 +123,7 @@ def _sizes(files: CalculonFiles, used: dict[str, int]) -> dict[int, int]:
 
 
 def _network_error(files: CalculonFiles, index: int, reason: str) -> InvalidInputError:
+    """Make the error of an assignment to a network."""
     sizes = [network.size for network in files.system.networks]
     return InvalidInputError(
         f"{files.names[1]}: network {index} cannot be used so: {reason}.",

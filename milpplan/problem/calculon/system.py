@@ -28,17 +28,17 @@ ELEMENT_BYTES: Final = {"float8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def step(steps: Steps, size: float) -> float:
-    """Efficiency of an operation of ``size``, in the unit of the steps.
+    """Return the efficiency of an operation of ``size``, in the unit of the steps.
 
     Source: calculon/processor.py and memory.py at caa4b11: the first step, from the largest, that is reached.
     """
-    return next(efficiency for least, efficiency in steps if size >= least)
+    return next(efficiency for threshold, efficiency in steps if size >= threshold)
 
 
 def collective_s(network: CalculonNetwork, operation: str, num_bytes: float, num_ranks: int) -> float:
-    """Seconds of an operation on a network: latency + bytes * scalar * (1 + offset / ranks) / (rate * eff).
+    """Time an operation on a network: latency + bytes * scalar * (1 + offset / ranks) / (rate * eff), in seconds.
 
-    Source: calculon/network.py at caa4b11. It has no all-to-all: that is a p2p of all but the own part.
+    Source: calculon/network.py at caa4b11, which has no all-to-all: it is a p2p of all parts but the rank's own.
     """
     if operation == "all_to_all":
         scalar, offset = network.ops.p2p[0], -1.0
@@ -49,9 +49,9 @@ def collective_s(network: CalculonNetwork, operation: str, num_bytes: float, num
 
 
 def product_s(system: CalculonSystem, datatype: Datatype, m: int, n: int, k: int) -> float:
-    """Seconds of an (m x k)(k x n) product: FLOPs and bytes at the rates of their steps.
+    """Time an (m x k)(k x n) product: FLOPs and bytes at the rates of their steps, in seconds.
 
-    no_overlap: 2 m n k / (rate * eff) + b (m k + k n + m n) / (bandwidth * eff); roofline: the longer of both.
+    no_overlap: 2 m n k / (rate * eff) + b (m k + k n + m n) / (bandwidth * eff); roofline: the maximum of both.
     b: bytes of an element. Source: calculon/system.py (``get_processing_time``) and llm/layers.py at caa4b11.
     """
     engine, memory = system.matrix[datatype], system.mem1
@@ -63,10 +63,11 @@ def product_s(system: CalculonSystem, datatype: Datatype, m: int, n: int, k: int
 
 
 def gemm_table(system: CalculonSystem, datatype: Datatype) -> dict[str, Any]:
-    """Efficiency by shape, [m][n][k]: ``product_s`` over the time at the peak rate, exact at the grid's sizes.
+    """Tabulate the efficiency by shape, [m][n][k]: the time at the peak rate over ``product_s``.
 
-    Between them it is interpolated in the logarithms, so a step becomes a ramp at most one cell wide. The time of
-    the memory is in the efficiency: where Calculon adds it to that of the FLOPs, so does the table.
+    It is exact at the sizes of the grid and interpolated in the logarithms between them, so a step becomes a ramp
+    of at most a cell. The efficiency contains the memory time: where Calculon adds it to the time of the FLOPs, so
+    does the table.
     """
     sizes, peak = GEMM_SIZES, system.matrix[datatype].tflops * TERA
     table = [
@@ -77,7 +78,7 @@ def gemm_table(system: CalculonSystem, datatype: Datatype) -> dict[str, Any]:
 
 
 def size_curve(steps: Steps, unit: float) -> dict[str, list[float]]:
-    """A step function of bytes as a curve: level, with a steep ramp below each step. ``unit``: bytes of a size."""
+    """Convert a step function to a curve with a steep ramp below each step. ``unit``: bytes of a size."""
     ascending = steps[::-1]
     sizes, values = [1.0], [ascending[0][1]]
     for (_, below), (size, above) in pairwise(ascending):
@@ -91,9 +92,10 @@ def size_curve(steps: Steps, unit: float) -> dict[str, list[float]]:
 
 
 def bus_table(network: CalculonNetwork, operation: str) -> dict[str, Any]:
-    """Bus bandwidths of an operation at powers of two of ranks up to the network's size, and of bytes."""
-    most = max(2, min(network.size, 2**20))
-    counts = sorted({2**power for power in range(1, most.bit_length()) if 2**power <= most} | {most})
+    """Tabulate the bus bandwidths of an operation at powers of two of ranks and of bytes."""
+    max_ranks = max(2, min(network.size, 2**20))
+    powers = {2**power for power in range(1, max_ranks.bit_length()) if 2**power <= max_ranks}
+    counts = sorted(powers | {max_ranks})
     rows = [
         [
             PASSES[operation] * (count - 1) / count * size / collective_s(network, operation, size, count)
@@ -148,7 +150,7 @@ def _accelerator(system: CalculonSystem, datatype: Datatype, source: str, name: 
     """Build the accelerator. Memory-bound operators get the efficiency of the largest step, and no FLOPs."""
     sixteen: Datatype = "bfloat16" if datatype == "bfloat16" else "float16"
     needed = [sixteen, *(["float8"] if datatype == "float8" else [])]
-    missing = [one for one in needed if one not in system.matrix]
+    missing = [datatype for datatype in needed if datatype not in system.matrix]
     if datatype == "float32" or missing:
         raise InvalidInputError(
             f"{source}: matrix has {', '.join(system.matrix)}, and the execution's datatype is {datatype}.",

@@ -81,8 +81,10 @@ def calculon_problem(files: CalculonFiles, space: Space) -> Problem:
 
 
 def notes(files: CalculonFiles, free: bool = False) -> tuple[str, ...]:
-    """What of the files is priced in another way here, in sentences; ``free``: the layout is not the execution's,
-    and nothing is said of what it decides."""
+    """List the values of the files that milpplan prices in another way, in sentences.
+
+    ``free``: the layout is not that of the execution, and the notes leave its decisions out.
+    """
     files = files if free else used_networks(files)
     execution, outer = files.execution, files.system.networks[1:]
     system = files.system
@@ -156,8 +158,10 @@ def _chunks(execution: CalculonExecution) -> int:
 
 
 def _effective(execution: CalculonExecution, switch: Switch) -> object:
-    """The value, or the plain one where there is nothing to switch: no tensor ranks, no stage borders, nothing
-    that a forward keeps for a backward."""
+    """Return the value of a switch, or its default where it has no effect.
+
+    A switch has no effect without tensor ranks, stage borders, or tensors that a forward keeps for a backward.
+    """
     value = getattr(execution, switch.theirs)
     if switch.theirs == "activations_offload":
         return value and execution.training
@@ -219,7 +223,7 @@ def _layout(files: CalculonFiles, order: str | None) -> dict[str, object]:
 
 
 def _stages(files: CalculonFiles, layout: dict[str, object]) -> list[dict[str, object]]:
-    """Split the blocks into virtual stages; without interleaving the first stages hold the remaining blocks."""
+    """Split the blocks evenly into virtual stages; without interleaving the first stages may hold a block more."""
     blocks, execution = files.model.num_blocks, files.execution
     chunks = _chunks(execution)
     number = execution.pipeline_par * chunks

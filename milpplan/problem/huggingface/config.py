@@ -113,7 +113,7 @@ def _has(config: Mapping[str, object], key: str) -> bool:
 
 
 def _text_part(config: Mapping[str, object], ignored: Collection[str]) -> Mapping[str, object]:
-    """The language model of a multimodal config, which may leave its family and tying to the outside."""
+    """Return the language model of a multimodal config, which may inherit its family and its tying."""
     text = config.get("text_config")
     outer = config.get("model_type")
     if isinstance(text, Mapping):
@@ -125,6 +125,7 @@ def _text_part(config: Mapping[str, object], ignored: Collection[str]) -> Mappin
 
 
 def _class_name(config: Mapping[str, object]) -> str | None:
+    """Return the first class in ``architectures``."""
     classes = config.get("architectures")
     return classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else None
 
@@ -138,26 +139,27 @@ def _family(config: Mapping[str, object]) -> str:
     stem = name.split("For", 1)[0] if "For" in name else name
     for suffix in _CLASS_SUFFIXES:
         stem = stem.removesuffix(suffix)
-    return next((known for known in BUILDERS if stem.lower() in _class_stems(known)), stem)
+    return next((builder for builder in BUILDERS if stem.lower() in _class_stems(builder)), stem)
 
 
 def _class_stems(family: str) -> tuple[str, ...]:
+    """List the names of a family's classes without their suffix."""
     return (family.replace("_", ""), *_CLASS_NAMES.get(family, ()))
 
 
 def _check_class(config: Mapping[str, object], family: str, ignored: Collection[str], source: str) -> None:
-    """Refuse classes whose head, or whose other parts, are not those of a causal language model."""
+    """Refuse classes with a head or other parts that a causal language model does not have."""
     classes = config.get("architectures")
     if classes is None or classes == []:
         return
-    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise InvalidInputError(
             f"{source}: architectures is {shown(classes)}.", "Expected a list of names of classes.", DO
         )
     causal = {stem + suffix for stem in _class_stems(family) for suffix in _CAUSAL}
-    other = [one for one in classes if one.lower() not in causal]
+    other = [name for name in classes if name.lower() not in causal]
     if isinstance(config.get("text_config"), Mapping) and _TOWER in ignored:
-        other = [one for one in other if not one.endswith("ForConditionalGeneration")]
+        other = [name for name in other if not name.endswith("ForConditionalGeneration")]
     if other:
         raise InvalidInputError(
             f"{source}: architectures names {', '.join(map(shown, other))}.",
@@ -184,34 +186,35 @@ def _check_keys(config: Mapping[str, object], fields: Fields, family: str) -> No
             f"attn_implementation is {shown(implementation)}.",
             f"Expected one of {', '.join(FUSED)}: an unfused attention is asked for with --attention unfused.",
         )
-    known = {"model_type", "architectures", *fields.read, *without_effect(family)}
-    known_outside = {"model_type", "architectures", "text_config", "tie_word_embeddings"}
-    known_outside |= {*outer.read, *outer_without_effect()}
-    left = {key: value for key, value in fields.values.items() if key not in known}
-    left |= {key: value for key, value in outer.values.items() if key not in known_outside}
-    left = {key: value for key, value in left.items() if value is not None}
-    left = {key: value for key, value in left.items() if not (key in ZERO_IS_NONE and value == 0)}
-    if left:
-        told = ", ".join(f"{shown(key)[1:-1]} ({UNPRICED.get(key, 'not understood')})" for key in left)
-        ignore = " ".join(f"--ignore {shown(key)[1:-1]}" for key in list(left)[:6])
+    known_keys = {"model_type", "architectures", *fields.read, *without_effect(family)}
+    outer_keys = {"model_type", "architectures", "text_config", "tie_word_embeddings"}
+    outer_keys |= {*outer.read, *outer_without_effect()}
+    unknown = {key: value for key, value in fields.values.items() if key not in known_keys}
+    unknown |= {key: value for key, value in outer.values.items() if key not in outer_keys}
+    unknown = {key: value for key, value in unknown.items() if value is not None}
+    unknown = {key: value for key, value in unknown.items() if not (key in ZERO_IS_NONE and value == 0)}
+    if unknown:
+        findings = ", ".join(f"{shown(key)[1:-1]} ({UNPRICED.get(key, 'not understood')})" for key in unknown)
+        ignore = " ".join(f"--ignore {shown(key)[1:-1]}" for key in list(unknown)[:6])
         raise InvalidInputError(
-            f"{fields.source}: {told}.",
+            f"{fields.source}: {findings}.",
             f"Expected keys of {family} that are priced or known not to change the cost.",
             f"Correct the spelling, or price the model without: milpplan show CONFIG {ignore}.",
         )
 
 
 def _unknown_family(config: Mapping[str, object], family: str, source: str) -> InvalidInputError:
-    found, missing = [], []
+    """Make the error of a family without builder; it names the dimensions in the config."""
+    present, missing = [], []
     for dimension, keys in _GENERIC.items():
         key = next((key for key in keys if config.get(key) is not None), None)
         if key is not None:
-            found.append(f"{key}={shown(config[key])}")
+            present.append(f"{key}={shown(config[key])}")
         elif dimension in _REQUIRED:
             missing.append(f"{dimension} ({' or '.join(keys)})")
     return InvalidInputError(
         f"{source} has model_type {shown(family)}, which is not supported; "
-        f"found {', '.join(found) or 'no known dimension'}; missing {', '.join(missing) or 'none'}.",
+        f"found {', '.join(present) or 'no known dimension'}; missing {', '.join(missing) or 'none'}.",
         f"Supported families: {', '.join(sorted({*BUILDERS, *_TEXT_PART}))}.",
         "Write the model as TOML: `milpplan show llama3-8b` prints one to start from.",
     )

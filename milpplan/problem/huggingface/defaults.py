@@ -1,9 +1,10 @@
-"""Values a Hugging Face class takes when its ``config.json`` lacks a key: what we assume too, and what we do not.
+"""Defaults of Hugging Face classes for keys that a ``config.json`` lacks.
 
-``CLASS_DEFAULTS`` are settings that the Hub's files often omit because they equal the class default, above all
-``tie_word_embeddings``. ``CLASS_SIZES`` are sizes: a file without one is refused instead of becoming some other
-model, and the message names what the class would take. A size that a class derives from others in the file (as
-many key-value heads as heads, a feed-forward width of four times the hidden size) is not among them.
+milpplan shares ``CLASS_DEFAULTS``: settings that the Hub's files often omit because they equal the class default,
+above all ``tie_word_embeddings``. It does not share ``CLASS_SIZES``: a file without a size is refused, because it
+would become another model, and the message names the default of the class. Sizes that a class derives from other
+sizes in the file (as many key-value heads as heads, a feed-forward width of four times the hidden size) are not
+listed.
 
 Source: transformers 5.24.0, ``models/<family>/configuration_<family>.py``.
 """

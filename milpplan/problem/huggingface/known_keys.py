@@ -1,9 +1,9 @@
 """Keys of a Hugging Face ``config.json`` that are not sizes.
 
-Listed are those known not to change the cost, each with its reason, and those that must have one value because
-nothing else is described.
+The lists hold keys that do not change the cost, each with its reason, and keys that must have a certain value
+because descriptions have no field for another value.
 
-Whatever is neither read by a family's builder (``milpplan.problem.huggingface.families``) nor listed here is
+A key that is neither read by a family's builder (``milpplan.problem.huggingface.families``) nor listed here is
 refused by name. Source: transformers 5.24.0, ``configuration_utils.py``,
 ``models/<family>/configuration_<family>.py`` and ``modeling_<family>.py``; 4.57.1 for the keys that older files
 carry.

@@ -75,7 +75,7 @@ def experts_of(fields: Fields, number_key: str, size_key: str, **more: Any) -> M
 def windowed(
     fields: Fields, attention: GroupedQueryAttention, slides: list[bool] | None = None
 ) -> list[GroupedQueryAttention]:
-    """``attention`` in every layer, with ``sliding_window`` where it slides (by default everywhere)."""
+    """Repeat ``attention`` for every layer, with ``sliding_window`` where it slides (by default everywhere)."""
     slides = [True] * fields.num_layers if slides is None else slides
     if not any(slides):
         fields.unused("sliding_window")
@@ -116,8 +116,10 @@ def model_of(
 
 
 def masks(fields: Fields, residual: str, embedding: str | None, attention: str) -> dict[str, bool]:
-    """The fields of ``ModelSpec`` about dropout: the keys that hold the three probabilities say which masks there
-    are; without a key of its own the embedding has none."""
+    """Return the fields of ``ModelSpec`` about dropout masks.
+
+    The arguments are the keys of the three probabilities; without a key, the embedding has no mask.
+    """
     dropped = fields.drops(residual)
     parts = {
         "embedding_dropout": embedding is not None and fields.drops(embedding),

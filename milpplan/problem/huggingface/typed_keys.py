@@ -51,18 +51,18 @@ class Fields:
         self.read.update(keys)
 
     def value(self, key: str) -> object:
-        """The value under a key or another spelling of it, else the class default; None where there is none.
+        """Return the value under a key or another spelling of it, else the class default, else None.
 
         Raises:
             InvalidInputError: two spellings contradict each other.
         """
         names = (key, *self.aliases.get(key, ()))
         self.read.update(names)
-        found = {name: self.values[name] for name in names if self.values.get(name) is not None}
-        first = next(iter(found.values()), None)
-        if any(value != first or type(value) is not type(first) for value in found.values()):
-            told = " and ".join(f"{name} is {shown(value)}" for name, value in found.items())
-            raise self.refuse(f"{told}.", "Expected one value: both are names of the same size.")
+        present = {name: self.values[name] for name in names if self.values.get(name) is not None}
+        first = next(iter(present.values()), None)
+        if any(value != first or type(value) is not type(first) for value in present.values()):
+            spellings = " and ".join(f"{name} is {shown(value)}" for name, value in present.items())
+            raise self.refuse(f"{spellings}.", "Expected one value: both are names of the same size.")
         return self.defaults.get(key) if first is None else first
 
     def optional(self, key: str, minimum: int = 1, maximum: int = MAX_DIMENSION) -> int | None:
@@ -122,7 +122,7 @@ class Fields:
     def must_be(self, key: str, expected: object, reason: str) -> None:
         """Refuse a setting that the description of a model has no field for."""
         value = self.value(key)
-        numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, expected))
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, expected))
         if value is not None and (value != expected or (type(value) is not type(expected) and not numbers)):
             raise self.refuse(f"{key} is {shown(value)}.", f"Only {shown(expected)} is supported: {reason}.")
 
@@ -168,7 +168,7 @@ class Fields:
         return self.hidden_size // heads
 
     def window(self) -> int | None:
-        """``sliding_window``, which must be there, be it null, where the class would assume a number."""
+        """Return ``sliding_window``; the key is required, if only as null, where the class assumes a number."""
         if "sliding_window" in self.class_sizes and not self.there("sliding_window"):
             raise self.missing("sliding_window")
         return self.optional("sliding_window")
