@@ -107,11 +107,11 @@ def bucketed_step(
     """The member with the shortest step of ``bucketing``, and its packing; None if none is below ``below_ns`` of
     those looked at before the ``deadline`` (of ``perf_counter``)."""
     best: tuple[int, Packed] | None = None
-    for member in sorted(range(len(pool.members)), key=lambda one: pool.least_ns(one, beside=False)):
-        if pool.least_ns(member, beside=False) >= below_ns or time.perf_counter() > deadline:
+    for member in sorted(range(len(pool.members)), key=lambda one: pool.step_bound_ns(one, beside=False)):
+        if pool.step_bound_ns(member, beside=False) >= below_ns or time.perf_counter() > deadline:
             break
-        grains = pool.grains(member, beside=False)
-        if grains * pool.load.grain < pool.load.lengths[-1]:
+        grains = pool.max_quanta(member, beside=False)
+        if grains * pool.load.token_quantum < pool.load.lengths[-1]:
             continue
         packed = _bucketed(pool, member, grains)
         total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
@@ -121,9 +121,9 @@ def bucketed_step(
 
 
 def _bucketed(pool: StrategyTables, member: int, grains: int) -> Packed:
-    tokens = grains * pool.load.grain
+    tokens = grains * pool.load.token_quantum
     rows = [_of_bucket(pool, one, tokens) for one in buckets(pool.load.lengths, BOUNDARIES[0])]
-    return pool.timed(member, dealt(np.concatenate(rows), _replicas(pool, member)), grains)
+    return pool.time_packing(member, dealt(np.concatenate(rows), _replicas(pool, member)), grains)
 
 
 def _of_bucket(pool: StrategyTables, bucket: Bucket, most_tokens: int) -> IntArray:
@@ -187,7 +187,7 @@ class _Buckets:
         return BaselineStep(self.name, names, total / NS_PER_S, "")
 
     def _strategy(self, member: int) -> Strategy:
-        return self.pool.rampless(member, beside=True)
+        return self.pool.strategy_with_true_reduction(member, beside=True)
 
     def _group(self, member: int, chosen: Sequence[int]) -> Packed:
         """The group of a strategy: its buckets, the longest first."""
@@ -198,8 +198,8 @@ class _Buckets:
         return _of_bucket(self.pool, bucket, bucket.end)
 
     def _timed(self, member: int, rows: IntArray) -> Packed:
-        grains = self.pool.grains(member, beside=True)
-        return self.pool.timed(member, dealt(rows, _replicas(self.pool, member)), grains)
+        grains = self.pool.max_quanta(member, beside=True)
+        return self.pool.time_packing(member, dealt(rows, _replicas(self.pool, member)), grains)
 
     def _chosen(self, number: int, bucket: Bucket) -> int:
         """The strategy of a bucket: least time by itself, of those that hold a full pack."""
@@ -220,7 +220,7 @@ class _Buckets:
             layout = one.candidate.layout
             asked = self.given[min(number, len(self.given) - 1)] if self.given else None
             plain = (layout.dp, layout.tp, layout.pp) == asked and layout.cp == layout.ep == 1
-            if one.beside_grains * load.grain < bucket.end or not (asked is None or plain):
+            if one.shared_memory_quanta * load.token_quantum < bucket.end or not (asked is None or plain):
                 continue
             pipeline, replicas = self.pool.strategy(member, beside=True).pipelines[0]
             work = float(load.counts[part] @ pipeline.units(load.lengths[part])) * pipeline.parts

@@ -73,7 +73,7 @@ class Candidate:
         return " ".join([*(shown or ["dp1"]), *([self.recompute] if self.recompute != "none" else []), *others])
 
     @cached_property
-    def place(self) -> Place:
+    def layout_key(self) -> Place:
         """What decides where states are: candidates with the same need no switch."""
         one = self.layout
         return (one.tp, one.cp, one.pp, one.dp, one.ep, one.etp, one.zero_stage, one.rank_order)
@@ -169,8 +169,8 @@ class SizedCandidate:
     candidate: Candidate
     costs: LayoutCosts
     stages: tuple[StageOptions, ...]
-    alone_grains: int
-    beside_grains: int
+    own_memory_quanta: int
+    shared_memory_quanta: int
 
 
 def sized(problem: Problem, found: Sequence[Candidate], most_grains: int) -> list[SizedCandidate]:

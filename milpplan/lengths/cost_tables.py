@@ -74,13 +74,13 @@ class Load:
 
     lengths: IntArray
     counts: IntArray
-    grain: int
+    token_quantum: int
     rules: SequenceRules = PACKED
 
     @property
-    def grains(self) -> int:
+    def num_quanta(self) -> int:
         """Grains of all sequences."""
-        return int(self.counts @ self.lengths) // self.grain
+        return int(self.counts @ self.lengths) // self.token_quantum
 
 
 def line_below(values: FloatArray, at: float) -> tuple[float, float]:
@@ -158,7 +158,7 @@ class Tables:
     def attention(self, stages: list[int], phase: int, most_grains: int) -> FloatArray:
         """Nanoseconds of attention that a sequence of every length adds to any of ``stages``, at least, [n]."""
         sequence, once = self.kernels(stages, phase)
-        return np.asarray(sequence + once * self.load.lengths / (most_grains * self.load.grain))
+        return np.asarray(sequence + once * self.load.lengths / (most_grains * self.load.token_quantum))
 
     def kernels(self, stages: list[int], phase: int) -> FloatArray:
         """Nanoseconds of attention on any of ``stages``, at least, that a sequence of every length adds, and that
@@ -192,7 +192,7 @@ class Tables:
         self, tokens: tuple[float, float], weights: FloatArray, phase: int, most_grains: int
     ) -> Affine:
         """A line in the grains, and ``weights`` [K] times the attention of every sequence."""
-        lengths, grain = self.load.lengths, self.load.grain
+        lengths, grain = self.load.lengths, self.load.token_quantum
         # Where the whole layer is replayed, its backward has the forward's attention, too.
         replayed = self.candidate.recompute == "full" and phase == 1
         sequence, once = (one[phase] + (one[0] if replayed else 0.0) for one in self.cores)
@@ -246,7 +246,7 @@ def strategy_of(tables: Tables, one: SizedCandidate, most_grains: int) -> Strate
     layout, load = one.candidate.layout, tables.load
     reduce_ns = once_ns(one, Term.REDUCE)
     if layout.pp == 1:
-        at = load.grains / layout.dp / max(1, -(-load.grains // (layout.dp * most_grains)))
+        at = load.num_quanta / layout.dp / max(1, -(-load.num_quanta // (layout.dp * most_grains)))
         forward, backward = tables.stage([0], most_grains, at)
         pipeline = _tabled(one, load, most_grains, [(1, forward + backward)])
         return Strategy.of(pipeline, layout.dp, reduce_ns, one.candidate.name)
@@ -271,7 +271,7 @@ def typical_pipeline(tables: Tables, one: SizedCandidate, most_grains: int) -> T
         for slope, base in zip(tables.slopes, times, strict=True):
             low, high = getattr(base, name)[-1].astype(np.float64)
             rise = (high - low) / max(1, grains[1] - grains[0])
-            each = rise * tables.load.lengths / tables.load.grain + slope * attention
+            each = rise * tables.load.lengths / tables.load.token_quantum + slope * attention
             ways.append(Affine(max(0.0, float(high - rise * grains[1])), each))
         phases.append(max(ways, key=lambda line: float(tables.load.counts @ line.sequence)))
     totals = [float(tables.load.counts @ line.sequence) for line in phases]
@@ -286,7 +286,7 @@ def _pipelines(
 ) -> tuple[TabledPipeline, TabledPipeline, int]:
     """*equal*, *last* and its ramp in ns."""
     stages, load = list(range(one.candidate.layout.pp)), tables.load
-    at = min(float(most_grains), load.grains / (one.candidate.layout.dp * 4 * len(stages)))
+    at = min(float(most_grains), load.num_quanta / (one.candidate.layout.dp * 4 * len(stages)))
     forward, backward = tables.stage(stages, most_grains, max(1.0, at))
     totals = [float(load.counts @ line.sequence) for line in (forward, backward)]
     parts = min(_PARTS - 1, max(1, round(_PARTS * totals[0] / sum(totals))))
@@ -319,7 +319,7 @@ def _tabled(
         0.0,
         0.0,
         float(constant * parts),
-        most_grains * load.grain,
+        most_grains * load.token_quantum,
         transfer_ns=transfer_ns,
         forward_parts=lines[0][0],
         backward_parts=parts - lines[0][0],

@@ -54,7 +54,7 @@ class _Family:
     def most_tokens(self, pool: StrategyTables, num_gpus: int) -> int:
         """Most tokens of a round."""
         return max(
-            num_gpus // degree * pool.grains(member, beside=False) * pool.load.grain
+            num_gpus // degree * pool.max_quanta(member, beside=False) * pool.load.token_quantum
             for degree, member in self.members.items()
         )
 
@@ -88,9 +88,9 @@ def _families(pool: StrategyTables) -> list[_Family]:
     kept = [
         members
         for members in found.values()
-        if any(pool.grains(one, beside=False) * pool.load.grain >= longest for one in members.values())
+        if any(pool.max_quanta(one, beside=False) * pool.load.token_quantum >= longest for one in members.values())
     ]
-    least = {id(one): min(pool.least_ns(member, beside=False) for member in one.values()) for one in kept}
+    least = {id(one): min(pool.step_bound_ns(member, beside=False) for member in one.values()) for one in kept}
     return [_Family(one) for one in sorted(kept, key=lambda one: least[id(one)])]
 
 
@@ -99,7 +99,7 @@ def _num_gpus(pool: StrategyTables) -> int:
 
 
 def _numbers(pool: StrategyTables, family: _Family) -> range:
-    fewest = -(-pool.load.grains * pool.load.grain // family.most_tokens(pool, _num_gpus(pool)))
+    fewest = -(-pool.load.num_quanta * pool.load.token_quantum // family.most_tokens(pool, _num_gpus(pool)))
     return range(fewest, min(fewest + _OPTIONS, int(pool.load.counts.sum()) + 1))
 
 

@@ -197,9 +197,9 @@ class _Search:
         while self._hear(few=True) and self.bound_ns < self.sets.target_ns:
             if not self._beside_proof(deadline):
                 time.sleep(_WAIT_S)
-            self.sets.narrow(self._hear, self._in_turn(), self._helped)
+            self.sets.tighten(self._hear, self._in_turn(), self._helped)
         if self.other is not None:
-            self.sets.narrow(self._hear, helped=self._helped)
+            self.sets.tighten(self._hear, helped=self._helped)
         self._unlike(np.inf, deadline)
         self._teams_again(deadline)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
@@ -209,7 +209,7 @@ class _Search:
     def _helped(self) -> SetProcess | None:
         """Another process for sets, where none looks after single strategies, or need not: these are proved, or
         more than sets are, and little comes to be known of them."""
-        if self.helper is None and self.two and self.sets.sets:
+        if self.helper is None and self.two and self.sets.nodes:
             static_ns, now = self.statics.bound_ns, time.perf_counter()
             if static_ns > self.rose[0] * (1.0 + _ROSE):
                 self.rose = static_ns, now
@@ -305,7 +305,7 @@ class _Search:
     def _packed(self) -> bool:
         """Whether the best single strategy is packed with most care, or need not be."""
         static = self.statics.best
-        return static is not None and (not self._static_is_best or self.statics.known.finished(static.home))
+        return static is not None and (not self._static_is_best or self.statics.incumbents.is_finished(static.home))
 
     @property
     def _static_is_best(self) -> bool:
@@ -329,7 +329,7 @@ class _Search:
         often that few slices are asked for."""
         if self.other is None:
             return False
-        more = self.other.hear(self.sets.best.time_ns, few=few)
+        more = self.other.poll(self.sets.best.time_ns, few=few)
         self._take(self.statics.best)
         return more
 
@@ -387,7 +387,7 @@ def _result(
         ),
         num_sequences=int(pool.load.counts.sum()),
         num_tokens=int(pool.load.counts @ pool.load.lengths),
-        alignment=pool.load.grain,
+        alignment=pool.load.token_quantum,
         max_strategies=search.max_strategies,
         num_candidates=len(pool.members),
         num_sets=search.sets.num_sets,

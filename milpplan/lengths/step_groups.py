@@ -27,5 +27,5 @@ def groups_of(pool: StrategyTables, step: AnyStep) -> tuple[LengthGroup, ...]:
 
 def _group(pool: StrategyTables, step: Step, member: int) -> LengthGroup:
     one = pool.members[member]
-    grains = one.alone_grains if len(step.order) == 1 else one.beside_grains
+    grains = one.own_memory_quanta if len(step.order) == 1 else one.shared_memory_quanta
     return pool.group(member, step.packed[member], grains, pool.reduce_ns(member) / NS_PER_S)

@@ -49,7 +49,7 @@ class Switches:
         self.beside_bytes = states + -(-states * grad_bytes(pool.problem) // ADAM_STATE_BYTES)
 
     def _place(self, member: int) -> Place:
-        return self.pool.members[member].candidate.place
+        return self.pool.members[member].candidate.layout_key
 
     def price(self, members: Sequence[int]) -> bool:
         """Price all pairs of the members' layouts; whether some were new."""

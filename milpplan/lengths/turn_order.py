@@ -26,7 +26,7 @@ class Orders:
         return GroupedProblem(
             self.pool.load.lengths,
             self.pool.load.counts,
-            tuple(self.pool.rampless(member, beside=True) for member in members),
+            tuple(self.pool.strategy_with_true_reduction(member, beside=True) for member in members),
             times,
             max_strategies=len(members),
             finish_ns=tuple(self.pool.finish_ns(member) for member in members),
@@ -35,7 +35,7 @@ class Orders:
     def least_ns(self, members: list[int], times: SwitchTimes) -> int:
         """What the cheapest order of all of them adds to their reductions and the least finish, ns."""
         whole_ns = least_overhead_ns(self.problem(members, times), tuple(range(len(members))))
-        return whole_ns - self.pool.once_ns(members)
+        return whole_ns - self.pool.fixed_cost_ns(members)
 
     def best(self, members: list[int], packed: Mapping[int, Packed]) -> Step:
         """Groups in their best order; the home is one of the ``members`` that runs something: sets are bounded
@@ -52,7 +52,7 @@ class Orders:
         where one was not packed."""
         packed = {}
         for member, held in counts.items():
-            found = self.pool.packed(member, held, self.pool.members[member].beside_grains, deadline)
+            found = self.pool.pack(member, held, self.pool.members[member].shared_memory_quanta, deadline)
             if found is None:
                 return None
             packed[member] = found

@@ -20,10 +20,10 @@ def random_turns(found: Family, random: np.random.Generator) -> list[Turn]:
     """Every sequence in some micro-batch of some turn on some team, in any order of degrees."""
     load, rows = found.pool.load, []
     for k in random.permutation(np.repeat(np.arange(len(load.counts)), load.counts)).tolist():
-        size = int(load.lengths[k]) // load.grain
+        size = int(load.lengths[k]) // load.token_quantum
         open_ = [
             row for row in rows
-            if found.grains(row[0]) >= size + int(row[2] @ load.lengths) // load.grain and random.random() < 0.3
+            if found.grains(row[0]) >= size + int(row[2] @ load.lengths) // load.token_quantum and random.random() < 0.3
         ]  # fmt: skip
         if not open_:
             members = [one for one in found.members if found.grains(one) >= size]
@@ -67,7 +67,7 @@ class AllSteps:
         rows = np.array([[int(k in subset) for k in range(self.number)] for subset in subsets])
         best = np.full(len(subsets), np.inf)
         for member, own in zip(self.family.members, self.family.degrees, strict=True):
-            fits = rows @ load.lengths <= self.family.grains(member) * load.grain
+            fits = rows @ load.lengths <= self.family.grains(member) * load.token_quantum
             if own != degree or not fits.any():
                 continue
             candidate = self.family.pool.members[member].candidate

@@ -31,7 +31,7 @@ class AllTurns:
     def single_ns(self, member: int) -> int:
         """The least time of a step of one strategy, which has its memory to itself."""
         pool = self.pool
-        group_ns = self.group(member, pool.grains(member, beside=False), self.counts, self._replicas(member))
+        group_ns = self.group(member, pool.max_quanta(member, beside=False), self.counts, self._replicas(member))
         return group_ns + pool.reduce_ns(member) + pool.finish_ns(member)
 
     def pair_ns(self, pair: tuple[int, int], switches: Switches) -> int:
@@ -43,7 +43,7 @@ class AllTurns:
             if not any(held) or not any(other):
                 continue
             groups = [
-                self.group(member, pool.grains(member, beside=True), mine, self._replicas(member))
+                self.group(member, pool.max_quanta(member, beside=True), mine, self._replicas(member))
                 for member, mine in zip(pair, (held, other), strict=True)
             ]
             for first, home in itertools.product((0, 1), (0, 1)):
@@ -92,7 +92,7 @@ class AllTurns:
     def _contents(self, member: int, grains: int) -> tuple[list[Counts], np.ndarray, np.ndarray, np.ndarray]:
         """All that fits into a micro-batch, and its times on every stage."""
         pool, lengths = self.pool, self.pool.load.lengths
-        rows = [row for row in _parts(self.counts) if 0 < np.array(row) @ lengths <= grains * pool.load.grain]
+        rows = [row for row in _parts(self.counts) if 0 < np.array(row) @ lengths <= grains * pool.load.token_quantum]
         if not rows:
             nothing = np.zeros((1, 0), dtype=np.int64)
             return [], nothing, nothing, nothing[0]

@@ -64,7 +64,7 @@ def random_packings(
     """``held`` [n] sequences on random replicas in random micro-batches that fit, full ones or not, in any order,
     falling, or rising and then falling."""
     one, lengths = found.members[member], found.load.lengths
-    room, size = one.beside_grains * found.load.grain, one.candidate.layout.dp
+    room, size = one.shared_memory_quanta * found.load.token_quantum, one.candidate.layout.dp
     rows: list[list[np.ndarray]] = [[] for _ in range(size)]
     share = float(random.uniform(0.0, 1.0))
     for k in random.permutation(np.repeat(np.arange(len(lengths)), held)).tolist():

@@ -62,7 +62,7 @@ def test_a_pipeline_in_turn_is_found_and_its_bound_holds(
     problem, steps = slow_network(*asked), workload_of(lengths, GRAIN)
     found = pool_of(problem, steps)
     turns, switches = AllTurns(found), Switches(found)
-    members = [one for one, member in enumerate(found.members) if member.beside_grains]
+    members = [one for one, member in enumerate(found.members) if member.shared_memory_quanta]
     switches.price(members)
     pairs = [(a, b) for place, a in enumerate(members) for b in members[place + 1 :]]
     singles = [turns.single_ns(one) for one in range(len(found.members))]
@@ -98,17 +98,17 @@ def test_no_way_to_know_more_of_a_set_says_too_much(
     search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0, "highs")
     search.deadline = time.perf_counter() + 60.0
     search.switches.price(search.members)
-    kept, checked = search.screened(2).left, 0
-    piped = [one for one in kept if any(found.num_stages(search.members[place]) > 1 for place in one.used)]
+    kept, checked = search.screen(2).sets, 0
+    piped = [one for one in kept if any(found.num_stages(search.members[place]) > 1 for place in one.strategies)]
     for number, one in enumerate(piped[:12]):
-        left = search.left(one, number)
-        first, second = (search.members[place] for place in one.used)
+        left = search.node(one, number)
+        first, second = (search.members[place] for place in one.strategies)
         best_ns = turns.pair_ns((first, second), search.switches)
-        for way in left.ways:
+        for way in left.bounding_steps:
             held = search.best
             way(left)
             search.best = held
-            assert left.bound_ns <= best_ns + 1.0, (one.used, way)
+            assert left.bound_ns <= best_ns + 1.0, (one.strategies, way)
             checked += 1
     assert checked >= 15
 
@@ -122,22 +122,22 @@ def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) ->
     found = pool_of(problem.model_copy(update={"space": space}), workload_of(lengths, GRAIN))
     turns = AllTurns(found)
     pipelines = [member for member in range(len(found.members)) if found.num_stages(member) > 1]
-    assert any(found.members[one].beside_grains == found.members[one].alone_grains for one in pipelines)
+    assert any(found.members[one].shared_memory_quanta == found.members[one].own_memory_quanta for one in pipelines)
     for member in pipelines:
-        found.lengthened(member, float("inf"))
+        found.work_bound_with_longest(member, float("inf"))
     target_ns = 5 * min(turns.single_ns(one) for one in range(len(found.members)))
     search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0, "highs")
     search.deadline = time.perf_counter() + 60.0
     search.switches.price(search.members)
-    kept = search.screened(2).left
+    kept = search.screen(2).sets
     assert len(kept) == 3
     for number, one in enumerate(kept):
-        first, second = (search.members[place] for place in one.used)
+        first, second = (search.members[place] for place in one.strategies)
         best_ns = turns.pair_ns((first, second), search.switches)
         for way in (search._coarse, search._finer, search._longest):
-            left = search.left(one, number)
+            left = search.node(one, number)
             way(left)
-            assert left.bound_ns <= best_ns + 1.0, (one.used, way)
+            assert left.bound_ns <= best_ns + 1.0, (one.strategies, way)
 
 
 def test_prices_of_a_replica_hold_whoever_updates() -> None:
@@ -147,7 +147,7 @@ def test_prices_of_a_replica_hold_whoever_updates() -> None:
     found = pool_of(problem, workload_of([7_680, 8_192], GRAIN))
     member = max(range(len(found.members)), key=found.finish_ns)
     rows = np.array([[0, 1], [1, 0], [1, 1]])
-    assert found.grains(member, beside=True) * GRAIN >= rows[-1] @ found.load.lengths
+    assert found.max_quanta(member, beside=True) * GRAIN >= rows[-1] @ found.load.lengths
     candidate = found.members[member].candidate
     times = micro_batch_times(problem, candidate, found.load.lengths, rows, found.load.rules.mask)
     total = (times.forward + times.backward).sum(axis=0)
@@ -170,7 +170,7 @@ def test_the_optimizers_home_runs_something() -> None:
     assert found.finish_ns(idle) < found.finish_ns(runs)
     switches = Switches(found)
     switches.price([runs, idle])
-    packed = found.packed(runs, found.load.counts, found.grains(runs, beside=True))
+    packed = found.pack(runs, found.load.counts, found.max_quanta(runs, beside=True))
     assert packed is not None
     step = Orders(found, switches).best([runs, idle], {runs: packed})
     assert (step.home, step.order) == (runs, (runs,))
@@ -180,12 +180,12 @@ def test_what_is_known_of_nothing_is_shared_out_over_nothing() -> None:
     """Where the bound that is highest for what a strategy holds is a constant, another one is shared out."""
     found = pool_of(small_problem(memory_gib=60), workload_of([128, 512], GRAIN))
     search = TurnSearch(found, Step(0, (0,), {}, 10**12), 0.0, "highs")
-    search.screened(2)
+    search.screen(2)
     bounds = search.bounds
     for place in range(len(search.members)):
-        known = bounds.parts.near(place, found.load.counts.astype(np.float64))
+        known = bounds.interval_bounds.bounds_near(place, found.load.counts.astype(np.float64))
         constant = replace(known, constants=known.constants + np.where(known.shares.sum(axis=1) > 0, 0.0, 1e15))
-        bounds.parts.near = lambda *_, constant=constant: constant  # type: ignore[method-assign]
+        bounds.interval_bounds.bounds_near = lambda *_, constant=constant: constant  # type: ignore[method-assign]
         worths = bounds._worths(place, found.load.counts.astype(np.float64))
         assert not np.isnan(worths).any()
         assert (worths > 0).all()

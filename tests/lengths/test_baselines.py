@@ -54,7 +54,7 @@ def test_bucketing_is_a_step_of_one_strategy() -> None:
     found = pool()
     step = bucketing_step(found)
     member = _member(found, step.strategies[0])
-    lengths, tokens = found.load.lengths, found.grains(member, beside=False) * GRAIN
+    lengths, tokens = found.load.lengths, found.max_quanta(member, beside=False) * GRAIN
     rows = []
     for bucket in buckets(lengths, BOUNDARIES[0]):
         held = np.where(np.isin(np.arange(len(lengths)), np.r_[bucket.places]), found.load.counts, 0)

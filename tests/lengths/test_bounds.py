@@ -382,15 +382,15 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
     lengths = found.load.lengths
     for member, one in enumerate(found.members):
         layout = one.candidate.layout
-        if layout.pp > 2 or not one.beside_grains or one.candidate.recompute == "selective":
+        if layout.pp > 2 or not one.shared_memory_quanta or one.candidate.recompute == "selective":
             continue
         if layout.pp == 2 and one.candidate.recompute == "none":
             # A third of the pipelines is enough: each asks for some programs.
             continue
-        plain = found.bounds(member, beside=True)
-        long = found.classified(member) if layout.pp > 1 else None
+        plain = found.linear_bounds(member, beside=True)
+        long = found.work_bound_by_class(member) if layout.pp > 1 else None
         for _ in range(3):
-            rows = random_micro_batches(found, one.beside_grains, random, layout.dp * int(random.integers(1, 5)))
+            rows = random_micro_batches(found, one.shared_memory_quanta, random, layout.dp * int(random.integers(1, 5)))
             # No more than there are: a chord is proved for parts of the workload.
             rows = rows[(np.cumsum(rows, axis=0) <= found.load.counts).all(axis=1)]
             if not len(rows):
@@ -400,16 +400,16 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
             held = rows.sum(axis=0).astype(np.float64)
             bound = plain.at(held)
             if layout.pp > 1:
-                loads = found.loads(member, beside=True)
-                share = float(held @ loads.each) / loads.full
-                bound = loads.within(plain, max(0.0, share - 0.2), min(1.0, share + 0.1)).at(held)
-                assert loads.within(plain).at(held) <= exact, one.candidate.name
+                loads = found.work_bound(member, beside=True)
+                share = float(held @ loads.sequence_loads) / loads.total_load
+                bound = loads.chords_between(plain, max(0.0, share - 0.2), min(1.0, share + 0.1)).at(held)
+                assert loads.chords_between(plain).at(held) <= exact, one.candidate.name
                 assert long is not None
                 longest = int(np.flatnonzero(held)[-1])
                 mine = [kind for kind in long.classes if kind.first <= longest < kind.end]
                 assert len(mine) == 1, one.candidate.name
                 for edge in ((0.0, 1.0), (max(0.0, share - 0.2), min(1.0, share + 0.1))):
-                    assert long.within(plain, *edge, mine[0]).at(held) <= exact, one.candidate.name
+                    assert long.chords_between(plain, *edge, mine[0]).at(held) <= exact, one.candidate.name
             assert bound <= exact, one.candidate.name
             tight = max(tight, bound / exact)
             checked += 1
@@ -421,7 +421,7 @@ def test_passages_are_those_of_the_longest_sequence_alone() -> None:
     """A micro-batch with just one sequence takes at least the passage of its length, and hardly more."""
     found = pool()
     for member, one in enumerate(found.members):
-        passage = serial_times(found.tables[member], one, one.alone_grains)
+        passage = serial_times(found.tables[member], one, one.own_memory_quanta)
         for k in np.flatnonzero(np.isfinite(passage))[::9].tolist():
             alone = np.zeros((1, len(passage)), dtype=np.int64)
             alone[0, k] = 1
@@ -459,9 +459,9 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
         assert bound <= sharp * (1 + 1e-9) <= least * (1 + 1e-9)
         close.append(sharp / least)
         kept = screened(problem, size, least + 1e-6)
-        assert used in [one.used for one in kept.left]
-        again = split(problem, {one: [one, one] for one in range(size)}, kept.left, least + 1e-6)
-        assert {one.used for one in again.left} == {one.used for one in kept.left}
+        assert used in [one.strategies for one in kept.sets]
+        again = split(problem, {one: [one, one] for one in range(size)}, kept.sets, least + 1e-6)
+        assert {one.strategies for one in again.sets} == {one.strategies for one in kept.sets}
         # Cut in the first strategy, then in the last one, one part of which holds nothing but short sequences.
         short = [replace(one, shares=np.where(np.arange(5) < 3, one.shares, np.inf)) for one in bounds]
         cut = Bounded.of(
@@ -474,7 +474,7 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
         cuts = [(0, {0: [0, size]}), (size - 1, {size - 1: [size + 1, size - 1]})]
         assert 0.97 * bound <= branched(cut, used, cuts, np.inf)[0] <= least
         assert branched(cut, used, cuts, bound * 0.9)[0] >= bound * 0.9
-        assert not [one for one in screened(problem, size, bound * 0.9).left if one.used == used]
+        assert not [one for one in screened(problem, size, bound * 0.9).sets if one.strategies == used]
     assert np.median(close) > 0.85
 
 
@@ -485,15 +485,15 @@ def test_the_least_time_of_a_strategy_knows_the_passage_of_the_longest() -> None
     found = pool_of(small_problem(memory_gib=40), long)
     random, raised = np.random.default_rng(3), 0
     for member, one in enumerate(found.members):
-        least_ns = found.least_ns(member, beside=False)
+        least_ns = found.step_bound_ns(member, beside=False)
         once_ns = found.reduce_ns(member) + found.finish_ns(member)
         if not np.isfinite(least_ns):
             continue
-        spread_ns = found.bounds(member, beside=False).at(long.counts.astype(np.float64)) + once_ns
-        raised += found.serial_ns(member, beside=False) + once_ns > 1.2 * spread_ns
+        spread_ns = found.linear_bounds(member, beside=False).at(long.counts.astype(np.float64)) + once_ns
+        raised += found.latency_bound_ns(member, beside=False) + once_ns > 1.2 * spread_ns
         for _ in range(5):
-            replicas = _dealt(found, one.alone_grains, one.candidate.layout.dp, random)
-            assert least_ns <= found.timed(member, replicas, one.alone_grains).time_ns + once_ns, (
+            replicas = _dealt(found, one.own_memory_quanta, one.candidate.layout.dp, random)
+            assert least_ns <= found.time_packing(member, replicas, one.own_memory_quanta).time_ns + once_ns, (
                 one.candidate.name
             )
     assert raised > 3

@@ -19,8 +19,8 @@ def test_times_of_replicas_are_the_exact_ones() -> None:
     """Random micro-batches under every strategy take what the exact times say, to what is rounded."""
     found, random = pool(), np.random.default_rng(1)
     for number, one in enumerate(found.members):
-        timer = Timer.of(found.tables[number], one.alone_grains)
-        packed = random_micro_batches(found, one.alone_grains, random, int(random.integers(1, 7)))
+        timer = Timer.of(found.tables[number], one.own_memory_quanta)
+        packed = random_micro_batches(found, one.own_memory_quanta, random, int(random.integers(1, 7)))
         exact = replicas_ns(found.problem, one.candidate, found.load.lengths, (packed,))[0]
         assert Replica.of(timer, packed).time_ns == pytest.approx(exact, rel=1e-5), one.candidate.name
 
@@ -31,9 +31,9 @@ def test_many_replicas_are_timed_at_once() -> None:
     found, random = pool(), np.random.default_rng(4)
     parts, each = [], []
     for number, one in enumerate(found.members):
-        timer = Timer.of(found.tables[number], one.alone_grains)
+        timer = Timer.of(found.tables[number], one.own_memory_quanta)
         sizes = random.integers(1, 7, 3).tolist()
-        packed = [random_micro_batches(found, one.alone_grains, random, size) for size in sizes]
+        packed = [random_micro_batches(found, one.own_memory_quanta, random, size) for size in sizes]
         counts = np.zeros((4, max(map(len, packed)), len(found.load.lengths)), dtype=np.int64)
         for row, mine in zip(counts, packed, strict=False):
             row[: len(mine)] = mine
@@ -54,8 +54,8 @@ def test_changes_are_timed_as_if_made() -> None:
     """A sequence that comes, goes, or opens a micro-batch, and another order: the time of the packing after it."""
     found, random = pool(), np.random.default_rng(2)
     for number, one in enumerate(found.members):
-        timer = Timer.of(found.tables[number], one.alone_grains)
-        packed = random_micro_batches(found, one.alone_grains, random, 4)
+        timer = Timer.of(found.tables[number], one.own_memory_quanta)
+        packed = random_micro_batches(found, one.own_memory_quanta, random, 4)
         replica = Replica.of(timer, packed)
         if len(packed) < 2:
             continue
@@ -81,8 +81,8 @@ def test_improving_keeps_all_sequences_and_the_capacity() -> None:
     answer."""
     found, random, shorter = pool(), np.random.default_rng(3), 1.0
     for number, one in enumerate(found.members):
-        layout, timer = one.candidate.layout, Timer.of(found.tables[number], one.alone_grains)
-        packed = random_micro_batches(found, one.alone_grains, random, 5)
+        layout, timer = one.candidate.layout, Timer.of(found.tables[number], one.own_memory_quanta)
+        packed = random_micro_batches(found, one.own_memory_quanta, random, 5)
         replicas = [packed, *[packed[:0]] * (layout.dp - 1)]
         after = improved(timer, replicas, 12_000)
         assert (sum(one.sum(axis=0) for one in after) == sum(one.sum(axis=0) for one in replicas)).all()
@@ -98,7 +98,7 @@ def test_improving_keeps_all_sequences_and_the_capacity() -> None:
 
 def _best_ns(found: StrategyTables, number: int) -> float:
     """The least time of one replica over all ordered packings of some different sequences."""
-    timer, count = Timer.of(found.tables[number], found.members[number].alone_grains), len(found.load.lengths)
+    timer, count = Timer.of(found.tables[number], found.members[number].own_memory_quanta), len(found.load.lengths)
     least = np.inf
     for places in itertools.product(range(count), repeat=count):
         packed = np.zeros((count, count), dtype=np.int64)
@@ -116,11 +116,11 @@ def test_few_sequences_are_packed_as_well_as_can_be() -> None:
     checked = set()
     for number, one in enumerate(found.members):
         layout = one.candidate.layout
-        if layout.dp > 1 or layout.pp in checked or one.alone_grains * GRAIN < lengths[-1]:
+        if layout.dp > 1 or layout.pp in checked or one.own_memory_quanta * GRAIN < lengths[-1]:
             continue
         checked.add(layout.pp)
         start = np.eye(5, dtype=np.int64)
-        after = improved(Timer.of(found.tables[number], one.alone_grains), [start], 120_000)
-        time_ns = Replica.of(Timer.of(found.tables[number], one.alone_grains), after[0]).time_ns
+        after = improved(Timer.of(found.tables[number], one.own_memory_quanta), [start], 120_000)
+        time_ns = Replica.of(Timer.of(found.tables[number], one.own_memory_quanta), after[0]).time_ns
         assert time_ns == pytest.approx(_best_ns(found, number), rel=1e-9), one.candidate.name
     assert len(checked) > 1, checked

@@ -35,7 +35,7 @@ def member_of(stages: int) -> int:
     """The strategy with the most replicas that hold full micro-batches."""
     members = pool(stages).members
     return max(
-        (i for i, one in enumerate(members) if one.alone_grains >= MOST_GRAINS),
+        (i for i, one in enumerate(members) if one.own_memory_quanta >= MOST_GRAINS),
         key=lambda i: members[i].candidate.layout.dp,
     )
 
@@ -69,9 +69,9 @@ def test_no_packing_of_any_batch_is_below_the_bound(stages: int) -> None:
             length = int(random.integers(1, MOST_GRAINS))
             rows[0, length - 1] = max(1, MOST_GRAINS // length // int(random.integers(1, 4)))
             rows = np.repeat(rows, number * one.dp, axis=0)
-        packed = found.timed(member, split(rows, one.dp, random), MOST_GRAINS)
+        packed = found.time_packing(member, split(rows, one.dp, random), MOST_GRAINS)
         if turn % 3 == 0:
-            packed = found.timed(member, tuple(np.array_split(rows, one.dp)), MOST_GRAINS)
+            packed = found.time_packing(member, tuple(np.array_split(rows, one.dp)), MOST_GRAINS)
         held = np.flatnonzero(packed.counts)
         least = bound(stages).group_ns(found.load.lengths[held], packed.counts[held])
         assert 0.0 < least <= packed.time_ns
@@ -91,8 +91,8 @@ def test_it_is_near_what_programs_for_the_batch_prove(stages: int) -> None:
         (place,) = [
             i for i, one in enumerate(solved.members) if one.candidate.name == found.members[member].candidate.name
         ]
-        loads = solved.loads(place, beside=False)
-        near = load_bound(loads.stages, loads.num_stages, loads.ramp_ns, loads.full, 60).at(loads.full)
+        loads = solved.work_bound(place, beside=False)
+        near = load_bound(loads.stages, loads.num_stages, loads.ramp_ns, loads.total_load, 60).at(loads.total_load)
         assert bound(stages).group_ns(load.lengths, load.counts) >= 0.97 * near
 
 

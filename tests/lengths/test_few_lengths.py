@@ -46,17 +46,17 @@ def test_contents_of_micro_batches_that_can_hold_nothing() -> None:
     of more grains than memory has; others are as they are beside these."""
     pool = deep_pool()
     member = next(one for one in range(len(pool.members)) if pool.num_stages(one) > 1)
-    contents = pool.contents(member)
+    contents = pool.micro_batch_pricing(member)
     room, only = contents.base.shape[-1], int(np.flatnonzero(contents.items.fits)[0])
     kinds, core = np.array([FREE, WITHOUT, HOLDS]), PinnedItem(only)
-    one = contents.within(int(contents.items.sizes[only]))
+    one = contents.with_max_quanta(int(contents.items.sizes[only]))
     weights, prices = np.ones((6, 3)), np.zeros(len(contents.items.sizes))
-    values, rows = one.least(weights, prices, kinds, core)
+    values, rows = one.best_contents(weights, prices, kinds, core)
     assert values[1] == -NOTHING
     assert not rows[1].any()
-    assert values[0] == values[2] == one.least(weights[:, :1], prices, kinds[:1], core)[0][0]
+    assert values[0] == values[2] == one.best_contents(weights[:, :1], prices, kinds[:1], core)[0][0]
     assert rows[0, only] == rows[2, only] == 1
-    values, rows = contents.least(weights[:, :1], prices, kinds[2:], PinnedItem(0, grains=room + 1))
+    values, rows = contents.best_contents(weights[:, :1], prices, kinds[2:], PinnedItem(0, quanta=room + 1))
     assert values[0] == -NOTHING
     assert not rows.any()
 
@@ -65,7 +65,7 @@ def test_chains_of_which_nothing_is_known_of_a_class() -> None:
     """No replicas of a class that does any load do none; some of them do any load."""
     chains = ClassAssignments.of(2, 2)
     with np.errstate(invalid="raise"):
-        beyond = chains.beyond(np.array([np.inf, 3.0]), np.array([4.0, 0.0]), 5.0)
+        beyond = chains.excess_load(np.array([np.inf, 3.0]), np.array([4.0, 0.0]), 5.0)
     found = dict(zip(map(tuple, chains.numbers.tolist()), beyond.tolist(), strict=True))
     assert found == {(0, 2): 1.0, (1, 1): -np.inf}
     assert fewest_bins(np.array([1.0, 2.0]), np.inf) == 1
@@ -102,4 +102,4 @@ def test_candidates_are_left_out_in_their_own_layout_only() -> None:
         for other in pool.members:
             less = order.index(other.candidate.recompute) < order.index(one.candidate.recompute)
             if other.candidate.layout == one.candidate.layout and less:
-                assert other.alone_grains < one.alone_grains or other.beside_grains < one.beside_grains
+                assert other.own_memory_quanta < one.own_memory_quanta or other.shared_memory_quanta < one.shared_memory_quanta

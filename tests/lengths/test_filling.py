@@ -29,7 +29,7 @@ def pipelines() -> tuple[int, ...]:
     able = [
         one
         for one in range(len(found.members))
-        if found.num_stages(one) > 1 and found.grains(one, beside=False) * GRAIN >= longest
+        if found.num_stages(one) > 1 and found.max_quanta(one, beside=False) * GRAIN >= longest
     ]
     chosen: dict[tuple[bool, int], int] = {}
     for one in able:
@@ -42,7 +42,7 @@ def pipelines() -> tuple[int, ...]:
 
 
 def contents_of(member: int) -> MicroBatchPricing:
-    return pool().contents(member)
+    return pool().micro_batch_pricing(member)
 
 
 def pipeline(turn: int) -> tuple[StrategyTables, int]:
@@ -60,7 +60,7 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> No
     worth about that."""
     member = pipelines()[place]
     found, random, contents = pool(), np.random.default_rng(member), contents_of(member)
-    most = found.grains(member, beside=False)
+    most = found.max_quanta(member, beside=False)
     rows = random_micro_batches(found, most, random, 60)
     times, sizes = contents.times(rows), found.load.lengths // GRAIN
     assert (times[:, :4] > 0).all()
@@ -72,11 +72,11 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> No
         weights = random.uniform(0.0, 1.0, (6, 4))
         prices = unit * sizes * random.uniform(0.3, 1.2, len(sizes))
         kinds = np.array([FREE, HOLDS, WITHOUT, HOLDS])
-        core = PinnedItem(last) if turn % 2 else PinnedItem(grains=int(random.integers(1, most // 2)))
-        values, told = contents.least(weights, prices, kinds, core)
+        core = PinnedItem(last) if turn % 2 else PinnedItem(quanta=int(random.integers(1, most // 2)))
+        values, told = contents.best_contents(weights, prices, kinds, core)
         worth = times @ weights - (rows @ prices)[:, None]
-        held = (rows[:, core.first :].any(axis=1)) & (rows @ sizes >= core.grains)
-        assert (held == core.within(rows, sizes)).all()
+        held = (rows[:, core.first :].any(axis=1)) & (rows @ sizes >= core.quanta)
+        assert (held == core.is_held(rows, sizes)).all()
         assert values[0] <= worth[:, 0].min() + 1e-6 * abs(values[0])
         if not held.all():
             assert values[2] <= worth[~held, 2].min() + 1e-6 * abs(values[2])
@@ -84,7 +84,7 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> No
             assert (values[[1, 3]] <= worth[held][:, [1, 3]].min(axis=0) + 1e-6 * abs(values[1])).all()
         assert (told <= found.load.counts).all()
         assert (told @ sizes <= most).all()
-        assert core.within(told[kinds != FREE], sizes).tolist() == [True, False, True]
+        assert core.is_held(told[kinds != FREE], sizes).tolist() == [True, False, True]
         true = (contents.times(told) * weights.T).sum(axis=1)
         assert (true - told @ prices >= values - 1e-6 * abs(values)).all()
         loose = max(loose, float(((true - told @ prices - values) / true).max()))
@@ -102,18 +102,18 @@ def test_few_mixtures_say_as_much_as_all(place: int) -> None:
     for turn in range(6):
         weights = random.uniform(0.0, 1.0, (6, 3))
         prices = unit * items.sizes * random.uniform(0.3, 1.2, len(items.sizes))
-        core = PinnedItem(len(prices) - 1) if turn % 2 else PinnedItem(grains=5)
+        core = PinnedItem(len(prices) - 1) if turn % 2 else PinnedItem(quanta=5)
         cores = np.array([False, True, True])
-        values, rows = contents.least(weights, prices, cores, core)
+        values, rows = contents.best_contents(weights, prices, cores, core)
         time_ns = (contents.times(rows) * weights.T).sum(axis=1)
         for micro_batch in range(3):
             parts = np.stack([weights[[0, 0], micro_batch], weights[1:3, micro_batch]])
             base, attention, once = (np.einsum("rspx,sp->rx", part, parts) for part in contents.mixed)
-            base = base + weights[3:, micro_batch] @ contents.tolls
+            base = base + weights[3:, micro_batch] @ contents.transfer_terms
             most, alone = -np.inf, -np.inf
             for k, held in KnapsackDP(items, prices - attention, room).rows():
                 worth = held - base - once[:, k, None]
-                begin = core.grains - 1 if cores[micro_batch] else 0
+                begin = core.quanta - 1 if cores[micro_batch] else 0
                 if not cores[micro_batch] or k >= core.first:
                     most = max(most, float(worth.min(axis=0)[begin:].max()))
                     alone = max(alone, float(worth[0, begin:].max()))
@@ -128,9 +128,9 @@ def test_times_of_contents_are_those_of_every_stage(turn: int) -> None:
     """Never above the exact times, forward and backward, of the last stage, the first with tolls, and any other
     one; transfers just the same. Tolls are what is missing on the first of several."""
     (found, member), random = pipeline(turn), np.random.default_rng(2)
-    one, most = found.members[member].candidate, found.grains(member, beside=False)
+    one, most = found.members[member].candidate, found.max_quanta(member, beside=False)
     rows = random_micro_batches(found, most, random, 60)
-    told = found.contents(member).times(rows)
+    told = found.micro_batch_pricing(member).times(rows)
     exact = micro_batch_times(found.problem, one, found.load.lengths, rows, found.load.rules.mask)
     assert (told[:, 0] <= exact.forward[-1] + exact.backward[-1]).all()
     for place, phase in enumerate((exact.forward, exact.backward)):
@@ -147,12 +147,12 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
     """Random micro-batches, as many as the window says and the longest sequence where it says: the exact time is
     no less than what the mixture of real loads proves of whole sequences, or an improved one, which is more."""
     (found, member), random = pipeline(turn), np.random.default_rng(7 + turn)
-    contents = found.contents(member)
+    contents = found.micro_batch_pricing(member)
     one, stages = found.members[member].candidate, found.num_stages(member)
-    loads = found.loads(member, beside=False)
-    most, last = found.grains(member, beside=False), len(found.load.lengths) - 1
+    loads = found.work_bound(member, beside=False)
+    most, last = found.max_quanta(member, beside=False), len(found.load.lengths) - 1
     sizes = found.load.lengths // GRAIN
-    longest, large = PinnedItem(last), PinnedItem(grains=most // 2)
+    longest, large = PinnedItem(last), PinnedItem(quanta=most // 2)
     each = float((loads.stages.last / sizes).min())
     windows = [
         (Window.of(4, 4), None),
@@ -165,12 +165,12 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
     ]
     gained = 0.0
     for window, core in windows:
-        least = 0.0 if core is None else float(loads.stages.last[last]) if core.first else each * core.grains
-        load = max(loads.full, least)
+        least = 0.0 if core is None else float(loads.stages.last[last]) if core.first else each * core.quanta
+        load = max(loads.total_load, least)
         mixture = best_mixture(loads.stages, stages, window, load, least)
         line = mixture.bound(loads.stages, load, least)
         filling = ConfigurationLP(contents, loads.stages.last, loads.stages.last, stages, window, core)
-        proved, rows = filling.proved(mixture, line.slope)
+        proved, rows = filling.prove_load_bound(mixture, line.slope)
         # About as long as a step of this load.
         time_ns = 1.02 * max(line.at(load), proved.at(load))
         better, known = proved, None
@@ -193,7 +193,7 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
                 held[before] = np.arange(last + 1) == last
             elif core is not None:
                 many = random_micro_batches(found, most, random, 40)
-                held[before] = next(row for row in many if row @ sizes >= core.grains)
+                held[before] = next(row for row in many if row @ sizes >= core.quanta)
             exact = int(replicas_ns(found.problem, one, found.load.lengths, (held,), found.load.rules.mask)[0])
             total = float((held @ loads.stages.last).sum())
             assert max(proved.at(total), better.at(total)) <= exact
@@ -207,7 +207,7 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
     member = pipelines()[0]
     found, random, contents, gained = pool(), np.random.default_rng(11), contents_of(member), 0.0
     one, stages = found.members[member].candidate, found.num_stages(member)
-    loads, most = found.loads(member, beside=False), found.grains(member, beside=False)
+    loads, most = found.work_bound(member, beside=False), found.max_quanta(member, beside=False)
     needed, last = share * found.load.counts, loads.stages.last
     dearest = np.full(len(needed), np.inf)
     for number in (3, 6):
@@ -215,13 +215,13 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
         mixture = best_mixture(loads.stages, stages, window, float(needed @ last), 0.0)
         filling = ConfigurationLP(contents, last, last, stages, window, None)
         slope = mixture.bound(loads.stages, float(needed @ last), 0.0).slope
-        bound, rows = filling.priced(mixture, slope * last)
+        bound, rows = filling.prove_price_bound(mixture, slope * last)
         start, time_ns = Start(mixture, slope * last, rows), bound.at(needed)
         shared = shared_out(filling, needed, dearest, start, None, time_ns, lambda one: one.at(needed), near=True)
         assert shared is not None
         found_bound, begun, _ = shared
         # The mixture that it comes with proves that.
-        again, _ = filling.priced(begun.mixture, begun.prices)
+        again, _ = filling.prove_price_bound(begun.mixture, begun.prices)
         assert again.at(needed) == pytest.approx(found_bound.at(needed), rel=1e-4)
         assert found_bound.at(needed) >= bound.at(needed)
         gained = max(gained, found_bound.at(needed) / bound.at(needed) - 1.0)
@@ -244,13 +244,13 @@ def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None
     """Whatever was refined: the bound of the whole workload does not fall, and the best packing is no shorter; for
     a time that it says is too short there is none."""
     found, member = pipeline(turn)
-    loads = found.loads(member, beside=False).lengthened(float("inf"))
-    packed = found.packed(member, found.load.counts, found.grains(member, beside=False))
+    loads = found.work_bound(member, beside=False).with_longest(float("inf"))
+    packed = found.pack(member, found.load.counts, found.max_quanta(member, beside=False))
     assert packed is not None
-    search = ConfigurationBound(loads, found.contents(member))
+    search = ConfigurationBound(loads, found.micro_batch_pricing(member))
     for share in (0.9, 0.97, 0.99):
         search.run(share * packed.time_ns, time.perf_counter() + 1.0)
-        assert loads.highest * (1 - 1e-9) <= search.loads.highest <= packed.time_ns
+        assert loads.workload_bound_ns * (1 - 1e-9) <= search.loads.workload_bound_ns <= packed.time_ns
 
 
 @pytest.mark.long
@@ -260,20 +260,20 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
     found, random, told = pool(), np.random.default_rng(3), 0
     for member in range(len(found.members)):
         one = found.members[member].candidate
-        most, stages = found.grains(member, beside=False), found.num_stages(member)
+        most, stages = found.max_quanta(member, beside=False), found.num_stages(member)
         if one.layout.dp > 1 or stages == 1 or most * GRAIN < found.load.lengths[-1]:
             continue
-        loads = found.loads(member, beside=False).lengthened(float("inf"))
-        packed = found.packed(member, found.load.counts, most)
+        loads = found.work_bound(member, beside=False).with_longest(float("inf"))
+        packed = found.pack(member, found.load.counts, most)
         assert packed is not None
         search = ConfigurationBound(loads, contents_of(member))
         search.run(0.97 * packed.time_ns, time.perf_counter() + 4.0)
         search.run(packed.time_ns, time.perf_counter() + 4.0)
-        told += len(search.large) > 0 and not np.array_equal(search.measure.each, loads.stages.last)
+        told += len(search.with_large) > 0 and not np.array_equal(search.duals.sequence_loads, loads.stages.last)
         known = search.loads
         plain, (group,) = search.bound, known.classes
-        assert known.highest <= packed.time_ns
-        assert float(found.load.counts @ known.each) == pytest.approx(known.full)
+        assert known.workload_bound_ns <= packed.time_ns
+        assert float(found.load.counts @ known.sequence_loads) == pytest.approx(known.total_load)
         (replica,) = packed.replicas
         for _ in range(40):
             rows = np.minimum(replica, random.integers(0, 3, replica.shape) * (random.random(replica.shape) < 0.7))
@@ -282,10 +282,10 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
             if not len(rows):
                 continue
             exact = int(replicas_ns(found.problem, one, found.load.lengths, (rows,), found.load.rules.mask)[0])
-            load = float((rows @ search.measure.each).sum())
+            load = float((rows @ search.duals.sequence_loads).sum())
             assert plain.at(load) <= exact
             if rows[:, -1].any():
-                assert group.long[0].at(float((rows @ known.each).sum())) <= exact
+                assert group.long_bounds[0].at(float((rows @ known.sequence_loads).sum())) <= exact
     assert told > 0
 
 
@@ -295,32 +295,32 @@ def test_what_is_proved_holds_for_those_that_recompute_more() -> None:
     found, random, checked, rose = pool(), np.random.default_rng(5), 0, 0
     longest = found.load.lengths[-1]
     for one, other in permutations(range(len(found.members)), 2):
-        stages, grains = found.num_stages(one), found.grains(one, beside=False)
+        stages, grains = found.num_stages(one), found.max_quanta(one, beside=False)
         if (
             stages == 1
             or grains * GRAIN < longest
             or not recomputes_less(found.members[one], found.members[other])
         ):
             continue
-        most = found.grains(other, beside=False)
-        lines = found.loads(other, beside=False)
-        loads = found.loads(one, beside=False).lengthened(float("inf"))
+        most = found.max_quanta(other, beside=False)
+        lines = found.work_bound(other, beside=False)
+        loads = found.work_bound(one, beside=False).with_longest(float("inf"))
         filled = ConfigurationBound(loads, contents_of(one))
-        filled.run(loads.highest * 1.03, time.perf_counter() + 1.0)
-        items = found.contents(other).items
-        larger = around_larger(lines, items, grains, lines.full, 2.0 * lines.highest)
+        filled.run(loads.workload_bound_ns * 1.03, time.perf_counter() + 1.0)
+        items = found.micro_batch_pricing(other).items
+        larger = around_larger(lines, items, grains, lines.total_load, 2.0 * lines.workload_bound_ns)
         told = with_larger(filled.loads, lines, larger.boxes)
-        packed = found.packed(other, found.load.counts, most)
+        packed = found.pack(other, found.load.counts, most)
         assert packed is not None
-        assert told.highest <= packed.time_ns
-        rose += told.highest > lines.highest
+        assert told.workload_bound_ns <= packed.time_ns
+        rose += told.workload_bound_ns > lines.workload_bound_ns
         candidate = found.members[other].candidate
         for _ in range(40):
             rows = random_micro_batches(found, most, random, int(random.integers(2, 12)))
             exact = int(
                 replicas_ns(found.problem, candidate, found.load.lengths, (rows,), found.load.rules.mask)[0]
             )
-            load = float((rows @ told.each).sum()) * told.num_replicas
+            load = float((rows @ told.sequence_loads).sum()) * told.num_replicas
             assert told.at(load) <= exact
             checked += bool((rows @ (found.load.lengths // GRAIN) > grains).any())
     assert checked > 10
@@ -331,10 +331,10 @@ def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
     """Of one of them at least by a part in a thousand."""
     found, gained = pool(), 0.0
     for member in pipelines():
-        loads = found.loads(member, beside=False).lengthened(float("inf"))
-        packed = found.packed(member, found.load.counts, found.grains(member, beside=False))
+        loads = found.work_bound(member, beside=False).with_longest(float("inf"))
+        packed = found.pack(member, found.load.counts, found.max_quanta(member, beside=False))
         assert packed is not None
         search = ConfigurationBound(loads, contents_of(member))
         search.run(packed.time_ns, time.perf_counter() + 1.0)
-        gained = max(gained, search.loads.highest / loads.highest - 1.0)
+        gained = max(gained, search.loads.workload_bound_ns / loads.workload_bound_ns - 1.0)
     assert gained > 0.001, gained

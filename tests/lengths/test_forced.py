@@ -36,13 +36,13 @@ def test_no_packing_of_what_is_held_is_below_the_bounds(stages: int) -> None:
     members = [
         member
         for member, one in enumerate(found.members)
-        if one.candidate.layout.pp == stages and np.isfinite(found.serial_ns(member, beside=True))
+        if one.candidate.layout.pp == stages and np.isfinite(found.latency_bound_ns(member, beside=True))
     ]
     assert members
     close, raised, broken = 0.0, 0.0, 0
     for member in members[::2]:
         one = found.members[member]
-        grains, table = one.beside_grains, found.tables[member]
+        grains, table = one.shared_memory_quanta, found.tables[member]
         make = forced_bounds if stages == 1 else forced_pipeline_bounds
         for number in (1, min(LONG, most_whole(one))):
             bounds = make(table, one, grains, number)
@@ -55,12 +55,12 @@ def test_no_packing_of_what_is_held_is_below_the_bounds(stages: int) -> None:
                 bound = bounds.at(held.astype(float))
                 assert bound <= exact, (one.candidate.name, number)
                 broken += more.at(held.astype(float)) > exact
-            best = found.packed(member, whole, grains)
+            best = found.pack(member, whole, grains)
             assert best is not None
             bound = bounds.at(whole.astype(float))
             assert bound <= best.time_ns
             close = max(close, bound / best.time_ns)
-            raised = max(raised, bound / found.bounds(member, beside=True).at(whole.astype(float)))
+            raised = max(raised, bound / found.linear_bounds(member, beside=True).at(whole.astype(float)))
     # Only the last two of four stages are looked at.
     assert broken or stages == 4
     assert close > (0.99 if stages < 4 else 0.7), close
@@ -77,17 +77,17 @@ def test_sets_know_who_holds_the_longest() -> None:
     names = [one.candidate.name for one in found.members]
     search.members = [names.index(name) for name in ("dp4", "dp2 tp2", "cp2 pp2")]
     checked, raised = 0, 0.0
-    for one in search.screened(2).left:
-        numbers = search.bounds.forced(one.used)
+    for one in search.screen(2).sets:
+        numbers = search.bounds.num_exclusive(one.strategies)
         if not any(numbers):
             continue
-        left = search.left(one, checked)
-        for learn in left.ways[:3]:
+        left = search.node(one, checked)
+        for learn in left.bounding_steps[:3]:
             learn(left)
-        linear = search.bounds.bounded(list(one.used), [search.bounds.plain[place] for place in one.used])
+        linear = search.bounds.screening_problem(list(one.strategies), [search.bounds.linear_bounds[place] for place in one.strategies])
         plain, *_ = branched(linear, [0, 1], [], np.inf)
         raised = max(raised, left.bound_ns / (plain + left.order_ns))
-        held = [search.members[place] for place in one.used]
+        held = [search.members[place] for place in one.strategies]
         search.switches.price(held)
         for _ in range(4):
             share = random.integers(0, found.load.counts + 1)

@@ -30,8 +30,8 @@ def _pool() -> StrategyTables:
 
 def _program(found: StrategyTables, member: int, first: int, share: float) -> ExclusiveProgram:
     """Others are worth so many times what linear bounds say."""
-    worths = share * found.bounds(member, beside=True).shares[0]
-    return ExclusiveProgram(found.loads(member, beside=True), found.contents(member, beside=True), first, worths)
+    worths = share * found.linear_bounds(member, beside=True).shares[0]
+    return ExclusiveProgram(found.work_bound(member, beside=True), found.micro_batch_pricing(member, beside=True), first, worths)
 
 
 def test_loose_sequences_fill_what_is_left_as_all_ways_say() -> None:
@@ -69,13 +69,13 @@ def test_contents_with_loose_sequences_are_no_dearer() -> None:
     """At random weights and prices a micro-batch is worth no less than with its short sequences by the grain."""
     found, random = pool(), np.random.default_rng(4)
     member = next(m for m in range(len(found.members)) if found.num_stages(m) > 1)
-    contents, most = found.contents(member), found.grains(member, beside=False)
+    contents, most = found.micro_batch_pricing(member), found.max_quanta(member, beside=False)
     sizes = contents.items.sizes
     rows = random_micro_batches(found, most, random, 60)
     times = contents.times(rows)
     first = len(sizes) // 2
     kinds = np.arange(first) * 3 // first
-    loose = contents.loosened(kinds)
+    loose = contents.with_loose_quanta(kinds)
     assert loose.items.counts[:3].sum() == contents.items.counts[:first] @ sizes[:first]
     unit = times.sum() / (rows @ sizes).sum()
     for _ in range(6):
@@ -83,7 +83,7 @@ def test_contents_with_loose_sequences_are_no_dearer() -> None:
         prices = unit * random.uniform(0.3, 1.2, 3 + len(sizes) - first)
         prices[3:] *= sizes[first:]
         own = np.append(prices[kinds] * sizes[:first], prices[3:])
-        values, _ = loose.least(weights, prices, np.zeros(2, dtype=bool), PinnedItem())
+        values, _ = loose.best_contents(weights, prices, np.zeros(2, dtype=bool), PinnedItem())
         worth = times @ weights - (rows @ own)[:, None]
         assert (values <= worth.min(axis=0) + 1e-6 * abs(values)).all()
 
@@ -101,7 +101,7 @@ def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: flo
         for member, one in enumerate(found.members)
         if one.candidate.layout.pp == stages
         and one.candidate.layout.dp == 1
-        and np.isfinite(found.serial_ns(member, beside=True))
+        and np.isfinite(found.latency_bound_ns(member, beside=True))
     ]
     assert members
     first = len(lengths) - int((np.cumsum(counts[::-1]) < LONG).sum()) - 1
@@ -119,14 +119,14 @@ def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: flo
             held = whole if turn < 4 else whole + random.integers(0, counts - whole + 1)
             packings = random_packings(found, member, held, random)
             exact = int(replicas_ns(found.problem, one.candidate, lengths, tuple(packings)).max())
-            packed = found.packed(member, held, one.beside_grains)
+            packed = found.pack(member, held, one.shared_memory_quanta)
             assert packed is not None
             for bounds in (cheap, known.bounds):
                 assert bounds.at(held.astype(float)) <= min(exact, packed.time_ns)
             if turn < 4:
                 broken += more.bounds.at(held.astype(float)) > packed.time_ns
                 close = max(close, known.bounds.at(held.astype(float)) / packed.time_ns)
-        few = forced_pipeline_bounds(found.tables[member], one, one.beside_grains, 6).at(whole.astype(float))
+        few = forced_pipeline_bounds(found.tables[member], one, one.shared_memory_quanta, 6).at(whole.astype(float))
         gained = max(gained, known.bounds.at(whole.astype(float)) / few)
     assert broken
     assert close > near, close
@@ -147,24 +147,24 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
         names.index(one) for one in ("cp2 pp2 selective", "pp4 full", "tp2 pp2 selective", "tp2 cp2")
     ]
     checked, raised = 0, 0
-    for one in search.screened(2).left:
-        used = one.used
+    for one in search.screen(2).sets:
+        used = one.strategies
         held = [search.members[place] for place in used]
         single = [found.num_stages(m) > 1 and found.members[m].candidate.layout.dp == 1 for m in held]
-        forced = [search.bounds.first_forced(used, place) < len(found.load.lengths) for place in used]
+        forced = [search.bounds.first_exclusive(used, place) < len(found.load.lengths) for place in used]
         if not any(map(all, zip(single, forced, strict=True))):
             continue
         if checked > 5 and raised:
             break
-        left = search.left(one, checked)
+        left = search.node(one, checked)
         search._price(left)
         search._finer(left)
         before_ns = left.bound_ns
-        assert search.bounds.force(left, 1e15, time.perf_counter() + 5.0)
+        assert search.bounds.prove_exclusive(left, 1e15, time.perf_counter() + 5.0)
         search._finer(left)
         raised += left.bound_ns > 1.002 * before_ns
         place = forced.index(True)
-        number = search.bounds.first_forced(used, used[place])
+        number = search.bounds.first_exclusive(used, used[place])
         for _ in range(3):
             share = random.integers(0, found.load.counts + 1)
             # What fits under one only is there.

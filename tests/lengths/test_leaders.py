@@ -86,26 +86,26 @@ def test_sequences_together_are_those_of_the_best_way_to_divide_them() -> None:
                 least = min(time_ns for parts, time_ns in ways if parts <= replicas)
                 assert found.times[number, replicas - 1] == pytest.approx(least)
             for time_ns in random.uniform(0.0, 1.2 * together_ns(longest) + 1.0, 6).tolist():
-                assert found.fewest(number, time_ns) == min(n for n, needed in ways if needed <= time_ns)
-    assert found.fewest(0, 1.0) == 0
+                assert found.min_replicas(number, time_ns) == min(n for n, needed in ways if needed <= time_ns)
+    assert found.min_replicas(0, 1.0) == 0
 
 
 def test_more_sequences_than_every_way_is_looked_at_for() -> None:
     """Twelve of a size of which two fit together need six replicas; eleven that fit with none eleven."""
-    assert MinReplicas.of(np.full(12, 4.0), SHARES).fewest(12, 2 * 4.0 + 1.1 * 4.0 + 0.01) == 6
-    assert MinReplicas.of(np.full(11, 4.0), SHARES).fewest(11, 2 * 4.0 + 1.1 * 4.0 - 0.01) == 11
+    assert MinReplicas.of(np.full(12, 4.0), SHARES).min_replicas(12, 2 * 4.0 + 1.1 * 4.0 + 0.01) == 6
+    assert MinReplicas.of(np.full(11, 4.0), SHARES).min_replicas(11, 2 * 4.0 + 1.1 * 4.0 - 0.01) == 11
 
 
 def replicated(found: StrategyTables) -> list[int]:
     """Pipelines on several replicas that hold the longest sequence."""
-    longest = found.load.lengths[-1] // found.load.grain
+    longest = found.load.lengths[-1] // found.load.token_quantum
     members = range(len(found.members))
     return [
         one
         for one in members
         if found.num_stages(one) > 1
         and found.members[one].candidate.layout.dp > 1
-        and min(found.grains(one, beside=False), found.members[one].beside_grains) >= longest
+        and min(found.max_quanta(one, beside=False), found.members[one].shared_memory_quanta) >= longest
     ]
 
 
@@ -122,23 +122,23 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
     members = replicated(found)
     assert members
     for member in members[:2]:
-        one, grains = found.members[member].candidate, found.grains(member, beside=False)
-        best = found.packed(member, counts, grains)
+        one, grains = found.members[member].candidate, found.max_quanta(member, beside=False)
+        best = found.pack(member, counts, grains)
         assert best is not None
-        loads = found.loads(member, beside=False).lengthened(float("inf"))
-        first = ConfigurationBound(loads, found.contents(member))
+        loads = found.work_bound(member, beside=False).with_longest(float("inf"))
+        first = ConfigurationBound(loads, found.micro_batch_pricing(member))
         first.run(0.98 * best.time_ns, time.perf_counter() + 2.0)
         rows = [packing for _ in range(6) for packing in [random_packings(found, member, counts, random)]]
         parts = [random_micro_batches(found, grains, random, int(random.integers(1, 9))) for _ in range(30)]
         leaders = LongestSequenceBranching(first, 0.98 * best.time_ns)
-        known = leaders.highest
+        known = leaders.bound_ns
         leaders.run(0.98 * best.time_ns, time.perf_counter() + 1.5)
         leaders.run(best.time_ns, time.perf_counter() + 1.5)
-        assert known <= leaders.highest <= best.time_ns
-        gained, asked = max(gained, leaders.highest / known - 1.0), asked + len(leaders.led) - 1
+        assert known <= leaders.bound_ns <= best.time_ns
+        gained, asked = max(gained, leaders.bound_ns / known - 1.0), asked + len(leaders.class_bounds) - 1
         for packing in rows:
             times = replicas_ns(found.problem, one, found.load.lengths, tuple(packing), found.load.rules.mask)
-            assert leaders.highest <= times.max()
+            assert leaders.bound_ns <= times.max()
         for replica in [*best.replicas, *(part for packing in rows for part in packing), *parts]:
             if not len(replica) or (replica.sum(axis=0) > counts).any():
                 continue
@@ -146,9 +146,9 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
             led = int(np.flatnonzero(replica.any(axis=0))[-1])
             place = next(at for at, (begin, end) in enumerate(leaders.classes) if begin <= led < end)
             seen.add(place)
-            for known_of in leaders.led:
-                load = float((replica @ known_of.measure.each).sum())
-                assert load <= known_of.within(place, float(exact)) * (1 + 1e-9)
+            for known_of in leaders.class_bounds:
+                load = float((replica @ known_of.duals.sequence_loads).sum())
+                assert load <= known_of.max_load(place, float(exact)) * (1 + 1e-9)
     assert len(seen) > 1
     assert asked or long == 1
     assert gained > (1e-3 if long > 1 else -1.0)
@@ -163,29 +163,29 @@ def test_whether_more_micro_batches_hold_long_sequences_is_told_apart(place: int
     found = pool_of(small_problem(memory_gib=60), workload_of(lengths.astype(np.int64), GRAIN))
     counts, held, parted = found.load.counts, Counter[int](), 0
     member = replicated(found)[place]
-    one, grains = found.members[member].candidate, found.grains(member, beside=False)
-    best = found.packed(member, counts, grains)
+    one, grains = found.members[member].candidate, found.max_quanta(member, beside=False)
+    best = found.pack(member, counts, grains)
     assert best is not None
     time_ns = float(best.time_ns)
-    filled = ConfigurationBound(found.loads(member, beside=False).lengthened(np.inf), found.contents(member))
+    filled = ConfigurationBound(found.work_bound(member, beside=False).with_longest(np.inf), found.micro_batch_pricing(member))
     leaders = LongestSequenceBranching(filled, time_ns)
-    led, last = leaders.led[0], len(leaders.classes) - 1
+    led, last = leaders.class_bounds[0], len(leaders.classes) - 1
     first, before = leaders.classes[-1][0], np.inf
     for _ in range(400):
-        side, piece = led.worst(last, time_ns)[0]
+        side, piece = led.loosest_nodes(last, time_ns)[0]
         if not piece.done:
-            led.measure.refine(side, piece, time_ns, 0.0)
+            led.duals.refine(side, piece, time_ns, 0.0)
             continue
         assert piece.window is not None
-        assert piece.divided is None or piece.divided not in dict(piece.told)
+        assert piece.branch_candidate is None or piece.branch_candidate not in dict(piece.decisions)
         # In order where programs divide none.
-        behind = piece.divided or next(one for one in count(1) if one not in dict(piece.told))
+        behind = piece.branch_candidate or next(one for one in count(1) if one not in dict(piece.decisions))
         if behind > piece.window.behind[0]:
             break
-        before, parted = min(before, piece.within(time_ns)), parted + 1
-        side.put(piece, replace(piece, divided=behind).parted)
+        before, parted = min(before, piece.max_load(time_ns)), parted + 1
+        side.replace_node(piece, replace(piece, branch_candidate=behind).children)
     assert parted > 1
-    assert led.within(last, time_ns) <= before
+    assert led.max_load(last, time_ns) <= before
     replicas = list(best.replicas)
     for turn in range(150):
         replica = random_micro_batches(found, grains, random, int(random.integers(2, 7)))
@@ -199,8 +199,8 @@ def test_whether_more_micro_batches_hold_long_sequences_is_told_apart(place: int
             continue
         held[int(replica[:, first:].any(axis=1).sum())] += 1
         (exact,) = replicas_ns(found.problem, one, found.load.lengths, (replica,), found.load.rules.mask)
-        load = float((replica @ led.measure.each).sum())
-        assert load <= led.within(last, float(exact)) * (1 + 1e-9)
+        load = float((replica @ led.duals.sequence_loads).sum())
+        assert load <= led.max_load(last, float(exact)) * (1 + 1e-9)
     assert held[2] > 5
     assert held[3] > 2
 
@@ -212,24 +212,24 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
     found = pool_of(small_problem(memory_gib=60), workload(long=long, short=short))
     random, counts, asked, compared = np.random.default_rng(7), found.load.counts, 0, 0
     for member in replicated(found)[:2]:
-        one, grains = found.members[member].candidate, found.grains(member, beside=False)
-        best = found.packed(member, counts, grains)
+        one, grains = found.members[member].candidate, found.max_quanta(member, beside=False)
+        best = found.pack(member, counts, grains)
         assert best is not None
         filled = ConfigurationBound(
-            found.loads(member, beside=False).lengthened(float("inf")), found.contents(member)
+            found.work_bound(member, beside=False).with_longest(float("inf")), found.micro_batch_pricing(member)
         )
         time_ns = 0.99 * best.time_ns
         filled.run(time_ns, time.perf_counter() + 1.0)
         leaders = LongestSequenceBranching(filled, time_ns)
-        base = leaders.led[0]
-        for chain in leaders.chains.numbers[random.permutation(len(leaders.chains.numbers))[:4]]:
+        base = leaders.class_bounds[0]
+        for chain in leaders.assignments.numbers[random.permutation(len(leaders.assignments.numbers))[:4]]:
             for place in np.flatnonzero(chain).tolist():
-                while (worst := base.worst(place, time_ns)[0])[1].start is None and not worst[1].done:
-                    base.measure.refine(*worst, time_ns, 0.0)
+                while (worst := base.loosest_nodes(place, time_ns)[0])[1].start is None and not worst[1].done:
+                    base.duals.refine(*worst, time_ns, 0.0)
             windows, numbers = leaders.windows(base, chain, time_ns), np.asarray(chain)
             if windows is None:
                 continue
-            needed, before = counts.astype(np.float64), base.measure.each
+            needed, before = counts.astype(np.float64), base.duals.sequence_loads
             answer = chain_prices(windows, numbers, needed, before, time_ns, time.perf_counter() + 1.0)
             if answer is None:
                 continue
@@ -239,15 +239,15 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
             assert float(needed @ prices) == pytest.approx(total, rel=1e-6)
             assert done(better, numbers, prices, time_ns) < done(windows, numbers, before, time_ns)
             for window in better:
-                bound, place = window.filling.priced(window.mixture, prices / window.flow)[0], window.place
-                inside, ahead = window.filling.window, window.filling.window.ahead[1]
+                bound, place = window.configuration.prove_price_bound(window.mixture, prices / window.flow)[0], window.length_class
+                inside, ahead = window.configuration.window, window.configuration.window.ahead[1]
                 for _ in range(0 if any(inside.open) else 60):
                     packed = random_micro_batches(found, grains, random, inside.number)
                     longest = [int(np.flatnonzero(row)[-1]) for row in packed]
                     first, end = leaders.classes[place]
                     if len(packed) != inside.number or max(longest) >= end or longest[ahead] < first:
                         continue
-                    if not window.filling.able(np.arange(inside.number), packed).all():
+                    if not window.configuration.allows(np.arange(inside.number), packed).all():
                         continue
                     compared += 1
                     given = found.problem, one, found.load.lengths, (packed,), found.load.rules.mask
@@ -261,8 +261,8 @@ def done(windows: Sequence[ClassWindow], numbers: IntArray, prices: FloatArray, 
     """What a chain does at most by some windows."""
     most = np.zeros(len(numbers))
     for one in windows:
-        bound = one.filling.priced(one.mixture, prices / one.flow)[0]
-        most[one.place] = max(most[one.place], one.flow * (time_ns - bound.constant))
+        bound = one.configuration.prove_price_bound(one.mixture, prices / one.flow)[0]
+        most[one.length_class] = max(most[one.length_class], one.flow * (time_ns - bound.constant))
     return float(numbers @ most)
 
 
@@ -274,13 +274,13 @@ def test_chains_are_all_ways_to_lead_replicas() -> None:
             way for way in product(range(replicas + 1), repeat=classes) if sum(way) == replicas and way[-1] > 0
         ]
         assert sorted(map(tuple, found.numbers.tolist())) == ways
-        assert ClassAssignments.number(classes, replicas) == len(ways)
+        assert ClassAssignments.num_assignments(classes, replicas) == len(ways)
         random = np.random.default_rng(classes)
         for _ in range(20):
             left = np.where(random.random(classes) < 0.2, -np.inf, random.uniform(0.5, 1.5, classes))
             above = np.sort(random.uniform(0.0, 2.0, classes))[::-1] * (np.arange(classes) < classes - 1)
             fewest = np.sort(random.integers(0, replicas + 1, classes))[::-1] * (np.arange(classes) < classes - 1)
-            beyond, enough = found.beyond(left, above, 2.0), found.enough(fewest)
+            beyond, enough = found.excess_load(left, above, 2.0), found.has_min_replicas(fewest)
             for numbers, more, is_enough in zip(found.numbers.tolist(), beyond, enough, strict=True):
                 total, number, possible, allowed = 0.0, 0, True, True
                 for place in reversed(range(classes)):
@@ -298,16 +298,16 @@ def test_a_window_whose_sequence_takes_too_long_is_left_nothing() -> None:
     found = pool_of(small_problem(memory_gib=60), workload(long=3, short=20))
     member = replicated(found)[0]
     one, stages = found.members[member].candidate, found.num_stages(member)
-    loads = found.loads(member, beside=False)
-    last = len(loads.each) - 1
+    loads = found.work_bound(member, beside=False)
+    last = len(loads.sequence_loads) - 1
     alone = (np.arange(last + 1) == last).astype(np.int64)[None]
     (exact,) = replicas_ns(found.problem, one, found.load.lengths, (alone,), found.load.rules.mask)
     least, time_ns = float(loads.stages.last[last]), 0.9 * float(exact)
-    each, window = loads.each * loads.num_replicas, Window((1, 1), (1, 1))
-    filling = ConfigurationLP(found.contents(member), each, loads.stages.last, stages, window, PinnedItem(last))
-    mixture = best_mixture(loads.stages, stages, window, loads.full, least)
-    slope = mixture.bound(loads.stages, loads.full, least).slope
-    proved, rows = filling.proved(mixture, slope)
+    each, window = loads.sequence_loads * loads.num_replicas, Window((1, 1), (1, 1))
+    filling = ConfigurationLP(found.micro_batch_pricing(member), each, loads.stages.last, stages, window, PinnedItem(last))
+    mixture = best_mixture(loads.stages, stages, window, loads.total_load, least)
+    slope = mixture.bound(loads.stages, loads.total_load, least).slope
+    proved, rows = filling.prove_load_bound(mixture, slope)
     better, _, _ = improved(filling, mixture, slope, rows, None, time_ns, 0.0)
     assert better.within(time_ns) < float(each[last])
     assert better.within(time_ns) <= proved.within(time_ns)
@@ -319,15 +319,15 @@ def test_short_longest_sequences_tell_few_sizes_of_micro_batches_apart() -> None
     found = pool_of(small_problem(memory_gib=60), steps)
     assert steps.lengths[-1] == 8 * GRAIN
     member = replicated(found)[0]
-    best = found.packed(member, found.load.counts, found.grains(member, beside=False))
+    best = found.pack(member, found.load.counts, found.max_quanta(member, beside=False))
     assert best is not None
     time_ns = 0.99 * best.time_ns
-    filled = ConfigurationBound(found.loads(member, beside=False).lengthened(float("inf")), found.contents(member))
-    assert filled.smaller == sorted({*filled.smaller} - {0})
-    assert filled.numbers == sorted({*filled.numbers})
+    filled = ConfigurationBound(found.work_bound(member, beside=False).with_longest(float("inf")), found.micro_batch_pricing(member))
+    assert filled.small_thresholds == sorted({*filled.small_thresholds} - {0})
+    assert filled.large_thresholds == sorted({*filled.large_thresholds})
     filled.run(time_ns, time.perf_counter() + 0.3)
     leaders = LongestSequenceBranching(filled, time_ns)
-    while filled.tell_smaller(time_ns):
+    while filled.branch_on_smaller(time_ns):
         leaders.run(time_ns, time.perf_counter() + 0.2)
-    assert not filled.smaller
-    assert filled.loads.highest <= leaders.highest <= best.time_ns
+    assert not filled.small_thresholds
+    assert filled.loads.workload_bound_ns <= leaders.bound_ns <= best.time_ns

@@ -42,11 +42,11 @@ def test_no_step_of_a_set_is_below_it(pool_: object) -> None:
     stages = {member: found.num_stages(member) for member in search.members}
     chosen = [member for member in search.members if 1 < stages[member] < 8][:4]
     search.members = [*chosen, *(member for member in search.members if stages[member] == 1)][:6]
-    for number, one in enumerate(search.screened(2).left):
-        held = [search.members[place] for place in one.used]
+    for number, one in enumerate(search.screen(2).sets):
+        held = [search.members[place] for place in one.strategies]
         if all(stages[member] == 1 for member in held):
             continue
-        left = search.left(one, number)
+        left = search.node(one, number)
         search._alone(left)
         search._price(left)
         steps = []
@@ -60,14 +60,14 @@ def test_no_step_of_a_set_is_below_it(pool_: object) -> None:
         before_ns, least_ns = left.bound_ns, min(time_ns for time_ns, _ in steps)
         for target_ns in (least_ns * 0.97, least_ns * 1.02):
             search.bounds.branch(left, ["none", "none"], target_ns)
-            for place, (each, least, most) in left.open.items():
+            for place, (each, least, most) in left.open_loads.items():
                 # What is shorter than the target has a load that is open.
                 short = [split for time_ns, split in steps if time_ns < target_ns]
                 loads = [float(each @ split[search.members[place]]) for split in short]
                 assert all(least * (1 - 1e-9) <= load <= most * (1 + 1e-9) for load in loads)
                 opened += bool(loads) and (least > 0.0 or most < float(each @ found.load.counts) * 0.99)
-            search.bounds.lead(left, target_ns, time.perf_counter() + 0.3, anew=True)
-            bound_ns = search.bounds.led_sets[number].bound_ns
+            search.bounds.bound_by_replicas(left, target_ns, time.perf_counter() + 0.3, anew=True)
+            bound_ns = search.bounds.set_searches[number].bound_ns
             assert bound_ns <= least_ns
             tight, checked = max(tight, bound_ns / least_ns), checked + 1
         rose += left.bound_ns > before_ns * 1.001
@@ -97,7 +97,7 @@ def test_replicas_hold_what_the_rows_say(pool_: object) -> None:
             replicas = random_packings(found, member, counts, random)
             times = replicas_ns(found.problem, strategy.candidate, lengths, replicas, found.load.rules.mask)
             held = np.array([one.sum(axis=0) for one in replicas])
-            kinds = group.kinds(float(times.max()))
+            kinds = group.replica_classes(float(times.max()))
             for mine in held:
                 assert any(_holds(one, mine) for one in kinds) or not mine.any()
             checked += 1
@@ -127,16 +127,16 @@ def test_sets_of_three_and_strategies_of_one_stage() -> None:
     one = search.members[next(i for i, m in enumerate(search.members) if found.num_stages(m) == 1)]
     others = [m for m in search.members if found.num_stages(m) == 2][:2]
     search.members = [one, *others]
-    search.screened(3)
+    search.screen(3)
     bounds = search.bounds
     assert isinstance(bounds, SetBounds)
-    left = search.left(next(s for s in search.screened(3).left if len(s.used) == 3), 0)
+    left = search.node(next(s for s in search.screen(3).sets if len(s.strategies) == 3), 0)
     counts = found.load.counts
     third = counts // 3
     step = search.orders.arranged(search.members, {one: third, others[0]: third, others[1]: counts - 2 * third})
     assert step is not None
     search._price(left)
-    search.bounds.lead(left, step.time_ns * 1.2, time.perf_counter() + 1.0)
-    found_ns = search.bounds.led_sets[0].bound_ns
+    search.bounds.bound_by_replicas(left, step.time_ns * 1.2, time.perf_counter() + 1.0)
+    found_ns = search.bounds.set_searches[0].bound_ns
     assert 0.4 * step.time_ns < found_ns <= step.time_ns
-    assert isinstance(search.bounds.led_sets[0], SetBranchAndBound)
+    assert isinstance(search.bounds.set_searches[0], SetBranchAndBound)

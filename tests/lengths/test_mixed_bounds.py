@@ -68,7 +68,7 @@ class Strategies:
         every = (np.array(held, dtype=float) for held in itertools.product((0, 1), repeat=NUMBER))
         times = [self.group(one, held) for held in every if low <= float(MEASURE @ held) <= high]
         more = LinearBounds(np.zeros((1, NUMBER)), np.array([min(times)]))
-        return one, self.bounds[one].joined(more), (low, high)
+        return one, self.bounds[one].with_bounds(more), (low, high)
 
 
 def few(seed: int) -> Iterator[tuple[Strategies, tuple[int, ...]]]:
@@ -94,16 +94,16 @@ def test_sets_cut_into_parts_are_bounded(seed: int) -> None:
         problem = drawn.bounded(more)
         whole = mixed_ns(problem, used)
         sets = [StrategySet(0.0, used)]
-        (cut,) = split(problem, parts, sets, np.inf).left
+        (cut,) = split(problem, parts, sets, np.inf).sets
         assert cut.bound_ns <= least * (1 + 1e-9)
         gained += cut.bound_ns > whole * 1.001
-        assert split(problem, parts, sets, least + 1e-6).left[0].used == used
+        assert split(problem, parts, sets, least + 1e-6).sets[0].strategies == used
         closed = split(problem, parts, sets, cut.bound_ns * 0.99)
-        assert not closed.left
+        assert not closed.sets
         assert cut.bound_ns * 0.99 <= closed.dropped_ns <= least * (1 + 1e-9)
         # Out of time a set is left as it is.
         assert (
-            split(problem, parts, [StrategySet(1.0, used)], 0.5, time.perf_counter() - 1.0).left[0].bound_ns == 1.0
+            split(problem, parts, [StrategySet(1.0, used)], 0.5, time.perf_counter() - 1.0).sets[0].bound_ns == 1.0
         )
     assert gained > 0
 
@@ -116,9 +116,9 @@ def test_choices_that_cannot_hold_the_workload_are_left_out() -> None:
     much = [(one, drawn.bounds[one], (0.6, 1.0)) for one in (0, 1)]
     problem = drawn.bounded([*little, *enough, *much])
     sets = np.array([[2, 3], [4, 5], [6, 7], [2, 7], [0, 1]])
-    assert problem.able(sets).tolist() == [False, True, False, True, True]
+    assert problem.can_hold_workload(sets).tolist() == [False, True, False, True, True]
     only_little = split(problem, {0: [2], 1: [3]}, [StrategySet(0.0, (0, 1))], np.inf)
-    assert not only_little.left
+    assert not only_little.sets
     assert only_little.dropped_ns == np.inf
 
 
@@ -146,14 +146,14 @@ def test_no_set_is_lost_while_sets_grow() -> None:
         sharp = {used: sharpened_ns(problem, np.array(used)) for used in every}
         target = float(np.quantile(list(sharp.values()), 0.3))
         found = screened(problem, 4, target)
-        left = {one.used for one in found.left}
+        left = {one.strategies for one in found.sets}
         assert {used for used, bound in sharp.items() if bound < target * (1 - 1e-9)} <= left
         assert len(left) < len(every)
         dropped = [bound for used, bound in sharp.items() if used not in left]
         assert target <= found.dropped_ns <= min(dropped) * (1 + 1e-9)
         # Out of time, what is not left is bounded, too.
         late = screened(problem, 4, target, time.perf_counter() - 1.0)
-        bounds = {one.used: one.bound_ns for one in late.left}
+        bounds = {one.strategies: one.bound_ns for one in late.sets}
         assert all(bounds.get(used, late.dropped_ns) <= bound * (1 + 1e-9) for used, bound in sharp.items())
         assert all(len(used) == 2 for used in bounds)
         assert 0.0 < late.dropped_ns < target
@@ -172,30 +172,30 @@ def test_floors_of_programs_hold_for_random_groups(found: object) -> None:
     pipelines = [member for member in search.members if 1 < known.num_stages(member) < 4][:2]
     others = [member for member in search.members if known.num_stages(member) == 1][:1]
     search.members = [*pipelines, *others]
-    screened_ = search.screened(3).left
+    screened_ = search.screen(3).sets
     for screened_set in screened_[:3]:
-        left = search.left(screened_set, 0)
-        members = [search.members[place] for place in screened_set.used]
+        left = search.node(screened_set, 0)
+        members = [search.members[place] for place in screened_set.strategies]
         for _ in range(3):
             # Everything runs somewhere: what only one of them holds, all under that.
-            most = np.array([[known.grains(member, beside=True) * known.load.grain] for member in members])
+            most = np.array([[known.max_quanta(member, beside=True) * known.load.token_quantum] for member in members])
             share = random.random((len(members), len(known.load.counts))) * (known.load.lengths <= most)
             ends = np.rint(np.cumsum(share / share.sum(axis=0), axis=0) * known.load.counts)
             held = list(np.diff(ends, axis=0, prepend=0.0).astype(np.int64))
-            left.open = {}
+            left.open_loads = {}
             if random.random() < 0.5:
-                for place, member, mine in zip(screened_set.used, members, held, strict=True):
+                for place, member, mine in zip(screened_set.strategies, members, held, strict=True):
                     if known.num_stages(member) > 1:
-                        loads = known.loads(member, beside=True)
-                        load = float(loads.each @ mine)
-                        left.open[place] = loads.each, 0.9 * load, 1.1 * load
+                        loads = known.work_bound(member, beside=True)
+                        load = float(loads.sequence_loads @ mine)
+                        left.open_loads[place] = loads.sequence_loads, 0.9 * load, 1.1 * load
             floors = search.bounds.floors(left, [np.array(held)])
             for position, (member, mine) in enumerate(zip(members, held, strict=True)):
-                packed = known.packed(member, mine, known.grains(member, beside=True)) if mine.any() else None
+                packed = known.pack(member, mine, known.max_quanta(member, beside=True)) if mine.any() else None
                 if packed is None:
                     continue
                 values = [float(shares @ mine) + constant for shares, constant in floors[position]]
                 assert max(values) <= packed.time_ns
-                assert max(values) >= known.bounds(member, beside=True).at(mine.astype(float)) * (1 - 1e-9)
+                assert max(values) >= known.linear_bounds(member, beside=True).at(mine.astype(float)) * (1 - 1e-9)
                 checked += 1
     assert checked > 8

@@ -23,26 +23,26 @@ def test_groups_near_a_load_take_no_less_and_more_is_known_of_them() -> None:
     """Random groups whose load is in the interval that was looked at: packed as well as is cheap, none is below
     the bounds, which are no lower than before for any of them and higher for some."""
     found, random = pool(), np.random.default_rng(3)
-    members = [one for one, strategy in enumerate(found.members) if strategy.beside_grains]
-    parts = IntervalBounds(found, members, [found.bounds(member, beside=True) for member in members])
+    members = [one for one, strategy in enumerate(found.members) if strategy.shared_memory_quanta]
+    parts = IntervalBounds(found, members, [found.linear_bounds(member, beside=True) for member in members])
     places = [place for place, member in enumerate(members) if found.num_stages(member) > 1]
     assert parts.of(next(place for place in range(len(members)) if place not in places), "longest") == []
     gained, checked = 0.0, 0
     for place in places[:3]:
         member = members[place]
-        loads = found.finer(member)
-        grains = found.grains(member, beside=True)
-        fits = (found.load.lengths <= grains * found.load.grain) & (found.load.lengths < found.load.lengths[-1])
+        loads = found.fine_work_bound(member)
+        grains = found.max_quanta(member, beside=True)
+        fits = (found.load.lengths <= grains * found.load.token_quantum) & (found.load.lengths < found.load.lengths[-1])
         for interval in (8, 12, 21):
             before = parts.of(place, "longest")[interval]
-            assert parts.fill(place, interval, time.perf_counter() + 0.4)
+            assert parts.sharpen_interval(place, interval, time.perf_counter() + 0.4)
             after = parts.of(place, "longest")[interval]
-            low, high = (float(end) * loads.full for end in _NARROW[interval : interval + 2])
+            low, high = (float(end) * loads.total_load for end in _NARROW[interval : interval + 2])
             for _ in range(40):
                 counts = random.binomial(found.load.counts, random.uniform(0.1, 1.0)) * fits
-                if not low <= float(counts @ loads.each) <= high:
+                if not low <= float(counts @ loads.sequence_loads) <= high:
                     continue
-                packed = found.packed(member, counts, grains)
+                packed = found.pack(member, counts, grains)
                 assert packed is not None
                 held = counts.astype(np.float64)
                 assert after[0].at(held) <= packed.time_ns
@@ -61,22 +61,22 @@ def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
     beaten = replace(statics.best, time_ns=2 * statics.best.time_ns)
     search, looked_at = TurnSearch(found, beaten, 0.0, "highs"), 0
     search.deadline = time.perf_counter() + 60.0
-    for number, one in enumerate(search.screened(2).left):
-        if looked_at == 3 or not any(found.num_stages(search.members[place]) > 1 for place in one.used):
+    for number, one in enumerate(search.screen(2).sets):
+        if looked_at == 3 or not any(found.num_stages(search.members[place]) > 1 for place in one.strategies):
             continue
-        left = search.left(one, number)
-        for learn in left.ways[: left.ways.index(search._fill)]:
+        left = search.node(one, number)
+        for learn in left.bounding_steps[: left.bounding_steps.index(search._fill)]:
             if learn != search._open_small:
                 learn(left)
-        if not left.worst:
+        if not left.worst_intervals:
             continue
-        assert set(left.worst) <= set(one.used)
-        assert all(0 <= interval < len(_NARROW) - 1 for interval in left.worst.values())
+        assert set(left.worst_intervals) <= set(one.strategies)
+        assert all(0 <= interval < len(_NARROW) - 1 for interval in left.worst_intervals.values())
         before_ns = left.bound_ns
         search._fill(left)
         looked_at += 1
         assert left.bound_ns >= before_ns
-        held = [search.members[place] for place in one.used]
+        held = [search.members[place] for place in one.strategies]
         half = found.load.counts // 2
         step = search.orders.arranged(held, {held[0]: half, held[1]: found.load.counts - half})
         assert step is None or left.bound_ns <= step.time_ns
@@ -87,32 +87,32 @@ def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
 def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
     """When more is known of a pipeline alone, its sets take it over: bounds do not fall, some rise, and no random
     share of the sequences, packed and timed exactly, is below any."""
-    found = replace(pool(), loaded={})
+    found = replace(pool(), work_bound_cache={})
     random = np.random.default_rng(11)
     # A step that everything is shorter than closes nothing.
     search, rose, checked = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs"), 0, 0
     search.deadline = time.perf_counter() + 60.0
     chosen = [member for member in search.members if 1 < found.num_stages(member) < 8][:3]
     search.members = [*chosen, *(member for member in search.members if found.num_stages(member) == 1)][:5]
-    sets = [search.left(one, number) for number, one in enumerate(search.screened(2).left)]
+    sets = [search.node(one, number) for number, one in enumerate(search.screen(2).sets)]
     for left in sets:
         search._alone(left)
         assert not search._renewed(left)
     before = [left.bound_ns for left in sets]
     for member in chosen:
         # That takes the longest beside others only if it holds it.
-        if np.isfinite(found.serial_ns(member, beside=False)):
-            loads = found.lengthened(member, np.inf)
-            filled = ConfigurationBound(loads, found.contents(member))
-            filled.run(loads.highest * 1.02, time.perf_counter() + 0.7)
-            found.know(member, filled.loads)
+        if np.isfinite(found.latency_bound_ns(member, beside=False)):
+            loads = found.work_bound_with_longest(member, np.inf)
+            filled = ConfigurationBound(loads, found.micro_batch_pricing(member))
+            filled.run(loads.workload_bound_ns * 1.02, time.perf_counter() + 0.7)
+            found.store_bound(member, filled.loads)
     for left, before_ns in zip(sets, before, strict=True):
         if search._renewed(left):
             search._alone(left)
             assert not search._renewed(left)
         assert left.bound_ns >= before_ns
         rose += left.bound_ns > before_ns
-        held = [search.members[place] for place in left.screened.used]
+        held = [search.members[place] for place in left.screened.strategies]
         for _ in range(2):
             share = random.binomial(found.load.counts, random.choice([0.05, 0.5, 0.95]))
             split = {held[0]: share, held[1]: found.load.counts - share}
@@ -128,11 +128,11 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
 def test_intervals_have_their_ends(found: Callable[[], StrategyTables]) -> None:
     """Also the first time that a pipeline is asked for that has as much memory alone as beside others: what is
     learned of it beside others is known of it alone then."""
-    known = replace(found(), loaded={}, fine={}, told={})
-    pipelines = [m for m, one in enumerate(known.members) if one.beside_grains and known.num_stages(m) > 1]
-    same = [m for m in pipelines if known.members[m].beside_grains == known.members[m].alone_grains]
+    known = replace(found(), work_bound_cache={}, fine_work_bounds={}, adopted_work_bounds={})
+    pipelines = [m for m, one in enumerate(known.members) if one.shared_memory_quanta and known.num_stages(m) > 1]
+    same = [m for m in pipelines if known.members[m].shared_memory_quanta == known.members[m].own_memory_quanta]
     members = [*same[:4], *pipelines[:2]]
-    parts = IntervalBounds(known, members, [known.bounds(member, beside=True) for member in members])
+    parts = IntervalBounds(known, members, [known.linear_bounds(member, beside=True) for member in members])
     for place in range(len(members)):
         kinds: tuple[Kind, ...] = ("alone", "coarse", "none", "alone")
         for kind in kinds:

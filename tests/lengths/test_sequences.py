@@ -47,7 +47,7 @@ def test_a_full_mask_doubles_attention_and_nothing_else() -> None:
     one = next(
         held.candidate
         for held in causal.members
-        if held.candidate.name.startswith("dp2 tp2") and held.alone_grains
+        if held.candidate.name.startswith("dp2 tp2") and held.own_memory_quanta
     )
     (kind,) = problem.model.kinds
     cores = [sequence_cores(problem, kind, one.layout, steps.lengths, mask) for mask in ("causal", "full")]
@@ -59,7 +59,7 @@ def test_a_full_mask_doubles_attention_and_nothing_else() -> None:
     assert added == pytest.approx(
         problem.model.num_layers * cores[0].sequence_s[0] * 1e9, abs=problem.model.num_layers
     )
-    assert [held.alone_grains for held in full.members] == [held.alone_grains for held in causal.members]
+    assert [held.own_memory_quanta for held in full.members] == [held.own_memory_quanta for held in causal.members]
 
 
 def test_tables_stay_below_exact_times_under_a_full_mask() -> None:
@@ -69,7 +69,7 @@ def test_tables_stay_below_exact_times_under_a_full_mask() -> None:
     found = StrategyTables.of(problem, Load(steps.lengths, steps.counts, GRAIN, FULL))
     for number, one in enumerate(found.members):
         pipeline = found.strategy(number, beside=False).pipelines[0][0]
-        rows = random_micro_batches(found, one.alone_grains, random, 6)
+        rows = random_micro_batches(found, one.own_memory_quanta, random, 6)
         if pipeline.num_stages > 1 or one.candidate.layout.pp > 1 or not len(rows):
             continue
         times = micro_batch_times(found.problem, one.candidate, found.load.lengths, rows, "full")
@@ -101,7 +101,7 @@ def test_beside_windows_times_do_not_hang_on_other_lengths_and_tables_stay_below
     )
     assert (np.diff(once) < 0).any()
     for member, one in enumerate(found.members):
-        rows = random_micro_batches(found, one.alone_grains, random, 6)
+        rows = random_micro_batches(found, one.own_memory_quanta, random, 6)
         if not len(rows):
             continue
         family = Family(found, (member,))

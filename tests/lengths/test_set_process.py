@@ -29,16 +29,16 @@ LONG_S = 600.0
 
 def search(seconds: float) -> TurnSearch:
     """Many open sets of a few strategies, with and without pipelines, and a long time to beat."""
-    found = TurnSearch(replace(deep_pool(), loaded={}, fine={}), Step(0, (0,), {}, NEVER), 0.0, "highs")
+    found = TurnSearch(replace(deep_pool(), work_bound_cache={}, fine_work_bounds={}), Step(0, (0,), {}, NEVER), 0.0, "highs")
     found.deadline = time.perf_counter() + seconds
     pool = found.pool
     pipelines = [member for member in found.members if 1 < pool.num_stages(member) < 4][:3]
     found.members = [*pipelines, *(member for member in found.members if pool.num_stages(member) == 1)][:6]
-    found.sets = [found.left(one, number) for number, one in enumerate(found.screened(2).left)]
+    found.nodes = [found.node(one, number) for number, one in enumerate(found.screen(2).sets)]
     # As far as it is a matter of milliseconds.
-    for one in found.sets:
-        one.ways = [way for way in one.ways[: one.ways.index(found._price)] if way != found._open_small]
-    assert len(found.sets) > 6
+    for one in found.nodes:
+        one.bounding_steps = [way for way in one.bounding_steps[: one.bounding_steps.index(found._price)] if way != found._open_small]
+    assert len(found.nodes) > 6
     return found
 
 
@@ -52,7 +52,7 @@ def test_slices_raise_the_bounds_that_ways_do_here() -> None:
     here gives, of which more is known the more slices; others are not looked at."""
     here = search(60.0)
     worker: SetsWorker = pickle.loads(pickle.dumps(SetProcessInit(here))).worker(None)
-    before, numbers = bounds_of(here.sets), frozenset(one.number for one in here.sets[::2])
+    before, numbers = bounds_of(here.nodes), frozenset(one.number for one in here.nodes[::2])
     ended: frozenset[int] = frozenset()
     for _ in range(60):
         known = worker.reply(SetProcessRequest(numbers, float(NEVER), time.time() + 60.0))
@@ -62,11 +62,11 @@ def test_slices_raise_the_bounds_that_ways_do_here() -> None:
         if ended == numbers:
             break
     assert ended == numbers
-    untouched = [one for one in worker.several.sets if one.number not in numbers]
+    untouched = [one for one in worker.search.nodes if one.number not in numbers]
     assert bounds_of(untouched) == {number: before[number] for number in before if number not in numbers}
     here.polished = True
-    here.narrow()
-    after = bounds_of(here.sets)
+    here.tighten()
+    after = bounds_of(here.nodes)
     assert all(known.bounds[number][0] == pytest.approx(after[number], rel=1e-3) for number in numbers)
     assert any(after[number] > before[number] for number in numbers)
     # What takes longer than what is to beat is closed.
@@ -76,7 +76,7 @@ def test_slices_raise_the_bounds_that_ways_do_here() -> None:
 def test_no_time_is_no_work() -> None:
     """A slice whose end has passed leaves sets as they are."""
     here = search(60.0)
-    before = bounds_of(here.sets)
+    before = bounds_of(here.nodes)
     numbers = frozenset(before)
     known = SetsWorker(here).reply(SetProcessRequest(numbers, float(NEVER), time.time() - 1.0))
     assert {number: bound for number, (bound, _) in known.bounds.items()} == before
@@ -89,10 +89,10 @@ def test_sets_are_shared_and_none_is_lost(dies: bool) -> None:
     least the one before, and as high as one process finds; also where the other process dies."""
     alone = search(LONG_S)
     alone.polished = True
-    alone.narrow()
+    alone.tighten()
     here = search(LONG_S)
     here.polished = True
-    before, other = bounds_of(here.sets), SetProcess.of(here)
+    before, other = bounds_of(here.nodes), SetProcess.of(here)
     assert other is not None
     assert other.process is not None
     most = 0
@@ -101,20 +101,20 @@ def test_sets_are_shared_and_none_is_lost(dies: bool) -> None:
 
     def heard() -> None:
         nonlocal most
-        most = max(most, len(other.given))
+        most = max(most, len(other.assigned))
         # So that this process is not done before the other one has begun.
         if not dies and not other.cpu_s and other.process is not None:
             time.sleep(0.05)
 
     try:
-        here.narrow(heard, helped=lambda: other)
+        here.tighten(heard, helped=lambda: other)
     finally:
         other.close()
     assert most > 1
     assert (other.cpu_s > 0.0) is not dies
-    assert not other.given
-    assert sorted(one.number for one in here.sets) == sorted(before)
-    after, single = bounds_of(here.sets), bounds_of(alone.sets)
+    assert not other.assigned
+    assert sorted(one.number for one in here.nodes) == sorted(before)
+    after, single = bounds_of(here.nodes), bounds_of(alone.nodes)
     assert all(after[number] >= before[number] for number in before)
     # What is learned of a strategy for one set tells something of others, of the same process.
     close = [after[number] == pytest.approx(single[number], rel=1e-2) for number in before]
@@ -127,7 +127,7 @@ def test_there_is_no_other_process_for_one_set_or_no_time() -> None:
     here = search(60.0)
     short = search(1.0)
     assert SetProcess.of(short) is None
-    here.sets = here.sets[:1]
+    here.nodes = here.nodes[:1]
     assert SetProcess.of(here) is None
 
 
@@ -135,11 +135,11 @@ def test_the_order_of_a_set_that_comes_back_is_counted_once() -> None:
     """What the other process priced of a set is in the bound that it tells: ways that are left here do not add it
     again. (They did: sets were above their best steps.)"""
     here = search(60.0)
-    given = {one.number: one for one in here.sets if len(here._pipelined(one)) == 1}
+    given = {one.number: one for one in here.nodes if len(here._pipelined(one)) == 1}
     worker: SetsWorker = pickle.loads(pickle.dumps(SetProcessInit(here))).worker(None)
-    several = worker.several
-    for one in several.sets:
-        one.ways = [several._price_least, several._price] if one.number in given else []
+    several = worker.search
+    for one in several.nodes:
+        one.bounding_steps = [several._price_least, several._price] if one.number in given else []
     for _ in range(60):
         known = worker.reply(SetProcessRequest(frozenset(given), float(NEVER), time.time() + 60.0))
         if known.ended == frozenset(given):
@@ -178,12 +178,12 @@ def test_sets_of_one_kind_go_to_one_process() -> None:
 
     silent = Silent()
     other = SetProcess(here, silent)  # type: ignore[arg-type]
-    left = list(here.sets)
+    left = list(here.nodes)
     heapq.heapify(left)
     first, kind = left[0], other._holds_longest
     other.share(left)
-    given = dict(other.given)
-    assert {*given} | {one.number for one in left} == {one.number for one in here.sets}
+    given = dict(other.assigned)
+    assert {*given} | {one.number for one in left} == {one.number for one in here.nodes}
     assert {kind(one) for one in given.values()}.isdisjoint(kind(one) for one in left)
     assert first in left
     assert len(given) > 1
@@ -199,15 +199,15 @@ def test_sets_of_one_kind_go_to_one_process() -> None:
     other.share(left)
     assert {*given} <= {one.number for one in left}
     assert all(one.bound_ns == NEVER for one in left if one.number in given)
-    assert other.given
-    assert {*other.given}.isdisjoint(given)
+    assert other.assigned
+    assert {*other.assigned}.isdisjoint(given)
     assert other.cpu_s == 1.0
     # All that is open here is closed: half of what it has is taken back.
     silent.known = SetProcessReply({}, frozenset(), None, 2.0)
     for one in left:
         one.raise_to(NEVER)
-    there = len(other.given)
+    there = len(other.assigned)
     other.share(left)
-    assert 0 < len(other.given) < there or there == 1
+    assert 0 < len(other.assigned) < there or there == 1
     other.close()
     assert not other.busy

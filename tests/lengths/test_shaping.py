@@ -26,15 +26,15 @@ def test_shapes_hold_every_sequence_and_are_short(case: Case, name: str) -> None
     load = Load(steps.lengths, steps.counts, 128)
     found = StrategyTables.of(grain_problem(case.problem, 128), load)
     (member,) = (place for place, one in enumerate(found.members) if one.candidate.name == name)
-    grains = found.grains(member, beside=False)
-    ways = shaped(found.loads(member, beside=False, exact=True), load, grains)
+    grains = found.max_quanta(member, beside=False)
+    ways = shaped(found.work_bound(member, beside=False, exact=True), load, grains)
     for replicas in ways:
         assert len(replicas) == found.members[member].candidate.layout.dp
         assert (sum(one.sum(axis=0) for one in replicas) == steps.counts).all()
         assert all((one @ steps.lengths <= grains * 128).all() for one in replicas)
-    plain = found.packed(member, load.counts, grains)
+    plain = found.pack(member, load.counts, grains)
     assert plain is not None
-    assert min(found.timed(member, replicas, grains).time_ns for replicas in ways) <= 1.02 * plain.time_ns
+    assert min(found.time_packing(member, replicas, grains).time_ns for replicas in ways) <= 1.02 * plain.time_ns
 
 
 def test_sequences_that_fit_nowhere_have_no_shape() -> None:
@@ -45,4 +45,4 @@ def test_sequences_that_fit_nowhere_have_no_shape() -> None:
     found = StrategyTables.of(grain_problem(case.problem, 128), load)
     member = next(place for place in range(len(found.members)) if found.num_stages(place) > 1)
     most = int(np.max(steps.lengths)) // 128 - 1
-    assert shaped(found.loads(member, beside=False, exact=True), load, most) == []
+    assert shaped(found.work_bound(member, beside=False, exact=True), load, most) == []

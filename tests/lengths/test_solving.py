@@ -129,7 +129,7 @@ def test_no_step_of_one_strategy_is_below_the_static_bound() -> None:
     for member, one in enumerate(found.members):
         if one.candidate.layout.pp > 2:
             continue
-        packed = found.packed(member, found.load.counts, one.alone_grains)
+        packed = found.pack(member, found.load.counts, one.own_memory_quanta)
         if packed is not None:
             total = packed.time_ns + found.reduce_ns(member) + found.finish_ns(member)
             assert total * 1e-9 >= solved().static.lower_bound_s - 1e-9, one.candidate.name
@@ -139,14 +139,14 @@ def test_no_step_of_two_strategies_is_below_the_bound() -> None:
     """Random pairs and random shares of the sequences, with switches that cost nothing."""
     found, random = pool(), np.random.default_rng(7)
     several = [
-        member for member, one in enumerate(found.members) if one.beside_grains and one.candidate.layout.pp == 1
+        member for member, one in enumerate(found.members) if one.shared_memory_quanta and one.candidate.layout.pp == 1
     ]
     timed = 0
     for _ in range(20):
         pair = random.choice(several, 2, replace=False)
         share = random.integers(0, found.load.counts + 1)
         parts = [
-            found.packed(int(member), held, found.members[member].beside_grains)
+            found.pack(int(member), held, found.members[member].beside_grains)
             for member, held in zip(pair, (share, found.load.counts - share), strict=True)
             if held.any()
         ]
@@ -219,16 +219,16 @@ def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
     pipelines = [member for member in search.members if found.num_stages(member) == 2]
     others = [member for member in search.members if found.num_stages(member) == 1]
     search.members = [*random.choice(pipelines, 3, replace=False).tolist(), *random.choice(others, 3).tolist()]
-    sets = search.screened(2).left
+    sets = search.screen(2).sets
     with_pipelines = [
-        one for one in sets if sum(found.num_stages(search.members[place]) == 2 for place in one.used) == 1
+        one for one in sets if sum(found.num_stages(search.members[place]) == 2 for place in one.strategies) == 1
     ]
     checked, tight = 0, 0.0
     for place in random.choice(len(with_pipelines), 2, replace=False).tolist():
-        left = search.left(with_pipelines[place], place)
+        left = search.node(with_pipelines[place], place)
         bounds = [left.bound_ns]
-        search.bounds.common = {int(random.choice(left.screened.used))}
-        for learn in left.ways[:6]:
+        search.bounds.common_strategies = {int(random.choice(left.screened.strategies))}
+        for learn in left.bounding_steps[:6]:
             learn(left)
             bounds.append(left.bound_ns)
         assert bounds == sorted(bounds)

@@ -21,7 +21,7 @@ def pipelined() -> int:
         for one, member in enumerate(found.members)
         if found.num_stages(one) > 1
         and member.candidate.layout.dp > 1
-        and found.grains(one, beside=False) * GRAIN >= found.load.lengths[-1]
+        and found.max_quanta(one, beside=False) * GRAIN >= found.load.lengths[-1]
     )
 
 
@@ -40,12 +40,12 @@ def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
     known, member = Incumbents(pool()), pipelined()
     known.pack(member)
     assert known.best is not None
-    assert known.rough(member)
+    assert known.is_rough(member)
     starts = list(known.starts[member])
     assert len(starts) > 1
     assert known.packed[member].time_ns <= min(one.time_ns for one in starts)
     known.improve(member, most=False)
-    assert not known.rough(member)
+    assert not known.is_rough(member)
     times, left = [known.best.time_ns], known.starts[member]
     assert len(left) < len(starts)
     while known.restart(member):
@@ -55,7 +55,7 @@ def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
     assert known.best.time_ns == known.step(member).time_ns
     packed = known.packed[member]
     assert exact_ns(member, packed) == packed.time_ns
-    while not known.finished(member):
+    while not known.is_finished(member):
         known.improve(member, most=True)
     assert known.best.time_ns <= times[-1]
     assert exact_ns(member, known.packed[member]) == known.packed[member].time_ns
@@ -69,11 +69,11 @@ def test_what_was_packed_elsewhere_has_starts_here() -> None:
     step = there.step(member)
     here.take(step, 2.5)
     assert here.best is step
-    assert here.took_s == 2.5
-    assert not here.rough(member)
+    assert here.pack_time_s == 2.5
+    assert not here.is_rough(member)
     other = Incumbents(pool())
     other.take(step, 2.5, rough=True)
-    assert other.rough(member)
+    assert other.is_rough(member)
     assert here.restart(member)
     assert here.best.time_ns <= step.time_ns
     single = next(one for one in range(len(pool().members)) if pool().num_stages(one) == 1)
@@ -91,7 +91,7 @@ def test_long_sequences_share_replicas_where_that_is_shorter() -> None:
     (member,) = (place for place, one in enumerate(found.members) if one.candidate.name == "dp8 pp4")
     known = Incumbents(found)
     known.pack(member)
-    first = found.polished(member, known.starts[member][0], found.grains(member, beside=False))
+    first = found.polish(member, known.starts[member][0], found.max_quanta(member, beside=False))
     assert sum(one[:, -1].any() for one in first.replicas) >= 5
     known.improve(member, most=False)
     packed = known.packed[member]

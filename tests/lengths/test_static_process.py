@@ -28,7 +28,7 @@ LONG_S = 600.0
 
 def statics() -> SingleStrategySearch:
     """At the beginning, with a gap that leaves something to do, and nothing known of pipelines."""
-    return SingleStrategySearch(replace(pool(), loaded={}), 0.004, "highs", time.perf_counter() + 10.0)
+    return SingleStrategySearch(replace(pool(), work_bound_cache={}), 0.004, "highs", time.perf_counter() + 10.0)
 
 
 def sliced(seconds: float, left_s: float, below_ns: float = float("inf")) -> SingleProcessRequest:
@@ -44,7 +44,7 @@ def test_another_process_learns_what_this_one_would() -> None:
     before_ns, first_ns = here.bound_ns, here.best.time_ns
     other = SingleStrategyProcess(here, first_ns, time.perf_counter() + LONG_S)
     try:
-        while here.bound_ns <= before_ns and other.hear(first_ns):
+        while here.bound_ns <= before_ns and other.poll(first_ns):
             time.sleep(0.05)
         assert other.process is not None
         assert other.cpu_s > 0
@@ -54,22 +54,22 @@ def test_another_process_learns_what_this_one_would() -> None:
     assert there.best is not None
     assert before_ns < here.bound_ns <= min(here.best.time_ns, there.best.time_ns)
     assert there.bound_ns <= here.best.time_ns <= first_ns
-    assert not other.hear(first_ns)
+    assert not other.poll(first_ns)
 
 
 def test_what_was_proved_elsewhere_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that this process has yet to solve may say less of pipelines than the other one has proved: they
     lower nothing."""
-    here = SingleStrategySearch(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    here = SingleStrategySearch(replace(deep_pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0)
     assert here.best is not None
     told_ns = (1.0 - 1e-6) * here.best.time_ns
-    told = {member: told_ns for member in here.left if here.least[member] < told_ns}
+    told = {member: told_ns for member in here.next_step if here.bounds_ns[member] < told_ns}
     assert told
-    here.raise_least(told)
+    here.raise_bounds(told)
     monkeypatch.setattr(StrategyTables, "least_ns", lambda *_, **__: 0.0)
     here.run(float("inf"), time.perf_counter() + 1.0)
-    assert all(here.least[member] >= told_ns for member in told)
-    assert any(here.left.get(member) != 0 for member in told)
+    assert all(here.bounds_ns[member] >= told_ns for member in told)
+    assert any(here.next_step.get(member) != 0 for member in told)
 
 
 def test_slices_end_and_tell_whether_anything_is_left() -> None:
@@ -84,48 +84,48 @@ def test_slices_end_and_tell_whether_anything_is_left() -> None:
 def test_packing_goes_on_until_it_gains_nothing() -> None:
     """While the other process proves: no step gets longer, the last try gains nothing, and none begins that would
     not end in time; every strategy that may be shorter was packed, with more care if that may make it so."""
-    here = SingleStrategySearch(replace(pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    here = SingleStrategySearch(replace(pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0)
     here.run(float("inf"), time.perf_counter() + 0.5)
-    here.least = dict.fromkeys(here.least, 0.0)
+    here.bounds_ns = dict.fromkeys(here.bounds_ns, 0.0)
     assert here.best is not None
     found, deadline = [here.best.time_ns], time.perf_counter() + 120.0
-    here.known.took_s = 1e6
-    here.known.polished[here.best.home] = 0
+    here.incumbents.pack_time_s = 1e6
+    here.incumbents.polished[here.best.home] = 0
     assert not here.pack(deadline)
     assert not here.polish(deadline)
-    here.known.took_s = 0.0
+    here.incumbents.pack_time_s = 0.0
     while here.pack(deadline) or here.polish(deadline):
         found.append(here.best.time_ns)
     assert len(found) > 1
     assert found == sorted(found, reverse=True)
-    assert found[-1] == here.known.polished[here.best.home]
+    assert found[-1] == here.incumbents.polished[here.best.home]
     assert here.bound_ns <= found[-1]
-    packed = here.known.packed
-    assert {*packed, *here.tried} == set(here.least)
-    assert not any(here.known.rough(one) for one in packed)
+    packed = here.incumbents.packed
+    assert {*packed, *here.pack_attempts} == set(here.bounds_ns)
+    assert not any(here.incumbents.is_rough(one) for one in packed)
 
 
 def test_proving_here_leaves_the_worst_strategy_to_the_other_process() -> None:
     """Bounds of all open pipelines but the least one rise, stay below every packed step, and the other process
     learns them; it ends where nothing is left."""
-    here = SingleStrategySearch(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
-    deadline, before = time.perf_counter() + 60.0, dict(here.least)
+    here = SingleStrategySearch(replace(deep_pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0)
+    deadline, before = time.perf_counter() + 60.0, dict(here.bounds_ns)
     while here.pack(deadline):
         pass
     while True:
-        least = dict(here.least)
+        least = dict(here.bounds_ns)
         worst = min(least, key=least.__getitem__)
         if not here.prove(deadline):
             break
-        assert here.least[worst] == least[worst]
-        assert all(least[member] <= known for member, known in here.least.items())
+        assert here.bounds_ns[worst] == least[worst]
+        assert all(least[member] <= known for member, known in here.bounds_ns.items())
     assert time.perf_counter() < deadline
-    assert here.least != before
-    assert all(here.least[member] <= here.known.step(member).time_ns for member in here.known.packed)
-    there = SingleStrategySearch(replace(deep_pool(), loaded={}), 0.0, "highs", time.perf_counter() + 10.0)
+    assert here.bounds_ns != before
+    assert all(here.bounds_ns[member] <= here.incumbents.step(member).time_ns for member in here.incumbents.packed)
+    there = SingleStrategySearch(replace(deep_pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0)
     worker = SingleStrategyWorker(there)
-    known = worker.reply(replace(sliced(0.0, 0.0, below_ns=1.0), least=here.least))
-    assert all(here.least[member] <= known.least[member] for member in here.least)
+    known = worker.reply(replace(sliced(0.0, 0.0, below_ns=1.0), bounds_ns=here.bounds_ns))
+    assert all(here.bounds_ns[member] <= known.bounds_ns[member] for member in here.bounds_ns)
 
 
 def test_a_slice_that_waited_ends_in_time() -> None:
@@ -142,21 +142,21 @@ def test_what_is_packed_here_is_not_packed_there() -> None:
     there, here = statics(), statics()
     worker, before_ns = SingleStrategyWorker(there), there.bound_ns
     worker.reply(replace(sliced(1.0, 3.0), packs=False))
-    assert all(there.pool.num_stages(member) == 1 for member in there.known.packed)
+    assert all(there.pool.num_stages(member) == 1 for member in there.incumbents.packed)
     assert there.bound_ns > before_ns
     longest = int(here.pool.load.lengths[-1])
     pipelined = next(
         one
         for one in range(len(here.pool.members))
-        if here.pool.num_stages(one) > 1 and here.pool.grains(one, beside=False) * GRAIN >= longest
+        if here.pool.num_stages(one) > 1 and here.pool.max_quanta(one, beside=False) * GRAIN >= longest
     )
-    packed = here.pool.packed(pipelined, here.pool.load.counts, here.pool.grains(pipelined, beside=False))
+    packed = here.pool.pack(pipelined, here.pool.load.counts, here.pool.max_quanta(pipelined, beside=False))
     assert packed is not None
-    step = here.known.alone(pipelined, packed)
+    step = here.incumbents.single_step(pipelined, packed)
     worker.reply(replace(sliced(0.0, 0.0, below_ns=1.0), best=step, took_s=2.5))
-    assert there.known.took_s == 2.5
-    assert there.known.packed[pipelined] is packed
-    assert pipelined in there.known.polished
+    assert there.incumbents.pack_time_s == 2.5
+    assert there.incumbents.packed[pipelined] is packed
+    assert pipelined in there.incumbents.polished
     assert there.best is not None
     assert there.best.time_ns <= step.time_ns
 
@@ -168,16 +168,16 @@ def test_what_is_heard_of_a_pipeline_alone_changes_nothing_beside_others() -> No
     same = [
         member
         for member, one in enumerate(short.members)
-        if short.num_stages(member) > 1 and one.beside_grains == one.alone_grains
+        if short.num_stages(member) > 1 and one.shared_memory_quanta == one.own_memory_quanta
     ]
     assert same
     for member in same:
-        beside = short.loads(member, beside=True)
-        other.loads(member, beside=False)
-        other.lengthened(member, float("inf"))
-        short.join(other.loaded)
-        assert short.loads(member, beside=True) is beside
-        assert short.alone(member) is other.alone(member) is not beside
+        beside = short.work_bound(member, beside=True)
+        other.work_bound(member, beside=False)
+        other.work_bound_with_longest(member, float("inf"))
+        short.merge_bounds(other.work_bound_cache)
+        assert short.work_bound(member, beside=True) is beside
+        assert short.best_own_memory_bound(member) is other.best_own_memory_bound(member) is not beside
 
 
 def test_what_is_proved_of_pipelines_is_told_once() -> None:
@@ -188,27 +188,27 @@ def test_what_is_proved_of_pipelines_is_told_once() -> None:
     member = next(
         one
         for one in range(len(found.members))
-        if found.num_stages(one) > 1 and found.grains(one, beside=False) * GRAIN >= longest
+        if found.num_stages(one) > 1 and found.max_quanta(one, beside=False) * GRAIN >= longest
     )
     nothing = sliced(1.0, 90.0, below_ns=1.0)
-    assert worker.reply(nothing).loads == {}
-    loads = found.lengthened(member, float("inf"))
+    assert worker.reply(nothing).raised_bounds == {}
+    loads = found.work_bound_with_longest(member, float("inf"))
     known = worker.reply(nothing)
-    assert loads in known.loaded.values()
-    assert worker.reply(nothing).loaded == {}
-    here.pool.join(known.loaded)
-    assert here.pool.alone(member) is loads
-    assert here.pool.lengthened(member, float("inf")) is loads
-    there.filled[member] = ConfigurationBound(loads, found.contents(member))
-    there.filled[member].run(1.02 * loads.highest, time.perf_counter() + 1.0)
-    found.know(member, there.filled[member].loads)
+    assert loads in known.work_bound_cache.values()
+    assert worker.reply(nothing).work_bound_cache == {}
+    here.pool.merge_bounds(known.work_bound_cache)
+    assert here.pool.best_own_memory_bound(member) is loads
+    assert here.pool.work_bound_with_longest(member, float("inf")) is loads
+    there.configuration_bounds[member] = ConfigurationBound(loads, found.micro_batch_pricing(member))
+    there.configuration_bounds[member].run(1.02 * loads.workload_bound_ns, time.perf_counter() + 1.0)
+    found.store_bound(member, there.configuration_bounds[member].loads)
     known = worker.reply(nothing)
-    assert list(known.loads) == [member]
-    assert worker.reply(nothing).loads == {}
-    before = here.pool.alone(member).highest
-    here.learn(known.best, known.least, known.loads)
-    assert here.pool.alone(member) is known.loads[member]
-    assert here.pool.alone(member).highest > before
+    assert list(known.raised_bounds) == [member]
+    assert worker.reply(nothing).raised_bounds == {}
+    before = here.pool.best_own_memory_bound(member).workload_bound_ns
+    here.learn(known.best, known.bounds_ns, known.raised_bounds)
+    assert here.pool.best_own_memory_bound(member) is known.raised_bounds[member]
+    assert here.pool.best_own_memory_bound(member).workload_bound_ns > before
 
 
 @pytest.mark.usefixtures("real_clock")
@@ -220,7 +220,7 @@ def test_a_process_that_dies_leaves_what_is_known() -> None:
     other = SingleStrategyProcess(here, here.best.time_ns, time.perf_counter() + LONG_S)
     assert other.process is not None
     other.process.process.kill()
-    while other.hear(here.best.time_ns):
+    while other.poll(here.best.time_ns):
         time.sleep(0.05)
     assert other.process is None
     assert here.bound_ns == bound_ns

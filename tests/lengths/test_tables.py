@@ -50,7 +50,7 @@ def test_tables_are_never_above_exact_times() -> None:
     found, random = pool(), np.random.default_rng(1)
     for number, one in enumerate(found.members):
         pipeline = found.strategy(number, beside=False).pipelines[0][0]
-        rows = random_micro_batches(found, one.alone_grains, random, 6)
+        rows = random_micro_batches(found, one.own_memory_quanta, random, 6)
         if not len(rows) or pipeline.num_stages > 1:
             continue
         times = micro_batch_times(found.problem, one.candidate, found.load.lengths, rows)
@@ -65,7 +65,7 @@ def test_lines_of_stages_count_last_tiles_in_every_micro_batch() -> None:
     found, random, exact = pool(), np.random.default_rng(4), 0
     shortest = np.eye(1, len(found.load.lengths), dtype=np.int64)
     for one, tables in zip(found.members, found.tables, strict=True):
-        most, alone = one.alone_grains, int(found.load.lengths[0]) // GRAIN
+        most, alone = one.own_memory_quanta, int(found.load.lengths[0]) // GRAIN
         rows = np.concatenate([shortest, random_micro_batches(found, most, random, 6)])
         times = micro_batch_times(found.problem, one.candidate, found.load.lengths, rows)
         for stage in range(one.candidate.layout.pp):
@@ -85,9 +85,9 @@ def test_tables_are_close_where_micro_batches_are_full() -> None:
     checked = 0
     for number, one in enumerate(found.members):
         layout, pipeline = one.candidate.layout, found.strategy(number, beside=False).pipelines[0][0]
-        rows = random_micro_batches(found, one.alone_grains, random, 40)
+        rows = random_micro_batches(found, one.own_memory_quanta, random, 40)
         rows = rows[
-            rows @ found.load.lengths >= 0.9 * min(one.alone_grains, found.load.grains // layout.dp) * GRAIN
+            rows @ found.load.lengths >= 0.9 * min(one.own_memory_quanta, found.load.num_quanta // layout.dp) * GRAIN
         ]
         if layout.pp > 1 or layout.cp > 1 or not len(rows):
             continue
@@ -114,7 +114,7 @@ def test_strategies_are_never_faster_than_their_tables_say() -> None:
             rows: list[np.ndarray] = []
             for k in part:
                 row = rows[-1] if rows and random.random() < 0.8 else np.zeros(len(found.load.lengths), np.int64)
-                if (row @ found.load.lengths + found.load.lengths[k]) > one.alone_grains * GRAIN:
+                if (row @ found.load.lengths + found.load.lengths[k]) > one.own_memory_quanta * GRAIN:
                     row = np.zeros(len(found.load.lengths), np.int64)
                 if not rows or row is not rows[-1]:
                     rows.append(row)

@@ -72,7 +72,7 @@ def test_no_micro_batch_is_worth_more_than_the_factor() -> None:
     found = family_of(pool_of(small_problem(memory_gib=40, space=FLAT), workload_of(np.array(lengths), GRAIN)))
     load = found.pool.load
     rows = np.array(list(itertools.product(*(range(count + 1) for count in load.counts))))[1:]
-    sizes = load.lengths // load.grain
+    sizes = load.lengths // load.token_quantum
     for contents in contents_of(found):
         fitting = rows[rows @ sizes <= found.grains(contents.member)]
         costs = contents.costs(fitting)
@@ -119,14 +119,14 @@ def test_no_packing_of_equal_replicas_is_below_what_prices_prove_of_one_strategy
     found, random, raised, near = alone_pool(), np.random.default_rng(9), 0, 0.0
     longest = found.load.lengths[-1]
     for member, one in enumerate(found.members):
-        grains = found.grains(member, beside=False)
-        if found.num_stages(member) > 1 or min(grains, one.beside_grains) * GRAIN < longest:
+        grains = found.max_quanta(member, beside=False)
+        if found.num_stages(member) > 1 or min(grains, one.shared_memory_quanta) * GRAIN < longest:
             continue
         once_ns = found.reduce_ns(member) + found.finish_ns(member)
-        best = found.packed(member, found.load.counts, grains)
+        best = found.pack(member, found.load.counts, grains)
         assert best is not None
         proved = alone_ns(found, member, math.inf, math.inf)
-        least_ns = found.least_ns(member, beside=False)
+        least_ns = found.step_bound_ns(member, beside=False)
         assert proved <= best.time_ns + once_ns
         near = max(near, proved / (best.time_ns + once_ns))
         raised += proved > least_ns * (1 + 1e-3)

@@ -93,9 +93,9 @@ def test_equal_replicas_are_steps_of_teams() -> None:
     """The packing of one strategy, each replica a turn of its team, takes what the strategy takes."""
     found = pool()
     for member in family().members:
-        if found.grains(member, beside=False) * GRAIN < found.load.lengths[-1]:
+        if found.max_quanta(member, beside=False) * GRAIN < found.load.lengths[-1]:
             continue
-        packed = found.packed(member, found.load.counts, found.grains(member, beside=False))
+        packed = found.pack(member, found.load.counts, found.max_quanta(member, beside=False))
         assert packed is not None
         turns = [Turn(member, team, rows) for team, rows in enumerate(packed.replicas) if len(rows)]
         step = simulated(family(), turns)
@@ -116,7 +116,7 @@ def test_degrees_that_do_not_divide_each_other_are_bounded_and_planned() -> None
     step = shortest(Packer(only, shared), Effort(24, 500, 20), 0.0, math.inf)
     assert shared.bound_ns <= step.time_ns
     for member in only.members:
-        packed = found.packed(member, found.load.counts, only.grains(member))
+        packed = found.pack(member, found.load.counts, only.grains(member))
         if packed is not None:
             assert shared.bound_ns <= packed.time_ns + only.once_ns
 
@@ -212,7 +212,7 @@ def test_rounds_that_hold_the_tokens_but_not_the_sequences_are_passed_over() -> 
     """Three sequences of more than half of what a group of two GPUs holds: not two of them in one, so one round of
     two groups holds their tokens, but not them; FlexSP's rule takes two."""
     problem = small_problem(memory_gib=40, space={"cp": (2,), **FLAT})
-    room = max(one.alone_grains for one in pool_of(problem, steps_of()).members)
+    room = max(one.own_memory_quanta for one in pool_of(problem, steps_of()).members)
     found = pool_of(problem, workload_of([GRAIN * (6 * room // 10)] * 3, GRAIN))
     assert flexsp_step(found, 2.0, "highs").step_time_s is not None
 

@@ -43,7 +43,7 @@ from tests.small import small_problem
 
 def packed_at_random(found: StrategyTables, member: int, held: IntArray, random: np.random.Generator) -> IntArray:
     """Micro-batches [v, n] of one replica that fit, in any order."""
-    lengths, room = found.load.lengths, found.grains(member, beside=False) * GRAIN
+    lengths, room = found.load.lengths, found.max_quanta(member, beside=False) * GRAIN
     rows: list[IntArray] = []
     for k in random.permutation(np.repeat(np.arange(len(held)), held)).tolist():
         fitting = [row for row in rows if row @ lengths + lengths[k] <= room]
@@ -65,19 +65,19 @@ def random_step(found: StrategyTables, random: np.random.Generator) -> Heterogen
             numbers[member] = int(random.integers(most + 1))
             left -= numbers[member] * replica_gpus(found, member)
         numbers = Counter({member: number for member, number in numbers.items() if number})
-        holds = max((found.grains(one, beside=False) for one in numbers), default=0) * GRAIN >= load.lengths[-1]
+        holds = max((found.max_quanta(one, beside=False) for one in numbers), default=0) * GRAIN >= load.lengths[-1]
         if holds and len(numbers) > 1 and have_places(found, numbers):
             break
     replicas = [member for member, number in numbers.items() for _ in range(number)]
     held = np.zeros((len(replicas), len(load.lengths)), dtype=np.int64)
     for k in np.repeat(np.arange(len(load.lengths)), load.counts).tolist():
-        fits = [r for r, one in enumerate(replicas) if found.grains(one, beside=False) * GRAIN >= load.lengths[k]]
+        fits = [r for r, one in enumerate(replicas) if found.max_quanta(one, beside=False) * GRAIN >= load.lengths[k]]
         held[int(random.choice(fits)), k] += 1
     packed = {}
     for member in numbers:
         rows = [packed_at_random(found, one, mine, random) for one, mine in zip(replicas, held, strict=True)
                 if one == member]  # fmt: skip
-        packed[member] = found.timed(member, tuple(rows), found.grains(member, beside=False))
+        packed[member] = found.time_packing(member, tuple(rows), found.max_quanta(member, beside=False))
     return HeterogeneousStep.of(found, packed)
 
 
@@ -147,7 +147,7 @@ def test_rows_that_others_imply_are_left_out() -> None:
 def searched(found: StrategyTables, seconds: float = 3.0) -> HeterogeneousSearch:
     """What is known of a pool after a search that would rather prove more."""
     search = HeterogeneousSearch(found, 0.0, "highs")
-    least = [found.least_ns(member, beside=False) for member in range(len(found.members))]
+    least = [found.step_bound_ns(member, beside=False) for member in range(len(found.members))]
     search.run(4.0 * min(least), time.perf_counter() + seconds)
     return search
 
@@ -166,7 +166,7 @@ def learned(found: StrategyTables) -> HeterogeneousBound:
             prices = replica_prices(found, kind.member, np.where(fits, found.load.counts, 0.0), 1e15, math.inf)
             kinds.append(replace(kind, prices=(prices,)))
             continue
-        time_ns = found.alone(kind.member).at(float(found.alone(kind.member).each @ held) * (kind.most + 1.0))
+        time_ns = found.best_own_memory_bound(kind.member).at(float(found.best_own_memory_bound(kind.member).sequence_loads @ held) * (kind.most + 1.0))
         classes = led_classes(found, kind.member, time_ns, held)
         assert [one.end for one in classes[:-1]] == [one.first for one in classes[1:]]
         for one in classes:
@@ -216,10 +216,10 @@ def test_prices_of_a_replica_are_worth_no_more_than_its_time() -> None:
     found, random = pool(), np.random.default_rng(4)
     singles = [one for one in unlike_members(found) if found.num_stages(one) == 1]
     for member in singles:
-        fits = found.load.lengths <= found.grains(member, beside=False) * GRAIN
+        fits = found.load.lengths <= found.max_quanta(member, beside=False) * GRAIN
         wanted = np.where(fits, random.uniform(0.0, 1.0, len(fits)) * found.load.counts, 0.0)
         prices = replica_prices(found, member, wanted, 1e15, math.inf)
-        linear = (found.bounds(member, beside=False).shares[:, fits] @ wanted[fits]).max()
+        linear = (found.linear_bounds(member, beside=False).shares[:, fits] @ wanted[fits]).max()
         layout = found.members[member].candidate.layout
         assert prices @ wanted >= 0.999 * linear * layout.dp
         for _ in range(20):
@@ -256,7 +256,7 @@ def all_steps_ns(found: StrategyTables) -> float:
     subsets = [s for size in range(number + 1) for s in itertools.combinations(range(number), size)]
     least: dict[tuple[int, tuple[int, ...]], float] = {}
     for member in members:
-        room = found.grains(member, beside=False) * GRAIN
+        room = found.max_quanta(member, beside=False) * GRAIN
         for subset in subsets:
             best = 0.0 if not subset else math.inf
             for parts in partitions(subset) if subset else []:
@@ -316,7 +316,7 @@ def test_a_packing_that_is_improved_keeps_every_sequence() -> None:
             assert len(packed.replicas) == len(step.packed[member].replicas)
             assert isinstance(packed, Packed)
             for replica in packed.replicas:
-                assert (replica @ found.load.lengths <= found.grains(member, beside=False) * GRAIN).all()
+                assert (replica @ found.load.lengths <= found.max_quanta(member, beside=False) * GRAIN).all()
 
 
 @cache

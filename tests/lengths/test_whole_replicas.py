@@ -39,7 +39,7 @@ def test_equal_sequences_are_proved_to_a_thousandth(lengths: list[int], backend:
     found, members = pipelines(lengths)
     turns, checked = AllTurns(found), 0
     for member in members[:: 1 if backend == "cpsat" else 3]:
-        grains = found.grains(member, beside=False)
+        grains = found.max_quanta(member, beside=False)
         layout = found.members[member].candidate.layout
         best_ns = turns.group(member, grains, tuple(found.load.counts.tolist()), layout.dp)
         one = ReplicaFeasibility.of(found, member)
@@ -50,7 +50,7 @@ def test_equal_sequences_are_proved_to_a_thousandth(lengths: list[int], backend:
         replicas = one.run(best_ns * 1.001, backend, end, end)
         assert replicas is not None
         assert sum(int(held.sum()) for held in replicas) == len(lengths)
-        assert best_ns <= found.timed(member, replicas, grains).time_ns <= best_ns * 1.002
+        assert best_ns <= found.time_packing(member, replicas, grains).time_ns <= best_ns * 1.002
         checked += 1
     assert checked > (2 if backend == "cpsat" else 0)
 
@@ -64,7 +64,7 @@ def test_no_packing_of_few_lengths_is_below_what_is_closed(seed: int) -> None:
     found, members = pipelines(random.choice(lengths, 5).tolist())
     turns, shares = AllTurns(found), []
     for member in members[:6]:
-        grains, dp = found.grains(member, beside=False), found.members[member].candidate.layout.dp
+        grains, dp = found.max_quanta(member, beside=False), found.members[member].candidate.layout.dp
         best_ns = turns.group(member, grains, tuple(found.load.counts.tolist()), dp)
         one = ReplicaFeasibility.of(found, member)
         assert one is not None

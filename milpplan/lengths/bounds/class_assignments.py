@@ -29,7 +29,7 @@ class ClassAssignments:
     before: IntArray
 
     @staticmethod
-    def number(num_classes: int, num_replicas: int) -> int:
+    def num_assignments(num_classes: int, num_replicas: int) -> int:
         """How many there are."""
         return comb(num_replicas + num_classes - 2, num_classes - 1)
 
@@ -44,11 +44,11 @@ class ClassAssignments:
         numbers[:, -1] += 1
         return ClassAssignments(numbers, _longer(numbers))
 
-    def enough(self, fewest: IntArray) -> BoolArray:
+    def has_min_replicas(self, fewest: IntArray) -> BoolArray:
         """Where replicas before each class are no fewer than what longer sequences need, ``fewest`` [C]; [m]."""
         return np.asarray(((self.before >= fewest) | (self.numbers == 0)).all(axis=1))
 
-    def beyond(self, left: FloatArray, above: FloatArray, total: float) -> FloatArray:
+    def excess_load(self, left: FloatArray, above: FloatArray, total: float) -> FloatArray:
         """How much more than the ``total`` replicas do at most that do what is ``left`` [C] by class, [m];
         ``-inf`` where those before a class do not do what is ``above`` [C] it, or nothing is left of a class."""
         # Of no replicas nothing, also where nothing is known of one.

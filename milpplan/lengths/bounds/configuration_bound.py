@@ -50,43 +50,43 @@ class ConfigurationBound:
     def __init__(self, loads: PipelineWorkBound, contents: MicroBatchPricing) -> None:
         """``loads`` that hold the whole workload know what its longest sequence adds
         (``PipelineWorkBound.lengthened``)."""
-        self.known, self.done, self.turn = loads, False, 0
+        self.work_bound, self.done, self.turn = loads, False, 0
         # What a sequence of every length is worth, as a load, and whether the worst window was asked for it.
-        self.measure, self.weighed = Duals.of(loads, contents.items.counts), False
-        self.total, self.others = self.measure.total, loads.num_replicas - 1
-        self.plain, self.long = WindowTree(contents, halves), WindowTree(contents, halved)
-        self.whole = contents
-        for part in loads.near(loads.full).ranges:
+        self.duals, self.has_optimised_duals = Duals.of(loads, contents.items.counts), False
+        self.total, self.num_other_replicas = self.duals.total_load, loads.num_replicas - 1
+        self.ordinary, self.with_longest = WindowTree(contents, halves), WindowTree(contents, halved)
+        self.full_pricing = contents
+        for part in loads.bound_near(loads.total_load).ranges:
             window = None if part.last is None else Window.of(part.first, part.last)
-            self.plain.pieces.append(WindowNode(window, (part.bound,)))
+            self.ordinary.nodes.append(WindowNode(window, (part.bound,)))
         for group in loads.classes:
-            longest = max(group.long, key=lambda one: one.at(loads.full))
+            longest = max(group.long_bounds, key=lambda one: one.at(loads.total_load))
             boxes = [WindowNode(box.window, box.bounds) for box in longest.boxes]
-            self.long = WindowTree(contents, halved, PinnedItem(group.first), longest.alone, boxes)
+            self.with_longest = WindowTree(contents, halved, PinnedItem(group.first), longest.alone, boxes)
         # Those with a micro-batch of more than some number of grains, and the numbers that are left.
-        self.large: list[WindowTree] = []
+        self.with_large: list[WindowTree] = []
         items, room = contents.items, contents.base.shape[-1]
         shortest_size, longest_size = (int(one(items.sizes[items.fits])) for one in (np.min, np.max))
         larger, smaller = ({int(longest_size * part) for part in parts} for parts in (_LARGE, _SMALL))
-        self.numbers = sorted(one for one in larger if one < _SMALLER * room)
-        self.smaller = sorted(one for one in smaller if one >= shortest_size)
+        self.large_thresholds = sorted(one for one in larger if one < _SMALLER * room)
+        self.small_thresholds = sorted(one for one in smaller if one >= shortest_size)
         self.divided = False
-        self.kept = loads
+        self.best_work_bound = loads
 
     @staticmethod
-    def near(loads: PipelineWorkBound, contents: MicroBatchPricing, load: float) -> ConfigurationBound:
+    def for_load(loads: PipelineWorkBound, contents: MicroBatchPricing, load: float) -> ConfigurationBound:
         """For groups that hold about so much of the workload."""
-        return ConfigurationBound(replace(loads, bounds=(loads.near(load),), classes=()), contents)
+        return ConfigurationBound(replace(loads, bounds=(loads.bound_near(load),), classes=()), contents)
 
     @property
     def bound(self) -> LoadBound:
         """What is known by now of a replica."""
-        ranges = [_range(piece) for piece in self.plain.pieces]
+        ranges = [_range(piece) for piece in self.ordinary.nodes]
         # How many there are around a large one says nothing of others.
         ranges += [
             MicroBatchCountRange(1, None, one)
-            for side in self.large
-            for piece in side.pieces
+            for side in self.with_large
+            for piece in side.nodes
             for one in piece.bounds
         ]
         return LoadBound(tuple(sorted(ranges, key=lambda one: one.first)))
@@ -94,136 +94,136 @@ class ConfigurationBound:
     @property
     def loads(self) -> PipelineWorkBound:
         """With what is known by now, or was before windows were looked at anew."""
-        pieces = [*self.long.pieces, *(piece for side in self.large for piece in side.pieces)]
+        pieces = [*self.with_longest.nodes, *(piece for side in self.with_large for piece in side.nodes)]
         boxes = [WindowBound(piece.window, piece.bounds, True) for piece in pieces if piece.window is not None]
         # For parts of the workload what was known before may be more.
-        before = self.known.each * self.known.num_replicas
-        bounds = (self.bound, *(self.measure.load_bound(one, before) for one in self.known.bounds))
+        before = self.work_bound.sequence_loads * self.work_bound.num_replicas
+        bounds = (self.bound, *(self.duals.convert_bound(one, before) for one in self.work_bound.bounds))
         classes = []
-        for group in self.known.classes:
-            boxes_before = [[self.measure.box(box, before) for box in one.boxes] for one in group.long]
-            known = (LongSequenceBound.of(one.alone, of) for one, of in zip(group.long, boxes_before, strict=True))
-            classes.append(replace(group, long=(LongSequenceBound.of(self.long.least, boxes), *known)))
-        each = self.measure.each / self.known.num_replicas
-        found = replace(self.known, bounds=bounds, classes=tuple(classes), each=each)
-        return max(found, self.kept, key=lambda one: one.highest)
+        for group in self.work_bound.classes:
+            boxes_before = [[self.duals.convert_window(box, before) for box in one.boxes] for one in group.long_bounds]
+            known = (LongSequenceBound.of(one.alone, of) for one, of in zip(group.long_bounds, boxes_before, strict=True))
+            classes.append(replace(group, long_bounds=(LongSequenceBound.of(self.with_longest.min_load, boxes), *known)))
+        each = self.duals.sequence_loads / self.work_bound.num_replicas
+        found = replace(self.work_bound, bounds=bounds, classes=tuple(classes), sequence_loads=each)
+        return max(found, self.best_work_bound, key=lambda one: one.workload_bound_ns)
 
     def sharpen(self, load: float, rise: float, deadline: float) -> None:
         """Refine what leaves most of a time that is above the bound of a ``load`` by the share ``rise``, until all
         of it leaves less than the load, or the ``deadline``."""
         time_ns = self.bound.at(load) * (1.0 + rise)
-        self.divide(time_ns, load)
+        self.branch_on_large(time_ns, load)
         while time.perf_counter() < deadline:
-            side, worst = self._most(time_ns, self.plain)
-            if worst.within(time_ns) <= load:
+            side, worst = self._most(time_ns, self.ordinary)
+            if worst.max_load(time_ns) <= load:
                 return
             if worst.done:
                 self.done = True
                 return
-            self.measure.refine(side, worst, time_ns, load)
+            self.duals.refine(side, worst, time_ns, load)
 
     def run(self, time_ns: float, deadline: float) -> None:
         """Refine what leaves most for steps within a time of a replica, until nothing is left of the question or
         of the time (of ``perf_counter``)."""
-        self.divide(time_ns, self.known.full)
+        self.branch_on_large(time_ns, self.work_bound.total_load)
         while time.perf_counter() < deadline:
-            worst = [self._most(time_ns, side) for side in (self.long, self.plain)]
-            loads = [one.within(time_ns) for _, one in worst]
-            if loads[0] + self.others * loads[1] <= self.total:
+            worst = [self._most(time_ns, side) for side in (self.with_longest, self.ordinary)]
+            loads = [one.max_load(time_ns) for _, one in worst]
+            if loads[0] + self.num_other_replicas * loads[1] <= self.total:
                 return
-            open_ = [place for place in ((0, 1) if self.others else (0,)) if not worst[place][1].done]
+            open_ = [place for place in ((0, 1) if self.num_other_replicas else (0,)) if not worst[place][1].done]
             if not open_:
-                if self._deeper(*worst[1 if self.others else 0], time_ns, deadline):
+                if self._deeper(*worst[1 if self.num_other_replicas else 0], time_ns, deadline):
                     continue
                 self.done = True
                 return
             # Those that were looked at less first, else in turn.
             self.turn += 1
             chosen = min(open_, key=lambda one: (worst[one][1].start is not None, (one + self.turn) % 2))
-            enough = self.total - self.others * loads[1], (self.total - loads[0]) / max(1, self.others)
-            self.measure.refine(*worst[chosen], time_ns, enough[chosen])
+            enough = self.total - self.num_other_replicas * loads[1], (self.total - loads[0]) / max(1, self.num_other_replicas)
+            self.duals.refine(*worst[chosen], time_ns, enough[chosen])
 
-    def tell_smaller(self, time_ns: float) -> bool:
+    def branch_on_smaller(self, time_ns: float) -> bool:
         """Tell replicas without the longest sequence apart by a smaller micro-batch than that, the largest number
         of grains first; whether there was any."""
-        if not self.smaller:
+        if not self.small_thresholds:
             return False
-        number = self.smaller.pop()
-        self._tell(number, self._around(number, self.known.full, time_ns), (self.plain,))
+        number = self.small_thresholds.pop()
+        self._tell(number, self._around(number, self.work_bound.total_load, time_ns), (self.ordinary,))
         return True
 
     def _most(self, time_ns: float, side: WindowTree) -> tuple[WindowTree, WindowNode]:
         """The piece that leaves most of a side, or of those with a large micro-batch, and whose it is."""
-        pieces = [(one, piece) for one in (side, *self.large) for piece in one.pieces]
-        return max(pieces, key=lambda one: one[1].within(time_ns))
+        pieces = [(one, piece) for one in (side, *self.with_large) for piece in one.nodes]
+        return max(pieces, key=lambda one: one[1].max_load(time_ns))
 
     def _deeper(self, side: WindowTree, worst: WindowNode, time_ns: float, deadline: float) -> bool:
         """Where all is done: what sequences are worth where the worst window of one replica does all of them (of
         several, ``leaders`` ask), or micro-batches that are large from fewer grains on; whether there was any."""
         window, start = worst.window, worst.start
-        if not self.weighed and not self.others and window is not None and start is not None:
-            self.kept, self.weighed = self.loads, True
-            begin = Start(start[0], start[1] * self.measure.each, start[2])
+        if not self.has_optimised_duals and not self.num_other_replicas and window is not None and start is not None:
+            self.best_work_bound, self.has_optimised_duals = self.loads, True
+            begin = Start(start[0], start[1] * self.duals.sequence_loads, start[2])
             end = deadline + _WEIGH_TIMES * max(0.0, deadline - time.perf_counter())
-            self._weigh(worths(self.measure.filling(side, worst), begin, side.columns, time_ns, end))
-        elif self.numbers:
-            self.kept, self.weighed = self.loads, False
-            number = self.numbers.pop()
-            self._tell(number, self._around(number, self.known.full, time_ns), (self.plain, self.long))
+            self._weigh(worths(self.duals.configuration(side, worst), begin, side.columns, time_ns, end))
+        elif self.large_thresholds:
+            self.best_work_bound, self.has_optimised_duals = self.loads, False
+            number = self.large_thresholds.pop()
+            self._tell(number, self._around(number, self.work_bound.total_load, time_ns), (self.ordinary, self.with_longest))
         else:
             return False
         return True
 
-    def divide(self, time_ns: float, load: float) -> None:
+    def branch_on_large(self, time_ns: float, load: float) -> None:
         """Once: tell large micro-batches from others at the least number of grains for which real loads around one
         take too long for a ``load`` within the time."""
         if self.divided:
             return
         self.divided = True
-        first, end, found = 0, len(self.numbers), None
+        first, end, found = 0, len(self.large_thresholds), None
         while first < end:
             middle = (first + end) // 2
-            around = self._around(self.numbers[middle], load, time_ns)
+            around = self._around(self.large_thresholds[middle], load, time_ns)
             if around.at(load) < time_ns:
                 first = middle + 1
             else:
                 end, found = middle, around
         if found is not None:
-            self._tell(self.numbers[end], found, (self.plain, self.long))
-            self.numbers = self.numbers[:end]
+            self._tell(self.large_thresholds[end], found, (self.ordinary, self.with_longest))
+            self.large_thresholds = self.large_thresholds[:end]
 
     def _around(self, number: int, load: float, time_ns: float) -> LongSequenceBound:
         """What a replica takes for a load with a micro-batch of more than so many grains, up to a time."""
-        return around_larger(self.lines, self.plain.contents.items, number, load, time_ns)
+        return around_larger(self.lines, self.ordinary.pricing.items, number, load, time_ns)
 
     @property
     def lines(self) -> PipelineWorkBound:
         """What was known, in the measure of its lines."""
-        known, last = self.known, self.known.stages.last
-        bound = replace(self.measure, each=last).load_bound(
-            known.near(known.full), known.each * known.num_replicas
+        known, last = self.work_bound, self.work_bound.stages.last
+        bound = replace(self.duals, sequence_loads=last).convert_bound(
+            known.bound_near(known.total_load), known.sequence_loads * known.num_replicas
         )
-        return replace(known, bounds=(bound,), each=last / known.num_replicas)
+        return replace(known, bounds=(bound,), sequence_loads=last / known.num_replicas)
 
     def _tell(self, number: int, around: LongSequenceBound, others: Sequence[WindowTree]) -> None:
         """Tell replicas with a micro-batch of more than so many grains from ``others``."""
-        contents = self.plain.contents
-        boxes = [self.measure.box(box, self.known.stages.last) for box in around.boxes]
+        contents = self.ordinary.pricing
+        boxes = [self.duals.convert_window(box, self.work_bound.stages.last) for box in around.boxes]
         pieces = [WindowNode(box.window, box.bounds) for box in boxes]
-        self.large.append(WindowTree(contents, halved, PinnedItem(grains=number + 1), around.alone, pieces))
+        self.with_large.append(WindowTree(contents, halved, PinnedItem(quanta=number + 1), around.alone, pieces))
         for side in others:
-            side.contents = contents.within(number)
-            side.pieces = [one.renewed for one in side.pieces]
+            side.pricing = contents.with_max_quanta(number)
+            side.nodes = [one.reset for one in side.nodes]
 
     def _weigh(self, worths: FloatArray) -> None:
         """Count what sequences are worth by ``worths`` [n], all together as much as before."""
-        counts, before = self.plain.contents.items.counts, self.measure.each
+        counts, before = self.ordinary.pricing.items.counts, self.duals.sequence_loads
         worths = np.maximum(worths / float(counts @ worths) * self.total, _LEAST_WORTH * before)
-        measure = self.measure = self.measure.worth(worths / float(counts @ worths) * self.total)
-        for side in (self.plain, self.long, *self.large):
-            known = [tuple(measure.counted(bound, before) for bound in one.bounds) for one in side.pieces]
-            pairs = zip(side.pieces, known, strict=True)
-            side.pieces = [replace(one, bounds=bounds).renewed for one, bounds in pairs]
+        measure = self.duals = self.duals.with_loads(worths / float(counts @ worths) * self.total)
+        for side in (self.ordinary, self.with_longest, *self.with_large):
+            known = [tuple(measure.convert(bound, before) for bound in one.bounds) for one in side.nodes]
+            pairs = zip(side.nodes, known, strict=True)
+            side.nodes = [replace(one, bounds=bounds).reset for one, bounds in pairs]
 
 
 def around_larger(
@@ -231,7 +231,7 @@ def around_larger(
 ) -> LongSequenceBound:
     """What a replica takes for a ``load`` with a micro-batch of more than so many ``grains``, by lines, up to a
     time; ``loads`` are in the measure of their lines."""
-    stages, bound = loads.stages, loads.near(loads.full)
+    stages, bound = loads.stages, loads.bound_near(loads.total_load)
     least = float((stages.last[items.fits] / items.sizes[items.fits]).min()) * (grains + 1)
     return long_bound(stages, loads.num_stages, bound, least, max(load, least), time_ns, _LARGE_EFFORT)
 
@@ -241,7 +241,7 @@ def with_larger(
 ) -> PipelineWorkBound:
     """``loads`` of a strategy as those of another, which takes no less for the same micro-batches and holds larger
     ones, too: a replica has one of these, of which ``larger`` are known in the measure of ``other``, or none."""
-    ratio = float((other.each / loads.each).min())
+    ratio = float((other.sequence_loads / loads.sequence_loads).min())
     boxes = [
         replace(box, bounds=tuple(PathBound(one.constant, one.slope * ratio) for one in box.bounds))
         for box in larger
@@ -250,8 +250,8 @@ def with_larger(
     bounds = tuple(LoadBound((*ranges, *one.ranges)) for one in loads.bounds)
     classes = []
     for group in loads.classes:
-        long = (LongSequenceBound.of(one.alone, (*one.boxes, *boxes)) for one in group.long)
-        classes.append(replace(group, long=tuple(long)))
+        long = (LongSequenceBound.of(one.alone, (*one.boxes, *boxes)) for one in group.long_bounds)
+        classes.append(replace(group, long_bounds=tuple(long)))
     return replace(loads, bounds=bounds, classes=tuple(classes))
 
 

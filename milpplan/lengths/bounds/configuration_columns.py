@@ -53,34 +53,34 @@ class Columns:
     """Contents ``rows`` [c, n] of micro-batches at ``places`` [c] of a window, and how much of each these are,
     ``parts`` [c]."""
 
-    filling: ConfigurationLP
+    configuration: ConfigurationLP
     places: IntArray
     rows: IntArray
-    parts: FloatArray
+    shares: FloatArray
 
     @property
-    def divided(self) -> int | None:
+    def branch_candidate(self) -> int | None:
         """How far behind the window's core the micro-batch is that holds a core by half most nearly; none where
         each holds one or does not."""
-        filling, core, window = self.filling, self.filling.core, self.filling.window
+        filling, core, window = self.configuration, self.configuration.pinned_item, self.configuration.window
         if core is None or window.fewest < window.number or any(window.open):
             return None
-        held = core.within(self.rows, filling.contents.items.sizes)
-        parts = np.bincount(self.places[held], self.parts[held], window.number)
+        held = core.is_held(self.rows, filling.pricing.items.sizes)
+        parts = np.bincount(self.places[held], self.shares[held], window.number)
         behind = np.minimum(parts, 1.0 - parts)[window.ahead[1] + 1 :]
         place = int(behind.argmax()) if len(behind) else 0
         return place + 1 if len(behind) and behind[place] > _DIVIDED else None
 
-    def moved(self, to: ConfigurationLP) -> tuple[IntArray, IntArray]:
+    def shifted_to(self, to: ConfigurationLP) -> tuple[IntArray, IntArray]:
         """The same as far from the ends of another window, or from what it is around."""
-        ends = [0, to.window.number - self.filling.window.number]
-        if to.core is not None:
-            ends.append(to.window.ahead[1] - self.filling.window.ahead[1])
+        ends = [0, to.window.number - self.configuration.window.number]
+        if to.pinned_item is not None:
+            ends.append(to.window.ahead[1] - self.configuration.window.ahead[1])
         places = np.concatenate([self.places + end for end in ends])
-        cores = np.tile(self.filling.cores[self.places], len(ends))
+        cores = np.tile(self.configuration.holds_pinned[self.places], len(ends))
         rows = np.tile(self.rows, (len(ends), 1))
         there = (places >= 0) & (places < to.window.number)
-        there[there] = to.cores[places[there]] == cores[there]
+        there[there] = to.holds_pinned[places[there]] == cores[there]
         return places[there], rows[there]
 
 
@@ -97,27 +97,27 @@ def improved(
     what is ``known`` of another window, no better than that less than ``enough`` is done; its mixture, and the
     contents that do most."""
     kept = mixture
-    best, found_rows = filling.proved(mixture, slope)
-    program = Program.begun(filling, np.concatenate([rows, found_rows]), known, time_ns)
+    best, found_rows = filling.prove_load_bound(mixture, slope)
+    program = Program.started(filling, np.concatenate([rows, found_rows]), known, time_ns)
     idle = 0
     for _ in range(_ROUNDS):
         found = program.solve()
-        while found is None and program.times < _MOST_TIMES:
+        while found is None and program.time_factor < _MOST_TIMES:
             # Not even what must be there is done in the time: what proves that is best for longer.
-            program.times *= _LONGER
+            program.time_factor *= _LONGER
             found = program.solve()
         if found is None:
             break
         mixture, slope, most = found
         left = best.within(time_ns)
-        if left <= max(enough, most * (1.0 + NEAR) if program.times == 1.0 else 0.0) or idle == _IDLE:
+        if left <= max(enough, most * (1.0 + NEAR) if program.time_factor == 1.0 else 0.0) or idle == _IDLE:
             break
         drawn = kept.towards(mixture, 1.0 - BACK)
-        bound, rows = filling.proved(drawn, BACK * best.slope + (1.0 - BACK) * slope)
+        bound, rows = filling.prove_load_bound(drawn, BACK * best.slope + (1.0 - BACK) * slope)
         idle = 0 if bound.within(time_ns) < left * (1.0 - _LITTLE * NEAR) else idle + 1
         if bound.within(time_ns) < left:
             best, kept = bound, drawn
-        program.join(np.arange(len(rows)), rows)
+        program.add_columns(np.arange(len(rows)), rows)
     return best, kept, program.columns
 
 
@@ -126,14 +126,14 @@ def worths(
 ) -> FloatArray:
     """What a sequence of every length [n] is worth, as a load, where the window does all of them in the least
     time. As far as rounds get until the ``deadline``: any will do."""
-    needed = filling.contents.items.counts.astype(np.float64)
+    needed = filling.pricing.items.counts.astype(np.float64)
     dearest = np.full(len(needed), np.inf)
 
     def value(bound: PriceBound) -> float:
         return bound.at(needed)
 
     found = shared_out(filling, needed, dearest, start, known, time_ns, value, deadline=deadline, near=True)
-    return filling.each if found is None else found[0].prices
+    return filling.sequence_loads if found is None else found[0].prices
 
 
 def shared_out(
@@ -158,18 +158,18 @@ def shared_out(
     most rounds, and further away where there are no better ones.
     """
     width = NARROW if near else _WIDTH
-    program = Program.begun(filling, start.rows, known, time_ns)
-    best, rows = filling.priced(start.mixture, start.prices)
-    program.join(np.arange(len(rows)), rows)
+    program = Program.started(filling, start.rows, known, time_ns)
+    best, rows = filling.prove_price_bound(start.mixture, start.prices)
+    program.add_columns(np.arange(len(rows)), rows)
     drawn, solved = start, False
     for _ in range(_WHOLE_ROUNDS):
         low, high = (1.0 - width) * drawn.prices, np.minimum((1.0 + width) * drawn.prices, dearest)
-        found = program.share_out(needed, low, high)
+        found = program.solve_prices(needed, low, high)
         if found is None:
             break
         solved = True
         new, most_ns = drawn.towards(found[0]), found[1]
-        bound, rows = filling.priced(new.mixture, new.prices)
+        bound, rows = filling.prove_price_bound(new.mixture, new.prices)
         better = value(bound) > value(best)
         if better:
             best, drawn = bound, new
@@ -179,7 +179,7 @@ def shared_out(
             width *= 1.0 if better else 2.0
         if value(best) >= enough or time.perf_counter() > deadline or width > WIDEST:
             break
-        program.join(np.arange(len(rows)), rows)
+        program.add_columns(np.arange(len(rows)), rows)
     return (best, drawn, program.columns) if solved else None
 
 
@@ -193,13 +193,13 @@ class Program:
     """The program of the module over some contents, in units of the time."""
 
     def __init__(self, filling: ConfigurationLP, graph: Graph, time_ns: float) -> None:
-        self.filling, self.graph, self.time_ns = filling, graph, time_ns
+        self.configuration, self.graph, self.time_ns = filling, graph, time_ns
         # How many times the time may be taken.
-        self.times = 1.0
-        number, contents = filling.window.number, filling.contents
+        self.time_factor = 1.0
+        number, contents = filling.window.number, filling.pricing
         begin, end = filling.window.there
         # The least that every micro-batch may hold, but for a core.
-        self.places = np.flatnonzero(~filling.cores)
+        self.places = np.flatnonzero(~filling.holds_pinned)
         rows = np.zeros((number, len(contents.items.sizes)), dtype=np.int64)
         rows[begin:end, np.flatnonzero(contents.items.fits)[0]] = 1
         self.rows = rows[self.places]
@@ -219,21 +219,21 @@ class Program:
         self.arcs = [np.flatnonzero(micro_batch == place) for place in range(number)]
 
     @staticmethod
-    def begun(filling: ConfigurationLP, rows: IntArray, known: Columns | None, time_ns: float) -> Program:
+    def started(filling: ConfigurationLP, rows: IntArray, known: Columns | None, time_ns: float) -> Program:
         """Of some contents [v, n] (or several times so many), of what is ``known`` of another window, and of the
         fullest ones, so that time is what limits the load."""
         program = Program(filling, Graph.of(filling.num_stages, filling.window), time_ns)
-        program.join(np.arange(len(rows)) % filling.window.number, rows)
-        program.join(np.arange(filling.window.number), filling.fullest)
+        program.add_columns(np.arange(len(rows)) % filling.window.number, rows)
+        program.add_columns(np.arange(filling.window.number), filling.fullest_contents)
         if known is not None:
-            program.join(*known.moved(filling))
+            program.add_columns(*known.shifted_to(filling))
         return program
 
-    def join(self, places: IntArray, rows: IntArray) -> None:
+    def add_columns(self, places: IntArray, rows: IntArray) -> None:
         """Contents [c, n] of micro-batches at ``places`` [c], which their neighbours may have, too, but for those
         that these may not have."""
-        filling, kinds = self.filling, self.filling.kinds
-        able = filling.able(places, rows)
+        filling, kinds = self.configuration, self.configuration.pin_states
+        able = filling.allows(places, rows)
         places, rows = places[able], rows[able]
         for step in (-1, 0, 1):
             others = places + step
@@ -245,17 +245,17 @@ class Program:
     @property
     def columns(self) -> Columns:
         """Those of the last answer."""
-        return Columns(self.filling, self.places[self.used], self.rows[self.used], self.shares)
+        return Columns(self.configuration, self.places[self.used], self.rows[self.used], self.shares)
 
     def solve(self) -> tuple[Mixture, float, float] | None:
         """The mixture, the slope, and the load that these contents do at most; none where they take too long."""
         nodes, columns = len(self.graph.kinds), len(self.places)
-        each = self.rows @ self.filling.each / self.time_ns
-        ends = np.concatenate([np.full(nodes - 1, np.inf), [self.times], np.full(columns, np.inf)])
+        each = self.rows @ self.configuration.sequence_loads / self.time_ns
+        ends = np.concatenate([np.full(nodes - 1, np.inf), [self.time_factor], np.full(columns, np.inf)])
         answer = glop.least(
             np.concatenate([np.zeros(nodes), -each]),
-            (glop.Entries.of(*self.paths()), np.zeros(len(self.parts))),
-            (self.whole(), np.ones(self.num_whole)),
+            (glop.Entries.of(*self.path_rows()), np.zeros(len(self.parts))),
+            (self.convexity_rows(), np.ones(self.num_whole)),
             high=ends,
         )
         if answer is None:
@@ -266,7 +266,7 @@ class Program:
             return None
         return self.mixture(answer.at_most), 1.0 / per_time, -answer.value * self.time_ns
 
-    def share_out(self, needed: FloatArray, low: FloatArray, high: FloatArray) -> tuple[Start, float] | None:
+    def solve_prices(self, needed: FloatArray, low: FloatArray, high: FloatArray) -> tuple[Start, float] | None:
         """The mixture and the prices of every length [n] ns, between ``low`` and ``high``, at which these contents
         take most for the ``needed`` [n] sequences, and that, ns: what they do not hold costs the high price, and
         what they hold beyond it is worth the low one."""
@@ -276,13 +276,13 @@ class Program:
         cost[nodes - 1] = 1.0
         # Of what stands for any number of micro-batches at most all there is.
         ends, merged = np.full(len(cost), np.inf), self.merged[self.places]
-        ends[nodes : nodes + columns][merged] = self.rows[merged] @ self.filling.contents.items.counts
+        ends[nodes : nodes + columns][merged] = self.rows[merged] @ self.configuration.pricing.items.counts
         content, length = np.nonzero(self.rows)
         held = arcs + length, nodes + content, -self.rows[content, length].astype(np.float64)
         missing = arcs + lengths, nodes + columns + lengths, -np.ones(len(lengths))
-        rows = glop.Entries.of(*self.paths(), held, missing)
+        rows = glop.Entries.of(*self.path_rows(), held, missing)
         sides = -np.concatenate([np.zeros(arcs), needed])
-        answer = glop.least(cost, (rows, sides), (self.whole(), np.ones(self.num_whole)), high=ends)
+        answer = glop.least(cost, (rows, sides), (self.convexity_rows(), np.ones(self.num_whole)), high=ends)
         if answer is None:
             return None
         self._use(answer.values[nodes : nodes + columns])
@@ -297,20 +297,20 @@ class Program:
 
     def mixture(self, prices: FloatArray) -> Mixture:
         """That of the ``prices`` of rows, of which those of the paths are the first."""
-        return self.graph.mixture(np.maximum(0.0, -prices[: len(self.parts)]), self.filling.window)
+        return self.graph.mixture(np.maximum(0.0, -prices[: len(self.parts)]), self.configuration.window)
 
-    def whole(self) -> glop.Entries:
+    def convexity_rows(self) -> glop.Entries:
         """Rows by which every micro-batch is one, but for those that stand for any number."""
         kept, row = np.flatnonzero(~self.merged[self.places]), np.cumsum(~self.merged) - 1
         return glop.Entries(row[self.places[kept]], len(self.graph.kinds) + kept, np.ones(len(kept)))
 
-    def paths(self) -> list[tuple[IntArray, IntArray, FloatArray]]:
+    def path_rows(self) -> list[tuple[IntArray, IntArray, FloatArray]]:
         """Rows by which what is behind an arc ends no earlier than it may."""
         graph, nodes = self.graph, len(self.graph.kinds)
         arcs, inner = np.arange(len(graph.tails)), np.flatnonzero(graph.tails >= 0)
-        times = self.filling.contents.times(self.rows) / self.time_ns
+        times = self.configuration.pricing.times(self.rows) / self.time_ns
         merged = self.merged[self.places]
-        times[merged, 0] = self.rows[merged] @ self.filling.last / self.time_ns
+        times[merged, 0] = self.rows[merged] @ self.configuration.last_stage_ns / self.time_ns
         found = [(arcs, graph.heads, -np.ones(len(arcs))), (inner, graph.tails[inner], np.ones(len(inner)))]
         for place, own in enumerate(self.arcs):
             held = np.flatnonzero(self.places == place)

@@ -51,68 +51,68 @@ class ConfigurationLP:
     [n] to the last stage, at least. ``core``: what the micro-batch that the window is around holds, if known, and
     what is ``told`` of others."""
 
-    contents: MicroBatchPricing
-    each: FloatArray
-    last: FloatArray
+    pricing: MicroBatchPricing
+    sequence_loads: FloatArray
+    last_stage_ns: FloatArray
     num_stages: int
     window: Window
-    core: PinnedItem | None
-    told: Told = ()
+    pinned_item: PinnedItem | None
+    decisions: Told = ()
 
     @property
-    def kinds(self) -> IntArray:
+    def pin_states(self) -> IntArray:
         """Which micro-batches hold a ``core``, or do not, for sure, [v]."""
         found = np.full(self.window.number, FREE)
-        if self.core is not None:
+        if self.pinned_item is not None:
             place = self.window.ahead[1]
-            found[:place] = WITHOUT if self.core.foremost else FREE
+            found[:place] = WITHOUT if self.pinned_item.foremost else FREE
             found[place] = HOLDS
-            for behind, holds in self.told:
+            for behind, holds in self.decisions:
                 found[place + behind] = HOLDS if holds else WITHOUT
         return found
 
     @property
-    def cores(self) -> BoolArray:
+    def holds_pinned(self) -> BoolArray:
         """Which micro-batches hold a ``core`` for sure, [v]."""
-        return np.asarray(self.kinds == HOLDS)
+        return np.asarray(self.pin_states == HOLDS)
 
-    def able(self, places: IntArray, rows: IntArray) -> BoolArray:
+    def allows(self, places: IntArray, rows: IntArray) -> BoolArray:
         """Which contents [c, n] micro-batches at ``places`` [c] may have."""
-        contents, kinds = self.contents, self.kinds[places]
-        held = (self.core or PinnedItem()).within(rows, contents.items.sizes)
+        contents, kinds = self.pricing, self.pin_states[places]
+        held = (self.pinned_item or PinnedItem()).is_held(rows, contents.items.sizes)
         small = rows @ contents.items.sizes <= contents.base.shape[-1]
         return np.asarray(small & np.where(held, kinds != WITHOUT, kinds != HOLDS))
 
-    def least(self, weights: FloatArray, prices: FloatArray) -> tuple[FloatArray, IntArray]:
+    def best_contents(self, weights: FloatArray, prices: FloatArray) -> tuple[FloatArray, IntArray]:
         """``MicroBatchPricing.least`` of the window's micro-batches."""
-        return self.contents.least(weights, prices, self.kinds, self.core or PinnedItem())
+        return self.pricing.best_contents(weights, prices, self.pin_states, self.pinned_item or PinnedItem())
 
     @property
-    def fullest(self) -> IntArray:
+    def fullest_contents(self) -> IntArray:
         """The contents of the largest load, with the core and without, [v, n]."""
-        kinds, where = np.unique(self.kinds, return_inverse=True)
-        found = self.contents.least(np.zeros((6, len(kinds))), self.each, kinds, self.core or PinnedItem())[1]
+        kinds, where = np.unique(self.pin_states, return_inverse=True)
+        found = self.pricing.best_contents(np.zeros((6, len(kinds))), self.sequence_loads, kinds, self.pinned_item or PinnedItem())[1]
         return found[where]
 
-    def proved(self, mixture: Mixture, slope: float) -> tuple[PathBound, IntArray]:
+    def prove_load_bound(self, mixture: Mixture, slope: float) -> tuple[PathBound, IntArray]:
         """What a mixture proves at this slope, and the contents [v, n] of which that is the least."""
         # Of those that stand for any number every unit of load takes as much on the last stage, and no less.
-        fits = self.contents.items.fits
-        least = float((self.last[fits] / self.each[fits]).min())
+        fits = self.pricing.items.fits
+        least = float((self.last_stage_ns[fits] / self.sequence_loads[fits]).min())
         slope = min(slope, float(mixture.flows[0, self.window.merged].min(initial=np.inf)) * least)
-        found, rows = self.priced(mixture, slope * self.each)
+        found, rows = self.prove_price_bound(mixture, slope * self.sequence_loads)
         return PathBound(found.constant, slope), rows
 
-    def priced(self, mixture: Mixture, prices: FloatArray) -> tuple[PriceBound, IntArray]:
+    def prove_price_bound(self, mixture: Mixture, prices: FloatArray) -> tuple[PriceBound, IntArray]:
         """What a mixture proves at these prices [n] of sequences, and the contents [v, n] of which that is the
         least."""
         begin, end = self.window.there
         flows, merged = mixture.flows, self.window.merged
-        values, rows = self.least(mixture.weights, prices)
+        values, rows = self.best_contents(mixture.weights, prices)
         # The others may not be there.
         values[:begin] = np.minimum(0.0, values[:begin])
         values[end:] = np.minimum(0.0, values[end:])
         # Those that stand for any number hold whatever pays, at most all there is.
-        dearer = np.maximum(0.0, prices - flows[0, merged, None] * self.last)[:, self.contents.items.fits]
-        values[merged] = -dearer @ self.contents.items.counts[self.contents.items.fits]
+        dearer = np.maximum(0.0, prices - flows[0, merged, None] * self.last_stage_ns)[:, self.pricing.items.fits]
+        values[merged] = -dearer @ self.pricing.items.counts[self.pricing.items.fits]
         return PriceBound(float(values.sum()), prices), rows

@@ -79,7 +79,7 @@ class _Stages:
     def of(tables: Tables, most_grains: int) -> _Stages:
         last = tables.candidate.layout.pp - 1
         stages = [(last - 1 + stage, phase) for stage, phase in _KINDS]
-        place = int(tables.load.lengths[-1]) // tables.load.grain - 1
+        place = int(tables.load.lengths[-1]) // tables.load.token_quantum - 1
         return _Stages(
             [lines(tables, stage, phase, most_grains) for stage, phase in stages],
             [tables.kernels([stage], phase) for stage, phase in stages],
@@ -127,7 +127,7 @@ def forced_pipeline_bounds(tables: Tables, one: SizedCandidate, most_grains: int
     """Bounds of groups that hold the ``number`` longest sequences of the workload, at most ``forced.most_whole``;
     of a pipeline whose micro-batches hold up to ``most_grains``, and the longest sequence."""
     load, replicas = tables.load, one.candidate.layout.dp
-    each, whole = load.lengths // load.grain, longest(tables, number)
+    each, whole = load.lengths // load.token_quantum, longest(tables, number)
     stages = _Stages.of(tables, most_grains)
     placed = _Placed.of(stages, each, whole, 5 if replicas == 1 else 6, most_grains)
     held = np.bincount(whole, minlength=len(each)).astype(np.float64)

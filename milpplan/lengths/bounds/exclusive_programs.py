@@ -71,7 +71,7 @@ class ExclusiveProgram:
         number = int(self.kinds.max(initial=-1)) + 1
         each = loads.stages.last[:first] / sizes[:first]
         of_kinds = [self.kinds == one for one in range(number)]
-        self.contents = contents.loosened(self.kinds)
+        self.contents = contents.with_loose_quanta(self.kinds)
         self.needed = self.contents.items.counts.astype(np.float64)
         self.last = np.append([each[one].min() for one in of_kinds], loads.stages.last[first:])
         self.columns: Columns | None = None
@@ -166,7 +166,7 @@ class ExclusiveProgram:
         stages = loads.stages.with_kinds(_MIXES)
         mixture = best_mixture(stages, loads.num_stages, window, load, float(self.last[-1]))
         prices = np.minimum(self.last, self.dearest)
-        bound, rows = filling.priced(mixture, prices)
+        bound, rows = filling.prove_price_bound(mixture, prices)
         return _Piece(filling, bound, Start(mixture, prices, rows))
 
 

@@ -157,7 +157,7 @@ def forced_bounds(tables: Tables, one: SizedCandidate, most_grains: int, number:
     """Bounds of groups that hold the ``number`` longest sequences of the workload, at most ``most_whole``; of a
     strategy of one stage whose micro-batches hold up to ``most_grains``, and the longest sequence."""
     load, size = tables.load, one.candidate.layout.dp
-    each = load.lengths // load.grain
+    each = load.lengths // load.token_quantum
     kernels = np.stack([tables.kernels([0], phase) for phase in (0, 1)])
     phases = [lines(tables, 0, phase, most_grains) for phase in (0, 1)]
     ways, held = _Ways.none(size), np.zeros(len(each))
@@ -183,7 +183,7 @@ def kept_bounds(
     totals = np.array([shares @ (held + part * (load.counts - held)) + constants for part in _PARTS])
     kept = sorted({0, *totals.argmax(axis=1).tolist()})
     table = shares[kept] * _SAFETY
-    table[:, load.lengths > most_grains * load.grain] = np.inf
+    table[:, load.lengths > most_grains * load.token_quantum] = np.inf
     return LinearBounds(table, constants[kept] * _SAFETY)
 
 

@@ -75,45 +75,45 @@ class ReplicaClassBound:
     least that of a leader, ``least`` [C] (its own is there); all sequences longer than those of a class are
     ``above`` [C]. ``windows``: those by which sequences are worth so much; ``looked_at``: how often, by class."""
 
-    measure: Duals
-    ways: Ways
+    duals: Duals
+    coverings: Ways
     least: FloatArray
     above: FloatArray
     windows: tuple[ClassWindow, ...] = ()
-    looked_at: Counter[int] = field(default_factory=Counter)
+    num_visits: Counter[int] = field(default_factory=Counter)
 
     @staticmethod
     def of(
         measure: Duals, classes: Classes, ways: Ways, windows: tuple[ClassWindow, ...] = ()
     ) -> ReplicaClassBound:
         """By a measure."""
-        each, counts = measure.each, measure.counts
+        each, counts = measure.sequence_loads, measure.counts
         least = [float(each[first:end].min()) * _SAFETY for first, end in classes]
         above = [float(counts[end:] @ each[end:]) for _, end in classes]
         return ReplicaClassBound(measure, ways, np.array(least), np.array(above), windows)
 
-    def worst(self, place: int, time_ns: float) -> list[tuple[WindowTree, WindowNode]]:
+    def loosest_nodes(self, place: int, time_ns: float) -> list[tuple[WindowTree, WindowNode]]:
         """The piece of a class that leaves most for a time, by every way, the way that leaves least first."""
-        found = [[(side, side.worst(time_ns)) for side in way] for way in self.ways[place]]
-        most = [max(way, key=lambda one: one[1].within(time_ns)) for way in found]
-        return sorted(most, key=lambda one: one[1].within(time_ns))
+        found = [[(side, side.loosest(time_ns)) for side in way] for way in self.coverings[place]]
+        most = [max(way, key=lambda one: one[1].max_load(time_ns)) for way in found]
+        return sorted(most, key=lambda one: one[1].max_load(time_ns))
 
-    def least_looked_at(self, chain: IntArray | FloatArray) -> list[int]:
+    def least_visited(self, chain: IntArray | FloatArray) -> list[int]:
         """The classes of a chain, first those that lead more replicas, and were looked at less."""
-        return sorted(np.flatnonzero(chain).tolist(), key=lambda at: float(self.looked_at[at] / chain[at]))
+        return sorted(np.flatnonzero(chain).tolist(), key=lambda at: float(self.num_visits[at] / chain[at]))
 
-    def within(self, place: int, time_ns: float) -> float:
+    def max_load(self, place: int, time_ns: float) -> float:
         """What a replica led by a class does at most, as a load; ``-inf`` where there is none."""
-        left = self.worst(place, time_ns)[0][1].within(time_ns)
+        left = self.loosest_nodes(place, time_ns)[0][1].max_load(time_ns)
         return left if left >= self.least[place] else _NONE
 
-    def worth(self, measure: Duals, classes: Classes, windows: tuple[ClassWindow, ...]) -> ReplicaClassBound:
+    def with_duals(self, measure: Duals, classes: Classes, windows: tuple[ClassWindow, ...]) -> ReplicaClassBound:
         """The same with other worths of sequences, with mixtures of some ``windows``."""
-        every = {side for ways in self.ways.values() for way in ways for side in way}
-        copies = {side: copied(side, measure, self.measure) for side in every}
-        ways = {place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.ways.items()}
+        every = {side for ways in self.coverings.values() for way in ways for side in way}
+        copies = {side: copied(side, measure, self.duals) for side in every}
+        ways = {place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.coverings.items()}
         for one in windows:
-            begin({side for way in ways[one.place] for side in way}, one)
+            begin({side for way in ways[one.length_class] for side in way}, one)
         return ReplicaClassBound.of(measure, classes, ways, windows)
 
 
@@ -122,14 +122,14 @@ class LongestSequenceBranching:
 
     def __init__(self, filled: ConfigurationBound, time_ns: float) -> None:
         """Beyond ``filled``, of which nothing changes any more; for about a time of a replica."""
-        self.filled, self.done, self.highest = filled, False, filled.loads.highest
+        self.configuration_bound, self.done, self.bound_ns = filled, False, filled.loads.workload_bound_ns
         # The least time for which nothing more is to be had.
         self.failed_ns = np.inf
-        last, counts = filled.known.stages.last, filled.measure.counts
+        last, counts = filled.work_bound.stages.last, filled.duals.counts
         # Of what fits.
-        number = int(np.flatnonzero(filled.whole.items.fits)[-1]) + 1
+        number = int(np.flatnonzero(filled.full_pricing.items.fits)[-1]) + 1
         edges = list(_EDGES)
-        while ClassAssignments.number(len(edges) + 2, filled.others + 1) > MOST_CHAINS:
+        while ClassAssignments.num_assignments(len(edges) + 2, filled.num_other_replicas + 1) > MOST_CHAINS:
             edges.pop()
         starts = {int(np.searchsorted(last[:number], part * last[number - 1])) for part in edges} | {0, number - 1}
         firsts = sorted(starts)
@@ -137,50 +137,50 @@ class LongestSequenceBranching:
         ways = {place: self._ways(first, end, time_ns) for place, (first, end) in enumerate(self.classes)}
         # By what ``filled`` counts, and by what sequences are worth for a chain; those that were asked for, and by
         # which worths.
-        self.led = [ReplicaClassBound.of(filled.measure, self.classes, ways)]
+        self.class_bounds = [ReplicaClassBound.of(filled.duals, self.classes, ways)]
         self.asked: set[tuple[float, int, bytes]] = set()
-        self.chains = ClassAssignments.of(len(self.classes), filled.others + 1)
-        shares = [share * (filled.known.num_stages - 1) for share in filled.known.stages.shares]
-        self.together = MinReplicas.of(np.repeat(last, counts) * _SAFETY, (shares[0], shares[1]))
+        self.assignments = ClassAssignments.of(len(self.classes), filled.num_other_replicas + 1)
+        shares = [share * (filled.work_bound.num_stages - 1) for share in filled.work_bound.stages.shares]
+        self.min_replicas = MinReplicas.of(np.repeat(last, counts) * _SAFETY, (shares[0], shares[1]))
 
     def run(self, time_ns: float, deadline: float) -> None:
         """Refine the classes that leave most for a time, until nothing is left of the question or of the time (of
         ``perf_counter``). Where too much is left of a time, and nothing more to be had, for shorter ones."""
-        while time.perf_counter() < deadline and not self.done and self.highest < time_ns:
-            goal = time_ns if time_ns < self.failed_ns else (self.highest + self.failed_ns) / 2
+        while time.perf_counter() < deadline and not self.done and self.bound_ns < time_ns:
+            goal = time_ns if time_ns < self.failed_ns else (self.bound_ns + self.failed_ns) / 2
             closed = self._closed(goal, deadline)
             if closed is None:
                 break
             if not closed:
                 self.failed_ns = goal
-            self.highest = max(self.highest, goal if closed else self._least())
-            self.done = self.failed_ns <= self.highest * _NEAR
-        self.highest = max(self.highest, self._least())
+            self.bound_ns = max(self.bound_ns, goal if closed else self._least())
+            self.done = self.failed_ns <= self.bound_ns * _NEAR
+        self.bound_ns = max(self.bound_ns, self._least())
 
     def _closed(self, time_ns: float, deadline: float) -> bool | None:
         """Refine until a time is too short (True), nothing more is to be had (False), or the deadline (None)."""
-        enough = self.chains.enough(self._fewest(time_ns))
+        enough = self.assignments.has_min_replicas(self._fewest(time_ns))
         while time.perf_counter() < deadline:
             beyond = self._beyond(time_ns)
             most = np.where(enough, beyond.min(axis=0), _NONE)
             worst = int(most.argmax())
             if most[worst] < 0.0:
                 return True
-            if not self._refine(self.chains.numbers[worst], beyond[:, worst], time_ns):
+            if not self._refine(self.assignments.numbers[worst], beyond[:, worst], time_ns):
                 return False
         return None
 
-    def reaches(self, time_ns: float) -> bool:
+    def is_feasible(self, time_ns: float) -> bool:
         """Whether it is not known that replicas do less than the workload within a time."""
         beyond = self._beyond(time_ns).min(axis=0)
-        return bool((beyond[self.chains.enough(self._fewest(time_ns))] >= 0.0).any())
+        return bool((beyond[self.assignments.has_min_replicas(self._fewest(time_ns))] >= 0.0).any())
 
     def _beyond(self, time_ns: float) -> FloatArray:
         """How much more than the workload chains do at most, by all worths, [w, m]."""
         found = []
-        for one in self.led:
-            left = np.array([one.within(place, time_ns) for place in range(len(self.classes))])
-            found.append(self.chains.beyond(left, one.above, one.measure.total))
+        for one in self.class_bounds:
+            left = np.array([one.max_load(place, time_ns) for place in range(len(self.classes))])
+            found.append(self.assignments.excess_load(left, one.above, one.duals.total_load))
         return np.array(found)
 
     def _refine(self, chain: IntArray, beyond: FloatArray, time_ns: float) -> bool:
@@ -188,7 +188,7 @@ class LongestSequenceBranching:
         there was any."""
         # By the worths by which least is beyond.
         for number in np.argsort(beyond, kind="stable").tolist():
-            if self.look_at(self.led[number], chain, time_ns, float(beyond[number])):
+            if self.refine_class(self.class_bounds[number], chain, time_ns, float(beyond[number])):
                 return True
         number = int(beyond.argmin())
         key = time_ns, number, chain.tobytes()
@@ -202,14 +202,14 @@ class LongestSequenceBranching:
         if key in self.asked or len(self.asked) >= _ASKED:
             return False
         self.asked.add(key)
-        needed = self.filled.measure.counts.astype(np.float64)
-        return self.ask(self.led[key[1]], chain, needed, key[0], _ASK_S)
+        needed = self.configuration_bound.duals.counts.astype(np.float64)
+        return self.add_duals(self.class_bounds[key[1]], chain, needed, key[0], _ASK_S)
 
     def _part(self, chain: IntArray, beyond: FloatArray, time_ns: float) -> bool:
         """Tell replicas of a class of a chain apart by whether one more micro-batch holds one of its longest;
         whether there was any."""
         for number in np.argsort(beyond, kind="stable").tolist():
-            one = self.led[number]
+            one = self.class_bounds[number]
             for place in one.least_looked_at(chain):
                 for side, piece in one.worst(place, time_ns):
                     if piece.divided is not None and len(piece.told) < _MOST_TOLD:
@@ -217,32 +217,32 @@ class LongestSequenceBranching:
                         return True
         return False
 
-    def look_at(self, one: ReplicaClassBound, chain: IntArray | FloatArray, time_ns: float, more: float) -> bool:
+    def refine_class(self, one: ReplicaClassBound, chain: IntArray | FloatArray, time_ns: float, more: float) -> bool:
         """Know more of a class of a chain, which is to do less by so much ``more`` than the load it may; whether
         there was any."""
-        for place in one.least_looked_at(chain):
-            for side, piece in one.worst(place, time_ns):
+        for place in one.least_visited(chain):
+            for side, piece in one.loosest_nodes(place, time_ns):
                 if not piece.done:
-                    one.looked_at[place] += 1
-                    enough = max(0.0, piece.within(time_ns) - more / float(chain[place]))
-                    one.measure.refine(side, piece, time_ns, enough)
+                    one.num_visits[place] += 1
+                    enough = max(0.0, piece.max_load(time_ns) - more / float(chain[place]))
+                    one.duals.refine(side, piece, time_ns, enough)
                     return True
         return False
 
     def _tell_smaller(self, time_ns: float) -> bool:
         """Tell replicas that short sequences lead apart by a smaller micro-batch; whether there was any."""
-        base, filled = self.led[0], self.filled
-        if not filled.tell_smaller(time_ns):
+        base, filled = self.class_bounds[0], self.configuration_bound
+        if not filled.branch_on_smaller(time_ns):
             return False
-        base.ways[0] = ((filled.plain, *filled.large),)
-        for one in self.led[1:]:
-            ((plain, *large),) = one.ways[0]
-            pieces = [piece.renewed for piece in plain.pieces]
-            plain = replace(plain, contents=filled.plain.contents, pieces=pieces)
-            one.ways[0] = ((plain, *large, copied(filled.large[-1], one.measure, base.measure)),)
+        base.coverings[0] = ((filled.ordinary, *filled.with_large),)
+        for one in self.class_bounds[1:]:
+            ((plain, *large),) = one.coverings[0]
+            pieces = [piece.reset for piece in plain.nodes]
+            plain = replace(plain, pricing=filled.ordinary.pricing, nodes=pieces)
+            one.coverings[0] = ((plain, *large, copied(filled.with_large[-1], one.duals, base.duals)),)
         return True
 
-    def ask(
+    def add_duals(
         self,
         base: ReplicaClassBound,
         chain: IntArray | FloatArray,
@@ -252,16 +252,16 @@ class LongestSequenceBranching:
     ) -> bool:
         """What sequences are worth where a chain does least of what is ``needed`` [n] within a time; whether that
         is less than by the worths there are."""
-        measure, windows = base.measure, self.windows(base, chain, time_ns)
+        measure, windows = base.duals, self.windows(base, chain, time_ns)
         if windows is None:
             return False
-        found = chain_prices(windows, chain, needed, measure.each, time_ns, time.perf_counter() + seconds)
+        found = chain_prices(windows, chain, needed, measure.sequence_loads, time_ns, time.perf_counter() + seconds)
         if found is None:
             return False
-        each = np.maximum(found[0], _LEAST_WORTH * measure.each)
-        times = measure.total / float(measure.counts @ each)
+        each = np.maximum(found[0], _LEAST_WORTH * measure.sequence_loads)
+        times = measure.total_load / float(measure.counts @ each)
         begun = tuple(replace(one, flow=one.flow * times) for one in found[1])
-        self.led.append(base.worth(measure.worth(times * each), self.classes, begun))
+        self.class_bounds.append(base.with_duals(measure.with_loads(times * each), self.classes, begun))
         return True
 
     def windows(
@@ -270,80 +270,80 @@ class LongestSequenceBranching:
         """Windows of the classes of a chain: those by which sequences are worth what they are, and those that do
         most within a time; none where nothing is known of one of them."""
         present = np.flatnonzero(chain).tolist()
-        found = [one for one in base.windows if one.place in present]
-        known = {(one.place, one.filling.window, one.filling.core, one.filling.told) for one in found}
+        found = [one for one in base.windows if one.length_class in present]
+        known = {(one.length_class, one.configuration.window, one.configuration.pinned_item, one.configuration.decisions) for one in found}
         for place in present:
-            side, piece = base.worst(place, time_ns)[0]
+            side, piece = base.loosest_nodes(place, time_ns)[0]
             if piece.window is None or piece.start is None:
                 return None
             mixture, slope, rows = piece.start
-            if (place, piece.window, side.core, piece.told) not in known:
-                filling = base.measure.filling(side, piece)
+            if (place, piece.window, side.pinned_item, piece.decisions) not in known:
+                filling = base.duals.configuration(side, piece)
                 found.append(ClassWindow(place, filling, mixture, 1.0 / slope, rows, side.columns))
         return tuple(found)
 
     def _fewest(self, time_ns: float) -> IntArray:
         """How many replicas what is longer than each class needs at least."""
-        counts = self.filled.measure.counts
+        counts = self.configuration_bound.duals.counts
         longer = [int(counts[end:].sum()) for _, end in self.classes]
-        return np.array([self.together.fewest(one, time_ns) for one in longer])
+        return np.array([self.min_replicas.min_replicas(one, time_ns) for one in longer])
 
     def _least(self) -> float:
         """A time within which the replicas do not do the workload, ns."""
-        low = high = self.highest
-        while not self.reaches(high):
+        low = high = self.bound_ns
+        while not self.is_feasible(high):
             low, high = high, high * _LONGER
         for _ in range(_HALVINGS if low < high else 0):
             middle = (low + high) / 2
-            low, high = (low, middle) if self.reaches(middle) else (middle, high)
+            low, high = (low, middle) if self.is_feasible(middle) else (middle, high)
         return low
 
     def _begun(self, box: WindowBound) -> list[WindowNode]:
         """What is known of a box, with windows and mixtures that were found around the longest sequence."""
-        known = [one for one in self.filled.long.pieces if one.window and _inside(one.window, box.window)]
-        begun = [replace(one, bounds=box.bounds).renewed for one in known]
+        known = [one for one in self.configuration_bound.with_longest.nodes if one.window and _inside(one.window, box.window)]
+        begun = [replace(one, bounds=box.bounds).reset for one in known]
         return begun or [WindowNode(box.window, box.bounds)]
 
     def _ways(self, first: int, end: int, time_ns: float) -> tuple[tuple[WindowTree, ...], ...]:
         """Replicas led by one of ``first`` to ``end`` - 1: as one, and where those with a large micro-batch do
         less than the class may, with these apart. What is known of any replica is enough for the shortest ones."""
-        filled = self.filled
+        filled = self.configuration_bound
         if not first:
-            return ((filled.plain, *filled.large),)
-        around = filled.lines.around(first, filled.known.full, _EFFORT)
-        boxes = [filled.measure.box(box, filled.known.stages.last) for box in around.boxes]
+            return ((filled.ordinary, *filled.with_large),)
+        around = filled.lines.around_long_sequence(first, filled.work_bound.total_load, _EFFORT)
+        boxes = [filled.duals.convert_window(box, filled.work_bound.stages.last) for box in around.boxes]
         begun = [piece for box in boxes for piece in self._begun(box)]
         found = WindowTree(
-            shorter(filled.whole, end), halved, PinnedItem(first, foremost=True), around.alone, begun
+            shorter(filled.full_pricing, end), halved, PinnedItem(first, foremost=True), around.alone, begun
         )
-        most = max((one.worst(time_ns).within(time_ns) for one in filled.large), default=np.inf)
-        if most >= found.worst(time_ns).within(time_ns):
+        most = max((one.loosest(time_ns).max_load(time_ns) for one in filled.with_large), default=np.inf)
+        if most >= found.loosest(time_ns).max_load(time_ns):
             return ((found,),)
-        return (found,), (replace(found, contents=shorter(filled.plain.contents, end)), *filled.large)
+        return (found,), (replace(found, pricing=shorter(filled.ordinary.pricing, end)), *filled.with_large)
 
 
 def begin(sides: Iterable[WindowTree], one: ClassWindow) -> None:
     """The mixture of a window for the pieces of sides that are of it."""
     start = one.mixture, 1.0 / one.flow, one.rows
-    for side in [side for side in sides if side.core == one.filling.core]:
-        here = one.filling.window, one.filling.told
-        for piece in [piece for piece in side.pieces if (piece.window, piece.told) == here]:
-            side.put(piece, [replace(piece, start=start, stale=True)])
+    for side in [side for side in sides if side.pinned_item == one.configuration.pinned_item]:
+        here = one.configuration.window, one.configuration.decisions
+        for piece in [piece for piece in side.nodes if (piece.window, piece.decisions) == here]:
+            side.replace_node(piece, [replace(piece, start=start, stale=True)])
 
 
 def copied(side: WindowTree, measure: Duals, before: Duals) -> WindowTree:
     """What is known of a side, by other worths than those ``before``."""
     # No sequence is worth so many times as much.
-    times = float((measure.each / before.each).max())
+    times = float((measure.sequence_loads / before.sequence_loads).max())
     pieces = [
         replace(
             one,
             window=one.window or _MANY,
             bounds=tuple(PathBound(bound.constant, bound.slope / times) for bound in one.bounds),
-        ).renewed
-        for one in side.pieces
+        ).reset
+        for one in side.nodes
     ]
-    return replace(side, pieces=pieces)
+    return replace(side, nodes=pieces)
 
 
 def _inside(window: Window, other: Window) -> bool:

@@ -37,12 +37,12 @@ class PinnedItem:
     ``foremost``: those ahead of it have not."""
 
     first: int = 0
-    grains: int = 1
+    quanta: int = 1
     foremost: bool = False
 
-    def within(self, rows: IntArray, sizes: IntArray) -> BoolArray:
+    def is_held(self, rows: IntArray, sizes: IntArray) -> BoolArray:
         """Which contents [c, n] of sequences of so many grains have it."""
-        return np.asarray(rows[:, self.first :].any(axis=1) & (rows @ sizes >= self.grains))
+        return np.asarray(rows[:, self.first :].any(axis=1) & (rows @ sizes >= self.quanta))
 
 
 HOLDS, FREE, WITHOUT = 1, 0, -1
@@ -59,9 +59,9 @@ class MicroBatchPricing:
     once: FloatArray
     mixed: tuple[FloatArray, FloatArray, FloatArray]
     items: Items
-    tolls: FloatArray
+    transfer_terms: FloatArray
     # The mixture that was mostly the least last time, with which ``least`` begins: it mostly is again.
-    usual: list[int] = field(default_factory=lambda: [0])
+    last_best_mixture: list[int] = field(default_factory=lambda: [0])
 
     @staticmethod
     def of(tables: Tables, num_stages: int, most_grains: int) -> MicroBatchPricing:
@@ -71,7 +71,7 @@ class MicroBatchPricing:
         kernels = np.array([[tables.kernels(stages, phase) for phase in (0, 1)] for stages in parts])
         base = np.array([[tables.values(stages, phase, most_grains) for phase in (0, 1)] for stages in parts])
         attention, once = (slopes * kernels[:, :, None, part] for part in (0, 1))
-        sizes = load.lengths // load.grain
+        sizes = load.lengths // load.token_quantum
         hidden = np.array(list(product(_PARTS, _PARTS)) if tables.candidate.layout.cp > 1 else [(1.0, 1.0)])
         weights = np.stack([1.0 - hidden, hidden], axis=-1)
         mixed = [np.einsum("rpw,spwg->rspg", weights, part) for part in (base, attention, once)]
@@ -80,13 +80,13 @@ class MicroBatchPricing:
             base, attention, once, (mixed[0], mixed[1], mixed[2]), items, tolls(tables, most_grains)
         )
 
-    def within(self, most_grains: int) -> MicroBatchPricing:
+    def with_max_quanta(self, most_grains: int) -> MicroBatchPricing:
         """Those of up to fewer grains."""
         items = replace(self.items, fits=self.items.fits & (self.items.sizes <= most_grains))
         base, mixed = self.base[..., :most_grains], (self.mixed[0][..., :most_grains], *self.mixed[1:])
-        return replace(self, base=base, mixed=mixed, items=items, tolls=self.tolls[:, :most_grains])
+        return replace(self, base=base, mixed=mixed, items=items, transfer_terms=self.transfer_terms[:, :most_grains])
 
-    def loosened(self, kinds: IntArray) -> MicroBatchPricing:
+    def with_loose_quanta(self, kinds: IntArray) -> MicroBatchPricing:
         """Those of grains of loose kinds in the place of the first sequences, ``kinds`` [first] of these: with the
         least of what sequences of a kind take by the grain, and of last tiles."""
         first, number, sizes = len(kinds), int(kinds.max(initial=-1)) + 1, self.items.sizes
@@ -120,11 +120,11 @@ class MicroBatchPricing:
         grains = np.maximum(1, rows @ self.items.sizes)
         ways = self.base[..., grains - 1] + self.attention @ rows.T + self.once[..., longest]
         ways = ways.max(axis=2)
-        found = np.stack([ways[0].sum(axis=0), *ways[1], *self.tolls[:, grains - 1]], axis=1)
+        found = np.stack([ways[0].sum(axis=0), *ways[1], *self.transfer_terms[:, grains - 1]], axis=1)
         found[~rows.any(axis=1)] = 0.0
         return np.asarray(found)
 
-    def least(
+    def best_contents(
         self, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: PinnedItem
     ) -> tuple[FloatArray, IntArray]:
         """The least over what every micro-batch may hold of its time by ``weights`` [6, v] less ``prices`` [n],
@@ -132,7 +132,7 @@ class MicroBatchPricing:
         ns, more than any time, and nothing."""
         found = _Worths.of(self, weights, prices, kinds, core)
         every = np.arange(weights.shape[1])
-        left, turns = every, np.full(len(every), self.usual[0])
+        left, turns = every, np.full(len(every), self.last_best_mixture[0])
         values, rows = np.zeros(len(every)), np.zeros((len(every), len(prices)), dtype=np.int64)
         said = np.zeros(len(every), dtype=np.int64)
         while len(left):
@@ -143,7 +143,7 @@ class MicroBatchPricing:
             least = np.maximum(new.min(axis=1), rows[left] @ prices - times_ns)
             open_, turns = least < values[left] - _NEAR * times_ns, new.argmin(axis=1)
             left, turns = left[open_], turns[open_]
-        self.usual[0] = int(np.bincount(said).argmax())
+        self.last_best_mixture[0] = int(np.bincount(said).argmax())
         return -values, rows
 
 
@@ -172,12 +172,12 @@ class _Worths:
         """Before any mixture."""
         parts = np.stack([weights[[0, 0]], weights[1:3]])
         base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in contents.mixed)
-        base += (weights[3:].T @ contents.tolls)[:, None]
+        base += (weights[3:].T @ contents.transfer_terms)[:, None]
         fitting = np.flatnonzero(contents.items.fits)
         most, held = np.full((len(kinds), len(fitting), base.shape[-1]), np.inf), kinds == HOLDS
-        most[held, :, : core.grains - 1] = -np.inf
+        most[held, :, : core.quanta - 1] = -np.inf
         most[np.ix_(held, fitting < core.first)] = -np.inf
-        with_core = fitting >= core.first, np.arange(base.shape[-1]) >= core.grains - 1
+        with_core = fitting >= core.first, np.arange(base.shape[-1]) >= core.quanta - 1
         most[np.ix_(kinds == WITHOUT, *with_core)] = -np.inf
         return _Worths(contents, prices, base, attention, once, most, np.zeros(base.shape[:2], dtype=bool), [])
 

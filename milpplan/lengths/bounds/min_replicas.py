@@ -37,7 +37,7 @@ class MinReplicas:
         longest = sizes[::-1][:_EVERY]
         return MinReplicas(sizes, shares, _least_times(longest, shares))
 
-    def fewest(self, number: int, time_ns: float) -> int:
+    def min_replicas(self, number: int, time_ns: float) -> int:
         """How many replicas the ``number`` longest need at least within a time."""
         if number == 0:
             return 0

@@ -35,8 +35,8 @@ class ClassWindow:
     """A window of a class, by ``place``: its mixture and the load that it does for a unit of time, and contents
     ``rows`` [v, n] of it and ``columns`` of another one."""
 
-    place: int
-    filling: ConfigurationLP
+    length_class: int
+    configuration: ConfigurationLP
     mixture: Mixture
     flow: float
     rows: IntArray
@@ -92,22 +92,22 @@ class _Program:
         self, windows: Sequence[ClassWindow], numbers: IntArray | FloatArray, needed: FloatArray, time_ns: float
     ) -> None:
         self.numbers, self.needed, self.time_ns = numbers, needed, time_ns
-        self.programs = [Program.begun(one.filling, one.rows, one.columns, time_ns) for one in windows]
-        self.places = np.array([one.place for one in windows])
+        self.programs = [Program.started(one.configuration, one.rows, one.columns, time_ns) for one in windows]
+        self.places = np.array([one.length_class for one in windows])
 
     def priced(self, windows: Sequence[ClassWindow], prices: FloatArray) -> tuple[float, list[IntArray]]:
         """What the chain does at most by mixtures at ``prices`` [n], and the contents of every window that do."""
         most, found = np.zeros(len(self.numbers)), []
         for one in windows:
-            bound, rows = one.filling.priced(one.mixture, prices / one.flow)
-            most[one.place] = max(most[one.place], one.flow * (self.time_ns - bound.constant))
+            bound, rows = one.configuration.prove_price_bound(one.mixture, prices / one.flow)
+            most[one.length_class] = max(most[one.length_class], one.flow * (self.time_ns - bound.constant))
             found.append(rows)
         return float(self.numbers @ most), found
 
     def join(self, rows: Sequence[IntArray]) -> None:
         """More contents of all micro-batches of every window."""
         for program, more in zip(self.programs, rows, strict=True):
-            program.join(np.arange(len(more)), more)
+            program.add_columns(np.arange(len(more)), more)
 
     def solve(
         self, total: float, low: FloatArray, high: FloatArray
@@ -132,12 +132,12 @@ class _Program:
         for share, one in zip(shares.tolist(), self.programs, strict=True):
             nodes, count = len(one.graph.kinds), sum(map(len, sides))
             contents = number + nodes + np.arange(len(one.places))
-            paths += [(row + arcs, column + number, value) for row, column, value in one.paths()]
+            paths += [(row + arcs, column + number, value) for row, column, value in one.path_rows()]
             arcs += len(one.parts)
             # The last end is within the time, and every micro-batch is one, times the share.
             ends.append(arcs)
             paths.append((np.full(2, arcs), np.array([number + nodes - 1, share]), np.array([1.0, -1.0])))
-            whole, every = one.whole(), count + np.arange(one.num_whole)
+            whole, every = one.convexity_rows(), count + np.arange(one.num_whole)
             worth.append((whole.rows + count, whole.columns + number, whole.values))
             worth.append((every, np.full(len(every), share), -np.ones(len(every))))
             sides.append(np.zeros(len(every)))

@@ -23,11 +23,11 @@ def stage_loads(tables: Tables, num_stages: int, most_grains: int, at: float) ->
     others = tables.stage(list(range(num_stages - 1)), most_grains, at)
     last = ahead + back
     # Of sequences that fit: longer ones may leave the other stages less to do for each second of the last one.
-    fits = tables.load.lengths <= most_grains * tables.load.grain
+    fits = tables.load.lengths <= most_grains * tables.load.token_quantum
     pairs = np.stack([line.sequence / last.sequence for line in others])[:, fits]
     shares = pairs.min(axis=1).tolist()
     # Transfers and what the first stage has more grow with grains, of which a unit of load has so many at least.
-    grains = float((tables.load.lengths / last.sequence)[fits].min()) / tables.load.grain
+    grains = float((tables.load.lengths / last.sequence)[fits].min()) / tables.load.token_quantum
     transfer, *more = tolls(tables, most_grains)
     transfer_ns, slope = line_below(transfer, at)
     slopes = slope, *(float((one / np.arange(1, most_grains + 1)).min()) for one in more)
@@ -61,7 +61,7 @@ def heaviest(each: FloatArray, load: Load, most_grains: int) -> FloatArray:
 
     Of sequences that fit, all together in j times the tokens of one: whichever the micro-batches hold, no more.
     """
-    grains = load.lengths / load.grain
+    grains = load.lengths / load.token_quantum
     fits = grains <= most_grains
     order = np.argsort(-(each / grains)[fits], kind="stable")
     held = (load.counts * grains)[fits][order]

@@ -37,30 +37,30 @@ class WindowNode:
     window: Window | None
     bounds: tuple[PathBound, ...]
     start: tuple[Mixture, float, IntArray] | None = None
-    tried: Mixture | None = None
+    tried_mixture: Mixture | None = None
     stale: bool = False
     done: bool = False
-    told: Told = ()
-    divided: int | None = None
+    decisions: Told = ()
+    branch_candidate: int | None = None
 
-    def within(self, time_ns: float) -> float:
+    def max_load(self, time_ns: float) -> float:
         """The largest load that it leaves for a time."""
         return max(one.within(time_ns) for one in self.bounds)
 
     @property
-    def renewed(self) -> WindowNode:
+    def reset(self) -> WindowNode:
         """For other contents, or other worths."""
-        return replace(self, stale=self.start is not None, done=False, divided=None)
+        return replace(self, stale=self.start is not None, done=False, branch_candidate=None)
 
     @property
-    def parted(self) -> list[WindowNode]:
+    def children(self) -> list[WindowNode]:
         """One for whether the micro-batch that programs divided holds a core, one for whether it does not."""
-        assert self.divided is not None
-        return [replace(self.renewed, told=(*self.told, (self.divided, holds))) for holds in (True, False)]
+        assert self.branch_candidate is not None
+        return [replace(self.reset, decisions=(*self.decisions, (self.branch_candidate, holds))) for holds in (True, False)]
 
     def better(self, found: PathBound, time_ns: float) -> WindowNode:
         """With another bound, where that leaves less for a time."""
-        return replace(self, bounds=(found,)) if found.within(time_ns) < self.within(time_ns) else self
+        return replace(self, bounds=(found,)) if found.within(time_ns) < self.max_load(time_ns) else self
 
 
 @dataclass(eq=False)
@@ -69,25 +69,25 @@ class WindowTree:
     ``core`` as in ``ConfigurationLP``, with the load of such a micro-batch, ``least``; ``columns`` that did most
     in the last one that was improved."""
 
-    contents: MicroBatchPricing
-    halved: Callable[[Window], Sequence[Window]]
-    core: PinnedItem | None = None
-    least: float = 0.0
-    pieces: list[WindowNode] = field(default_factory=list)
+    pricing: MicroBatchPricing
+    split_window: Callable[[Window], Sequence[Window]]
+    pinned_item: PinnedItem | None = None
+    min_load: float = 0.0
+    nodes: list[WindowNode] = field(default_factory=list)
     columns: Columns | None = None
     # The worst of which pieces for a time: asked for more often than pieces change.
     _worst: tuple[list[WindowNode], float, WindowNode] | None = field(default=None, init=False)
 
-    def worst(self, time_ns: float) -> WindowNode:
+    def loosest(self, time_ns: float) -> WindowNode:
         """The piece that leaves most."""
         known = self._worst
-        if known is None or known[0] is not self.pieces or known[1] != time_ns:
-            known = self._worst = self.pieces, time_ns, max(self.pieces, key=lambda one: one.within(time_ns))
+        if known is None or known[0] is not self.nodes or known[1] != time_ns:
+            known = self._worst = self.nodes, time_ns, max(self.nodes, key=lambda one: one.max_load(time_ns))
         return known[2]
 
-    def put(self, piece: WindowNode, others: Sequence[WindowNode]) -> None:
+    def replace_node(self, piece: WindowNode, others: Sequence[WindowNode]) -> None:
         """Others in the place of a piece."""
-        self.pieces = [one for one in self.pieces if one is not piece] + list(others)
+        self.nodes = [one for one in self.nodes if one is not piece] + list(others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,66 +97,66 @@ class Duals:
     that a program found last for so many micro-batches, around whatever."""
 
     stages: StageLoads
-    programmed: StageLoads
+    rounded_stages: StageLoads
     num_stages: int
     counts: IntArray
-    each: FloatArray
-    improved: dict[int, tuple[Mixture, float]] = field(default_factory=dict)
+    sequence_loads: FloatArray
+    last_mixtures: dict[int, tuple[Mixture, float]] = field(default_factory=dict)
 
     @staticmethod
     def of(loads: PipelineWorkBound, counts: IntArray) -> Duals:
         """That of ``loads`` of a workload."""
-        programmed, each = loads.stages.with_kinds(_KINDS), loads.each * loads.num_replicas
+        programmed, each = loads.stages.with_kinds(_KINDS), loads.sequence_loads * loads.num_replicas
         return Duals(loads.stages, programmed, loads.num_stages, counts, each)
 
     @property
-    def total(self) -> float:
+    def total_load(self) -> float:
         """Of the workload."""
-        return float(self.counts @ self.each)
+        return float(self.counts @ self.sequence_loads)
 
-    def worth(self, each: FloatArray) -> Duals:
+    def with_loads(self, each: FloatArray) -> Duals:
         """With another worth of every sequence."""
-        return replace(self, each=each, improved={})
+        return replace(self, sequence_loads=each, last_mixtures={})
 
-    def counted(self, bound: PathBound, before: FloatArray) -> PathBound:
+    def convert(self, bound: PathBound, before: FloatArray) -> PathBound:
         """A bound by what sequences were worth ``before`` as one by what they are worth here, for parts of the
         workload: what is missing was worth so many times as much at most."""
-        times = float((before / self.each).max())
-        beyond = float(self.counts @ before) - times * self.total
+        times = float((before / self.sequence_loads).max())
+        beyond = float(self.counts @ before) - times * self.total_load
         return PathBound(bound.constant + bound.slope * beyond, bound.slope * times)
 
-    def load_bound(self, known: LoadBound, before: FloatArray) -> LoadBound:
+    def convert_bound(self, known: LoadBound, before: FloatArray) -> LoadBound:
         """The same of all ranges."""
-        return LoadBound(tuple(replace(one, bound=self.counted(one.bound, before)) for one in known.ranges))
+        return LoadBound(tuple(replace(one, bound=self.convert(one.bound, before)) for one in known.ranges))
 
-    def box(self, box: WindowBound, before: FloatArray) -> WindowBound:
+    def convert_window(self, box: WindowBound, before: FloatArray) -> WindowBound:
         """The same of a box."""
-        return replace(box, bounds=tuple(self.counted(one, before) for one in box.bounds))
+        return replace(box, bounds=tuple(self.convert(one, before) for one in box.bounds))
 
-    def filling(self, side: WindowTree, piece: WindowNode) -> ConfigurationLP:
+    def configuration(self, side: WindowTree, piece: WindowNode) -> ConfigurationLP:
         """The window of a piece of a side, for whole sequences."""
         assert piece.window is not None
-        given = side.contents, self.each, self.stages.last, self.num_stages
-        return ConfigurationLP(*given, piece.window, side.core, piece.told)
+        given = side.pricing, self.sequence_loads, self.stages.last, self.num_stages
+        return ConfigurationLP(*given, piece.window, side.pinned_item, piece.decisions)
 
     def refine(self, side: WindowTree, piece: WindowNode, time_ns: float, enough: float) -> None:
         """Know more of a piece of a side, no better than that it leaves less than ``enough`` for the time."""
-        side.put(piece, self._refined(side, piece, time_ns, enough))
+        side.replace_node(piece, self._refined(side, piece, time_ns, enough))
 
     def _refined(self, side: WindowTree, piece: WindowNode, time_ns: float, enough: float) -> list[WindowNode]:
         """The piece with more known of it, or its halves."""
         window = piece.window
         if window is None:
             return [replace(piece, done=True)]
-        filling = self.filling(side, piece)
-        size = float(side.contents.entries * window.number)
+        filling = self.configuration(side, piece)
+        size = float(side.pricing.entries * window.number)
         if piece.start is None and size <= _LARGEST:
-            return [self._looked_at(filling, piece, time_ns, side.least)]
+            return [self._looked_at(filling, piece, time_ns, side.min_load)]
         if piece.stale and piece.start is not None:
             mixture, slope, _ = piece.start
-            return [replace(piece, stale=False).better(filling.proved(mixture, slope)[0], time_ns)]
+            return [replace(piece, stale=False).better(filling.prove_load_bound(mixture, slope)[0], time_ns)]
         if window.fewest < window.number or any(window.open):
-            halves = side.halved(window)
+            halves = side.split_window(window)
             if halves or piece.start is None:
                 return [WindowNode(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
         if piece.start is None:
@@ -166,14 +166,14 @@ class Duals:
     def _tried(self, filling: ConfigurationLP, piece: WindowNode, time_ns: float) -> WindowNode | None:
         """With the mixture of another window of as many micro-batches, which is one of this window, too, and
         spares most of a program; none where there is no other, or nothing is gained."""
-        mixture, slope = self.improved.get(filling.window.number, (None, 0.0))
-        if mixture is None or mixture is piece.tried or piece.start is None or mixture is piece.start[0]:
+        mixture, slope = self.last_mixtures.get(filling.window.number, (None, 0.0))
+        if mixture is None or mixture is piece.tried_mixture or piece.start is None or mixture is piece.start[0]:
             return None
         moved = replace(mixture, window=filling.window)
-        found, rows = filling.proved(moved, slope)
-        if found.within(time_ns) >= piece.within(time_ns):
+        found, rows = filling.prove_load_bound(moved, slope)
+        if found.within(time_ns) >= piece.max_load(time_ns):
             return None
-        return replace(piece, bounds=(found,), start=(moved, slope, rows), tried=mixture)
+        return replace(piece, bounds=(found,), start=(moved, slope, rows), tried_mixture=mixture)
 
     def _improved(
         self, filling: ConfigurationLP, side: WindowTree, piece: WindowNode, time_ns: float, enough: float
@@ -183,21 +183,21 @@ class Duals:
         mixture, slope, rows = piece.start
         given = mixture, slope, rows, side.columns, time_ns, enough
         found, mixture, side.columns = improved(filling, *given)
-        self.improved[filling.window.number] = mixture, found.slope
+        self.last_mixtures[filling.window.number] = mixture, found.slope
         # What is enough now may not be for a longer time.
-        done, divided = found.within(time_ns) > enough, side.columns.divided
-        known = replace(piece, start=(mixture, found.slope, rows), done=done, divided=divided)
+        done, divided = found.within(time_ns) > enough, side.columns.branch_candidate
+        known = replace(piece, start=(mixture, found.slope, rows), done=done, branch_candidate=divided)
         return known.better(found, time_ns)
 
     def _looked_at(self, filling: ConfigurationLP, piece: WindowNode, time_ns: float, least: float) -> WindowNode:
         """With the better bound of the mixture that real loads give: by lines, or by contents."""
         stages = self.stages
-        load = max(piece.within(time_ns), least)
-        mixture = best_mixture(self.programmed, filling.num_stages, filling.window, load, least)
+        load = max(piece.max_load(time_ns), least)
+        mixture = best_mixture(self.rounded_stages, filling.num_stages, filling.window, load, least)
         line = mixture.bound(stages, load, least)
-        found, rows = filling.proved(mixture, line.slope)
+        found, rows = filling.prove_load_bound(mixture, line.slope)
         known = replace(piece, start=(mixture, line.slope, rows))
-        return known.better(self.counted(line, stages.last), time_ns).better(found, time_ns)
+        return known.better(self.convert(line, stages.last), time_ns).better(found, time_ns)
 
 
 def halves(window: Window) -> tuple[Window, ...]:

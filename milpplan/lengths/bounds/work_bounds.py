@@ -96,7 +96,7 @@ class LinearBounds:
         held = counts > 0
         return float((self.shares[:, held] @ counts[held] + self.constants).max()) if held.any() else 0.0
 
-    def joined(self, more: LinearBounds) -> LinearBounds:
+    def with_bounds(self, more: LinearBounds) -> LinearBounds:
         """With more bounds of the same groups, which hold no lengths that these do not."""
         shares = np.concatenate([self.shares, more.shares])
         shares[:, ~np.isfinite(self.shares[0])] = np.inf
@@ -110,7 +110,7 @@ class LengthClass:
 
     first: int
     end: int
-    long: tuple[LongSequenceBound, ...] = ()
+    long_bounds: tuple[LongSequenceBound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class PipelineWorkBound:
     with long sequences."""
 
     bounds: tuple[LoadBound, ...]
-    each: FloatArray
-    full: float
+    sequence_loads: FloatArray
+    total_load: float
     stages: StageLoads
     num_stages: int
     num_replicas: int
@@ -138,7 +138,7 @@ class PipelineWorkBound:
         the same schedule, and what comes before and after only adds to its time.
         """
         layout, load = one.candidate.layout, tables.load
-        mean = load.grains / layout.dp
+        mean = load.num_quanta / layout.dp
         even = mean / max(1, -(-mean // most_grains))
         ramp_ns = ramp(tables, layout.pp, most_grains)
         alone = share == 1.0
@@ -152,54 +152,54 @@ class PipelineWorkBound:
             if full not in tried:
                 step = _STEP if num_stages < DEEP else _DEEP_STEP
                 plain = PipelineWorkBound((), each, full, stages, num_stages, layout.dp, ramp_ns)
-                tried[full] = plain.bounded((share,), effort // _TRY, step, capped=False)
-        found = max(tried.values(), key=lambda one: one.at(share * one.full))
-        found = found.bounded(shares, effort, step, capped=False)
+                tried[full] = plain.with_bounds_at((share,), effort // _TRY, step, capped=False)
+        found = max(tried.values(), key=lambda one: one.at(share * one.total_load))
+        found = found.with_bounds_at(shares, effort, step, capped=False)
         if not exact:
             return found
-        bound = load_bound(found.stages, num_stages, ramp_ns, found.full, _EXACT_EFFORT, exact=True)
+        bound = load_bound(found.stages, num_stages, ramp_ns, found.total_load, _EXACT_EFFORT, exact=True)
         return replace(found, bounds=(bound,))
 
-    def bounded(self, shares: Sequence[float], effort: int, step: float, *, capped: bool) -> PipelineWorkBound:
+    def with_bounds_at(self, shares: Sequence[float], effort: int, step: float, *, capped: bool) -> PipelineWorkBound:
         """With bounds that are high at these shares of the full load; whether they know what micro-batches hold
         at most: programs without are shared by more pipelines."""
         stages = self.stages if capped else replace(self.stages, most=np.zeros(0))
         bounds = []
-        for load in (share * self.full for share in shares):
-            known = self.near(load) if self.bounds else None
+        for load in (share * self.total_load for share in shares):
+            known = self.bound_near(load) if self.bounds else None
             bounds.append(load_bound(stages, self.num_stages, self.ramp_ns, load, effort, step=step, known=known))
         return replace(self, bounds=tuple(bounds))
 
-    def near(self, load: float) -> LoadBound:
+    def bound_near(self, load: float) -> LoadBound:
         """The bound that is highest for a load."""
         return max(self.bounds, key=lambda one: one.at(load))
 
     def at(self, load: float) -> float:
         """What a replica takes at least for a load, ns."""
-        return self.near(load).at(load)
+        return self.bound_near(load).at(load)
 
-    def finer(self) -> PipelineWorkBound:
+    def refined(self) -> PipelineWorkBound:
         """With a bound that is high for parts of the load, too."""
-        return self.bounded(*(_DEEP_FINER if self.num_stages >= DEEP else _FINER), capped=True)
+        return self.with_bounds_at(*(_DEEP_FINER if self.num_stages >= DEEP else _FINER), capped=True)
 
-    def lengthened(self, enough_ns: float) -> PipelineWorkBound:
+    def with_longest(self, enough_ns: float) -> PipelineWorkBound:
         """With what the longest sequence of the workload adds, highest for the whole of it."""
-        last = len(self.each)
+        last = len(self.sequence_loads)
         # One replica that takes so long is in no step that counts; of several the others take less.
         enough_ns = enough_ns if self.num_replicas == 1 else float("inf")
-        long = self.around(last - 1, self.full, _LENGTHENED_EFFORT, enough_ns)
+        long = self.around_long_sequence(last - 1, self.total_load, _LENGTHENED_EFFORT, enough_ns)
         return replace(self, classes=(LengthClass(last - 1, last, (long,)),))
 
-    def around(self, first: int, load: float, effort: int, enough_ns: float = float("inf")) -> LongSequenceBound:
+    def around_long_sequence(self, first: int, load: float, effort: int, enough_ns: float = float("inf")) -> LongSequenceBound:
         """What is known of a replica with a sequence of length number ``first`` or longer, highest near a load."""
         least = float(self.stages.last[first])
         load = max(load, _CLASS_LEAST * least)
-        return long_bound(self.stages, self.num_stages, self.near(load), least, load, enough_ns, effort)
+        return long_bound(self.stages, self.num_stages, self.bound_near(load), least, load, enough_ns, effort)
 
-    def classified(self, fitting: int, *, only_longest: bool = False) -> PipelineWorkBound:
+    def with_classes(self, fitting: int, *, only_longest: bool = False) -> PipelineWorkBound:
         """With groups told apart by the longest sequence that they hold, of the first ``fitting`` lengths; or only
         by whether that is the longest of all."""
-        last, number = self.stages.last[:fitting], len(self.each)
+        last, number = self.stages.last[:fitting], len(self.sequence_loads)
         parts = () if only_longest else _CLASSES
         ends = [int(np.searchsorted(last, part * last[-1])) for part in parts]
         ends += [fitting - 1] if fitting == number else []
@@ -210,34 +210,34 @@ class PipelineWorkBound:
             shares, effort = (_LONGEST_SHARES, _LONGEST_EFFORT) if longest else (_CLASS_SHARES, _CLASS_EFFORT)
             # Programs grow with the stages.
             effort = min(effort, _STAGES_EFFORT // self.num_stages)
-            long = tuple(self.around(first, share * self.full, effort) for share in shares)
+            long = tuple(self.around_long_sequence(first, share * self.total_load, effort) for share in shares)
             classes.append(LengthClass(first, end, long))
         return replace(self, classes=tuple(classes))
 
     @property
-    def highest(self) -> float:
+    def workload_bound_ns(self) -> float:
         """The bound of the whole workload, ns."""
-        found = [self.at(self.full)]
+        found = [self.at(self.total_load)]
         for one in self.classes:
-            if one.end == len(self.each):
-                found += [values[0] for values in self._ends(one, (self.full, self.full))]
+            if one.end == len(self.sequence_loads):
+                found += [values[0] for values in self._ends(one, (self.total_load, self.total_load))]
         return max(found)
 
     def _ends(self, one: LengthClass, ends: tuple[float, float]) -> list[list[float]]:
         """Bounds of a group of the class at two loads, ns."""
-        loads, near = np.array(ends), self.near(sum(ends) / 2)
-        return [group_ns(long, near, self.num_replicas, loads).tolist() for long in one.long]
+        loads, near = np.array(ends), self.bound_near(sum(ends) / 2)
+        return [group_ns(long, near, self.num_replicas, loads).tolist() for long in one.long_bounds]
 
-    def within(
+    def chords_between(
         self, bounds: LinearBounds, low: float = 0.0, high: float = 1.0, one: LengthClass | None = None
     ) -> LinearBounds:
         """``bounds`` and those of groups with between two shares of the full load, of one class if it is given."""
-        ends = low * self.full, high * self.full
-        near = self.near(sum(ends) / 2)
+        ends = low * self.total_load, high * self.total_load
+        near = self.bound_near(sum(ends) / 2)
         rows = _chord_rows(ends, [near.at(ends[0]), near.at(ends[1])])
         if one is not None:
             rows += [row for values in self._ends(one, ends) for row in _chord_rows(ends, values)]
-        shares = np.array([slope for slope, _ in rows])[:, None] * self.each
+        shares = np.array([slope for slope, _ in rows])[:, None] * self.sequence_loads
         shares[:, ~np.isfinite(bounds.shares[0])] = np.inf
         shares = np.concatenate([bounds.shares, shares])
         if one is not None:
@@ -257,7 +257,7 @@ def _chord_rows(ends: tuple[float, float], values: list[float]) -> list[tuple[fl
 def work_bounds(tables: Tables, one: SizedCandidate, most_grains: int) -> LinearBounds:
     """The bounds of a strategy with micro-batches of up to ``most_grains``."""
     layout, load = one.candidate.layout, tables.load
-    grains = load.lengths / load.grain
+    grains = load.lengths / load.token_quantum
     last = [layout.pp - 1]
     shares, constants = [], []
     ramp_ns = ramp(tables, layout.pp, most_grains)
@@ -295,7 +295,7 @@ def _phase(
     ring = np.maximum(0.0, bare - hidden)
     slope = theta * float(ring[-1]) / most_grains
     kappa = max(0.0, float((ring - slope * number).max()))
-    beyond = (1.0 - sigma) * attention - slope * tables.load.lengths / tables.load.grain
+    beyond = (1.0 - sigma) * attention - slope * tables.load.lengths / tables.load.token_quantum
     kept = np.where(beyond < 0, beyond, np.maximum(0.0, beyond - kappa))
     return bare, sigma * attention + kept
 
@@ -309,7 +309,7 @@ def passages(tables: Tables, stages: list[int], most_grains: int, num_links: int
     """Least time of a micro-batch that holds a sequence, forward and back through ``stages`` and over so many
     links, one after each stage unless told otherwise, [n] ns; infinite where it does not fit."""
     load = tables.load
-    grains = load.lengths // load.grain
+    grains = load.lengths // load.token_quantum
     fits = grains <= most_grains
     place = np.minimum(grains, most_grains) - 1
     links = 2 * np.minimum.accumulate(tables.bare.transfer[:most_grains][::-1])[::-1][place]

@@ -31,7 +31,7 @@ class CapacityRow:
     @staticmethod
     def of_loads(loads: PipelineWorkBound) -> list[CapacityRow]:
         """Those of all bounds of a pipeline alone."""
-        each = loads.each * loads.num_replicas
+        each = loads.sequence_loads * loads.num_replicas
         return [CapacityRow(each, tuple(one.bound for one in bound.ranges)) for bound in loads.bounds]
 
     def within(self, time_ns: float) -> float:
@@ -61,8 +61,8 @@ class ReplicaClass:
     @staticmethod
     def of(pool: StrategyTables, member: int, *, beside: bool = False) -> ReplicaClass:
         """With what is cheap to prove; ``beside`` other strategies in turn."""
-        one, grains = pool.members[member], pool.grains(member, beside=beside)
-        number, bounds = one.candidate.layout.dp, pool.bounds(member, beside=beside)
+        one, grains = pool.members[member], pool.max_quanta(member, beside=beside)
+        number, bounds = one.candidate.layout.dp, pool.linear_bounds(member, beside=beside)
         works = LinearBounds(bounds.shares * number, bounds.constants)
         once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
         serial = serial_times(pool.tables[member], one, grains)
@@ -84,8 +84,8 @@ class ReplicaClass:
         """``rows @ x <= 1`` for whatever a replica holds within a time, [i, n]; shares of lengths that it does not
         hold mean nothing. No rows where it holds nothing."""
         known = [*self.rooms]
-        if self.pool.num_stages(self.member) > 1 and self.pool.knows_alone(self.member):
-            known += CapacityRow.of_loads(self.pool.alone(self.member))
+        if self.pool.num_stages(self.member) > 1 and self.pool.has_own_memory_bound(self.member):
+            known += CapacityRow.of_loads(self.pool.best_own_memory_bound(self.member))
         shares = [*self.works.shares, *self.prices, *(room.each for room in known)]
         limits = [*(time_ns - self.works.constants), *([time_ns] * len(self.prices))]
         limits += [room.within(time_ns) for room in known]

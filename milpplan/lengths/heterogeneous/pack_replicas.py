@@ -63,14 +63,14 @@ class HeterogeneousPacker:
         """So many sequences [n] on so many replicas of a strategy; of a pipeline by the shape of its best real
         loads, if that is not much longer."""
         pool, grains = self.pool, self._grains(member)
-        packed = pool.packed(member, counts, grains, deadline, number)
+        packed = pool.pack(member, counts, grains, deadline, number)
         if packed is None or pool.num_stages(member) == 1:
             return packed
-        known, load = pool.alone(member), replace(pool.load, counts=counts)
-        each = known.each * known.num_replicas / number
-        part = replace(known, each=each, num_replicas=number, full=float(each @ counts))
+        known, load = pool.best_own_memory_bound(member), replace(pool.load, counts=counts)
+        each = known.sequence_loads * known.num_replicas / number
+        part = replace(known, sequence_loads=each, num_replicas=number, total_load=float(each @ counts))
         end = min(deadline, time.perf_counter() + _SHAPE_S)
-        ways = [pool.timed(member, one, grains) for one in shaped(part, load, grains, end)]
+        ways = [pool.time_packing(member, one, grains) for one in shaped(part, load, grains, end)]
         best = min(ways, key=lambda one: one.time_ns, default=packed)
         return best if best.time_ns <= packed.time_ns * (1.0 + _SHAPED) else packed
 
@@ -97,7 +97,7 @@ class HeterogeneousPacker:
         """Whole sequences near ``loads``, the longest first: where a share is left over, it goes to whoever is
         behind most of what it should take. None where a sequence fits nowhere."""
         pool, members = self.pool, list(loads)
-        shares = np.array([pool.bounds(member, beside=False).shares[0] for member in members])
+        shares = np.array([pool.linear_bounds(member, beside=False).shares[0] for member in members])
         wanted = np.array([loads[member] for member in members])
         counts, fits = pool.load.counts, np.isfinite(shares)
         if not fits.any(axis=0).all():
@@ -125,7 +125,7 @@ class HeterogeneousPacker:
         found = {}
         for member in dict.fromkeys(owners):
             mine = [one.packed for owner, one in zip(owners, replicas, strict=True) if owner == member]
-            found[member] = self.pool.timed(member, tuple(mine), self._grains(member))
+            found[member] = self.pool.time_packing(member, tuple(mine), self._grains(member))
         return HeterogeneousStep.of(self.pool, found)
 
     def _timer(self, member: int) -> Timer:
@@ -134,4 +134,4 @@ class HeterogeneousPacker:
         return self.timers[member]
 
     def _grains(self, member: int) -> int:
-        return self.pool.grains(member, beside=False)
+        return self.pool.max_quanta(member, beside=False)

@@ -48,22 +48,22 @@ class _View:
     @property
     def room(self) -> CapacityRow:
         """What is known by now."""
-        bounds = tuple(bound for side in self.sides for piece in side.pieces for bound in piece.bounds)
-        return CapacityRow(self.measure.each, bounds)
+        bounds = tuple(bound for side in self.sides for piece in side.nodes for bound in piece.bounds)
+        return CapacityRow(self.measure.sequence_loads, bounds)
 
     def worst(self, time_ns: float) -> tuple[WindowTree, WindowNode]:
         """What leaves most for a time."""
-        found = [(side, side.worst(time_ns)) for side in self.sides]
-        return max(found, key=lambda one: one[1].within(time_ns))
+        found = [(side, side.loosest(time_ns)) for side in self.sides]
+        return max(found, key=lambda one: one[1].max_load(time_ns))
 
     def share(self, time_ns: float, held: FloatArray) -> float:
         """What is done at most within a time, of so many sequences [n]."""
-        return self.worst(time_ns)[1].within(time_ns) / float(self.measure.each @ held)
+        return self.worst(time_ns)[1].max_load(time_ns) / float(self.measure.sequence_loads @ held)
 
     def worth(self, each: FloatArray, windows: tuple[ClassWindow, ...]) -> _View:
         """By other worths [n], with the mixtures of windows that were found with them."""
-        times = self.measure.total / float(self.measure.counts @ each)
-        measure = self.measure.worth(times * each)
+        times = self.measure.total_load / float(self.measure.counts @ each)
+        measure = self.measure.with_loads(times * each)
         sides = tuple(copied(side, measure, self.measure) for side in self.sides)
         begun = tuple(replace(one, flow=one.flow * times) for one in windows)
         for one in begun:
@@ -98,7 +98,7 @@ class LongestSequenceClass:
             if worst.done and not self._ask(view, time_ns, held):
                 break
             if not worst.done:
-                load = float(view.measure.each @ held) * (1.0 - _RISE)
+                load = float(view.measure.sequence_loads @ held) * (1.0 - _RISE)
                 view.measure.refine(side, worst, time_ns, load)
             found = True
         return found
@@ -111,12 +111,12 @@ class LongestSequenceClass:
             return False
         self._asked += 1
         mixture, slope, rows = worst.start
-        filling = view.measure.filling(side, worst)
+        filling = view.measure.configuration(side, worst)
         new = ClassWindow(0, filling, mixture, 1.0 / slope, rows, side.columns)
         known = [
-            one for one in view.windows if (one.filling.window, one.filling.core) != (worst.window, side.core)
+            one for one in view.windows if (one.configuration.window, one.configuration.pinned_item) != (worst.window, side.pinned_item)
         ]
-        counts, each, end = view.measure.counts, view.measure.each, time.perf_counter() + _ASK_S
+        counts, each, end = view.measure.counts, view.measure.sequence_loads, time.perf_counter() + _ASK_S
         wanted = held + _ALL * counts * (float(each @ held) / float(each @ counts))
         found = chain_prices((*known, new), np.array([1]), wanted, each, time_ns, end)
         if found is None:
@@ -127,8 +127,8 @@ class LongestSequenceClass:
 
 def led_classes(pool: StrategyTables, member: int, time_ns: float, held: FloatArray) -> list[LongestSequenceClass]:
     """The classes of a pipeline whose replicas hold about so many sequences [n] within about a time."""
-    known, contents = pool.alone(member), pool.contents(member)
-    each = known.each * known.num_replicas
+    known, contents = pool.best_own_memory_bound(member), pool.micro_batch_pricing(member)
+    each = known.sequence_loads * known.num_replicas
     load = float(each @ held)
     fits = contents.items.fits
     end = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else len(fits)
@@ -136,14 +136,14 @@ def led_classes(pool: StrategyTables, member: int, time_ns: float, held: FloatAr
     starts = {int(np.searchsorted(each[:end], part)) for part in parts if part > _MUCH * load}
     classes = []
     for first, last in pairwise([*sorted({0, *(one for one in starts if one < end)}), end]):
-        filled = ConfigurationBound.near(known, shorter(contents, last), load)
+        filled = ConfigurationBound.for_load(known, shorter(contents, last), load)
         if not first:
-            filled.divide(time_ns, load)
-            classes.append(LongestSequenceClass(first, last, filled.measure, (filled.plain, *filled.large)))
+            filled.branch_on_large(time_ns, load)
+            classes.append(LongestSequenceClass(first, last, filled.duals, (filled.ordinary, *filled.with_large)))
             continue
-        around = filled.lines.around(first, load, _EFFORT)
-        boxes = [filled.measure.box(box, known.stages.last) for box in around.boxes]
+        around = filled.lines.around_long_sequence(first, load, _EFFORT)
+        boxes = [filled.duals.convert_window(box, known.stages.last) for box in around.boxes]
         pieces = [WindowNode(box.window, box.bounds) for box in boxes]
-        side = WindowTree(filled.whole, halved, PinnedItem(first), around.alone, pieces)
-        classes.append(LongestSequenceClass(first, last, filled.measure, (side,)))
+        side = WindowTree(filled.full_pricing, halved, PinnedItem(first), around.alone, pieces)
+        classes.append(LongestSequenceClass(first, last, filled.duals, (side,)))
     return classes

@@ -124,7 +124,7 @@ def unlike_groups(step: HeterogeneousStep) -> tuple[LengthGroup, ...]:
     """What runs under every strategy that has sequences, at the same time; the one reduction is the last one's."""
     pool, used = step.pool, [member for member in step.order if step.packed[member].time_ns]
     last_s = reduce_ns(pool, step.packed) / NS_PER_S
-    grains = {member: pool.grains(member, beside=False) for member in used}
+    grains = {member: pool.max_quanta(member, beside=False) for member in used}
     return tuple(
         pool.group(one, step.packed[one], grains[one], last_s if one == used[-1] else 0.0) for one in used
     )

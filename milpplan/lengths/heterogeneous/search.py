@@ -168,8 +168,8 @@ class HeterogeneousSearch:
         new = False
         for kind, _, _ in self._important(shared):
             if self.pool.num_stages(kind.member) > 1:
-                new = new or not self.pool.knows_alone(kind.member)
-                self.pool.alone(kind.member)
+                new = new or not self.pool.has_own_memory_bound(kind.member)
+                self.pool.best_own_memory_bound(kind.member)
             elif not kind.prices:
                 self._price(kind, self.pool.load.counts.astype(np.float64))
                 new = True

@@ -122,7 +122,7 @@ def _duals(tables: list[FloatArray], counts: FloatArray, most: int) -> FloatArra
 
 def linear_shares(family: Family, member: int) -> FloatArray:
     """A member's bounds without a constant, [T, n] ns of all seats; very much where a length does not fit."""
-    found = family.pool.bounds(member, beside=False)
+    found = family.pool.linear_bounds(member, beside=False)
     return np.asarray(np.minimum(found.shares[found.constants == 0.0], _NEVER))
 
 

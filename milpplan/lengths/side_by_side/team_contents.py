@@ -57,7 +57,7 @@ class Contents:
         kernels = np.array([tables.kernels([0], phase) for phase in (0, 1)])
         base = np.array([tables.values([0], phase, most) for phase in (0, 1)])
         attention, once = (slopes * kernels[:, None, part] for part in (0, 1))
-        sizes = load.lengths // load.grain
+        sizes = load.lengths // load.token_quantum
         # A larger micro-batch may be shorter by a tile.
         least = np.minimum.accumulate(base[..., ::-1], axis=-1)[..., ::-1]
         alone = (least[..., np.minimum(sizes, most) - 1] + attention + once).max(axis=1).sum(axis=0)

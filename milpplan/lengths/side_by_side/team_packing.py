@@ -64,7 +64,7 @@ class Packer:
     def filled(self, degree: int, teams: IntArray) -> list[PackedTeam]:
         """Micro-batches of teams of a degree with so many sequences [T, n]: their times are asked for all at
         once."""
-        grains = self.family.pool.load.lengths // self.family.pool.load.grain
+        grains = self.family.pool.load.lengths // self.family.pool.load.token_quantum
         ways = [
             (team, way(grains, held, room))
             for team, held in enumerate(teams)
@@ -93,7 +93,7 @@ class Packer:
     def rooms(self) -> dict[int, list[IntArray]]:
         """For every capacity of a degree's members: grains of a micro-batch whose longest sequence has each
         length, [n]; so many, or more only for a sequence that is longer."""
-        grains, found = self.family.pool.load.lengths // self.family.pool.load.grain, {}
+        grains, found = self.family.pool.load.lengths // self.family.pool.load.token_quantum, {}
         for degree in self.family.chain:
             capacities = np.unique([self.family.grains(member) for member in self.members(degree)])
             least = capacities[np.minimum(np.searchsorted(capacities, grains), len(capacities) - 1)]

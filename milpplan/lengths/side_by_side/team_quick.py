@@ -205,7 +205,7 @@ class _Costs:
     def of(family: Family, known: dict[int, list[AffineTime]]) -> _Costs:
         """Each under the strategy of the degree that takes least."""
         load, ways = family.pool.load, [known[size] for size in family.chain]
-        grains = load.lengths // load.grain
+        grains = load.lengths // load.token_quantum
         each = np.array([np.min([one.cost(grains) for one in mine], axis=0) for mine in ways])
         alone = np.array([np.min([one.alone for one in mine], axis=0) for mine in ways])
         return _Costs(each * np.array(family.chain)[:, None], alone, load.counts, family.num_seats)
@@ -234,7 +234,7 @@ class _Dealt:
 
     def __init__(self, family: Family, known: dict[int, list[AffineTime]], chosen: IntArray) -> None:
         load, seats = family.pool.load, family.num_seats
-        self.family, self.number, self.grains = family, len(load.lengths), load.lengths // load.grain
+        self.family, self.number, self.grains = family, len(load.lengths), load.lengths // load.token_quantum
         ends = np.zeros(seats)
         self.degrees: list[_Degree] = []
         for row, size in enumerate(family.chain):

@@ -91,7 +91,7 @@ def _whole(load: Load, priced: Priced) -> list[IntArray]:
     """Micro-batches of all sequences, every one once: whole shares first, then what is left of one after another,
     preferably of large shares and where little is gone."""
     left, found = load.counts.copy(), []
-    sizes = load.lengths // load.grain
+    sizes = load.lengths // load.token_quantum
     rows, parts = priced.rows, priced.shares.copy()
     while left.any():
         now = np.minimum(rows, left)

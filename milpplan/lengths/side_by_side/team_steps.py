@@ -187,7 +187,7 @@ def _group(step: TeamStep, member: int) -> LengthGroup:
             (int(length), int(count)) for length, count in zip(pool.load.lengths, held, strict=True) if count
         ),
         micro_batches=tuple(teams),
-        micro_batch_tokens=step.family.grains(member) * pool.load.grain,
+        micro_batch_tokens=step.family.grains(member) * pool.load.token_quantum,
         time_s=span_ns / NS_PER_S,
         reduce_s=step.family.reduce_ns / NS_PER_S if member == step.order[-1] else 0.0,
     )

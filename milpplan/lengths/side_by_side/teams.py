@@ -93,7 +93,7 @@ class Family:
 
     def grains(self, member: int) -> int:
         """The most grains of a micro-batch."""
-        return self.pool.grains(member, beside=False)
+        return self.pool.max_quanta(member, beside=False)
 
     @property
     def reduce_ns(self) -> int:
@@ -129,7 +129,7 @@ def families(pool: StrategyTables) -> list[Family]:
     return [
         one
         for one in made
-        if len(set(one.degrees)) > 1 and max(map(one.grains, one.members)) * pool.load.grain >= longest
+        if len(set(one.degrees)) > 1 and max(map(one.grains, one.members)) * pool.load.token_quantum >= longest
     ]
 
 
@@ -216,7 +216,7 @@ def _check(family: Family, turns: Sequence[Turn]) -> None:
                 f"Team {turn.team} of {name} ends at seat {part.stop}.",
                 f"Teams of the {family.num_seats} seats of one tensor parallelism expected.",
             )
-        tokens, most = turn.packed @ load.lengths, family.grains(turn.member) * load.grain
+        tokens, most = turn.packed @ load.lengths, family.grains(turn.member) * load.token_quantum
         if not len(tokens) or tokens.min() < 1 or tokens.max() > most:
             raise IllegalPlanError(
                 f"A turn of {name} has micro-batches of {tokens.tolist()} tokens.",

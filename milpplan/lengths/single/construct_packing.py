@@ -101,21 +101,21 @@ def shaped(
     shapes = _Shapes(_typical(loads.stages), loads.num_stages, deadline)
     items = np.repeat(np.arange(len(load.lengths)), load.counts)[::-1]
     number = loads.num_replicas
-    free = shapes.best(loads.full, 0.0)
+    free = shapes.best(loads.total_load, 0.0)
     if free is None:
         return []
     # Shorter sequences than the largest load leave the shape as it is.
     longest = [float(shapes.stages.last[one]) for one in items[:number]]
     longest = [least if least > free.loads.max() else 0.0 for least in longest]
     longest += [0.0] * (number - len(longest))
-    known = {least: shapes.best(loads.full, least) for least in {0.0, *longest}}
+    known = {least: shapes.best(loads.total_load, least) for least in {0.0, *longest}}
     ways = {tuple(longest[:held] + [0.0] * (number - held)) for held in _held(number)}
     found = []
     for way in sorted(ways):
         first = [one for one in (known[least] for least in way) if one is not None]
         if len(first) == number:
             found.append(
-                _filled(_balanced(shapes, first, way, loads.full), shapes.stages.last, load, items, most_grains)
+                _filled(_balanced(shapes, first, way, loads.total_load), shapes.stages.last, load, items, most_grains)
             )
     return [one for one in found if one is not None]
 
@@ -152,7 +152,7 @@ def _filled(
     shapes: list[FloatArray], each: FloatArray, load: Load, items: IntArray, most_grains: int
 ) -> tuple[IntArray, ...] | None:
     """Sequences, the longest first, each where most is missing and tokens fit."""
-    grains = load.lengths // load.grain
+    grains = load.lengths // load.token_quantum
     missing = np.concatenate(shapes)
     room = np.full(len(missing), most_grains)
     packed = np.zeros((len(missing), len(grains)), dtype=np.int64)

@@ -45,8 +45,8 @@ class Incumbents:
         # Other packings of pipelines that may be improved.
         self.starts: dict[int, list[Packed]] = {}
         # Those whose starts got a little care.
-        self.chosen: set[int] = set()
-        self.took_s = 0.0
+        self.starts_improved: set[int] = set()
+        self.pack_time_s = 0.0
 
     def take(self, step: Step, took_s: float, *, rough: bool = False) -> None:
         """A step of one strategy that was found elsewhere, where packing with more care takes so many seconds;
@@ -57,15 +57,15 @@ class Incumbents:
             self.packed[home] = packed
             if not rough:
                 self.polished.setdefault(home, 0)
-        self.took_s = max(self.took_s, took_s)
+        self.pack_time_s = max(self.pack_time_s, took_s)
 
     def pack(self, member: int) -> None:
         """The step of one strategy, if its least time leaves room."""
-        least_ns = self.pool.least_ns(member, beside=False)
+        least_ns = self.pool.step_bound_ns(member, beside=False)
         if not np.isfinite(least_ns) or (self.best is not None and least_ns >= self.best.time_ns):
             return
         begin = time.perf_counter()
-        packed = self.pool.packed(member, self.pool.load.counts, self._grains(member), begin + _PACK_S)
+        packed = self.pool.pack(member, self.pool.load.counts, self._grains(member), begin + _PACK_S)
         if packed is not None:
             self.starts[member] = self._shaped(member)
             self.packed[member] = min([packed, *self.starts[member][:1]], key=_time_ns)
@@ -76,13 +76,13 @@ class Incumbents:
         if not self.pool.load.rules.padded:
             found = bucketed_step(self.pool, float("inf") if self.best is None else self.best.time_ns, deadline)
             if found is not None:
-                self._keep(self.alone(*found))
+                self._keep(self.single_step(*found))
 
     def step(self, member: int) -> Step:
         """That of a packed strategy."""
-        return self.alone(member, self.packed[member])
+        return self.single_step(member, self.packed[member])
 
-    def alone(self, member: int, packed: Packed) -> Step:
+    def single_step(self, member: int, packed: Packed) -> Step:
         """That of one strategy packed so."""
         total = packed.time_ns + self.pool.reduce_ns(member) + self.pool.finish_ns(member)
         return Step(member, (member,), {member: packed}, total)
@@ -91,7 +91,7 @@ class Incumbents:
         """A few of the packed strategies."""
         return sorted(self.packed, key=lambda one: self.step(one).time_ns)[:_MOST_POLISHED]
 
-    def rough(self, member: int, below_ns: float = np.inf) -> bool:
+    def is_rough(self, member: int, below_ns: float = np.inf) -> bool:
         """Whether a strategy was not packed with more care, which may make it the best one, and shorter than
         ``below_ns``."""
         if member in self.polished or self.best is None:
@@ -99,7 +99,7 @@ class Incumbents:
         gains = HOPELESS if self.pool.num_stages(member) == 1 else _HOPELESS_PIPELINE
         return self.step(member).time_ns <= min(below_ns, self.best.time_ns) * (1.0 + gains)
 
-    def finished(self, member: int) -> bool:
+    def is_finished(self, member: int) -> bool:
         """Whether most care has left a strategy as it was, and so will."""
         return member not in self.packed or self.polished.get(member) == self.step(member).time_ns
 
@@ -109,9 +109,9 @@ class Incumbents:
             self._choose(member)
         begin = time.perf_counter()
         care = Effort.MOST if most else Effort.MORE
-        self.packed[member] = self.pool.polished(member, self.packed[member], self._grains(member), care)
+        self.packed[member] = self.pool.polish(member, self.packed[member], self._grains(member), care)
         self._take(member)
-        self.took_s = (time.perf_counter() - begin) / (MOST_TIMES if most else 1.0)
+        self.pack_time_s = (time.perf_counter() - begin) / (MOST_TIMES if most else 1.0)
         self.polished[member] = self.step(member).time_ns if most else 0
 
     def restart(self, member: int) -> bool:
@@ -127,8 +127,8 @@ class Incumbents:
         if not starts or starts[0].time_ns > self.packed[member].time_ns * (1.0 + _FARTHER):
             return False
         begin = time.perf_counter()
-        self._begin(member, self.pool.polished(member, starts.pop(0), self._grains(member)))
-        self.took_s = time.perf_counter() - begin
+        self._begin(member, self.pool.polish(member, starts.pop(0), self._grains(member)))
+        self.pack_time_s = time.perf_counter() - begin
         return True
 
     def _choose(self, member: int) -> bool:
@@ -136,14 +136,14 @@ class Incumbents:
         if member not in self.starts:
             # It was packed elsewhere.
             self.starts[member] = self._shaped(member)
-        if member in self.chosen:
+        if member in self.starts_improved:
             return False
-        self.chosen.add(member)
+        self.starts_improved.add(member)
         starts = self.starts[member]
         shortest = min([self.packed[member], *starts], key=_time_ns).time_ns
         near = [one for one in starts if one.time_ns <= shortest * (1.0 + _FAR)]
         grains = self._grains(member)
-        starts = sorted((self.pool.polished(member, one, grains, Effort.LITTLE) for one in near), key=_time_ns)
+        starts = sorted((self.pool.polish(member, one, grains, Effort.LITTLE) for one in near), key=_time_ns)
         if starts:
             self._begin(member, starts.pop(0))
         self.starts[member] = starts
@@ -151,7 +151,7 @@ class Incumbents:
 
     def offer(self, member: int, replicas: tuple[IntArray, ...]) -> None:
         """A packing of a strategy that was found otherwise, if it is shorter."""
-        packed = self.pool.timed(member, replicas, self._grains(member))
+        packed = self.pool.time_packing(member, replicas, self._grains(member))
         if member not in self.packed:
             self.packed[member] = packed
             self._take(member)
@@ -178,11 +178,11 @@ class Incumbents:
         if pool.num_stages(home) == 1 or pool.load.rules.padded:
             return []
         end = time.perf_counter() + _SHAPE_S
-        ways = shaped(pool.loads(home, beside=False), pool.load, grains, end)
-        return sorted((pool.timed(home, replicas, grains) for replicas in ways), key=_time_ns)
+        ways = shaped(pool.work_bound(home, beside=False), pool.load, grains, end)
+        return sorted((pool.time_packing(home, replicas, grains) for replicas in ways), key=_time_ns)
 
     def _grains(self, member: int) -> int:
-        return self.pool.grains(member, beside=False)
+        return self.pool.max_quanta(member, beside=False)
 
 
 def _time_ns(packed: Packed) -> int:

@@ -49,7 +49,7 @@ class Timer:
             slopes * each[:, :, 0],
             slopes * each[:, :, 1],
             tables.bare.transfer[:most_grains].astype(np.float64),
-            tables.load.lengths // tables.load.grain,
+            tables.load.lengths // tables.load.token_quantum,
         )
 
     def among(self, held: IntArray) -> Timer:

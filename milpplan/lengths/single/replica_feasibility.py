@@ -69,15 +69,15 @@ class ReplicaFeasibility:
     @staticmethod
     def of(pool: StrategyTables, member: int) -> ReplicaFeasibility | None:
         """That of a pipeline, or None where its micro-batches can be too many things."""
-        load, room = pool.load, pool.grains(member, beside=False)
-        rows = None if pool.num_stages(member) == 1 else _contents(load.lengths // load.grain, load.counts, room)
+        load, room = pool.load, pool.max_quanta(member, beside=False)
+        rows = None if pool.num_stages(member) == 1 else _contents(load.lengths // load.token_quantum, load.counts, room)
         if rows is None or not 0 < len(np.unique(rows @ load.lengths)) <= _CONTENTS:
             return None
         prices = _prices(pool)
         worths, candidate = rows @ prices, pool.members[member].candidate
         times = micro_batch_times(pool.problem, candidate, load.lengths, rows, load.rules.mask)
         if len(rows) > _CONTENTS:
-            rows, times, worths = _by_grains(rows @ load.lengths // load.grain, rows, times, worths)
+            rows, times, worths = _by_grains(rows @ load.lengths // load.token_quantum, rows, times, worths)
         share = -(-int(load.counts @ prices) // candidate.layout.dp)
         return ReplicaFeasibility(pool, member, rows, times, worths, share)
 
@@ -247,7 +247,7 @@ def _contents(grains: IntArray, counts: IntArray, room: int) -> IntArray | None:
 def _prices(pool: StrategyTables) -> IntArray:
     """What sequences are worth, [n]: their tokens. (By their load, contents of as many tokens would be worth what
     the one with most attention is, in the time of the one with least.)"""
-    grains = pool.load.lengths // pool.load.grain
+    grains = pool.load.lengths // pool.load.token_quantum
     return np.asarray(grains // np.gcd.reduce(grains))
 
 

@@ -33,11 +33,11 @@ _FIRST_AHEAD, _FEW_AHEAD = 2, 2
 class SingleProcessInit:
     """What the other process begins with."""
 
-    statics: SingleStrategySearch
+    search: SingleStrategySearch
 
     def worker(self, gone: threading.Event) -> SingleStrategyWorker:
         """Who answers the messages after this one."""
-        return SingleStrategyWorker(self.statics, loaded=dict(self.statics.pool.loaded))
+        return SingleStrategyWorker(self.search, reported_cache=dict(self.search.pool.work_bound_cache))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class SingleProcessRequest:
     best: Step | None = None
     took_s: float = 0.0
     packs: bool = True
-    least: dict[int, float] = field(default_factory=dict)
-    taken: frozenset[int] = frozenset()
-    packed: frozenset[int] = frozenset()
+    bounds_ns: dict[int, float] = field(default_factory=dict)
+    proved_elsewhere: frozenset[int] = frozenset()
+    packed_elsewhere: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class SingleProcessReply:
 
     best: Step | None
     rough: bool
-    least: dict[int, float]
-    loads: dict[int, PipelineWorkBound]
-    loaded: dict[LoadsKey, PipelineWorkBound]
+    bounds_ns: dict[int, float]
+    raised_bounds: dict[int, PipelineWorkBound]
+    work_bound_cache: dict[LoadsKey, PipelineWorkBound]
     cpu_s: float
     idle: bool
 
@@ -77,34 +77,34 @@ class SingleProcessReply:
 class SingleStrategyWorker:
     """Answers slices, in the other process."""
 
-    statics: SingleStrategySearch
+    search: SingleStrategySearch
     # What was told of pipelines.
-    told: dict[int, PipelineWorkBound] = field(default_factory=dict)
-    loaded: dict[LoadsKey, PipelineWorkBound] = field(default_factory=dict)
+    reported_bounds: dict[int, PipelineWorkBound] = field(default_factory=dict)
+    reported_cache: dict[LoadsKey, PipelineWorkBound] = field(default_factory=dict)
 
     def reply(self, asked: SingleProcessRequest) -> SingleProcessReply:
         """What is known after a slice."""
         # It may have waited for long.
         now, left_s = time.perf_counter(), max(0.0, asked.end_s - time.time())
         pause = now + min(asked.seconds, left_s)
-        self.statics.packs = asked.packs
-        self.statics.raise_least(asked.least)
-        self.statics.elsewhere, self.statics.packed_elsewhere = asked.taken, asked.packed
+        self.search.packs = asked.packs
+        self.search.raise_bounds(asked.bounds_ns)
+        self.search.proved_elsewhere, self.search.packed_elsewhere = asked.proved_elsewhere, asked.packed_elsewhere
         if asked.best is not None:
-            self.statics.known.take(asked.best, asked.took_s)
+            self.search.incumbents.take(asked.best, asked.took_s)
         with suppress(InfeasibleError):
-            self.statics.run(asked.below_ns, now + left_s, pause, eager=True)
+            self.search.run(asked.below_ns, now + left_s, pause, eager=True)
         idle = time.perf_counter() < pause
-        pool = self.statics.pool
-        loads = {member: pool.alone(member) for member in {*self.statics.filled, *pool.told}}
-        new = {member: one for member, one in loads.items() if self.told.get(member) is not one}
-        self.told |= new
-        others = {key: one for key, one in pool.loaded.items() if key[0] not in self.statics.filled}
-        loaded = {key: one for key, one in others.items() if self.loaded.get(key) is not one}
-        self.loaded |= loaded
-        best, known = self.statics.best, self.statics.known
+        pool = self.search.pool
+        loads = {member: pool.best_own_memory_bound(member) for member in {*self.search.configuration_bounds, *pool.adopted_work_bounds}}
+        new = {member: one for member, one in loads.items() if self.reported_bounds.get(member) is not one}
+        self.reported_bounds |= new
+        others = {key: one for key, one in pool.work_bound_cache.items() if key[0] not in self.search.configuration_bounds}
+        loaded = {key: one for key, one in others.items() if self.reported_cache.get(key) is not one}
+        self.reported_cache |= loaded
+        best, known = self.search.best, self.search.incumbents
         rough = best is not None and best.home not in known.polished
-        return SingleProcessReply(best, rough, dict(self.statics.least), new, loaded, time.process_time(), idle)
+        return SingleProcessReply(best, rough, dict(self.search.bounds_ns), new, loaded, time.process_time(), idle)
 
 
 def can_help(workers: int | None) -> bool:
@@ -117,10 +117,10 @@ class SingleStrategyProcess:
 
     def __init__(self, statics: SingleStrategySearch, below_ns: float, deadline: float) -> None:
         """Start it; the ``deadline`` is one of ``perf_counter``."""
-        self.statics, self.deadline = statics, deadline
+        self.search, self.deadline = statics, deadline
         self.process: WorkerProcess | None = WorkerProcess(SingleProcessInit(statics))
-        self.cpu_s, self.idle, self.awaited, self.asked_ns = 0.0, False, 0, np.inf
-        self.said = statics.best
+        self.cpu_s, self.idle, self.num_awaited, self.asked_ns = 0.0, False, 0, np.inf
+        self.reported_step = statics.best
         # What this process packs meanwhile is told later.
         self._ask(below_ns, _FIRST_AHEAD, packs=False)
 
@@ -128,37 +128,37 @@ class SingleStrategyProcess:
         """A few slices, so that it need not wait until it is heard."""
         assert self.process is not None
         self.asked_ns, self.idle = below_ns, False
-        while self.awaited < number:
+        while self.num_awaited < number:
             end_s = time.time() + self.deadline - time.perf_counter()
-            best = self.statics.best if self.statics.best is not self.said else None
-            given = best, self.statics.known.took_s, packs, dict(self.statics.least)
-            packed = frozenset({*self.statics.known.packed, *self.statics.tried})
+            best = self.search.best if self.search.best is not self.reported_step else None
+            given = best, self.search.incumbents.pack_time_s, packs, dict(self.search.bounds_ns)
+            packed = frozenset({*self.search.incumbents.packed, *self.search.pack_attempts})
             self.process.send(
-                SingleProcessRequest(below_ns, _SLICE_S, end_s, *given, frozenset(self.statics.taken), packed)
+                SingleProcessRequest(below_ns, _SLICE_S, end_s, *given, frozenset(self.search.proved_here), packed)
             )
-            self.said = self.statics.best
-            self.awaited += 1
+            self.reported_step = self.search.best
+            self.num_awaited += 1
 
-    def hear(self, below_ns: float, *, few: bool = False) -> bool:
+    def poll(self, below_ns: float, *, few: bool = False) -> bool:
         """Take over what it has told, and say what is to beat now, for ``few`` slices or more; False where it will
         tell nothing more: nothing is left to do, the time is over, or it died."""
-        while self.process is not None and self.awaited and self.process.answered:
-            self.awaited -= 1
+        while self.process is not None and self.num_awaited and self.process.answered:
+            self.num_awaited -= 1
             try:
                 known: SingleProcessReply = self.process.answer(None, None)
             except MilpplanError:
                 self.close()
                 return False
-            self.statics.pool.join(known.loaded)
-            self.statics.learn(known.best, known.least, known.loads, rough=known.rough)
+            self.search.pool.merge_bounds(known.work_bound_cache)
+            self.search.learn(known.best, known.bounds_ns, known.raised_bounds, rough=known.rough)
             self.cpu_s, self.idle = known.cpu_s, known.idle
-        best, now = self.statics.best, time.perf_counter()
+        best, now = self.search.best, time.perf_counter()
         below_ns = below_ns if best is None else min(below_ns, best.time_ns)
-        if self.process is None or now > self.deadline + (_SLICE_S if self.awaited else 0.0):
+        if self.process is None or now > self.deadline + (_SLICE_S if self.num_awaited else 0.0):
             return False
         if not self.idle or below_ns < self.asked_ns:
             self._ask(below_ns, _FEW_AHEAD if few else _AHEAD)
-        return self.awaited > 0
+        return self.num_awaited > 0
 
     def close(self) -> None:
         """End it."""

@@ -52,49 +52,49 @@ class SingleStrategySearch:
         ``gap`` of the answer; the ``deadline`` is one of ``perf_counter``.
         """
         self.pool, self.gap, self.backend, self.deadline = pool, gap, backend, deadline
-        self.known = Incumbents(pool)
+        self.incumbents = Incumbents(pool)
         members = range(len(pool.members))
-        self.least: dict[int, float] = {member: pool.least_ns(member, beside=False) for member in members}
-        self.left = {member: 0 for member in members if pool.num_stages(member) > 1}
-        self.filled: dict[int, ConfigurationBound] = {}
-        self.whole: dict[int, ReplicaFeasibility | None] = {}
-        self.led: dict[int, LongestSequenceBranching] = {}
+        self.bounds_ns: dict[int, float] = {member: pool.step_bound_ns(member, beside=False) for member in members}
+        self.next_step = {member: 0 for member in members if pool.num_stages(member) > 1}
+        self.configuration_bounds: dict[int, ConfigurationBound] = {}
+        self.replica_feasibility: dict[int, ReplicaFeasibility | None] = {}
+        self.branchings: dict[int, LongestSequenceBranching] = {}
         # What replicas take with larger micro-batches than a strategy holds under one that recomputes more.
-        self.larger: dict[tuple[int, int], tuple[WindowBound, ...]] = {}
+        self.larger_windows: dict[tuple[int, int], tuple[WindowBound, ...]] = {}
         self.in_integers: set[int] = set()
         # Packed or tried to, while another process proves.
-        self.tried: set[int] = set()
+        self.pack_attempts: set[int] = set()
         # What is proved here while another process proves the others, of which nothing more is to be had here, and
         # what the other one proves.
-        self.taken: set[int] = set()
-        self.ended: set[int] = set()
-        self.elsewhere: frozenset[int] = frozenset()
+        self.proved_here: set[int] = set()
+        self.exhausted: set[int] = set()
+        self.proved_elsewhere: frozenset[int] = frozenset()
         # And what that one packs.
         self.packed_elsewhere: frozenset[int] = frozenset()
         self.eager = False
         # Whether pipelines are packed.
         self.packs = True
-        for member in sorted(members, key=lambda one: self.least[one]):
+        for member in sorted(members, key=lambda one: self.bounds_ns[one]):
             if pool.num_stages(member) == 1:
-                self.known.pack(member)
-        self.known.bucket(deadline)
+                self.incumbents.pack(member)
+        self.incumbents.bucket(deadline)
 
     @property
     def best(self) -> Step | None:
         """The shortest one."""
-        return self.known.best
+        return self.incumbents.best
 
     @property
     def bound_ns(self) -> int:
         """No step of one strategy takes less."""
-        least = int(min(self.least.values()))
+        least = int(min(self.bounds_ns.values()))
         return least if self.best is None else min(least, self.best.time_ns)
 
     @property
     def open_pipelines(self) -> bool:
         """Whether steps of a pipeline may be shorter than the best one by more than the gap."""
         enough_ns = self._enough_ns(float("inf"))
-        return any(self.least[member] < enough_ns for member in self.least if self.pool.num_stages(member) > 1)
+        return any(self.bounds_ns[member] < enough_ns for member in self.bounds_ns if self.pool.num_stages(member) > 1)
 
     def learn(
         self,
@@ -106,33 +106,33 @@ class SingleStrategySearch:
     ) -> None:
         """What was found and proved elsewhere; whether the step is ``rough`` (``Incumbents.take``)."""
         for member, one in loads.items():
-            self.pool.tell(member, one)
+            self.pool.adopt_bound(member, one)
         if best is not None and (self.best is None or best.time_ns < self.best.time_ns):
-            self.known.take(best, self.known.took_s, rough=rough)
-        self.raise_least(least)
+            self.incumbents.take(best, self.incumbents.pack_time_s, rough=rough)
+        self.raise_bounds(least)
 
-    def raise_least(self, least: dict[int, float]) -> None:
+    def raise_bounds(self, least: dict[int, float]) -> None:
         """The least time of some strategies in ns that was proved elsewhere."""
-        self.least |= {member: max(self.least[member], known) for member, known in least.items()}
+        self.bounds_ns |= {member: max(self.bounds_ns[member], known) for member, known in least.items()}
 
     def pack(self, deadline: float, below_ns: float = np.inf) -> bool:
         """Pack one strategy while another process proves: the best one with more care, as that leaves less to
         pack; those that may be shortest, and shorter than ``below_ns``, and are not packed, the least bound first;
         the shortest ones, and all that may be it, with more care; whether there was any."""
-        known = self.known
-        if self.best is None or self.pool.load.rules.padded or self._late(deadline - known.took_s):
+        known = self.incumbents
+        if self.best is None or self.pool.load.rules.padded or self._late(deadline - known.pack_time_s):
             return False
-        if self.best.home in known.packed and known.rough(self.best.home, below_ns):
+        if self.best.home in known.packed and known.is_rough(self.best.home, below_ns):
             known.improve(self.best.home, most=False)
             return True
         open_ = self._open_below(below_ns)
-        new = [member for member in open_ if member not in known.packed and member not in self.tried]
+        new = [member for member in open_ if member not in known.packed and member not in self.pack_attempts]
         if new:
-            self.tried.add(new[0])
+            self.pack_attempts.add(new[0])
             known.pack(new[0])
             return True
         packed = sorted((one for one in open_ if one in known.packed), key=lambda one: known.step(one).time_ns)
-        rough = [member for member in (*known.shortest(), *packed) if known.rough(member, below_ns)]
+        rough = [member for member in (*known.shortest(), *packed) if known.is_rough(member, below_ns)]
         if rough:
             known.improve(rough[0], most=False)
         return bool(rough)
@@ -140,12 +140,12 @@ class SingleStrategySearch:
     def polish(self, deadline: float) -> bool:
         """Pack the best strategy from another start, or with most care, while another process proves; whether that
         was tried."""
-        known, best = self.known, self.best
-        if best is None or self.pool.load.rules.padded or self._late(deadline - known.took_s):
+        known, best = self.incumbents, self.best
+        if best is None or self.pool.load.rules.padded or self._late(deadline - known.pack_time_s):
             return False
         if known.restart(best.home):
             return True
-        if known.finished(best.home) or self._late(deadline - MOST_TIMES * known.took_s):
+        if known.is_finished(best.home) or self._late(deadline - MOST_TIMES * known.pack_time_s):
             return False
         known.improve(best.home, most=True)
         return True
@@ -154,13 +154,13 @@ class SingleStrategySearch:
         """A slice of time for a pipeline that is proved here, while another process proves the others: the one
         with the next to least bound is taken where there is none; whether there is any."""
         self.deadline, pool, end = deadline, self.pool, min(deadline, time.perf_counter() + _BESIDE_S)
-        open_ = [one for one in self._open if pool.num_stages(one) > 1 and one not in self.ended]
-        if self.taken.isdisjoint(open_):
-            self.taken.update(open_[1:2])
-        mine = [one for one in open_ if one in self.taken]
-        while mine and time.perf_counter() < end and self.least[mine[0]] < self._enough_ns(np.inf):
+        open_ = [one for one in self._open if pool.num_stages(one) > 1 and one not in self.exhausted]
+        if self.proved_here.isdisjoint(open_):
+            self.proved_here.update(open_[1:2])
+        mine = [one for one in open_ if one in self.proved_here]
+        while mine and time.perf_counter() < end and self.bounds_ns[mine[0]] < self._enough_ns(np.inf):
             if not self._fill_one(mine[0], self._enough_ns(np.inf), end):
-                self.ended.add(mine[0])
+                self.exhausted.add(mine[0])
                 break
         return bool(mine)
 
@@ -173,7 +173,7 @@ class SingleStrategySearch:
         """
         pause, self.eager, self.deadline = min(pause, deadline), eager, deadline
         self._pipelines(below_ns, pause)
-        best, number = self.best, len(self.least)
+        best, number = self.best, len(self.bounds_ns)
         if best is None:
             raise InfeasibleError(
                 f"No packing of {self.pool.load.counts.sum()} sequences was found under {number} strategies.",
@@ -182,7 +182,7 @@ class SingleStrategySearch:
             )
         self._prove_in_integers(min(best.time_ns, below_ns), deadline)
         # Bounds first, but for what most care takes; of two processes the other one packs.
-        kept_s = 0.0 if eager else MOST_TIMES * self.known.took_s
+        kept_s = 0.0 if eager else MOST_TIMES * self.incumbents.pack_time_s
         self._fill(below_ns, min(pause, deadline - kept_s))
         if best.time_ns <= below_ns * (1.0 + HOPELESS) and time.perf_counter() < pause:
             best = self._polish(deadline)
@@ -197,7 +197,7 @@ class SingleStrategySearch:
     def _open_below(self, below_ns: float) -> list[int]:
         """The same, that may be shorter than ``below_ns`` by as much."""
         enough_ns = self._enough_ns(below_ns)
-        return sorted((one for one, least in self.least.items() if least < enough_ns), key=self.least.__getitem__)
+        return sorted((one for one, least in self.bounds_ns.items() if least < enough_ns), key=self.bounds_ns.__getitem__)
 
     def _enough_ns(self, below_ns: float) -> float:
         """A pipeline with a bound of at least this needs nothing more."""
@@ -206,13 +206,13 @@ class SingleStrategySearch:
 
     def _pipelines(self, below_ns: float, deadline: float) -> None:
         """The least bound first: proved better, packed, proved better still."""
-        pool, left = self.pool, self.left
+        pool, left = self.pool, self.next_step
         while left:
-            member = min(left, key=lambda one: self.least[one])
+            member = min(left, key=lambda one: self.bounds_ns[one])
             late = self.best is not None and time.perf_counter() > deadline
-            if late or self.least[member] >= self._enough_ns(below_ns):
+            if late or self.bounds_ns[member] >= self._enough_ns(below_ns):
                 break
-            if not np.isfinite(self.least[member]) or left[member] == _WAYS:
+            if not np.isfinite(self.bounds_ns[member]) or left[member] == _WAYS:
                 del left[member]
                 continue
             if left[member] > 1 and self._close(member, self._enough_ns(below_ns)):
@@ -221,7 +221,7 @@ class SingleStrategySearch:
                 break
             self._next_way(member, left[member], deadline)
             # More may be proved of it elsewhere.
-            self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
+            self.bounds_ns[member] = max(self.bounds_ns[member], pool.step_bound_ns(member, beside=False))
             left[member] += 1
 
     def _next_way(self, member: int, way: int, deadline: float) -> None:
@@ -230,16 +230,16 @@ class SingleStrategySearch:
         pool = self.pool
         if way in (1, 2) and not self.packs:
             return
-        if way in (1, 5) and member not in self.known.packed and member not in self.packed_elsewhere:
-            if way == 5 or sum(pool.num_stages(one) > 1 for one in self.known.packed) < _FIRST_PACKED:
-                self.known.pack(member)
-        elif way in (2, 6) and member in self.known.packed and member not in self.packed_elsewhere:
+        if way in (1, 5) and member not in self.incumbents.packed and member not in self.packed_elsewhere:
+            if way == 5 or sum(pool.num_stages(one) > 1 for one in self.incumbents.packed) < _FIRST_PACKED:
+                self.incumbents.pack(member)
+        elif way in (2, 6) and member in self.incumbents.packed and member not in self.packed_elsewhere:
             self._improve(member, deadline)
         elif way == 4 and self.best is not None:
             once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
-            pool.lengthened(member, self.best.time_ns - once_ns)
+            pool.work_bound_with_longest(member, self.best.time_ns - once_ns)
         elif way == 0 or (way == 3 and not self._closed_by_longest(member)):
-            pool.loads(member, beside=False, exact=way == 3)
+            pool.work_bound(member, beside=False, exact=way == 3)
 
     def _closed_by_longest(self, member: int) -> bool:
         """Whether what the longest sequence adds makes programs of all micro-batches needless, which are dear of
@@ -247,18 +247,18 @@ class SingleStrategySearch:
         pool, best = self.pool, self.best
         if pool.num_stages(member) < DEEP or best is None:
             return False
-        pool.lengthened(member, best.time_ns - pool.reduce_ns(member) - pool.finish_ns(member))
-        return pool.least_ns(member, beside=False) >= self._enough_ns(best.time_ns)
+        pool.work_bound_with_longest(member, best.time_ns - pool.reduce_ns(member) - pool.finish_ns(member))
+        return pool.step_bound_ns(member, beside=False) >= self._enough_ns(best.time_ns)
 
     def _fill(self, below_ns: float, deadline: float) -> None:
         """Configuration programs for pipelines, a slice of time always for the one with the least bound; last for
         those that are proved elsewhere."""
         enough_ns = self._enough_ns(below_ns)
         while time.perf_counter() < deadline:
-            member = min(self.least, key=lambda one: self.least[one])
-            if self.least[member] >= enough_ns or self.pool.num_stages(member) == 1:
+            member = min(self.bounds_ns, key=lambda one: self.bounds_ns[one])
+            if self.bounds_ns[member] >= enough_ns or self.pool.num_stages(member) == 1:
                 return
-            others = {one: of for one, of in self.least.items() if of < enough_ns and one not in self.elsewhere}
+            others = {one: of for one, of in self.bounds_ns.items() if of < enough_ns and one not in self.proved_elsewhere}
             member = min(others, key=lambda one: others[one], default=member)
             if self.pool.num_stages(member) == 1 or not self._fill_one(member, enough_ns, deadline):
                 return
@@ -269,17 +269,17 @@ class SingleStrategySearch:
         once_ns = pool.reduce_ns(member) + pool.finish_ns(member)
         if self._close(member, enough_ns):
             return True
-        if member not in self.filled:
-            self.filled[member] = ConfigurationBound(pool.lengthened(member, np.inf), pool.contents(member))
+        if member not in self.configuration_bounds:
+            self.configuration_bounds[member] = ConfigurationBound(pool.work_bound_with_longest(member, np.inf), pool.micro_batch_pricing(member))
         # What leaves most for a time not much longer than what is proved is what the bound rests on.
-        known_ns = max(pool.alone(member).highest, self.least[member] - once_ns)
+        known_ns = max(pool.best_own_memory_bound(member).workload_bound_ns, self.bounds_ns[member] - once_ns)
         enough = min(enough_ns - once_ns, known_ns * (1.0 + _RISE))
-        one = self.filled[member]
+        one = self.configuration_bounds[member]
         if one.done:
             return self._lead(member, enough, deadline)
         one.run(enough, min(deadline, time.perf_counter() + _SLICE_S))
-        pool.know(member, one.loads)
-        self.least[member] = max(self.least[member], pool.least_ns(member, beside=False))
+        pool.store_bound(member, one.loads)
+        self.bounds_ns[member] = max(self.bounds_ns[member], pool.step_bound_ns(member, beside=False))
         self._share(member, enough_ns - once_ns)
         return True
 
@@ -287,35 +287,35 @@ class SingleStrategySearch:
         """A slice of time for a pipeline whose micro-batches can be few things: no replica is done in time for a
         step that is short enough, or one is found; False where there is nothing more."""
         once_ns = self.pool.reduce_ns(member) + self.pool.finish_ns(member)
-        if member not in self.whole:
-            self.whole[member] = ReplicaFeasibility.of(self.pool, member)
-        one = self.whole[member]
+        if member not in self.replica_feasibility:
+            self.replica_feasibility[member] = ReplicaFeasibility.of(self.pool, member)
+        one = self.replica_feasibility[member]
         if one is None or not np.isfinite(enough_ns) or time.perf_counter() >= self.deadline:
             return False
         time_ns = one.asked(enough_ns - once_ns)
-        if time_ns + once_ns <= self.least[member] or one.done(time_ns):
+        if time_ns + once_ns <= self.bounds_ns[member] or one.done(time_ns):
             return False
         found = one.run(time_ns, self.backend, time.perf_counter() + _CLOSE_S, self.deadline)
         if found is not None:
-            self.known.offer(member, found)
+            self.incumbents.offer(member, found)
         if not one.within(time_ns):
-            self.least[member] = max(self.least[member], time_ns + once_ns)
+            self.bounds_ns[member] = max(self.bounds_ns[member], time_ns + once_ns)
         return True
 
     def _lead(self, member: int, time_ns: float, deadline: float) -> bool:
         """A slice of time for a pipeline's bound by the leaders of its replicas; False where there is nothing
         more."""
-        filled = self.filled[member]
-        if filled.others == 0:
+        filled = self.configuration_bounds[member]
+        if filled.num_other_replicas == 0:
             return False
-        if member not in self.led:
-            self.led[member] = LongestSequenceBranching(filled, time_ns)
-        led = self.led[member]
+        if member not in self.branchings:
+            self.branchings[member] = LongestSequenceBranching(filled, time_ns)
+        led = self.branchings[member]
         if led.done:
             return False
         led.run(time_ns, min(deadline, time.perf_counter() + _SLICE_S))
         once_ns = self.pool.reduce_ns(member) + self.pool.finish_ns(member)
-        self.least[member] = max(self.least[member], led.highest + once_ns)
+        self.bounds_ns[member] = max(self.bounds_ns[member], led.bound_ns + once_ns)
         return True
 
     def _dearer(self, member: int) -> list[int]:
@@ -324,33 +324,33 @@ class SingleStrategySearch:
         return [
             other
             for other, one in enumerate(members)
-            if recomputes_less(members[member], one) and self.least[other] < self._enough_ns(np.inf)
+            if recomputes_less(members[member], one) and self.bounds_ns[other] < self._enough_ns(np.inf)
         ]
 
     def _share(self, member: int, time_ns: float) -> None:
         """What is proved of a pipeline holds for those that recompute more, but where a micro-batch is larger than
         it holds: stages wait around such a one."""
-        pool, loads, grains = self.pool, self.pool.alone(member), self.pool.grains(member, beside=False)
+        pool, loads, grains = self.pool, self.pool.best_own_memory_bound(member), self.pool.max_quanta(member, beside=False)
         for other in self._dearer(member):
-            lines, items = pool.loads(other, beside=False), pool.contents(other).items
-            if (member, other) not in self.larger:
-                around = around_larger(lines, items, grains, lines.full, time_ns)
-                self.larger[member, other] = around.boxes
-            pool.tell(other, with_larger(loads, lines, self.larger[member, other]))
+            lines, items = pool.work_bound(other, beside=False), pool.micro_batch_pricing(other).items
+            if (member, other) not in self.larger_windows:
+                around = around_larger(lines, items, grains, lines.total_load, time_ns)
+                self.larger_windows[member, other] = around.boxes
+            pool.adopt_bound(other, with_larger(loads, lines, self.larger_windows[member, other]))
             once_ns = pool.reduce_ns(other) + pool.finish_ns(other)
-            self.least[other] = max(self.least[other], pool.alone(other).highest + once_ns)
+            self.bounds_ns[other] = max(self.bounds_ns[other], pool.best_own_memory_bound(other).workload_bound_ns + once_ns)
 
     def _polish(self, deadline: float) -> Step:
         """The strategy of the best step and the next best packed with more care, and the best of these from all
         starts, then with most care as long as that gains, until it is short enough."""
-        known = self.known
+        known = self.incumbents
         for member in known.shortest():
             self._improve(member, deadline)
-        while not self._late(deadline - known.took_s) and known.restart(self._best().home):
+        while not self._late(deadline - known.pack_time_s) and known.restart(self._best().home):
             pass
         while True:
             before = self._best()
-            if known.finished(before.home) or self._late(deadline - MOST_TIMES * known.took_s):
+            if known.is_finished(before.home) or self._late(deadline - MOST_TIMES * known.pack_time_s):
                 return before
             known.improve(before.home, most=True)
             if self._best().time_ns == before.time_ns:
@@ -358,8 +358,8 @@ class SingleStrategySearch:
 
     def _improve(self, member: int, deadline: float) -> None:
         """Pack a strategy with more care, once, if it may become the best, and there is time."""
-        if self.known.rough(member) and not self._late(deadline):
-            self.known.improve(member, most=False)
+        if self.incumbents.is_rough(member) and not self._late(deadline):
+            self.incumbents.improve(member, most=False)
 
     def _best(self) -> Step:
         assert self.best is not None
@@ -373,7 +373,7 @@ class SingleStrategySearch:
     def _open_singles(self, below_ns: float) -> list[int]:
         """Strategies of one stage that may be shorter than the best step by more than the gap."""
         enough_ns = self._enough_ns(below_ns)
-        return [m for m in sorted(self.least) if self.least[m] < enough_ns and self.pool.num_stages(m) == 1]
+        return [m for m in sorted(self.bounds_ns) if self.bounds_ns[m] < enough_ns and self.pool.num_stages(m) == 1]
 
     def _prove_in_integers(self, below_ns: float, deadline: float) -> None:
         """Bounds of strategies of one stage, raised by prices of what micro-batches hold, and where that is not
@@ -382,7 +382,7 @@ class SingleStrategySearch:
         members = [member for member in self._open_singles(below_ns) if member not in self.in_integers]
         self.in_integers.update(members)
         for member in [] if pool.load.rules.padded else members:
-            self.least[member] = max(self.least[member], alone_ns(pool, member, below_ns, deadline))
+            self.bounds_ns[member] = max(self.bounds_ns[member], alone_ns(pool, member, below_ns, deadline))
         members = [member for member in self._open_singles(below_ns) if member in members]
         number = len(members)
         if not number:
@@ -402,4 +402,4 @@ class SingleStrategySearch:
         with suppress(InfeasibleError, SolverError):
             for record in solve_groups(problem, self.backend, self.gap * GAP_SHARE, left_s).sets:
                 member = members[record.used[0]]
-                self.least[member] = max(self.least[member], record.bound_ns)
+                self.bounds_ns[member] = max(self.bounds_ns[member], record.bound_ns)

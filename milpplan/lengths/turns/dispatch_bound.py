@@ -151,7 +151,7 @@ class PipelineBound:
         num_stages = min(layout.pp, MOST_STAGES)
         typical = _held(tables, np.flatnonzero(load.counts), load.counts[load.counts > 0])
         stages = stage_loads(typical, layout.pp, most_grains, max(1.0, _AT * most_grains))
-        full = float(typical.load.counts @ stages.last) * most_grains / typical.load.grains
+        full = float(typical.load.counts @ stages.last) * most_grains / typical.load.num_quanta
         even = replace(stages, most=np.full(len(stages.most), full))
         ranges = [_Ranges.of(even, num_stages, number * full) for number in _LOADS]
         boxes = [
@@ -169,7 +169,7 @@ class PipelineBound:
         ramp_ns = ramp(tables, layout.pp, self.most_grains)
         load = float(counts @ stages.last) / layout.dp
         least = float(stages.last[-1])
-        unit = float(counts @ stages.last) * self.most_grains / tables.load.grains
+        unit = float(counts @ stages.last) * self.most_grains / tables.load.num_quanta
         known = [self.ranges[one].at(stages, ramp_ns, load) for one in _nearest(_LOADS, load / unit)[:_NEAREST]]
         plain = max(known, key=lambda one: one.at(load))
         found = [plain.at(load), float(serial_times(tables, self.one, self.most_grains)[-1])]
@@ -182,7 +182,7 @@ class PipelineBound:
 
 def _held(tables: Tables, places: IntArray, counts: IntArray) -> Tables:
     """The tables of ``counts`` [k] sequences of the lengths at ``places`` [k] alone."""
-    load = Load(tables.load.lengths[places], counts, tables.load.grain, tables.load.rules)
+    load = Load(tables.load.lengths[places], counts, tables.load.token_quantum, tables.load.rules)
     return replace(tables, load=load, cores=tables.cores[..., places])
 
 

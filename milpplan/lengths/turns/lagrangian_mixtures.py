@@ -45,11 +45,11 @@ class Bounded:
 
     shares: FloatArray
     constants: FloatArray
-    serial: FloatArray
-    once: FloatArray
-    finish: FloatArray
+    latency_ns: FloatArray
+    reduce_ns: FloatArray
+    finish_ns: FloatArray
     counts: FloatArray
-    held: FloatArray
+    load_range: FloatArray
 
     @staticmethod
     def of(
@@ -71,18 +71,18 @@ class Bounded:
             shares, constants, np.minimum(serial, _NEVER), once, finish, counts.astype(np.float64), ends
         )
 
-    def able(self, sets: IntArray) -> BoolArray:
+    def can_hold_workload(self, sets: IntArray) -> BoolArray:
         """Where strategies [N, q] together may hold the workload, no more and no less."""
-        least, most = self.held[sets].sum(axis=1).T
+        least, most = self.load_range[sets].sum(axis=1).T
         return np.asarray((least <= 1.0 + _CLOSE) & (most >= 1.0 - _CLOSE))
 
-    def beyond(self, sets: IntArray) -> FloatArray:
+    def fixed_cost_ns(self, sets: IntArray) -> FloatArray:
         """What steps of sets [N, q] take beside their groups, [N] ns."""
-        return np.asarray(self.once[sets].sum(axis=1) + self.finish[sets].min(axis=1))
+        return np.asarray(self.reduce_ns[sets].sum(axis=1) + self.finish_ns[sets].min(axis=1))
 
     def holds_longest(self, strategies: IntArray) -> BoolArray:
         """Whether strategies [...] may run the longest sequence."""
-        return np.asarray((self.serial[strategies] < _NEVER) & (self.shares[strategies, 0, -1] < _NEVER))
+        return np.asarray((self.latency_ns[strategies] < _NEVER) & (self.shares[strategies, 0, -1] < _NEVER))
 
     def terms(self, sets: IntArray, place: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Shares [N, q, T, n] and constants [N, q, T + 1] of sets [N, q] where strategy ``place`` of each runs the
@@ -92,7 +92,7 @@ class Bounded:
         shares, constants = self.shares[sets], self.constants[sets]
         constants = np.concatenate([constants, np.full((*sets.shape, 1), -_NEVER)], axis=2)
         constants[:, place, :-1] += shares[:, place, :, -1]
-        constants[:, place, -1] = self.serial[sets[:, place]]
+        constants[:, place, -1] = self.latency_ns[sets[:, place]]
         return shares, constants, counts
 
 
@@ -105,7 +105,7 @@ def sharpened_ns(problem: Bounded, used: IntArray) -> float:
             weights = _solved(shares[0], constants[0], counts)[0][None]
             values = _values(shares, constants, counts, weights)
             least = min(least, float(_mixture(weights, values)[0]))
-    return least * SAFETY + float(problem.beyond(used[None])[0])
+    return least * SAFETY + float(problem.fixed_cost_ns(used[None])[0])
 
 
 def best_shares(problem: Bounded, used: IntArray) -> list[IntArray]:
@@ -164,13 +164,13 @@ def cheap_ns(problem: Bounded, sets: IntArray, weights: FloatArray) -> FloatArra
     shares[used] = weights[used, :, :-1] @ problem.shares[used]
     whole = problem.constants[used] + problem.shares[used, :, -1]
     fixed[used, 0] = (weights[used, 0, :-1] * problem.constants[used]).sum(axis=1)
-    fixed[used, 1] = (weights[used, 1, :-1] * whole).sum(axis=1) + weights[used, 1, -1] * problem.serial[used]
+    fixed[used, 1] = (weights[used, 1, :-1] * whole).sum(axis=1) + weights[used, 1, -1] * problem.latency_ns[used]
     counts, least = problem.counts.copy(), np.full(len(sets), np.inf)
     counts[-1] -= 1.0
     for place, runs in enumerate(np.eye(sets.shape[1], dtype=np.int64)):
         bounds = shares[sets, runs].min(axis=1) @ counts + fixed[sets, runs].sum(axis=1)
         least = np.where(problem.holds_longest(sets[:, place]), np.minimum(least, bounds), least)
-    return np.asarray(least * SAFETY + problem.beyond(sets))
+    return np.asarray(least * SAFETY + problem.fixed_cost_ns(sets))
 
 
 def raised_ns(
@@ -180,7 +180,7 @@ def raised_ns(
     longest sequence, to begin with, and better ones; as soon as one reaches the target it is raised no more."""
     if not len(sets):
         return np.zeros(0), weights
-    beyond = problem.beyond(sets)
+    beyond = problem.fixed_cost_ns(sets)
     places = range(sets.shape[1])
     found = [_raised(problem, sets, place, target_ns - beyond, weights[:, place]) for place in places]
     least = np.min([bounds for bounds, _ in found], axis=0)

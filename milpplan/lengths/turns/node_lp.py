@@ -113,7 +113,7 @@ class NodeLP:
     ) -> None:
         """Another strategy holds between two shares of the load of all."""
         _, columns, lengths = taken
-        self._between(columns, loads.each[lengths], shares[0] * loads.full, shares[1] * loads.full)
+        self._between(columns, loads.sequence_loads[lengths], shares[0] * loads.total_load, shares[1] * loads.total_load)
 
     def solve(self) -> NodeSolution:
         """With the least sum of the others' times, proved by its prices."""

@@ -47,7 +47,7 @@ class _LedRoom(CapacityRow):
     place: int
 
     def within(self, time_ns: float) -> float:
-        return self.led.within(self.place, time_ns)
+        return self.led.max_load(self.place, time_ns)
 
 
 class ReplicaInequalities:
@@ -58,16 +58,16 @@ class ReplicaInequalities:
         self.num_replicas = pool.members[member].candidate.layout.dp
         self.kind = ReplicaClass.of(pool, member, beside=True)
         # Of pipelines, once more is asked for than bounds of all replicas.
-        self.leaders: LongestSequenceBranching | None = None
+        self.branching: LongestSequenceBranching | None = None
         self._asked: list[tuple[bytes, float]] = []
 
-    def kinds(self, time_ns: float) -> list[UsedKind]:
+    def replica_classes(self, time_ns: float) -> list[UsedKind]:
         """Replicas of every class that has any within a time, with what is known by now."""
         kinds = [self.kind]
-        if self.leaders is not None:
+        if self.branching is not None:
             kinds = []
-            for place, leaders in enumerate(self.leaders.classes):
-                rooms = tuple(_LedRoom(one.measure.each, (), one, place) for one in self.leaders.led)
+            for place, leaders in enumerate(self.branching.classes):
+                rooms = tuple(_LedRoom(one.duals.sequence_loads, (), one, place) for one in self.branching.class_bounds)
                 kinds.append(replace(self.kind, leaders=leaders, rooms=rooms))
         found = []
         for kind in kinds:
@@ -76,22 +76,22 @@ class ReplicaInequalities:
                 found.append(UsedKind(kind, holds, rows).sharpened)
         return found
 
-    def fewest(self, first: int, time_ns: float) -> int:
+    def min_replicas(self, first: int, time_ns: float) -> int:
         """How many replicas all sequences of length number ``first`` and longer need at least."""
-        if self.leaders is None:
+        if self.branching is None:
             return 0
         number = int(self.pool.load.counts[first:].sum())
-        return self.leaders.together.fewest(number, time_ns)
+        return self.branching.min_replicas.min_replicas(number, time_ns)
 
     def learn(self, time_ns: float, parts: list[tuple[ReplicaClass, float, FloatArray]], deadline: float) -> bool:
         """Know more, so that so many replicas of every kind do not hold [n] each what they do within a time;
         whether they do not by now."""
         if self.pool.num_stages(self.member) == 1:
             return self._price(parts)
-        if self.leaders is None:
-            self.leaders = self._led()
+        if self.branching is None:
+            self.branching = self._led()
             return True
-        leaders = self.leaders
+        leaders = self.branching
         if any(kind.leaders is None for kind, _, _ in parts):
             # From before they were told apart.
             return True
@@ -104,32 +104,32 @@ class ReplicaInequalities:
         if not chain.any():
             return False
         while time.perf_counter() < deadline:
-            shares = [self._share(one, chain, held, time_ns) for one in leaders.led]
+            shares = [self._share(one, chain, held, time_ns) for one in leaders.class_bounds]
             best = int(np.argmin(shares))
-            led, share = leaders.led[best], shares[best]
+            led, share = leaders.class_bounds[best], shares[best]
             if share <= 1.0 - _FURTHER:
                 return True
-            if leaders.look_at(led, chain, time_ns, (share - 1.0 + _FURTHER) * float(led.measure.each @ held)):
+            if leaders.refine_class(led, chain, time_ns, (share - 1.0 + _FURTHER) * float(led.duals.sequence_loads @ held)):
                 continue
             key = np.rint(chain).tobytes()
             known = [abs(one / time_ns - 1.0) for other, one in self._asked if other == key]
             if len(self._asked) < _ASKED and share > _CUT and min(known, default=1.0) > _OTHER:
                 self._asked.append((key, time_ns))
                 wanted = held + _ALL * self.pool.load.counts
-                if leaders.ask(led, chain, wanted, time_ns, _ASK_S):
-                    return self._share(leaders.led[-1], chain, held, time_ns) <= _CUT
+                if leaders.add_duals(led, chain, wanted, time_ns, _ASK_S):
+                    return self._share(leaders.class_bounds[-1], chain, held, time_ns) <= _CUT
             return share <= _CUT
         return False
 
     def _led(self) -> LongestSequenceBranching:
         """Replicas told apart by their leaders."""
-        contents = self.pool.contents(self.member, beside=True)
+        contents = self.pool.micro_batch_pricing(self.member, beside=True)
         if contents.items.fits[-1]:
-            known = self.pool.lengthened(self.member, np.inf)
+            known = self.pool.work_bound_with_longest(self.member, np.inf)
         else:
-            known = replace(self.pool.alone(self.member), classes=())
+            known = replace(self.pool.best_own_memory_bound(self.member), classes=())
         filled = ConfigurationBound(known, contents)
-        filled.divide(self.time_ns, known.full)
+        filled.branch_on_large(self.time_ns, known.total_load)
         return LongestSequenceBranching(filled, self.time_ns)
 
     def _price(self, parts: list[tuple[ReplicaClass, float, FloatArray]]) -> bool:
@@ -145,5 +145,5 @@ class ReplicaInequalities:
     def _share(self, led: ReplicaClassBound, chain: FloatArray, held: FloatArray, time_ns: float) -> float:
         """What the replicas of a chain do at most of what they hold together."""
         places = np.flatnonzero(chain).tolist()
-        left = sum(float(chain[place]) * max(0.0, led.within(place, time_ns)) for place in places)
-        return left / float(led.measure.each @ held)
+        left = sum(float(chain[place]) * max(0.0, led.max_load(place, time_ns)) for place in places)
+        return left / float(led.duals.sequence_loads @ held)

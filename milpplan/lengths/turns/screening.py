@@ -39,7 +39,7 @@ class StrategySet:
     """Strategies and the bound of their steps in ns, switches apart."""
 
     bound_ns: float
-    used: tuple[int, ...]
+    strategies: tuple[int, ...]
 
 
 @dataclass(order=True, slots=True)
@@ -54,11 +54,11 @@ class Node:
     number: int
     screened: StrategySet = field(compare=False)
     order_ns: float = field(compare=False, default=0.0)
-    ways: list[Callable[[Node], None]] = field(compare=False, default_factory=list)
-    worst: dict[int, int] = field(compare=False, default_factory=dict)
-    alone: dict[int, float] = field(compare=False, default_factory=dict)
+    bounding_steps: list[Callable[[Node], None]] = field(compare=False, default_factory=list)
+    worst_intervals: dict[int, int] = field(compare=False, default_factory=dict)
+    own_memory_ns: dict[int, float] = field(compare=False, default_factory=dict)
     nearly_all: list[int] = field(compare=False, default_factory=list)
-    open: dict[int, tuple[FloatArray, float, float]] = field(compare=False, default_factory=dict)
+    open_loads: dict[int, tuple[FloatArray, float, float]] = field(compare=False, default_factory=dict)
 
     def raise_to(self, bound_ns: float) -> None:
         """Take over a bound if it is higher."""
@@ -75,7 +75,7 @@ class Helper(Protocol):
     def share(self, left: list[Node]) -> None:
         """Give it some of those in a heap, and put back what it is done with."""
 
-    def drop(self) -> None:
+    def recall(self) -> None:
         """It need not look at those that it was given any more."""
 
 
@@ -84,7 +84,7 @@ class ScreeningResult:
     """Sets of at least two strategies that are left, the least bound first, and the least bound of the others in
     ns (infinite where none was dropped)."""
 
-    left: tuple[StrategySet, ...]
+    sets: tuple[StrategySet, ...]
     dropped_ns: float
 
 
@@ -95,11 +95,11 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: 
     Raises:
         InvalidInputError: there are too many sets to try.
     """
-    number = len(problem.once)
+    number = len(problem.reduce_ns)
     totals = problem.shares @ problem.counts + problem.constants
     best = totals.argmax(axis=1)
     rows = np.arange(number)
-    work, once = problem.shares[rows, best] * problem.counts, problem.once + problem.constants[rows, best]
+    work, once = problem.shares[rows, best] * problem.counts, problem.reduce_ns + problem.constants[rows, best]
     # The least work and reductions of those from each on.
     rest, more = (np.minimum.accumulate(one[::-1])[::-1] for one in (work, once))
     left: list[StrategySet] = []
@@ -120,7 +120,7 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: 
                 dropped = min(dropped, whole)
                 continue
             later = np.arange(used[-1] + 1, number)
-            ends = np.minimum(problem.finish[later], problem.finish[list(used)].min())
+            ends = np.minimum(problem.finish_ns[later], problem.finish_ns[list(used)].min())
             fixed = float(once[list(used)].sum()) + ends + once[later]
             parts = np.minimum(least, work[later])
             bounds = parts.sum(axis=1) * SAFETY + fixed
@@ -130,7 +130,7 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: 
             if size < max_strategies and len(later) > 1:
                 # Whatever joins these.
                 joined = np.minimum(parts[:-1], rest[later[1:]]).sum(axis=1) * SAFETY + more[later[1:]]
-                joined += float(once[list(used)].sum()) + once[later[:-1]] + float(problem.finish.min())
+                joined += float(once[list(used)].sum()) + once[later[:-1]] + float(problem.finish_ns.min())
                 dropped = min(dropped, float(joined[joined >= target_ns].min(initial=np.inf)))
                 able = np.flatnonzero(joined < target_ns).tolist()
                 larger += [((*used, int(later[row])), parts[row], float(joined[row])) for row in able]
@@ -159,9 +159,9 @@ def split(
         if time.perf_counter() > deadline:
             left += sets[start:]
             break
-        for size in {len(held.used) for held in some}:
-            mine = [held for held in some if len(held.used) == size]
-            rows = np.array([held.used for held in mine])
+        for size in {len(held.strategies) for held in some}:
+            mine = [held for held in some if len(held.strategies) == size]
+            rows = np.array([held.strategies for held in mine])
             choices = _Choices.of(problem, rows, last)
             last = choices.last
             cut = [place for place in range(size) if any(parts[one] != [one] for one in rows[:, place].tolist())]
@@ -170,10 +170,10 @@ def split(
             for held, least in zip(mine, choices.least.tolist(), strict=True):
                 bound = max(held.bound_ns, least)
                 if bound < target_ns:
-                    left.append(StrategySet(bound, held.used))
+                    left.append(StrategySet(bound, held.strategies))
                 else:
                     dropped = min(dropped, bound)
-    return ScreeningResult(tuple(sorted(left, key=lambda one: (one.bound_ns, one.used))), dropped)
+    return ScreeningResult(tuple(sorted(left, key=lambda one: (one.bound_ns, one.strategies))), dropped)
 
 
 def branched(
@@ -214,7 +214,7 @@ class _Choices:
     def of(problem: Bounded, sets: IntArray, last: FloatArray | None = None) -> _Choices:
         """Sets [N, q] as they are, of which nothing is known."""
         if last is None:
-            last = np.repeat(even_weights(problem)[None], len(problem.once), axis=0)
+            last = np.repeat(even_weights(problem)[None], len(problem.reduce_ns), axis=0)
         number, runs = len(sets), np.eye(sets.shape[1], dtype=np.int64)
         weights, closed = last[sets[:, None, :], runs], np.full(number, np.inf)
         return _Choices(problem, last, sets, np.arange(number), np.zeros(number), weights, closed)
@@ -227,7 +227,7 @@ class _Choices:
         before = np.repeat(np.arange(len(cut)), [len(one) for one in cut])
         rows = self.rows[before]
         rows[:, position] = np.concatenate(cut)
-        able = self.problem.able(rows)
+        able = self.problem.can_hold_workload(rows)
         rows, before = rows[able], before[able]
         # By weights from elsewhere, then by better ones.
         bounds, closed = cheap_ns(self.problem, rows, self.last), self.closed.copy()

@@ -62,31 +62,31 @@ class Participant:
     the least and the most load of steps that are not known to be longer than the target."""
 
     bounds: LinearBounds
-    serial: FloatArray
-    led: Callable[[], ReplicaInequalities]
-    loads: tuple[PipelineWorkBound, ...] = ()
-    open: tuple[FloatArray, float, float] | None = None
+    latency_ns: FloatArray
+    inequalities: Callable[[], ReplicaInequalities]
+    work_bounds: tuple[PipelineWorkBound, ...] = ()
+    open_loads: tuple[FloatArray, float, float] | None = None
 
-    def within(self, room_ns: float, shares: tuple[float, float]) -> LinearBounds:
+    def bounds_between(self, room_ns: float, shares: tuple[float, float]) -> LinearBounds:
         """Bounds of groups that take no longer, with between two shares of the load of the whole workload."""
         found, fits = self.bounds, np.isfinite(self.bounds.shares[0])
-        for loads in self.loads:
+        for loads in self.work_bounds:
             # All count about the same of every sequence.
-            times = (loads.each / self.loads[0].each)[fits] * self.loads[0].full / loads.full
+            times = (loads.sequence_loads / self.work_bounds[0].sequence_loads)[fits] * self.work_bounds[0].total_load / loads.total_load
             most = [max(one.bound.within(room_ns) for one in bound.ranges) for bound in loads.bounds]
-            high = min(1.0, shares[1] * float(times.max()), min(most) / loads.full)
+            high = min(1.0, shares[1] * float(times.max()), min(most) / loads.total_load)
             if high > 0.0:
                 # Where they cannot do the least share, the program has no answer without anything missing.
-                found = loads.within(found, min(shares[0] * float(times.min()), high * _BELOW), high)
+                found = loads.chords_between(found, min(shares[0] * float(times.min()), high * _BELOW), high)
         return found
 
     def share(self, held: FloatArray) -> float:
         """Of the load of the whole workload."""
-        return float(self.loads[0].each @ held) / self.loads[0].full
+        return float(self.work_bounds[0].sequence_loads @ held) / self.work_bounds[0].total_load
 
     def least_ns(self, held: FloatArray) -> float:
         """What so many sequences [n] take at least."""
-        return max([self.bounds.at(held), *(one.at(float(one.each @ held)) for one in self.loads)])
+        return max([self.bounds.at(held), *(one.at(float(one.sequence_loads @ held)) for one in self.work_bounds)])
 
 
 @dataclass(order=True)
@@ -98,14 +98,14 @@ class SetNode:
     learned and nothing gained, and whether nothing more is to be had."""
 
     value_ns: float
-    led: int = field(compare=False)
+    leader: int = field(compare=False)
     low: float = field(compare=False)
     high: float = field(compare=False)
-    most: float = field(compare=False)
+    max_other_ns: float = field(compare=False)
     first: int = field(compare=False)
     end: int = field(compare=False)
     shares: tuple[float, float] = field(compare=False, default=(0.0, 1.0))
-    parts: list[tuple[ReplicaClass, float, FloatArray]] = field(compare=False, default_factory=list)
+    replicas: list[tuple[ReplicaClass, float, FloatArray]] = field(compare=False, default_factory=list)
     bend: tuple[float, float] = field(compare=False, default=(0.0, 0.0))
     failed: int = field(compare=False, default=0)
     done: bool = field(compare=False, default=False)
@@ -115,43 +115,43 @@ class SetBranchAndBound:
     """The bound of one set of ``takers``: ``once_ns`` is what is paid once."""
 
     def __init__(self, takers: Sequence[Participant], once_ns: float, target_ns: float) -> None:
-        self.takers, self.once_ns, self.target_ns = takers, once_ns, target_ns
+        self.participants, self.fixed_cost_ns, self.target_ns = takers, once_ns, target_ns
         # By who is led: the passage of a sequence or a longer one under any other, [n].
         self.passages = []
         for led in range(len(takers)):
-            serial = np.min([one.serial for place, one in enumerate(takers) if place != led], axis=0)
+            serial = np.min([one.latency_ns for place, one in enumerate(takers) if place != led], axis=0)
             self.passages.append(np.minimum.accumulate(serial[::-1])[::-1])
         all_ns = target_ns - once_ns
         parts = [self._whole(led, (all_ns / 2, all_ns), all_ns / 2) for led in range(len(takers))]
         parts.append(self._whole(0, (0.0, all_ns / 2), all_ns / 2))
-        self.parts = [self._valued(one) for one in parts]
-        heapq.heapify(self.parts)
+        self.nodes = [self._valued(one) for one in parts]
+        heapq.heapify(self.nodes)
 
     @property
     def bound_ns(self) -> float:
         """No step of the set takes less, or it is no shorter than the target."""
-        return min(self.target_ns, self.parts[0].value_ns)
+        return min(self.target_ns, self.nodes[0].value_ns)
 
     def splits(self) -> list[IntArray]:
         """What every strategy of a pair holds, [q, n], where programs of parts that are open have it: of those
         with the shortest, middle and longest times of the led group each the least. None of more strategies."""
-        open_ = sorted((one for one in self.parts if one.value_ns < self.target_ns and one.parts), key=_low)
-        if len(self.takers) != 2:
+        open_ = sorted((one for one in self.nodes if one.value_ns < self.target_ns and one.replicas), key=_low)
+        if len(self.participants) != 2:
             return []
         thirds = [open_[len(open_) * place // 3 : len(open_) * (place + 1) // 3] for place in range(3)]
         return [self._split(min(one)) for one in thirds if one]
 
     def _split(self, part: SetNode) -> IntArray:
         """In whole numbers."""
-        counts = self.takers[part.led].led().pool.load.counts
-        held = np.minimum(np.rint(np.sum([mine for _, _, mine in part.parts], axis=0)).astype(np.int64), counts)
-        return np.array([counts - held, held] if part.led else [held, counts - held])
+        counts = self.participants[part.leader].inequalities().pool.load.counts
+        held = np.minimum(np.rint(np.sum([mine for _, _, mine in part.replicas], axis=0)).astype(np.int64), counts)
+        return np.array([counts - held, held] if part.leader else [held, counts - held])
 
     def run(self, deadline: float, *, learns: bool = True) -> bool:
         """Cut and learn until the target is reached, nothing more is to be had (False), or the ``deadline`` (of
         ``perf_counter``). ``learns``: or only cut, where that may be enough."""
-        while self.parts[0].value_ns < self.target_ns and time.perf_counter() < deadline:
-            least = self.parts[0]
+        while self.nodes[0].value_ns < self.target_ns and time.perf_counter() < deadline:
+            least = self.nodes[0]
             if least.done:
                 return False
             width = max(least.high - least.low, self._spread(least), least.bend[1])
@@ -163,18 +163,18 @@ class SetBranchAndBound:
                 new = self._valued(least)
                 gained = learned and new.value_ns > least.value_ns * (1.0 + _GAIN)
                 new.failed = 0 if gained else least.failed + 1 if learned else _FAILED
-                heapq.heapreplace(self.parts, new)
+                heapq.heapreplace(self.nodes, new)
             elif width > _NARROW * self.target_ns:
                 first, second = map(self._valued, self._cut(least))
-                heapq.heapreplace(self.parts, first)
-                heapq.heappush(self.parts, second)
+                heapq.heapreplace(self.nodes, first)
+                heapq.heappush(self.nodes, second)
             else:
                 least.done = True
         return True
 
     def _whole(self, led: int, times: tuple[float, float], most: float) -> SetNode:
         """Whatever others hold."""
-        others = [one for place, one in enumerate(self.takers) if place != led]
+        others = [one for place, one in enumerate(self.participants) if place != led]
         fits = np.any([np.isfinite(one.bounds.shares[0]) for one in others], axis=0)
         end = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else 0
         return SetNode(0.0, led, *times, most, -1, end)
@@ -182,21 +182,21 @@ class SetBranchAndBound:
     def _learned(self, part: SetNode, deadline: float) -> bool:
         """Know more of the led group of a part, where its program has it; whether that was possible."""
         end = min(deadline, time.perf_counter() + _LEARN_S)
-        return self.takers[part.led].led().learn(part.high, part.parts, end)
+        return self.participants[part.leader].inequalities().learn(part.high, part.replicas, end)
 
     def _passage(self, part: SetNode, number: int) -> float:
         """Of a sequence of a length or a longer one under the others."""
-        return float(self.passages[part.led][number]) if number >= 0 else 0.0
+        return float(self.passages[part.leader][number]) if number >= 0 else 0.0
 
     def _spread(self, part: SetNode) -> float:
         """How much longer the passage of what others hold may be than what they take."""
-        taken = max(self._passage(part, part.first), part.value_ns - part.low - self.once_ns)
+        taken = max(self._passage(part, part.first), part.value_ns - part.low - self.fixed_cost_ns)
         last = min(self.target_ns, self._passage(part, part.end - 1))
         return last - taken if part.end - part.first > 1 else 0.0
 
     def _cut(self, part: SetNode) -> list[SetNode]:
         """Two halves."""
-        part = replace(part, parts=[], failed=0)
+        part = replace(part, replicas=[], failed=0)
         if part.bend[1] > max(part.high - part.low, self._spread(part)):
             ends = (part.shares[0], part.bend[0]), (part.bend[0], part.shares[1])
             return [replace(part, shares=one, bend=(0.0, 0.0)) for one in ends]
@@ -204,38 +204,38 @@ class SetBranchAndBound:
             middle = (part.low + part.high) / 2
             return [replace(part, high=middle), replace(part, low=middle)]
         half = (self._passage(part, part.first) + min(self.target_ns, self._passage(part, part.end - 1))) / 2
-        number = int(np.clip(np.searchsorted(self.passages[part.led], half), part.first + 1, part.end - 1))
+        number = int(np.clip(np.searchsorted(self.passages[part.leader], half), part.first + 1, part.end - 1))
         return [replace(part, end=number), replace(part, first=number)]
 
     def _valued(self, part: SetNode) -> SetNode:
         """With the value of its program, as far as it counts."""
-        room = min(part.most, self.target_ns - self.once_ns - part.low)
+        room = min(part.max_other_ns, self.target_ns - self.fixed_cost_ns - part.low)
         if self._passage(part, part.first) >= room:
             return replace(part, value_ns=max(part.value_ns, self.target_ns))
-        group = self.takers[part.led].led()
-        counts, kinds = group.pool.load.counts, group.kinds(part.high)
+        group = self.participants[part.leader].inequalities()
+        counts, kinds = group.pool.load.counts, group.replica_classes(part.high)
         # The longest that others hold is shorter than those of the end.
         firsts = {one.kind.leaders[0] for one in kinds if one.kind.leaders} | {part.end}
-        needs = {first: group.fewest(first, part.high) for first in firsts if part.end <= first < len(counts)}
+        needs = {first: group.min_replicas(first, part.high) for first in firsts if part.end <= first < len(counts)}
         if max(needs.values(), default=0) > group.num_replicas:
             return replace(part, value_ns=max(part.value_ns, self.target_ns))
         program = NodeLP(counts, room, _MISSING * self.target_ns / room)
-        program.open(program.lead(kinds, group.num_replicas, needs), self.takers[part.led].open)
-        others = [one for place, one in enumerate(self.takers) if place != part.led]
-        takes = [program.take(one.within(room, part.shares), part.end) for one in others]
+        program.open(program.lead(kinds, group.num_replicas, needs), self.participants[part.leader].open_loads)
+        others = [one for place, one in enumerate(self.participants) if place != part.leader]
+        takes = [program.take(one.bounds_between(room, part.shares), part.end) for one in others]
         for taken, one in zip(takes, others, strict=True):
-            program.open(taken[1:], one.open)
+            program.open(taken[1:], one.open_loads)
         program.share()
         if part.first >= 0:
             program.hold(takes, part.first, self._passage(part, part.first))
         # Of several others nobody knows which has how much.
-        bends = len(others) == 1 and bool(others[0].loads)
+        bends = len(others) == 1 and bool(others[0].work_bounds)
         if bends:
-            program.bend(takes[0], others[0].loads[0], part.shares)
+            program.bend(takes[0], others[0].work_bounds[0], part.shares)
         answer = program.solve()
-        value_ns = max(part.value_ns, min(self.target_ns, part.low + self.once_ns + answer.value_ns * _SAFETY))
+        value_ns = max(part.value_ns, min(self.target_ns, part.low + self.fixed_cost_ns + answer.value_ns * _SAFETY))
         bend = self._bend(others[0], answer.held(*takes[0][1:]), part, value_ns) if bends else (0.0, 0.0)
-        return replace(part, value_ns=value_ns, parts=answer.parts(kinds), bend=bend)
+        return replace(part, value_ns=value_ns, replicas=answer.parts(kinds), bend=bend)
 
     def _bend(self, other: Participant, held: FloatArray, part: SetNode, value_ns: float) -> tuple[float, float]:
         """At which share another pipeline holds so much, and how much more it takes than a program has."""
@@ -243,7 +243,7 @@ class SetBranchAndBound:
         low, high = part.shares
         if not low + _CLOSE < share < high - _CLOSE:
             return 0.0, 0.0
-        return share, other.least_ns(held) - (value_ns - part.low - self.once_ns)
+        return share, other.least_ns(held) - (value_ns - part.low - self.fixed_cost_ns)
 
 
 def _low(part: SetNode) -> float:

@@ -30,13 +30,13 @@ _SLICE_S, _WORTH_S = 0.5, 4.0
 class SetProcessInit:
     """What the other process begins with."""
 
-    several: TurnSearch
+    search: TurnSearch
 
     def worker(self, gone: threading.Event) -> SetsWorker:
         """Who answers the messages after this one."""
         # What is found is packed and polished by the process that asks.
-        self.several.placed = self.several.polished = True
-        return SetsWorker(self.several)
+        self.search.packed_first = self.search.polished = True
+        return SetsWorker(self.search)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +63,22 @@ class SetProcessReply:
 class SetsWorker:
     """Answers slices, in the other process."""
 
-    several: TurnSearch
-    told: int = 0
+    search: TurnSearch
+    num_reported: int = 0
 
     def reply(self, asked: SetProcessRequest) -> SetProcessReply:
         """What is known after a slice."""
-        several, now = self.several, time.perf_counter()
+        several, now = self.search, time.perf_counter()
         several.below_ns = min(several.below_ns, asked.below_ns)
         several.deadline = now + asked.end_s - time.time()
         pause = min(now + _SLICE_S, several.deadline)
-        mine = [one for one in several.sets if one.number in asked.numbers]
-        several.narrow(enough_ns=lambda: -np.inf if time.perf_counter() > pause else np.inf, sets=mine)
-        new = several.found[self.told :]
-        self.told = len(several.found)
+        mine = [one for one in several.nodes if one.number in asked.numbers]
+        several.tighten(enough_ns=lambda: -np.inf if time.perf_counter() > pause else np.inf, sets=mine)
+        new = several.steps[self.num_reported :]
+        self.num_reported = len(several.steps)
         return SetProcessReply(
             {one.number: (one.bound_ns, one.order_ns) for one in mine},
-            frozenset(one.number for one in mine if not one.ways),
+            frozenset(one.number for one in mine if not one.bounding_steps),
             min(new, key=lambda one: one.time_ns, default=None),
             time.process_time(),
         )
@@ -88,16 +88,16 @@ class SetsWorker:
 class SetProcess:
     """Our end: it takes some of the sets that are left, and gives back those that are done with."""
 
-    several: TurnSearch
+    search: TurnSearch
     process: WorkerProcess | None
-    given: dict[int, Node] = field(default_factory=dict)
+    assigned: dict[int, Node] = field(default_factory=dict)
     awaited: bool = False
     cpu_s: float = 0.0
 
     @staticmethod
     def of(several: TurnSearch) -> SetProcess | None:
         """Start it, if there are sets for two and time enough."""
-        open_ = [one for one in several.sets if one.bound_ns < several.target_ns]
+        open_ = [one for one in several.nodes if one.bound_ns < several.target_ns]
         if len(open_) < 2 or several.deadline - time.perf_counter() < _WORTH_S:
             return None
         return SetProcess(several, WorkerProcess(SetProcessInit(several)))
@@ -105,7 +105,7 @@ class SetProcess:
     @property
     def busy(self) -> bool:
         """Whether it looks at a set that is not closed."""
-        return self.process is not None and any(self._open(self.given.values()))
+        return self.process is not None and any(self._open(self.assigned.values()))
 
     def share(self, left: list[Node]) -> None:
         """Hear what it has found of the sets it was given, which come back to the heap of those ``left`` where it
@@ -118,42 +118,42 @@ class SetProcess:
                 self._take(self.process.answer(None, None), left)
             except MilpplanError:
                 self.close()
-                left += self.given.values()
-                self.drop()
+                left += self.assigned.values()
+                self.recall()
                 heapq.heapify(left)
                 return
         self._deal(left)
         heapq.heapify(left)
-        numbers = frozenset(one.number for one in self._open(self.given.values()))
+        numbers = frozenset(one.number for one in self._open(self.assigned.values()))
         if numbers:
-            end_s = time.time() + self.several.deadline - time.perf_counter()
-            self.process.send(SetProcessRequest(numbers, self.several.best.time_ns, end_s))
+            end_s = time.time() + self.search.deadline - time.perf_counter()
+            self.process.send(SetProcessRequest(numbers, self.search.best.time_ns, end_s))
             self.awaited = True
 
     def _take(self, known: SetProcessReply, left: list[Node]) -> None:
         """What was told of sets, of which some may have come back meanwhile."""
         self.cpu_s = known.cpu_s
         if known.best is not None:
-            self.several.take(known.best)
-        for one in [*self.given.values(), *left]:
+            self.search.take(known.best)
+        for one in [*self.assigned.values(), *left]:
             bound_ns, order_ns = known.bounds.get(one.number, (0.0, 0.0))
             one.raise_to(bound_ns)
             # Its order is part of that, and is not added again.
             one.order_ns = max(one.order_ns, order_ns)
-        target_ns = self.several.target_ns
-        for number in [n for n, one in self.given.items() if n in known.ended or one.bound_ns >= target_ns]:
-            one = self.given.pop(number)
-            one.ways = []
+        target_ns = self.search.target_ns
+        for number in [n for n, one in self.assigned.items() if n in known.ended or one.bound_ns >= target_ns]:
+            one = self.assigned.pop(number)
+            one.bounding_steps = []
             left.append(one)
 
     def _deal(self, left: list[Node]) -> None:
         """Who has nothing to do gets half of what the other one has."""
-        here, there = sorted(one for one in self._open(left) if one.ways), sorted(self._open(self.given.values()))
+        here, there = sorted(one for one in self._open(left) if one.bounding_steps), sorted(self._open(self.assigned.values()))
         if not there:
-            self.given |= {one.number: one for one in self._half(here)}
-            left[:] = [one for one in left if one.number not in self.given]
+            self.assigned |= {one.number: one for one in self._half(here)}
+            left[:] = [one for one in left if one.number not in self.assigned]
         elif not here:
-            left += [self.given.pop(one.number) for one in self._half(there)]
+            left += [self.assigned.pop(one.number) for one in self._half(there)]
 
     def _half(self, sets: list[Node]) -> list[Node]:
         """Every other kind of sets, or every other set where all are of one kind, without the first."""
@@ -165,15 +165,15 @@ class SetProcess:
 
     def _holds_longest(self, one: Node) -> int:
         """The strategy of the set with the most room."""
-        several = self.several
-        return max(one.screened.used, key=lambda place: several.pool.grains(several.members[place], beside=True))
+        several = self.search
+        return max(one.screened.strategies, key=lambda place: several.pool.max_quanta(several.members[place], beside=True))
 
     def _open(self, sets: Iterable[Node]) -> list[Node]:
-        return [one for one in sets if one.bound_ns < self.several.target_ns]
+        return [one for one in sets if one.bound_ns < self.search.target_ns]
 
-    def drop(self) -> None:
+    def recall(self) -> None:
         """Those that it was given are looked at here."""
-        self.given.clear()
+        self.assigned.clear()
 
     def close(self) -> None:
         """End it."""

@@ -130,7 +130,7 @@ class TurnDispatcher:
         if piped and len(members) == 1:
             self._bounding = PipelineBound.of(self.pool.tables[0], self.pool.members[0], self._most_grains(0))
         else:
-            proved = [self.pool.rampless(member, beside=len(members) > 1) for member in members]
+            proved = [self.pool.strategy_with_true_reduction(member, beside=len(members) > 1) for member in members]
             self.plan = self._plan(result, proved)
             self._bounding = self._placing = Dispatcher(self.plan)
         if piped:
@@ -149,7 +149,7 @@ class TurnDispatcher:
         }
 
     def _most_grains(self, member: int) -> int:
-        return self.pool.grains(member, beside=len(self.pool.members) > 1)
+        return self.pool.max_quanta(member, beside=len(self.pool.members) > 1)
 
     def _tokens(self) -> int:
         """Most tokens of a micro-batch under any strategy."""
@@ -202,7 +202,7 @@ class TurnDispatcher:
         load = replace(self.pool.load, lengths=self.pool.load.lengths[held], counts=self.pool.load.counts[held])
         known = _Held(replace(self.pool, load=load), held, np.searchsorted(held, padded // self.alignment - 1))
         parts = [(one, self._group(known, placed, one), self._most_grains(one)) for one in placed.order]
-        packed = dict(zip(placed.order, known.pool.all_timed(parts), strict=True))
+        packed = dict(zip(placed.order, known.pool.time_packings(parts), strict=True))
         times = {member: one.time_ns for member, one in packed.items()}
         tour = best_tour(self._placing.problem, tuple(sorted(times)), times)
         return TurnDispatch(
@@ -297,14 +297,14 @@ def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
             "Give the same model, cluster, formats and space.",
         )
     members = tuple(sized(one, chosen, MAX_GRAINS))
-    most = max(max(member.alone_grains, member.beside_grains) for member in members)
+    most = max(max(member.own_memory_quanta, member.shared_memory_quanta) for member in members)
     lengths = np.arange(1, min(most, MAX_DISTINCT) + 1, dtype=np.int64) * result.alignment
     counts = np.zeros_like(lengths)
     for group in result.groups:
         for length, count in group.buckets:
             counts[length // result.alignment - 1] += count
     load = Load(lengths, counts, result.alignment, result.rules)
-    tables = tuple(Tables.of(one, member.candidate, load, member.alone_grains) for member in members)
+    tables = tuple(Tables.of(one, member.candidate, load, member.own_memory_quanta) for member in members)
     return StrategyTables(one, load, members, tables)
 
 

@@ -84,18 +84,18 @@ class TurnSearch:
         self.backend = backend
         self.is_bounded = False
         # Sets that screening left, closed ones included, and what it proved of all others.
-        self.sets: list[Node] = []
+        self.nodes: list[Node] = []
         self.dropped_ns = float("inf")
         self.num_sets = 0
         self.switches = Switches(pool)
         self.orders = Orders(pool, self.switches)
-        self.members = [m for m, one in enumerate(pool.members) if one.beside_grains]
+        self.members = [m for m, one in enumerate(pool.members) if one.shared_memory_quanta]
         self.bounds = SetBounds(pool, self.members)
         # Steps of several found, and whether the best were packed with more care.
-        self.found: list[Step] = []
+        self.steps: list[Step] = []
         self.polished = False
         # Whether a set with pipelines was packed.
-        self.placed = False
+        self.packed_first = False
         self.deadline = float("inf")
         # A step found by another process is no longer.
         self.below_ns = float("inf")
@@ -103,7 +103,7 @@ class TurnSearch:
     @property
     def bound_ns(self) -> float:
         """No step of several strategies takes less, once this ``is_bounded``."""
-        return min([self.dropped_ns, *(one.bound_ns for one in self.sets)])
+        return min([self.dropped_ns, *(one.bound_ns for one in self.nodes)])
 
     @property
     def target_ns(self) -> float:
@@ -126,17 +126,17 @@ class TurnSearch:
         """Screen all sets, and learn more of what is left (``narrow``)."""
         if len(self.members) > 1 and max_strategies > 1:
             self.deadline = deadline
-            kept = self.screened(max_strategies)
-            self.dropped_ns, self.num_sets = kept.dropped_ns, len(kept.left)
+            kept = self.screen(max_strategies)
+            self.dropped_ns, self.num_sets = kept.dropped_ns, len(kept.sets)
             # None of those beyond will ever be the least.
             most = max(_MOST_SETS, int((deadline - time.perf_counter()) / _LEAST_SET_S))
-            self.dropped_ns = min([self.dropped_ns, *(one.bound_ns for one in kept.left[most : most + 1])])
-            self.sets = [self.left(one, number) for number, one in enumerate(kept.left[:most])]
+            self.dropped_ns = min([self.dropped_ns, *(one.bound_ns for one in kept.sets[most : most + 1])])
+            self.nodes = [self.node(one, number) for number, one in enumerate(kept.sets[:most])]
         self.is_bounded = True
-        self._first(self.sets)
-        self.narrow(heard, enough_ns, helped)
+        self._first(self.nodes)
+        self.tighten(heard, enough_ns, helped)
 
-    def narrow(
+    def tighten(
         self,
         heard: Callable[[], object] = bool,
         enough_ns: Callable[[], float] = lambda: np.inf,
@@ -147,7 +147,7 @@ class TurnSearch:
         turn, and what is known of its strategies alone whenever that is more. ``heard`` is called between two
         steps, and may ``take`` one; a bound of ``enough_ns`` is enough for now. Who has ``helped`` looks at some
         of them meanwhile."""
-        left = list(self.sets if sets is None else sets)
+        left = list(self.nodes if sets is None else sets)
         heapq.heapify(left)
         # Those of which nothing more is known for now.
         ended: list[Node] = []
@@ -171,18 +171,18 @@ class TurnSearch:
             if self._renewed(least):
                 self._alone(least)
                 heapq.heapreplace(left, least)
-            elif not self.polished and self._finer not in least.ways[1:]:
+            elif not self.polished and self._finer not in least.bounding_steps[1:]:
                 self._polish(least.bound_ns)
                 self.polished = True
-            elif least.ways:
-                least.ways.pop(0)(least)
+            elif least.bounding_steps:
+                least.bounding_steps.pop(0)(least)
                 heapq.heapreplace(left, least)
             else:
                 ended.append(heapq.heappop(left))
         if helper is not None:
-            helper.drop()
+            helper.recall()
 
-    def left(self, one: StrategySet, number: int) -> Node:
+    def node(self, one: StrategySet, number: int) -> Node:
         """A screened set with everything left to do."""
         ways: list[Callable[[Node], None]] = [
             self._alone,
@@ -202,7 +202,7 @@ class TurnSearch:
             self._classify,
             self._open,
         ]
-        return Node(one.bound_ns, number, one, ways=ways)
+        return Node(one.bound_ns, number, one, bounding_steps=ways)
 
     def _first(self, left: list[Node]) -> None:
         """Open the first sets without pipelines: their tables are tight, and what they give all have to beat."""
@@ -216,40 +216,40 @@ class TurnSearch:
                 self._arrange(one, self._linear_splits(one), end)
             if one.bound_ns < self.target_ns:
                 self._open(one)
-            one.ways = []
+            one.bounding_steps = []
 
     def _polish(self, least_ns: float) -> None:
         """Pack the groups of the shortest steps found with more care, where what is cheap leaves the gap open."""
-        for step in sorted(self.found, key=lambda one: one.time_ns)[:_MOST_POLISHED]:
+        for step in sorted(self.steps, key=lambda one: one.time_ns)[:_MOST_POLISHED]:
             if least_ns >= self.target_ns or time.perf_counter() > self.deadline:
                 break
             packed = dict(step.packed)
-            lost = {m: one.time_ns - self.pool.held_ns(m, one.counts) for m, one in step.packed.items()}
+            lost = {m: one.time_ns - self.pool.group_bound_ns(m, one.counts) for m, one in step.packed.items()}
             if step.time_ns - sum(lost.values()) >= self.best.time_ns:
                 continue
             for member, one in step.packed.items():
                 if lost[member] > _LOSS * step.time_ns:
-                    packed[member] = self.pool.polished(member, one, self.pool.grains(member, beside=True))
+                    packed[member] = self.pool.polish(member, one, self.pool.max_quanta(member, beside=True))
             self._keep(self.orders.best(sorted(packed), packed))
 
     def _keep(self, step: Step) -> None:
         """A step found; the best one if it is shorter than that."""
-        self.found.append(step)
+        self.steps.append(step)
         if step.time_ns < self.best.time_ns:
             self.best = step
 
     def _pipelined(self, one: Node) -> list[int]:
         """Places of the pipelines of the set."""
-        return [place for place in one.screened.used if self.pool.num_stages(self.members[place]) > 1]
+        return [place for place in one.screened.strategies if self.pool.num_stages(self.members[place]) > 1]
 
-    def screened(self, max_strategies: int) -> ScreeningResult:
+    def screen(self, max_strategies: int) -> ScreeningResult:
         """Sets that may be shorter than the best step by more than the gap."""
         self.bounds = SetBounds(self.pool, self.members)
-        return self.bounds.screened(max_strategies, self.target_ns, self.deadline)
+        return self.bounds.screen(max_strategies, self.target_ns, self.deadline)
 
     def _held(self, one: Node) -> list[int]:
         """Members of the pool."""
-        return [self.members[place] for place in one.screened.used]
+        return [self.members[place] for place in one.screened.strategies]
 
     def _price_least(self, one: Node) -> None:
         """The cheapest order of the set if every switch took what its receivers take in at least, in the place of
@@ -271,63 +271,63 @@ class TurnSearch:
 
     def _coarse(self, one: Node) -> None:
         """The intervals that it was screened with, the weights those of linear programs."""
-        self._branch(one, ["coarse" for _ in one.screened.used])
+        self._branch(one, ["coarse" for _ in one.screened.strategies])
 
     def _alone(self, one: Node) -> None:
         """What is known of its strategies alone, of those that may hold nearly everything at least."""
-        worst, parts, places = one.worst, self.bounds.parts, self._pipelined(one)
+        worst, parts, places = one.worst_intervals, self.bounds.interval_bounds, self._pipelined(one)
         asked = True
         while asked:
-            one.alone = {place: parts.highest(place) for place in places}
-            self._branch(one, ["alone" for _ in one.screened.used])
-            one.nearly_all = parts.nearly_all(one.worst)
-            asked = one.bound_ns < self.target_ns and parts.ask(one.nearly_all)
-        one.worst = worst
+            one.own_memory_ns = {place: parts.own_memory_bound_ns(place) for place in places}
+            self._branch(one, ["alone" for _ in one.screened.strategies])
+            one.nearly_all = parts.nearly_all(one.worst_intervals)
+            asked = one.bound_ns < self.target_ns and parts.add_own_memory_bounds(one.nearly_all)
+        one.worst_intervals = worst
 
     def _lengthened(self, one: Node) -> None:
         """The same, with what the longest sequence adds to those that may hold nearly everything."""
-        if any(self.bounds.parts.lengthen(place) for place in one.nearly_all):
+        if any(self.bounds.interval_bounds.add_longest(place) for place in one.nearly_all):
             self._alone(one)
-            one.ways.insert(0, self._lengthened)
+            one.bounding_steps.insert(0, self._lengthened)
 
     def _renewed(self, one: Node) -> bool:
         """Whether by now more is known of its strategies alone."""
-        known = self.bounds.parts.highest
-        return any(known(place) > before * (1.0 + _NEWS) for place, before in one.alone.items())
+        known = self.bounds.interval_bounds.own_memory_bound_ns
+        return any(known(place) > before * (1.0 + _NEWS) for place, before in one.own_memory_ns.items())
 
     def _common(self, one: Node) -> None:
         """What is known of the longest sequence for those strategies that are in many sets, so that few pipelines
         need programs of their own."""
-        used = one.screened.used
-        if not self.bounds.common.isdisjoint(used):
-            self._branch(one, ["longest" if place in self.bounds.common else "coarse" for place in used])
+        used = one.screened.strategies
+        if not self.bounds.common_strategies.isdisjoint(used):
+            self._branch(one, ["longest" if place in self.bounds.common_strategies else "coarse" for place in used])
 
     def _finer(self, one: Node) -> None:
         """Narrow intervals of the loads of its pipelines, with what their micro-batches hold at most."""
-        self._branch(one, ["none" for _ in one.screened.used])
+        self._branch(one, ["none" for _ in one.screened.strategies])
 
     def _place(self, one: Node) -> None:
         """The step that its linear programs give, if it is the first one that gets here."""
-        if not self.placed:
-            self.placed = True
+        if not self.packed_first:
+            self.packed_first = True
             self._arrange(one, self._linear_splits(one), time.perf_counter() + _PLACE_S)
-            led = self.bounds.led_sets.get(one.number)
+            led = self.bounds.set_searches.get(one.number)
             if led is not None and led.bound_ns >= one.bound_ns:
                 self._arrange(one, led.splits(), time.perf_counter() + _PLACE_S)
 
     def _lead_first(self, one: Node) -> None:
         """What replicas of its strategies hold at most, as long as that soon tells much: at first by what is known
         of them."""
-        before_ns, learns = one.bound_ns, bool(one.nearly_all) or one.number in self.bounds.led_sets
+        before_ns, learns = one.bound_ns, bool(one.nearly_all) or one.number in self.bounds.set_searches
         seconds = _LEAD_S if learns else _TRY_S
-        more = self.bounds.lead(one, self.target_ns, self._soon(seconds), learns=learns)
+        more = self.bounds.bound_by_replicas(one, self.target_ns, self._soon(seconds), learns=learns)
         if more and one.bound_ns > before_ns * (1.0 + _MUCH):
-            one.ways.insert(0, self._lead_first)
+            one.bounding_steps.insert(0, self._lead_first)
 
     def _lead(self, one: Node, *, anew: bool = True) -> None:
         """The same, as long as more is to be had, with what is open of their loads when it is begun ``anew``."""
-        if self.bounds.lead(one, self.target_ns, self._soon(_LEAD_S), anew=anew):
-            one.ways.insert(0, partial(self._lead, anew=False))
+        if self.bounds.bound_by_replicas(one, self.target_ns, self._soon(_LEAD_S), anew=anew):
+            one.bounding_steps.insert(0, partial(self._lead, anew=False))
 
     def _soon(self, seconds: float) -> float:
         """So long from now, or the deadline."""
@@ -335,17 +335,17 @@ class TurnSearch:
 
     def _force(self, one: Node) -> None:
         """Programs of its pipelines with what they hold for sure."""
-        if self.bounds.force(one, self.target_ns, self._soon(_FORCE_S)):
+        if self.bounds.prove_exclusive(one, self.target_ns, self._soon(_FORCE_S)):
             self._longest(one)
 
     def _longest(self, one: Node) -> None:
         """The same; those that may run the longest sequence by whether they do, but for deep ones, whose programs
         are dear."""
-        self._branch(one, ["longest" for _ in one.screened.used])
+        self._branch(one, ["longest" for _ in one.screened.strategies])
 
     def _classify(self, one: Node) -> None:
         """The same, and all groups told apart by their longest sequence."""
-        self._branch(one, ["all" for _ in one.screened.used])
+        self._branch(one, ["all" for _ in one.screened.strategies])
 
     def _branch(self, one: Node, kinds: Sequence[Kind]) -> None:
         """What is proved of the set with so much known of its pipelines."""
@@ -354,12 +354,12 @@ class TurnSearch:
     def _fill(self, one: Node) -> None:
         """Whole sequences of its pipelines near the loads that its bound rests on, as long as that raises it."""
         before_ns, filled = one.bound_ns, False
-        for place, interval in one.worst.items():
-            filled = self.bounds.parts.fill(place, interval, self._soon(_FILL_S)) or filled
+        for place, interval in one.worst_intervals.items():
+            filled = self.bounds.interval_bounds.sharpen_interval(place, interval, self._soon(_FILL_S)) or filled
         if filled:
             self._longest(one)
             if one.bound_ns > before_ns and one.bound_ns < self.target_ns:
-                one.ways.insert(0, self._fill)
+                one.bounding_steps.insert(0, self._fill)
 
     def _open(self, one: Node) -> None:
         """Search the tables of the set, and time what they give exactly."""
@@ -378,10 +378,10 @@ class TurnSearch:
     def _open_small(self, one: Node) -> None:
         """The same, where its bound rests on pipelines that hold next to nothing: what is still to be known of
         these would not tell much."""
-        if one.worst and not any(one.worst.values()):
+        if one.worst_intervals and not any(one.worst_intervals.values()):
             self._price(one)
             self._open(one)
-            one.ways = [self._longest]
+            one.bounding_steps = [self._longest]
 
     def _arrange(self, one: Node, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
         """Keep the steps of a set that divide its sequences so, [q, n] each; after the ``deadline`` no more of
@@ -396,5 +396,5 @@ class TurnSearch:
 
     def _linear_splits(self, one: Node) -> list[IntArray]:
         """Where the linear programs of what is known of the set put the sequences, [q, n] each."""
-        used = one.screened.used
-        return best_shares(self.bounds.linear(used), np.arange(len(used)))
+        used = one.screened.strategies
+        return best_shares(self.bounds.linear_problem(used), np.arange(len(used)))
