@@ -1,14 +1,14 @@
-"""The candidate strategies of a step of several lengths, and how many tokens a micro-batch of each may hold.
+"""The candidate strategies of a step for sequences of several lengths, and the capacity of their micro-batches.
 
 A strategy is a layout with one recompute setting and equal stages. The space: tp, cp, pp, dp (and ep, etp) by the
-rules of the frameworks; ZeRO 1 wherever there are replicas; sequence parallelism wherever tp > 1; 1F1B; pp divides
-the layers; gradients are reduced after a group's last backward and parameters gathered after the update, beside
-nothing. What is fixed in the problem's space stays fixed.
+rules of the frameworks; ZeRO 1 if there are replicas; sequence parallelism if tp > 1; 1F1B; pp divides the layers.
+Gradients are reduced after a group's last backward and parameters gathered after the update, without overlap. What
+the problem's space fixes stays fixed.
 
-Memory: the exact peak of the simulator with P micro-batches of equal tokens in flight (``costs.simulator``), so a
-micro-batch may hold as many tokens as fit P times. In a step of several strategies a GPU holds, in place of its
-own, the most optimizer states that any candidate's GPU has (they stay in the home's layout), and two shares of
-reduced gradients: those summed so far, and those that arrive.
+Memory: the exact peak of the simulator with P micro-batches of equal tokens in flight (``simulation.simulator``),
+so a micro-batch may hold as many tokens as fit P times. In a step of several strategies the optimizer states stay
+in the home's layout: instead of its own states a GPU holds the largest states of any candidate's GPU, and two
+shares of reduced gradients, those summed so far and those that arrive.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ FIXED: dict[str, tuple[object, ...]] = {
     "overlap_grad_reduce": (False,),
     "overlap_param_gather": (False,),
     "zero_stage": (0, 1),
-    # Streams to and from the host are not in the times of packed micro-batches.
+    # The times of packed micro-batches do not include streams to and from the host.
     "offload_weights": (False,),
     "offload_activations": (False,),
     "offload_optimizer": (False,),
 }
-"""Values of the layout's fields in this space."""
+"""Allowed values of the layout's fields in this space."""
 
 
-_USUAL = {
+_DEFAULTS = {
     name: getattr(Space(), name)[0] for name in ("tp_overlap", "pp_scatter_gather", "gather_again", "rank_order")
 }
-Place = tuple[int | str, ...]
+LayoutKey = tuple[int | str, ...]
+"""Fields of a layout that decide where states are."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout (with micro-batches of one grain) and one recompute setting."""
+    """A layout with micro-batches of one token quantum, and one recompute setting."""
 
     layout: Layout
     recompute: str
@@ -63,37 +64,48 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Degrees above one, the recompute setting, and what is not as it is unless a space says so: no two
-        candidates have one name."""
+        """Unique name: degrees above one, the recompute setting, and every field that differs from its default."""
         degrees = [f"{name}{getattr(self.layout, name)}" for name in ("dp", "tp", "cp", "pp", "ep", "etp")]
         shown = [word for word in degrees if not word.endswith("p1") or word[-2].isdigit()]
-        others = [
-            f"{name}={value}" for name, usual in _USUAL.items() if (value := getattr(self.layout, name)) != usual
+        changed = [
+            f"{name}={value}"
+            for name, default in _DEFAULTS.items()
+            if (value := getattr(self.layout, name)) != default
         ]
-        return " ".join([*(shown or ["dp1"]), *([self.recompute] if self.recompute != "none" else []), *others])
+        return " ".join([*(shown or ["dp1"]), *([self.recompute] if self.recompute != "none" else []), *changed])
 
     @cached_property
-    def layout_key(self) -> Place:
-        """What decides where states are: candidates with the same need no switch."""
-        one = self.layout
-        return (one.tp, one.cp, one.pp, one.dp, one.ep, one.etp, one.zero_stage, one.rank_order)
+    def layout_key(self) -> LayoutKey:
+        """Fields that decide where states are: candidates with equal keys need no switch."""
+        layout = self.layout
+        return (
+            layout.tp,
+            layout.cp,
+            layout.pp,
+            layout.dp,
+            layout.ep,
+            layout.etp,
+            layout.zero_stage,
+            layout.rank_order,
+        )
 
 
-def grain_problem(problem: Problem, grain: int) -> Problem:
-    """The problem whose sequences are one grain of tokens, one of them a micro-batch in this room's space.
+def grain_problem(problem: Problem, token_quantum: int) -> Problem:
+    """Return the problem whose sequences have one token quantum, one sequence a micro-batch, in the space of this
+    package.
 
     Raises:
-        InvalidInputError: the job or the space is one that groups of lengths do not know.
+        InvalidInputError: the job or the space has something that steps of several lengths do not support.
     """
     job, space = problem.job, problem.space
-    foreign = {
+    unsupported = {
         "several node types": bool(problem.other_hardware),
         "inference": problem.inference,
         f"{job.attention_kernel} attention": job.attention_kernel != "flash",
     }
-    if any(foreign.values()):
+    if any(unsupported.values()):
         raise InvalidInputError(
-            f"Lengths are given with {' and '.join(name for name, is_so in foreign.items() if is_so)}.",
+            f"Lengths are given with {' and '.join(name for name, is_present in unsupported.items() if is_present)}.",
             "Expected training on one node type with flash attention: memory is then linear in tokens.",
             "Leave that out, or plan for one length.",
         )
@@ -118,22 +130,22 @@ def grain_problem(problem: Problem, grain: int) -> Problem:
     changes: dict[str, object] = {"kind": "uniform", "micro_batch_size": (1,)}
     for name, values in FIXED.items():
         declared = getattr(space, name)
-        kept = values if declared is None else tuple(value for value in values if value in declared)
-        if not kept:
+        allowed = values if declared is None else tuple(value for value in values if value in declared)
+        if not allowed:
             raise InvalidInputError(
                 f"With lengths {name} is one of {list(values)}; the space has {list(declared)}.",
                 "Groups run 1F1B without chunks and with ZeRO 0 or 1; nothing is overlapped with reductions, nor "
                 "offloaded.",
                 f"Leave --fix {name} out.",
             )
-        changes[name] = kept
+        changes[name] = allowed
     gpus = job.num_gpus_values[0]
-    one = job.model_copy(update={"sequence_length": grain, "global_batch_size": gpus})
-    return problem.model_copy(update={"job": one, "space": space.model_copy(update=changes)})
+    quantum_job = job.model_copy(update={"sequence_length": token_quantum, "global_batch_size": gpus})
+    return problem.model_copy(update={"job": quantum_job, "space": space.model_copy(update=changes)})
 
 
 def candidates(problem: Problem) -> list[Candidate]:
-    """All strategies of ``grain_problem``.
+    """Return all strategies of ``grain_problem``.
 
     Raises:
         InfeasibleError: there is none.
@@ -147,104 +159,121 @@ def candidates(problem: Problem) -> list[Candidate]:
     keep &= columns.zero_stage == np.where(replicated, sharded, 0)
     keep &= columns.sequence_parallel == ((columns.tp > 1) & parallel)
     rows = np.flatnonzero(keep)
-    found = [
+    strategies = [
         Candidate(layout, mode, uniform_plan(problem, layout, mode))
         for layout in map(columns.at, rows.tolist())
         for mode in problem.recompute_modes
     ]
-    if not found:
+    if not strategies:
         raise InfeasibleError(
             f"No layout of {problem.job.num_gpus} GPUs with equal stages keeps the rules of the frameworks.",
             "Expected one at least.",
             "Fix fewer fields, or change the number of GPUs.",
         )
-    return found
+    return strategies
 
 
 @dataclass(frozen=True, slots=True)
 class SizedCandidate:
-    """A candidate with its constants and the most grains of a micro-batch: alone in its step, and beside others
-    (0: not even one)."""
+    """A candidate with its constants and the capacity of its micro-batches in token quanta."""
 
     candidate: Candidate
     costs: LayoutCosts
     stages: tuple[StageOptions, ...]
     own_memory_quanta: int
+    """Capacity if the strategy has the memory to itself."""
     shared_memory_quanta: int
+    """Capacity if other strategies share the memory; 0: not even one quantum."""
 
 
-def sized(problem: Problem, found: Sequence[Candidate], most_grains: int) -> list[SizedCandidate]:
-    """Capacities of all candidates, without those that hold nothing; no micro-batch is above ``most_grains``."""
-    peaks = _Peaks(problem, tuple(found))
+def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) -> list[SizedCandidate]:
+    """Return all candidates that hold something, with capacities of at most ``most_grains`` quanta.
+
+    Raises:
+        InfeasibleError: no candidate holds anything.
+    """
+    peaks = _Peaks(problem, tuple(strategies))
     usable = problem.hardware.usable_bytes
-    alone = _most_grains(peaks, np.zeros(len(found), dtype=np.int64), usable, most_grains)
-    some = np.flatnonzero(alone)
-    if not len(some):
-        least = min(max(rank.peak_bytes for rank in ranks) for ranks in peaks.at(np.ones(len(found), np.int64)))
+    own_memory = _most_grains(peaks, np.zeros(len(strategies), dtype=np.int64), usable, max_quanta)
+    usable_rows = np.flatnonzero(own_memory)
+    if not len(usable_rows):
+        min_peak = min(
+            max(rank.peak_bytes for rank in ranks) for ranks in peaks.at(np.ones(len(strategies), np.int64))
+        )
         raise InfeasibleError(
-            f"No strategy holds {problem.job.sequence_length} tokens: the smallest peak over {len(found)} of them "
-            f"is {gib_text(least)}; a GPU has {gib_text(usable)}.",
+            f"No strategy holds {problem.job.sequence_length} tokens: the smallest peak over {len(strategies)} of them "
+            f"is {gib_text(min_peak)}; a GPU has {gib_text(usable)}.",
             "Expected one that fits.",
             "Use more GPUs.",
         )
-    peaks = _Peaks(problem, tuple(found[row] for row in some.tolist()))
-    first = peaks.at(np.ones(len(some), dtype=np.int64))
+    peaks = _Peaks(problem, tuple(strategies[row] for row in usable_rows.tolist()))
+    first = peaks.at(np.ones(len(usable_rows), dtype=np.int64))
     states = max(rank.optimizer_bytes for ranks in first for rank in ranks)
     shares = -(-2 * states * grad_bytes(problem) // ADAM_STATE_BYTES)
-    beside = _most_grains(peaks, np.full(len(some), states + shares), usable, most_grains)
+    shared_memory = _most_grains(peaks, np.full(len(usable_rows), states + shares), usable, max_quanta)
     return [
-        SizedCandidate(one, costs, stages, int(alone[row]), int(beside[place]))
-        for place, (row, one, (costs, stages)) in enumerate(zip(some, peaks.found, peaks.constants(), strict=True))
+        SizedCandidate(candidate, costs, stages, int(own_memory[row]), int(shared_memory[index]))
+        for index, (row, candidate, (costs, stages)) in enumerate(
+            zip(usable_rows, peaks.found, peaks.constants(), strict=True)
+        )
     ]
 
 
 @dataclass(frozen=True)
 class _Peaks:
-    """Exact memory of every candidate for any number of grains."""
+    """Exact memory of every candidate for any number of quanta."""
 
     problem: Problem
     found: tuple[Candidate, ...]
 
     def constants(self) -> list[tuple[LayoutCosts, tuple[StageOptions, ...]]]:
-        """Constants and stages with micro-batches of one grain."""
+        """Return constants and stages with micro-batches of one quantum."""
         return [(costs, stages) for _, costs, stages in self._stages(np.ones(len(self.found), dtype=np.int64))]
 
-    def _stages(self, grains: IntArray) -> list[tuple[Layout, LayoutCosts, tuple[StageOptions, ...]]]:
+    def _stages(self, num_quanta: IntArray) -> list[tuple[Layout, LayoutCosts, tuple[StageOptions, ...]]]:
         layouts = [
-            one.layout.model_copy(
-                update={"micro_batch_size": g, "global_batch_size": one.layout.dp * one.layout.pp * g}
+            candidate.layout.model_copy(
+                update={
+                    "micro_batch_size": quanta,
+                    "global_batch_size": candidate.layout.dp * candidate.layout.pp * quanta,
+                }
             )
-            for one, g in zip(self.found, grains.tolist(), strict=True)
+            for candidate, quanta in zip(self.found, num_quanta.tolist(), strict=True)
         ]
-        columns = LayoutColumns.of([one.layout for one in self.found])
-        table = layout_costs(self.problem, replace(columns, micro_batch_size=grains))
+        columns = LayoutColumns.of([candidate.layout for candidate in self.found])
+        table = layout_costs(self.problem, replace(columns, micro_batch_size=num_quanta))
         kinds = self.problem.model.layer_kinds
         return [
-            (layout, costs, tuple(plan_stages(costs, kinds, one.plan)))
-            for row, (one, layout) in enumerate(zip(self.found, layouts, strict=True))
+            (layout, costs, tuple(plan_stages(costs, kinds, candidate.plan)))
+            for row, (candidate, layout) in enumerate(zip(self.found, layouts, strict=True))
             for costs in [table.at(row)]
         ]
 
-    def at(self, grains: IntArray) -> list[list[StageMemory]]:
-        """Memory of every rank with P micro-batches of so many grains in flight."""
-        return [rank_memory(layout, costs, stages) for layout, costs, stages in self._stages(grains)]
+    def at(self, num_quanta: IntArray) -> list[list[StageMemory]]:
+        """Return the memory of every rank with P micro-batches of so many quanta in flight."""
+        return [rank_memory(layout, costs, stages) for layout, costs, stages in self._stages(num_quanta)]
 
-    def over(self, grains: IntArray, states: IntArray) -> IntArray:
-        """Peak of the fullest rank, [n]; where ``states`` are given these take the place of its optimizer's."""
+    def over(self, num_quanta: IntArray, states: IntArray) -> IntArray:
+        """Return the peak of the fullest rank, [n]; positive ``states`` replace its optimizer states."""
         return np.array(
             [
-                max(rank.peak_bytes + (max(0, own - rank.optimizer_bytes) if own else 0) for rank in ranks)
-                for ranks, own in zip(self.at(grains), states.tolist(), strict=True)
+                max(
+                    rank.peak_bytes + (max(0, replacement - rank.optimizer_bytes) if replacement else 0)
+                    for rank in ranks
+                )
+                for ranks, replacement in zip(self.at(num_quanta), states.tolist(), strict=True)
             ],
             dtype=np.int64,
         )
 
 
-def _most_grains(peaks: _Peaks, states: IntArray, usable: int, most: int) -> IntArray:
-    """Largest number of grains up to ``most`` that fits, [n]; 0 where one does not. The peak never falls with the
-    tokens and is nearly straight, so a secant finds it in a few evaluations."""
+def _most_grains(peaks: _Peaks, states: IntArray, usable: int, limit: int) -> IntArray:
+    """Return the maximum number of quanta up to ``most`` that fits, [n]; 0 if a single quantum does not.
+
+    The peak never falls with the tokens and is nearly straight, so a secant finds it in a few evaluations.
+    """
     size = len(peaks.found)
-    low, high = np.zeros(size, dtype=np.int64), np.full(size, most + 1)
+    low, high = np.zeros(size, dtype=np.int64), np.full(size, limit + 1)
     at_low, guess = np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64)
     at_high = np.full(size, np.iinfo(np.int64).max)
     for _ in range(64):
@@ -256,9 +285,9 @@ def _most_grains(peaks: _Peaks, states: IntArray, usable: int, most: int) -> Int
         fits = peak <= usable
         low[open_[fits]], at_low[open_[fits]] = guess[open_[fits]], peak[fits]
         high[open_[~fits]], at_high[open_[~fits]] = guess[open_[~fits]], peak[~fits]
-        known = at_high < np.iinfo(np.int64).max
+        has_upper = at_high < np.iinfo(np.int64).max
         slope = np.maximum(1, (at_high - at_low) // np.maximum(1, high - low))
         secant = low + np.maximum(1, (usable - at_low) // slope)
-        between = np.where(low == 1, most, (low + high) // 2)
-        guess = np.clip(np.where(known & (low > 0), secant, between), low + 1, high - 1)
+        between = np.where(low == 1, limit, (low + high) // 2)
+        guess = np.clip(np.where(has_upper & (low > 0), secant, between), low + 1, high - 1)
     return low

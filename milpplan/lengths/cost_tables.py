@@ -1,26 +1,27 @@
-"""From the cost model to the tables of ``groups``: a micro-batch takes at least c + u(l) + u(l') + ...
+"""Tables for ``groups`` from the cost model: a micro-batch takes at least c + u(l) + u(l') + ...
 
 The exact time of a packed micro-batch is a function of its tokens T and of the attention of its sequences
-(``costs.packed``); products are not quite linear in T, a ring of context-parallel blocks hides behind attention,
-and the last tiles are those of the longest sequence. ``groups`` adds up sequences, so it gets a table that is
-never above the exact time, and what it proves holds for the exact times, too.
+(``replica_time``). Matrix products are not quite linear in T, a ring of context-parallel blocks hides behind
+attention, and the last tiles are those of the longest sequence. ``groups`` adds up sequences, so it gets a table
+that never exceeds the exact time. What it proves holds for the exact times, too.
 
-**Attention.** A layer's time is convex in the seconds S of its attention kernels: S + max(0, ring(T) - k S) and
-more that does not depend on S (waits of the host, which only add, are left out). So it is at least D(T) + sigma S
+**Attention.** A layer's time is convex in the seconds S of its attention kernels: S + max(0, ring(T) - k S), plus
+terms that do not depend on S (waits of the host only add time and are left out). So it is at least D(T) + sigma S
 with the slope sigma = 1 and D its value where attention hides the whole ring, less S; or with the slope 1 - k and
-D its value at S = 0. One pair is chosen for forwards, one for backwards, whichever is higher at the whole
+D its value at S = 0. One pair is chosen for forwards and one for backwards, whichever is higher for the whole
 workload.
 
-**Tokens.** D is evaluated at every number of grains that a micro-batch may hold, and replaced by a line c + a T
-that is nowhere above it and highest at the load of an even micro-batch.
+**Tokens.** D is evaluated at every number of token quanta that a micro-batch may hold, and replaced by a line c +
+a T that nowhere exceeds it and is highest at the load of an even micro-batch.
 
-**Last tiles.** They grow with the length, so those of the longest are at least those of the workload's shortest,
-once a micro-batch, and the sum over the sequences of (l / T_max) times what their own are more.
+**Last tiles.** They grow with the length. So the longest sequence's last tiles are at least those of the
+workload's shortest sequence, once a micro-batch, plus the sum over the sequences of l / T_max times the rest of
+their own.
 
-**Unequal stages.** The stages of a pipeline are equal but for its ends, and ``groups`` knows equal ones. Two
-tables are made, and the one that proves more for the whole workload is taken: *equal*, every stage without its
-ends; and *last*, one stage that does the work of the last one, after the shortest sequence has passed the others
-forward and before it passes them backward (it is there whichever micro-batch is first or last).
+**Unequal stages.** The stages of a pipeline are equal but for its ends, and ``groups`` knows equal stages only. So
+two tables are made, and the one that proves more for the whole workload is used. *Equal* has every stage without
+its ends. *Last* is one stage with the work of the last stage; the shortest sequence passes the other stages
+forward before it and backward after it, whichever micro-batch is first or last.
 """
 
 from __future__ import annotations
@@ -46,19 +47,20 @@ from milpplan.simulation.network import collectives, placement
 from milpplan.simulation.packed_sequences import sequence_cores
 from milpplan.units import NS_PER_S
 
-# Forwards and backwards of equal stages keep a ratio of whole parts of this.
+# The ratio of forward to backward of equal stages is a ratio of whole parts of this number.
 _PARTS = 48
-# Micro-batches that are looked at together.
+# Micro-batches evaluated in one call of the cost model.
 _ROWS = 60000
-# Passes over a table before its hull is taken point by point.
+# Vectorised passes over a table before its hull is completed point by point.
 _PASSES = 40
-# Rounded parts of a layer's phases, of the ends and of attention: half a nanosecond each.
+# Rounded terms of a layer's phases, the ends and attention; rounding changes each by at most half a nanosecond.
 _ROUNDED_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """``constant`` ns a micro-batch and ``sequence`` [n] ns for each sequence of each length, at least."""
+    """Lower bound of a phase's time: ``constant`` ns per micro-batch plus ``sequence`` [n] ns per sequence of each
+    length."""
 
     constant: float
     sequence: FloatArray
@@ -69,8 +71,8 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The workload: ascending ``lengths`` [n] with ``counts`` [n]; ``grain`` tokens; how they are attended to and
-    put together."""
+    """The workload: ascending ``lengths`` [n] with ``counts`` [n], in multiples of ``token_quantum`` tokens, and
+    the rules of its sequences."""
 
     lengths: IntArray
     counts: IntArray
@@ -79,31 +81,32 @@ class Load:
 
     @property
     def num_quanta(self) -> int:
-        """Grains of all sequences."""
+        """Token quanta of all sequences."""
         return int(self.counts @ self.lengths) // self.token_quantum
 
 
 def line_below(values: FloatArray, at: float) -> tuple[float, float]:
-    """(c, a) with c, a >= 0 and c + a g <= ``values[g - 1]`` for g = 1, 2, ..., highest at g = ``at``.
+    """Return (c, a) with c, a >= 0 and c + a g <= ``values[g - 1]`` for g = 1, 2, ..., highest at g = ``at``.
 
-    A side of the lower convex hull of the points, or where its sides have c < 0 the steepest line through zero.
+    The line is a side of the lower convex hull of the points, or the steepest line through zero if the sides have
+    c < 0.
     """
     return line_of(hull_below(values), at)
 
 
 def hull_below(values: FloatArray) -> list[tuple[float, float]]:
-    """The lower convex hull of the points (g, ``values[g - 1]``), g = 1, 2, ..."""
+    """Return the lower convex hull of the points (g, ``values[g - 1]``), g = 1, 2, ..."""
     hull: list[tuple[float, float]] = []
-    places, heights = np.arange(1.0, len(values) + 1.0), np.asarray(values, dtype=np.float64)
+    abscissas, heights = np.arange(1.0, len(values) + 1.0), np.asarray(values, dtype=np.float64)
     for _ in range(_PASSES):
-        # A point on or above the line between its neighbours is no corner, whatever becomes of these.
-        rise = np.diff(heights) / np.diff(places)
-        corner = np.ones(len(places), dtype=bool)
+        # A point on or above the line between its neighbours is no corner, even if they are removed.
+        rise = np.diff(heights) / np.diff(abscissas)
+        corner = np.ones(len(abscissas), dtype=bool)
         corner[1:-1] = rise[1:] > rise[:-1]
         if corner.all():
             break
-        places, heights = places[corner], heights[corner]
-    for point in zip(places.tolist(), heights.tolist(), strict=True):
+        abscissas, heights = abscissas[corner], heights[corner]
+    for point in zip(abscissas.tolist(), heights.tolist(), strict=True):
         while len(hull) > 1 and turns_down(hull[-2], hull[-1], point):
             hull.pop()
         hull.append((float(point[0]), float(point[1])))
@@ -111,7 +114,7 @@ def hull_below(values: FloatArray) -> list[tuple[float, float]]:
 
 
 def line_of(hull: list[tuple[float, float]], at: float) -> tuple[float, float]:
-    """The line of ``line_below`` of points with this hull."""
+    """Return the line of ``line_below`` for points with this hull."""
     best = (0.0, min(y / x for x, y in hull))
     for (x0, y0), (x1, y1) in pairwise(hull):
         slope = (y1 - y0) / (x1 - x0)
@@ -122,117 +125,122 @@ def line_of(hull: list[tuple[float, float]], at: float) -> tuple[float, float]:
 
 
 def turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    """Whether b is no corner of the hull below a and c."""
+    """Return whether b is no corner of the hull below a and c."""
     return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What all capacities of one candidate share: times at every number of grains, attention of every length."""
+    """Cost tables of one candidate for all capacities: times by number of quanta, attention by length."""
 
     problem: Problem
     candidate: Candidate
     load: Load
     bare: StageTimes
-    """Every number of grains without attention, [P, G]."""
+    """Times without attention at every number of quanta, [P, G]."""
     hidden: StageTimes
-    """The same with so much attention that it hides the ring; the attention taken out."""
+    """Times with enough attention to hide the ring, less that attention, [P, G]."""
     slopes: tuple[float, float]
-    """What a second of attention adds to each of the two."""
+    """Time that a second of attention adds to ``bare`` and to ``hidden``."""
     cores: FloatArray
-    """[2 (sequence, once), 2 (forward, backward), K, n] seconds of one layer's attention, at least (beside sliding
-    windows; else exactly)."""
+    """Lower bound of the seconds of one layer's attention, [2 (per sequence, once), 2 (forward, backward), K, n];
+    exact without sliding windows."""
 
     @staticmethod
-    def of(problem: Problem, candidate: Candidate, load: Load, most_grains: int) -> Tables:
-        """All of it, for micro-batches of up to ``most_grains``."""
-        return tables_of(problem, [candidate], load, [most_grains])[0]
+    def of(problem: Problem, candidate: Candidate, load: Load, max_quanta: int) -> Tables:
+        """Build the tables of one candidate for micro-batches of up to ``most_grains`` quanta."""
+        return tables_of(problem, [candidate], load, [max_quanta])[0]
 
-    def values(self, stages: list[int], phase: int, most_grains: int) -> tuple[FloatArray, FloatArray]:
-        """``bare`` and ``hidden`` of any of ``stages`` at least, forward (0) or backward (1), less what rounding
-        adds; each [most_grains] ns."""
+    def values(self, stages: list[int], phase: int, max_quanta: int) -> tuple[FloatArray, FloatArray]:
+        """Return the minimum of ``bare`` and of ``hidden`` over ``stages``, forward (0) or backward (1), less the
+        maximum rounding error; each [most_grains] ns."""
         name = ("forward", "backward")[phase]
-        found = [getattr(times, name)[stages, :most_grains].min(axis=0) for times in (self.bare, self.hidden)]
-        return tuple(np.maximum(1.0, one - self.rounding_ns) for one in found)
+        minima = [getattr(times, name)[stages, :max_quanta].min(axis=0) for times in (self.bare, self.hidden)]
+        return tuple(np.maximum(1.0, values - self.rounding_ns) for values in minima)
 
-    def attention(self, stages: list[int], phase: int, most_grains: int) -> FloatArray:
-        """Nanoseconds of attention that a sequence of every length adds to any of ``stages``, at least, [n]."""
+    def attention(self, stages: list[int], phase: int, max_quanta: int) -> FloatArray:
+        """Return the minimum ns of attention that a sequence of every length adds to any of ``stages``, [n]."""
         sequence, once = self.kernels(stages, phase)
-        return np.asarray(sequence + once * self.load.lengths / (most_grains * self.load.token_quantum))
+        return np.asarray(sequence + once * self.load.lengths / (max_quanta * self.load.token_quantum))
 
     def kernels(self, stages: list[int], phase: int) -> FloatArray:
-        """Nanoseconds of attention on any of ``stages``, at least, that a sequence of every length adds, and that
-        a micro-batch takes once if that is its longest, [2, n]; the latter grows with the length."""
+        """Return the minimum ns of attention on any of ``stages``, [2, n]: per sequence, and once a micro-batch by
+        its longest sequence, which grows with the length."""
         layers = stage_layers(self.problem, self.candidate)[stages].min(axis=0)
-        # Where the whole layer is replayed, its backward has the forward's attention, too.
+        # Full recomputation repeats the forward's attention in the backward.
         replayed = self.candidate.recompute == "full" and phase == 1
         cores = self.cores[:, phase] + (self.cores[:, 0] if replayed else 0.0)
         return np.asarray(layers @ cores * NS_PER_S)
 
     @property
     def rounding_ns(self) -> float:
-        """What rounded parts of a micro-batch's time add up to at most."""
+        """Maximum rounding error of a micro-batch's time."""
         return 0.5 * _ROUNDED_PARTS * (self.problem.model.num_layers + 2)
 
-    def stage(self, stages: list[int], most_grains: int, at: float) -> tuple[Affine, Affine]:
-        """Forward and backward of any of ``stages``, at least, in micro-batches of up to ``most_grains``; highest
-        where one holds ``at`` grains."""
+    def stage(self, stages: list[int], max_quanta: int, at: float) -> tuple[Affine, Affine]:
+        """Return lower bounds of the forward and backward time of any of ``stages``.
+
+        They hold for micro-batches of up to ``most_grains`` quanta and are highest at ``at`` quanta.
+        """
         layers = stage_layers(self.problem, self.candidate)[stages].min(axis=0)
-        found = []
+        lines = []
         for phase, name in enumerate(("forward", "backward")):
             options = []
             for slope, times in zip(self.slopes, (self.bare, self.hidden), strict=True):
-                base = getattr(times, name)[stages, :most_grains].min(axis=0).astype(np.float64)
+                base = getattr(times, name)[stages, :max_quanta].min(axis=0).astype(np.float64)
                 tokens = line_below(np.maximum(base, 1.0), at)
-                options.append(self._with_attention(tokens, slope * layers, phase, most_grains))
-            found.append(max(options, key=lambda line: float(self.load.counts @ line.sequence)))
-        return found[0], found[1]
+                options.append(self._with_attention(tokens, slope * layers, phase, max_quanta))
+            lines.append(max(options, key=lambda line: float(self.load.counts @ line.sequence)))
+        return lines[0], lines[1]
 
     def _with_attention(
-        self, tokens: tuple[float, float], weights: FloatArray, phase: int, most_grains: int
+        self, tokens: tuple[float, float], weights: FloatArray, phase: int, max_quanta: int
     ) -> Affine:
-        """A line in the grains, and ``weights`` [K] times the attention of every sequence."""
-        lengths, grain = self.load.lengths, self.load.token_quantum
-        # Where the whole layer is replayed, its backward has the forward's attention, too.
+        """Return a line in the quanta plus ``weights`` [K] times the attention of every sequence."""
+        lengths, quantum = self.load.lengths, self.load.token_quantum
+        # Full recomputation repeats the forward's attention in the backward.
         replayed = self.candidate.recompute == "full" and phase == 1
-        sequence, once = (one[phase] + (one[0] if replayed else 0.0) for one in self.cores)
-        least = np.minimum.accumulate(once[:, ::-1], axis=1)[:, ::-1]
-        more = least - least[:, :1]
-        attention = weights @ (sequence + more * lengths / (most_grains * grain)) * NS_PER_S
-        constant, slope = tokens[0] + float(weights @ least[:, 0]) * NS_PER_S, tokens[1]
-        return Affine(max(0.0, constant - self.rounding_ns), slope * lengths / grain + attention)
+        sequence, once = (core[phase] + (core[0] if replayed else 0.0) for core in self.cores)
+        suffix_minimum = np.minimum.accumulate(once[:, ::-1], axis=1)[:, ::-1]
+        increase = suffix_minimum - suffix_minimum[:, :1]
+        attention = weights @ (sequence + increase * lengths / (max_quanta * quantum)) * NS_PER_S
+        constant, slope = tokens[0] + float(weights @ suffix_minimum[:, 0]) * NS_PER_S, tokens[1]
+        return Affine(max(0.0, constant - self.rounding_ns), slope * lengths / quantum + attention)
 
 
 def tables_of(
-    problem: Problem, candidates: Sequence[Candidate], load: Load, most_grains: Sequence[int]
+    problem: Problem, candidates: Sequence[Candidate], load: Load, max_quanta: Sequence[int]
 ) -> list[Tables]:
-    """Tables of several candidates, each for micro-batches of up to its number of ``most_grains``. Those of one
-    layout share their kernels, and many layouts are looked at together: a call is dearer than what it works on."""
+    """Build the tables of several candidates, each for micro-batches of up to its number of quanta.
+
+    Candidates of one layout share their kernels, and many layouts are evaluated together, because a call of the
+    cost model has a high fixed cost.
+    """
     kinds = problem.model.kinds
-    most: dict[Layout, int] = {}
-    for one, number in zip(candidates, most_grains, strict=True):
-        most[one.layout] = max(number, most.get(one.layout, 0))
+    max_by_layout: dict[Layout, int] = {}
+    for one, number in zip(candidates, max_quanta, strict=True):
+        max_by_layout[one.layout] = max(number, max_by_layout.get(one.layout, 0))
     cores: dict[Layout, FloatArray] = {}
-    for layout in most:
+    for layout in max_by_layout:
         by_kind = [sequence_cores(problem, kind, layout, load.lengths, load.rules.mask) for kind in kinds]
-        # Nowhere above the exact ones, and growing with the length.
+        # A running minimum from the right never exceeds the exact values and grows with the length.
         once = [np.minimum.accumulate(one.once_s[:, ::-1], axis=1)[:, ::-1] for one in by_kind]
         found = np.stack([[one.sequence_s for one in by_kind], once])
         cores[layout] = np.moveaxis(found, 1, 2)
-    ways = layout_times(problem, most)
+    layout_parts = layout_times(problem, max_by_layout)
     tables = []
-    for one, number in zip(candidates, most_grains, strict=True):
-        times = [found.part(slice(number)) for found in ways[one.layout]]
+    for one, number in zip(candidates, max_quanta, strict=True):
+        times = [found.part(slice(number)) for found in layout_parts[one.layout]]
         bare, hidden = staged(problem, one, times, launches=False)
         tables.append(Tables(problem, one, load, bare, hidden, _slopes(problem, one), cores[one.layout]))
     return tables
 
 
 def _slopes(problem: Problem, candidate: Candidate) -> tuple[float, float]:
-    """What a second of a layer's attention adds while some of the ring is exposed, and afterwards.
+    """Return the slope of a layer's time in its attention while the ring is exposed, and once it is hidden.
 
-    1 - (1 - x) (n - 1) / n for n context-parallel ranks of which communication takes the share x, the slope of
-    ``collectives.overlap_s`` beside (n - 1) / n of the attention; and 1.
+    The first is 1 - (1 - x) (n - 1) / n for n context-parallel ranks of which communication takes the share x: the
+    slope of ``collectives.overlap_s`` beside (n - 1) / n of the attention. The second is 1.
     """
     columns = LayoutColumns.of([candidate.layout])
     ring = placement.context(columns)
@@ -241,85 +249,92 @@ def _slopes(problem: Problem, candidate: Candidate) -> tuple[float, float]:
     return 1.0 - (1.0 - share) * (size - 1) / size, 1.0
 
 
-def strategy_of(tables: Tables, one: SizedCandidate, most_grains: int) -> Strategy:
-    """The strategy with micro-batches of up to ``most_grains`` grains, never slower than it is."""
-    layout, load = one.candidate.layout, tables.load
-    reduce_ns = once_ns(one, Term.REDUCE)
+def strategy_of(tables: Tables, candidate: SizedCandidate, max_quanta: int) -> Strategy:
+    """Return the strategy for ``groups`` with micro-batches of up to ``most_grains`` quanta, never slower than in
+    reality."""
+    layout, load = candidate.candidate.layout, tables.load
+    reduce_ns = once_ns(candidate, Term.REDUCE)
     if layout.pp == 1:
-        at = load.num_quanta / layout.dp / max(1, -(-load.num_quanta // (layout.dp * most_grains)))
-        forward, backward = tables.stage([0], most_grains, at)
-        pipeline = _tabled(one, load, most_grains, [(1, forward + backward)])
-        return Strategy.of(pipeline, layout.dp, reduce_ns, one.candidate.name)
-    equal, last, ramp_ns = _pipelines(tables, one, most_grains)
+        at = load.num_quanta / layout.dp / max(1, -(-load.num_quanta // (layout.dp * max_quanta)))
+        forward, backward = tables.stage([0], max_quanta, at)
+        pipeline = _tabled(candidate, load, max_quanta, [(1, forward + backward)])
+        return Strategy.of(pipeline, layout.dp, reduce_ns, candidate.candidate.name)
+    equal, last, ramp_ns = _pipelines(tables, candidate, max_quanta)
     kinds = [Kind(0, pipeline, layout.dp, load.lengths, load.counts) for pipeline in (equal, last)]
-    proved = [PipelineCuts(kind).inflation * kind.total_units * kind.pipeline.parts / layout.dp for kind in kinds]
-    if proved[0] >= proved[1] + ramp_ns:
-        return Strategy.of(equal, layout.dp, reduce_ns, one.candidate.name)
-    return Strategy.of(last, layout.dp, reduce_ns + ramp_ns, one.candidate.name)
+    proved_ns = [
+        PipelineCuts(kind).inflation * kind.total_units * kind.pipeline.parts / layout.dp for kind in kinds
+    ]
+    if proved_ns[0] >= proved_ns[1] + ramp_ns:
+        return Strategy.of(equal, layout.dp, reduce_ns, candidate.candidate.name)
+    return Strategy.of(last, layout.dp, reduce_ns + ramp_ns, candidate.candidate.name)
 
 
-def typical_pipeline(tables: Tables, one: SizedCandidate, most_grains: int) -> TabledPipeline:
-    """A pipeline of equal stages that packings begin with: no bound, but what full micro-batches and those of an
-    eighth of that take on the last stage, with a line between them."""
-    stages, layout = one.candidate.layout.pp, one.candidate.layout
-    grains = np.array([max(1, most_grains // 8), most_grains])
-    times = ring_times(tables.problem, one.candidate, grains, launches=True)
+def typical_pipeline(tables: Tables, candidate: SizedCandidate, max_quanta: int) -> TabledPipeline:
+    """Return a pipeline of equal stages that represents typical times, for first packings; it is no bound.
+
+    Its times interpolate between full micro-batches and micro-batches of an eighth of that on the last stage.
+    """
+    stages, layout = candidate.candidate.layout.pp, candidate.candidate.layout
+    grains = np.array([max(1, max_quanta // 8), max_quanta])
+    times = ring_times(tables.problem, candidate.candidate, grains, launches=True)
     phases = []
     for phase, name in enumerate(("forward", "backward")):
-        attention = tables.attention([stages - 1], phase, most_grains)
-        ways = []
+        attention = tables.attention([stages - 1], phase, max_quanta)
+        lines_of_phase = []
         for slope, base in zip(tables.slopes, times, strict=True):
             low, high = getattr(base, name)[-1].astype(np.float64)
             rise = (high - low) / max(1, grains[1] - grains[0])
-            each = rise * tables.load.lengths / tables.load.token_quantum + slope * attention
-            ways.append(Affine(max(0.0, float(high - rise * grains[1])), each))
-        phases.append(max(ways, key=lambda line: float(tables.load.counts @ line.sequence)))
+            per_sequence = rise * tables.load.lengths / tables.load.token_quantum + slope * attention
+            lines_of_phase.append(Affine(max(0.0, float(high - rise * grains[1])), per_sequence))
+        phases.append(max(lines_of_phase, key=lambda line: float(tables.load.counts @ line.sequence)))
     totals = [float(tables.load.counts @ line.sequence) for line in phases]
     parts = min(_PARTS - 1, max(1, round(_PARTS * totals[0] / sum(totals))))
     lines = [(parts, phases[0]), (_PARTS - parts, phases[1])]
-    pipeline = _tabled(one, tables.load, most_grains, lines, stages, int(tables.bare.transfer[most_grains - 1]))
+    pipeline = _tabled(
+        candidate, tables.load, max_quanta, lines, stages, int(tables.bare.transfer[max_quanta - 1])
+    )
     return replace(pipeline, num_gpus=layout.num_gpus // layout.dp)
 
 
 def _pipelines(
-    tables: Tables, one: SizedCandidate, most_grains: int
+    tables: Tables, candidate: SizedCandidate, max_quanta: int
 ) -> tuple[TabledPipeline, TabledPipeline, int]:
-    """*equal*, *last* and its ramp in ns."""
-    stages, load = list(range(one.candidate.layout.pp)), tables.load
-    at = min(float(most_grains), load.num_quanta / (one.candidate.layout.dp * 4 * len(stages)))
-    forward, backward = tables.stage(stages, most_grains, max(1.0, at))
+    """Return the tables *equal* and *last*, and the ramp of *last* in ns."""
+    stages, load = list(range(candidate.candidate.layout.pp)), tables.load
+    at = min(float(max_quanta), load.num_quanta / (candidate.candidate.layout.dp * 4 * len(stages)))
+    forward, backward = tables.stage(stages, max_quanta, max(1.0, at))
     totals = [float(load.counts @ line.sequence) for line in (forward, backward)]
     parts = min(_PARTS - 1, max(1, round(_PARTS * totals[0] / sum(totals))))
-    transfer_ns = int(tables.bare.transfer[:most_grains].min())
+    transfer_ns = int(tables.bare.transfer[:max_quanta].min())
     equal = _tabled(
-        one, load, most_grains, [(parts, forward), (_PARTS - parts, backward)], len(stages), transfer_ns
+        candidate, load, max_quanta, [(parts, forward), (_PARTS - parts, backward)], len(stages), transfer_ns
     )
-    ahead, back = tables.stage(stages[-1:], most_grains, float(most_grains))
-    last = _tabled(one, load, most_grains, [(1, ahead + back)])
+    ahead, back = tables.stage(stages[-1:], max_quanta, float(max_quanta))
+    last = _tabled(candidate, load, max_quanta, [(1, ahead + back)])
     shortest = sum(line.constant + float(line.sequence.min()) for line in (forward, backward))
     return equal, last, int((len(stages) - 1) * (shortest + 2 * transfer_ns))
 
 
 def _tabled(
-    one: SizedCandidate,
+    candidate: SizedCandidate,
     load: Load,
-    most_grains: int,
+    max_quanta: int,
     lines: list[tuple[int, Affine]],
     num_stages: int = 1,
     transfer_ns: int = 0,
 ) -> TabledPipeline:
-    """Units so that every phase takes at least its parts of them."""
-    layout = one.candidate.layout
+    """Return a pipeline whose phases take at least their parts of whole units of time."""
+    layout = candidate.candidate.layout
     parts = sum(part for part, _ in lines)
     units = np.floor(np.min([line.sequence / part for part, line in lines], axis=0)).astype(np.int64)
     constant = int(min(line.constant / part for part, line in lines))
     return TabledPipeline(
-        one.candidate.name,
+        candidate.candidate.name,
         num_stages,
         0.0,
         0.0,
         float(constant * parts),
-        most_grains * load.token_quantum,
+        max_quanta * load.token_quantum,
         transfer_ns=transfer_ns,
         forward_parts=lines[0][0],
         backward_parts=parts - lines[0][0],
@@ -329,11 +344,11 @@ def _tabled(
     )
 
 
-def once_ns(one: SizedCandidate, term: Term) -> int:
-    """What the slowest stage takes once a step: a reduction, a gather, an update."""
-    return max(int(stage.terms[term, 0]) for stage in one.stages)
+def once_ns(candidate: SizedCandidate, term: Term) -> int:
+    """Return the slowest stage's time of a term that is paid once a step: a reduction, a gather, an update."""
+    return max(int(stage.terms[term, 0]) for stage in candidate.stages)
 
 
-def finish_ns(one: SizedCandidate) -> int:
-    """What ends a step at home: the norm of the gradients, the update, and the gather of the parameters."""
-    return int(one.costs.barrier_ns) + once_ns(one, Term.OPTIMIZER) + once_ns(one, Term.GATHER)
+def finish_ns(candidate: SizedCandidate) -> int:
+    """Return the time that ends a step at home: gradient norm, update and gather of the parameters."""
+    return int(candidate.costs.barrier_ns) + once_ns(candidate, Term.OPTIMIZER) + once_ns(candidate, Term.GATHER)

@@ -1,4 +1,4 @@
-"""What is known about a step of several lengths: records only. Seconds, bytes, tokens."""
+"""Records of a step for sequences of several lengths. Units: seconds, bytes, tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class SequenceRules:
-    """How sequences are attended to and put together: a causal or a full mask; packed (sequences of any lengths in
-    a micro-batch, one after another) or ``padded`` (all of a micro-batch have one length, their bucket's end)."""
+    """Attention mask and packing of sequences.
+
+    Packed micro-batches hold sequences of any lengths, one after another; all sequences of a ``padded``
+    micro-batch have one length, the end of their bucket.
+    """
 
     mask: Literal["causal", "full"] = "causal"
     padded: bool = False
@@ -28,15 +31,18 @@ PACKED = SequenceRules()
 
 @dataclass(frozen=True, slots=True)
 class LengthGroup:
-    """The sequences that run under one strategy: its plan (micro-batches of one grain), how many sequences of
-    which length, which micro-batches on which replica, and seconds of all of it and of its reduction."""
+    """The group of sequences that run under one strategy."""
 
     strategy: str
     plan: Plan
+    """Plan of the strategy, with micro-batches of one token quantum."""
     buckets: tuple[tuple[int, int], ...]
+    """(length in tokens, number of sequences)."""
     micro_batches: MicroBatches
     micro_batch_tokens: int
+    """Capacity of a micro-batch in tokens."""
     time_s: float
+    """Time of the group without its reduction."""
     reduce_s: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,8 +61,8 @@ class LengthGroup:
 
 @dataclass(frozen=True, slots=True)
 class LengthSwitch:
-    """What moves between two strategies of the step: parameters before the second one's group, gradients beside it
-    (or at the end on the way home)."""
+    """Transfer between two strategies of the step: parameters before the second one's group, gradients beside that
+    group or at the end on the way home."""
 
     source: str
     target: str
@@ -77,8 +83,7 @@ class LengthSwitch:
 
 @dataclass(frozen=True, slots=True)
 class LengthEvent:
-    """What a step of strategies in turn does from ``start_s`` to ``end_s``; gradients move beside the group after
-    them, or home at the end."""
+    """Event on the timeline of a step; gradients move beside the group that follows them, or home at the end."""
 
     kind: Literal["parameters", "gradients", "group", "reduce", "finish"]
     strategy: str
@@ -92,7 +97,7 @@ class LengthEvent:
 
 @dataclass(frozen=True, slots=True)
 class StaticStep:
-    """The best step of one strategy, and what no such step undercuts."""
+    """The best step of a single strategy and the lower bound of all such steps."""
 
     strategy: str
     plan: Plan
@@ -102,13 +107,14 @@ class StaticStep:
 
 @dataclass(frozen=True, slots=True)
 class BaselineStep:
-    """What another planner's rule makes of the same sequences (``baselines``): its strategies in order and the
-    exact time; no time, and why, where the rule has no plan."""
+    """Step that another planner's published rule makes of the same sequences (``baselines``)."""
 
     rule: str
     strategies: tuple[str, ...]
     step_time_s: float | None
+    """Exact time; None if the rule has no plan."""
     why: str
+    """Reason for a missing plan."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -122,8 +128,7 @@ class BaselineStep:
 
 @dataclass(frozen=True, slots=True)
 class TeamTurn:
-    """Micro-batches that a team or a replica runs on ``num_gpus`` GPUs from ``first_gpu`` on, and when: lengths of
-    the sequences of each."""
+    """Micro-batches that a team or a replica runs on ``num_gpus`` GPUs from ``first_gpu`` on."""
 
     strategy: str
     first_gpu: int
@@ -131,6 +136,7 @@ class TeamTurn:
     start_s: float
     end_s: float
     micro_batches: tuple[tuple[int, ...], ...]
+    """Lengths of the sequences of each micro-batch."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -146,14 +152,15 @@ class TeamTurn:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """What is known of steps of several degrees side by side (``teams``): the best one found that is shorter than
-    every step of one strategy, None without one, and its turns in the order in which they start; no such step of
-    any of ``num_families`` takes less than ``lower_bound_s`` (None without a family)."""
+    """Result of the search over several degrees of context parallelism side by side (``side_by_side``)."""
 
     step_time_s: float | None
+    """Best step found that is shorter than every step of one strategy; None without one."""
     lower_bound_s: float | None
+    """Lower bound of all steps of the ``num_families`` families; None without a family."""
     num_families: int
     turns: tuple[TeamTurn, ...]
+    """Turns of the step in the order of their starts."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -167,14 +174,15 @@ class SideBySide:
 
 @dataclass(frozen=True, slots=True)
 class HeterogeneousReplicas:
-    """What is known of steps of unlike replicas (``unlike``): the best one found that is shorter than all others,
-    None without one, and what each of its replicas runs; no such step of any of ``num_strategies`` takes less than
-    ``lower_bound_s`` (None without a strategy)."""
+    """Result of the search over heterogeneous replicas (``heterogeneous``)."""
 
     step_time_s: float | None
+    """Best step found that is shorter than all others; None without one."""
     lower_bound_s: float | None
+    """Lower bound of all steps of the ``num_strategies`` strategies; None without a strategy."""
     num_strategies: int
     turns: tuple[TeamTurn, ...]
+    """Micro-batches of each replica."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -187,12 +195,12 @@ class HeterogeneousReplicas:
 
 
 Beside = Literal["", "degrees side by side", "unlike replicas"]
-"""What a step has at the same time."""
+"""What runs at the same time in a step, if anything does."""
 
 
 @dataclass(frozen=True, slots=True)
 class RanGroup:
-    """What runs under one strategy, as in ``LengthGroup``."""
+    """Sequences of one strategy in a step that was read from a file; fields as in ``LengthGroup``."""
 
     strategy: str
     buckets: tuple[tuple[int, int], ...]
@@ -201,7 +209,7 @@ class RanGroup:
 
 @dataclass(frozen=True, slots=True)
 class RanStep:
-    """What dispatchers need to know of a step: that of ``LengthsResult``, from a file of it."""
+    """Step that was read from a file of a ``LengthsResult``: what dispatchers need of it."""
 
     alignment: int
     rules: SequenceRules
@@ -212,26 +220,23 @@ class RanStep:
 
 @dataclass(frozen=True, slots=True)
 class LengthsResult:
-    """The best step found of a problem, and the proved bound of all of them; ``optimal`` where the gap is within
-    the ``tolerance`` that was asked for.
-
-    ``groups`` in the order in which they run; the optimizer's states are at ``home``, whose ``finish_s`` (norm of
-    the gradients, update, gather) ends the step. The bound is of all steps of at most ``max_strategies`` in turn,
-    of ``num_candidates`` that fit some sequence; ``num_sets`` sets of several were not ruled out before switches
-    were priced. ``baselines``, ``side_by_side`` and ``unlike_replicas`` where they were asked for; where the step
-    ``is_side_by_side`` or ``is_unlike`` its groups overlap, and ``turns`` has who runs what when. ``interrupted``:
-    by Ctrl-C, so step and bound are what was known by then.
-    """
+    """The best step found for a problem and the proved lower bound of all steps."""
 
     problem: Problem
     status: Status
+    """``optimal`` if the gap is within the ``tolerance``."""
     tolerance: float
     step_time_s: float
     lower_bound_s: float
+    """Bound of all steps of at most ``max_strategies`` in turn of the ``num_candidates`` that fit some
+    sequence."""
     home: str
+    """Strategy whose layout holds the optimizer's states."""
     groups: tuple[LengthGroup, ...]
+    """Groups in the order in which they run; they overlap if the step ``is_side_by_side`` or ``is_unlike``."""
     switches: tuple[LengthSwitch, ...]
     finish_s: float
+    """End of the step at home: gradient norm, update, gather."""
     static: StaticStep
     num_sequences: int
     num_tokens: int
@@ -239,32 +244,34 @@ class LengthsResult:
     max_strategies: int
     num_candidates: int
     num_sets: int
+    """Sets of several strategies that were open before switches were priced."""
     cpu_time_s: float
     wall_time_s: float
     baselines: tuple[BaselineStep, ...] = ()
     rules: SequenceRules = PACKED
     side_by_side: SideBySide | None = None
     interrupted: bool = False
+    """Whether Ctrl-C ended the search; step and bound are those known by then."""
     unlike_replicas: HeterogeneousReplicas | None = None
 
     @property
     def is_side_by_side(self) -> bool:
-        """Whether the step has degrees side by side."""
+        """Whether the step has several degrees of context parallelism at the same time."""
         return self.side_by_side is not None and self.side_by_side.step_time_s == self.step_time_s
 
     @property
     def is_unlike(self) -> bool:
-        """Whether the step has unlike replicas."""
+        """Whether the step has heterogeneous replicas."""
         return self.unlike_replicas is not None and self.unlike_replicas.step_time_s == self.step_time_s
 
     @property
     def beside(self) -> Beside:
-        """What the step has at the same time, if anything."""
+        """What runs at the same time in the step, if anything does."""
         return "unlike replicas" if self.is_unlike else "degrees side by side" if self.turns else ""
 
     @property
     def turns(self) -> tuple[TeamTurn, ...]:
-        """Who runs what when, where groups overlap."""
+        """Turns of a step whose groups overlap; empty for others."""
         if self.unlike_replicas is not None and self.is_unlike:
             return self.unlike_replicas.turns
         return self.side_by_side.turns if self.side_by_side is not None and self.is_side_by_side else ()
@@ -281,17 +288,16 @@ class LengthsResult:
 
     @property
     def timeline(self) -> tuple[LengthEvent, ...]:
-        """What runs when, by the formula of ``groups.tours``; groups at the same time overlap, and
-        ``turns`` say where."""
+        """Events of the step, by the formula of ``groups.tours``; groups of a step with ``turns`` overlap."""
         if self.turns:
             return self._beside(self.turns)
-        moves = {(one.source, one.target, one.what): one.time_s for one in self.switches}
+        move_times = {(switch.source, switch.target, switch.what): switch.time_s for switch in self.switches}
         events: list[LengthEvent] = []
-        now, before = 0.0, self.home
+        now, previous = 0.0, self.home
         for group in self.groups:
-            name, starts = group.strategy, now + moves.get((before, group.strategy, "parameters"), 0.0)
-            # Nothing is accumulated before the first group.
-            gradients = moves.get((before, name, "gradients"), 0.0) if group is not self.groups[0] else 0.0
+            name, starts = group.strategy, now + move_times.get((previous, group.strategy, "parameters"), 0.0)
+            # The first group has no gradients to move yet.
+            gradients = move_times.get((previous, name, "gradients"), 0.0) if group is not self.groups[0] else 0.0
             done = starts + max(group.time_s, gradients)
             events += [
                 LengthEvent("parameters", name, now, starts),
@@ -299,14 +305,15 @@ class LengthsResult:
                 LengthEvent("group", name, starts, starts + group.time_s),
                 LengthEvent("reduce", name, done, done + group.reduce_s),
             ]
-            now, before = done + group.reduce_s, name
-        back = now + moves.get((before, self.home, "gradients"), 0.0)
-        events.append(LengthEvent("gradients", self.home, now, back))
-        events.append(LengthEvent("finish", self.home, back, back + self.finish_s))
+            now, previous = done + group.reduce_s, name
+        home_again = now + move_times.get((previous, self.home, "gradients"), 0.0)
+        events.append(LengthEvent("gradients", self.home, now, home_again))
+        events.append(LengthEvent("finish", self.home, home_again, home_again + self.finish_s))
         return tuple(event for event in events if event.end_s > event.start_s)
 
     def _beside(self, turns: tuple[TeamTurn, ...]) -> tuple[LengthEvent, ...]:
-        """Groups from the start of their first turn to the end of their last one; then one reduction."""
+        """Events of overlapping groups, each from its first turn's start to its last turn's end, and one
+        reduction."""
         events = []
         for name in self.order:
             mine = [turn for turn in turns if turn.strategy == name]
@@ -320,7 +327,7 @@ class LengthsResult:
 
     @property
     def speedup(self) -> float:
-        """The best static step over this one."""
+        """Time of the best single-strategy step over the time of this step."""
         return self.static.step_time_s / self.step_time_s
 
     def to_dict(self) -> dict[str, Any]:
@@ -354,7 +361,7 @@ class LengthsResult:
             "num_sets": self.num_sets,
             "cpu_time_s": self.cpu_time_s,
             "wall_time_s": self.wall_time_s,
-            **({"baselines": [one.to_dict() for one in self.baselines]} if self.baselines else {}),
+            **({"baselines": [baseline.to_dict() for baseline in self.baselines]} if self.baselines else {}),
             **({} if self.side_by_side is None else {"side_by_side": self.side_by_side.to_dict()}),
             **({} if self.unlike_replicas is None else {"unlike_replicas": self.unlike_replicas.to_dict()}),
             "problem": self.problem.model_dump(mode="json"),

@@ -1,18 +1,20 @@
-"""The best step of sequences of many lengths, with a proved bound.
+"""The shortest training step for sequences of many lengths, with a proved lower bound.
 
- 1. The best *static* step: every strategy alone, with its own memory (``statics``); first those of one stage.
- 2. *Side by side*: degrees of context parallelism on different GPUs at the same time (``team_steps``).
- 3. *Unlike* replicas, where they are asked for (``unlike_search``); *static* pipelines that may be shorter than
-    all of these.
- 4. *Several* in turn: sets of strategies that switches and reductions do not already make longer than all of these
-    (``screening``), their switches priced by the planner of switches, and ``groups`` on what is left.
- 5. Where time is left, what makes the static step's own proof complete; with two CPUs another process does that
-    beside all others (``static_process``), and 3 comes before 2, for a moment; where no single strategy is in
-    question, it looks at some of the sets (``set_process``).
+ 1. *Single strategies*: every strategy by itself, with the whole memory (``single``); those of one stage first.
+ 2. *Degrees side by side*: several degrees of context parallelism on different GPUs at the same time
+    (``side_by_side``).
+ 3. *Heterogeneous replicas*, if they were asked for (``heterogeneous``), and pipelines that may beat all steps
+    found so far.
+ 4. *Strategies in turn*: sets of strategies whose switches and reductions leave room for a shorter step
+    (``turns``). Their switches are priced by the planner of switches, and ``groups`` solves the sets that stay
+    open.
+ 5. The remaining time completes the proof for single strategies. With two CPUs a second process does that from the
+    start (``single_strategy_process``), and 3 runs for a moment before 2. Once no single strategy is in question,
+    the second process works on sets of strategies (``set_process``).
 
-``groups`` works on tables that are never above the exact times (``tables``), so its bound holds for the exact
-times. Every answer is packed, and only its exact time counts (``replicas``); the bound of the step is the least of
-all of these.
+``groups`` works on tables that never exceed the exact times (``cost_tables``), so its bounds hold for the exact
+times. Every answer is packed and counts with its exact time (``replica_time``). The bound of the step is the
+minimum over all parts of the space.
 """
 
 from __future__ import annotations
@@ -41,24 +43,26 @@ from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.problem.problem import Problem
 from milpplan.units import NS_PER_S
 
-# Shares of the time: for static steps, where others follow, where none do, and in the end; for degrees side by
-# side; of the baselines' programs, once more.
+# Shares of the time limit: for single strategies if other searches follow, if none follow, and at the end; for
+# degrees side by side; extra time for the baselines' programs.
 _STATIC_SHARE, _ALONE_SHARE, _LAST_SHARE = 0.3, 0.65, 0.25
 _TEAMS_SHARE = 0.1
-# Of unlike replicas, where they are asked for.
+# Share of the time limit for heterogeneous replicas.
 _UNLIKE_SHARE = 0.5
-# How many times as often teams are looked at later, if nothing has a lower bound, and seconds at a time.
+# Factor on the visits of a later search of degrees side by side if that part has the lowest bound, and its time
+# slice in seconds.
 _TIMES_VISITS, _TEAMS_S = 4, 1.0
-# For packing pipelines before sets, beside another process that proves: what is found is what sets have to beat.
+# Share for packing pipelines before the sets while a second process proves: a short step prunes many sets.
 _PACK_SHARE = 0.2
 _BASELINES_SHARE = 1 / 3
-# Seconds of static pipelines here while another process works on them, too; time limits from which there is one;
-# and what this process waits at once where it has nothing else to do.
+# Seconds for pipelines here while the second process works on them, too; the shortest time limit with a second
+# process; seconds of sleep if this process has nothing to do.
 _FIRST_S, _WORTH_S, _WAIT_S = 2.0, 5.0, 0.05
-# Seconds of sets whose bound is further than this above that of static steps, and then of these in turn.
+# Time slice, in seconds, after which the search alternates between sets and single strategies, and the ratio of
+# their bounds that triggers it.
 _TURN_S, _FURTHER = 0.5, 1.0005
-# The other process leaves single strategies where sets are behind these by the first part, and they did not rise
-# by the second in so many seconds.
+# The second process leaves the single strategies if the bound of the sets is lower by the first share and the
+# bound of single strategies has not risen by the second share in so many seconds.
 _BEHIND, _ROSE, _STILL_S = 0.005, 0.001, 5.0
 
 
@@ -77,75 +81,84 @@ def solve_lengths(
     workers: int | None = None,
     unlike_replicas: bool = False,
 ) -> LengthsResult:
-    """The best step for the sequences of a workload (lengths in multiples of ``alignment``).
+    """Find the shortest step for the sequences of a workload and prove a lower bound.
 
-    ``problem`` gives model, cluster, formats and space; its sequence length and batch mean nothing here. At most
-    ``max_strategies`` take turns; ``time_limit_s`` is soft. ``rules``: how sequences are attended to and put
-    together. With ``baselines`` the result has what others' rules make of the same (in a third of the time more);
-    with ``hotspa``, (dp, tp, pp) of a strategy for every bucket, the longest first, HotSPa's with these, too.
-    ``side_by_side``: whether context parallelism of several degrees on different GPUs at once is in the space
-    (``teams``); None: unless sequences are padded. ``unlike_replicas``: whether replicas of different strategies
-    at once are (``unlike``). ``workers``: processes, at most two are used; None: as many as there are CPUs.
+    Args:
+        problem: model, cluster, formats and space; its sequence length and batch size are ignored.
+        workload: lengths and counts of the sequences.
+        alignment: every length is padded to a multiple of so many tokens.
+        max_strategies: at most so many strategies take turns in a step.
+        gap: relative gap at which the search stops.
+        time_limit_s: soft limit in seconds.
+        backend: solver of the integer programs.
+        baselines: whether to apply the published rules of other planners, too, in a third of the time on top.
+        hotspa: (dp, tp, pp) of one strategy for each bucket, the longest first: adds HotSPa's rule with them.
+        rules: attention mask and packing of the sequences.
+        side_by_side: whether the space has several degrees of context parallelism at the same time; None: unless
+            sequences are padded.
+        workers: number of processes, of which at most two are used; None: the number of CPUs.
+        unlike_replicas: whether the space has heterogeneous replicas.
 
     Raises:
         InfeasibleError: no strategy holds the longest sequence.
-        InvalidInputError: the problem, the workload or the numbers make no sense here.
+        InvalidInputError: the problem, the workload or a number is outside of what this search supports.
     """
     started = time.perf_counter(), time.process_time()
     check_search(max_strategies, gap, time_limit_s, backend)
     check_step(problem, workload, alignment)
     check_rules(problem, rules, baselines, bool(side_by_side), unlike_replicas)
     load = Load(workload.lengths, workload.counts, alignment, rules)
-    pool = StrategyTables.of(grain_problem(problem, alignment), load)
-    beside = not rules.padded if side_by_side is None else side_by_side
-    statics = SingleStrategySearch(pool, gap, backend, started[0] + time_limit_s)
-    search = _Search(problem, statics, max_strategies, (beside, unlike_replicas))
+    tables = StrategyTables.of(grain_problem(problem, alignment), load)
+    with_side_by_side = not rules.padded if side_by_side is None else side_by_side
+    singles = SingleStrategySearch(tables, gap, backend, started[0] + time_limit_s)
+    search = _Search(problem, singles, max_strategies, (with_side_by_side, unlike_replicas))
     interrupted = False
     try:
         search.run(started[0], time_limit_s, workers)
     except KeyboardInterrupt:
         interrupted = True
-        # Whoever interrupts this, too, gets the step without what is not proved yet.
+        # A second interruption returns the step without the missing bounds.
         with suppress(KeyboardInterrupt):
             search.close()
     finally:
         search.end()
     compared: tuple[BaselineStep, ...] = ()
     if baselines and not interrupted:
-        compared = baseline_steps(pool, search.sets.switches, _BASELINES_SHARE * time_limit_s, backend, hotspa)
+        compared = baseline_steps(tables, search.sets.switches, _BASELINES_SHARE * time_limit_s, backend, hotspa)
     return _result(search, compared, started, interrupted)
 
 
 class _Search:
-    """All that is known of one step, and how more comes to be known. ``ways`` beside strategies in turn: degrees
-    side by side, unlike replicas."""
+    """State of one solve: the searches of all parts of the space, the incumbent, and the worker process."""
 
     def __init__(
-        self, problem: Problem, statics: SingleStrategySearch, max_strategies: int, ways: tuple[bool, bool]
+        self, problem: Problem, statics: SingleStrategySearch, max_strategies: int, parts: tuple[bool, bool]
     ) -> None:
-        beside, unlike = ways
+        with_side_by_side, with_heterogeneous = parts
         self.problem, self.statics, self.max_strategies = problem, statics, max_strategies
         self.pool, self.gap = statics.pool, statics.gap
         self.teams: BestTeams | None = None
-        self.team_search = TeamSearch(statics.pool, statics.gap) if beside else None
-        self.unlike_search = HeterogeneousSearch(statics.pool, statics.gap, statics.backend) if unlike else None
+        self.team_search = TeamSearch(statics.pool, statics.gap) if with_side_by_side else None
+        self.unlike_search = (
+            HeterogeneousSearch(statics.pool, statics.gap, statics.backend) if with_heterogeneous else None
+        )
         self.unlike: BestHeterogeneousStep | None = None
         self.several: TurnSearch | None = None
         self.other: SingleStrategyProcess | None = None
         self.helper: SetProcess | None = None
-        # Whether there may be another process.
+        # A second process may still be started.
         self.two = False
-        # What was proved of single strategies when that rose, and when.
+        # The last bound of single strategies that rose noticeably, and when it did.
         self.rose = 0.0, 0.0
-        # Seconds that static steps were proved and packed here beside it.
+        # Seconds spent here on proofs and on packings of single strategies beside the second process.
         self.proved_s, self.packed_s = 0.0, 0.0
 
     @property
     def sets(self) -> TurnSearch:
-        """The sets, and the best step of all; there is one.
+        """The search over sets of strategies, which holds the incumbent.
 
         Raises:
-            KeyboardInterrupt: there is none, because the search was interrupted.
+            KeyboardInterrupt: the search was interrupted before any step was found.
         """
         if self.several is None:
             raise KeyboardInterrupt
@@ -153,24 +166,27 @@ class _Search:
 
     @property
     def bound_ns(self) -> float:
-        """No step of the space takes less; 0 as long as nothing is known of some of them."""
-        ways = ((self.team_search, self.teams), (self.unlike_search, self.unlike))
-        if not self.sets.is_bounded or any(search and known is None for search, known in ways):
+        """Lower bound of all steps of the space in ns; 0 until every part of it has a bound."""
+        parts = ((self.team_search, self.teams), (self.unlike_search, self.unlike))
+        if not self.sets.is_bounded or any(search and result is None for search, result in parts):
             return 0.0
-        others = [one.bound_ns for one in (self.teams, self.unlike) if one is not None]
-        return float(min([self.statics.bound_ns, self.sets.bound_ns, *others]))
+        other_bounds_ns = [result.bound_ns for result in (self.teams, self.unlike) if result is not None]
+        return float(min([self.statics.bound_ns, self.sets.bound_ns, *other_bounds_ns]))
 
     def run(self, begin: float, time_limit_s: float, workers: int | None) -> None:
-        """Whatever may be shorter, for so long from ``begin``; the time is divided among the ways, and another
-        process looks after pipelines where there may be one."""
-        statics, deadline = self.statics, begin + time_limit_s
-        self._take(statics.best)
-        below_ns = float("inf") if statics.best is None else statics.best.time_ns
-        several = self.max_strategies > 1
-        self.two = several and can_help(workers) and time_limit_s >= _WORTH_S
-        if self.two and statics.open_pipelines:
-            self.other = SingleStrategyProcess(statics, below_ns, deadline)
-            # The sooner there is something to beat, the less of the others is looked at.
+        """Search all parts of the space until ``time_limit_s`` after ``begin``.
+
+        The time is divided among the parts; a second process proves single strategies or works on sets if
+        ``workers`` allows it.
+        """
+        singles, deadline = self.statics, begin + time_limit_s
+        self._take(singles.best)
+        below_ns = float("inf") if singles.best is None else singles.best.time_ns
+        in_turn = self.max_strategies > 1
+        self.two = in_turn and can_help(workers) and time_limit_s >= _WORTH_S
+        if self.two and singles.open_pipelines:
+            self.other = SingleStrategyProcess(singles, below_ns, deadline)
+            # The shorter the incumbent, the more the other searches can prune.
             below_ns = self._static(below_ns, _FIRST_S)
             self._hear()
         if self.team_search is not None:
@@ -183,32 +199,34 @@ class _Search:
             self._hear()
             below_ns = self._unlike(below_ns, time.perf_counter() + _UNLIKE_SHARE * time_limit_s)
         if self.other is None:
-            self._static(below_ns, (_STATIC_SHARE if several else _ALONE_SHARE) * time_limit_s)
-        # Where static steps are open, sets cannot close the gap: packing is what may.
-        open_ = statics.bound_ns < self.sets.target_ns
-        if self.other is not None and not open_:
+            self._static(below_ns, (_STATIC_SHARE if in_turn else _ALONE_SHARE) * time_limit_s)
+        # While single strategies are open, sets cannot close the gap, but better packings can.
+        singles_open = singles.bound_ns < self.sets.target_ns
+        if self.other is not None and not singles_open:
             self.other.close()
         pack_end = time.perf_counter() + _PACK_SHARE * time_limit_s
-        while open_ and self._static_is_best and time.perf_counter() < pack_end:
+        while singles_open and self._static_is_best and time.perf_counter() < pack_end:
             if not (self._hear() and self._pack(deadline)):
                 break
-        sets_end = deadline - (_LAST_SHARE * time_limit_s if open_ and self.other is None else 0.0)
+        sets_end = deadline - (_LAST_SHARE * time_limit_s if singles_open and self.other is None else 0.0)
         self.sets.run(self.max_strategies, sets_end, self._hear, self._in_turn(), self._helped)
         while self._hear(few=True) and self.bound_ns < self.sets.target_ns:
             if not self._beside_proof(deadline):
                 time.sleep(_WAIT_S)
             self.sets.tighten(self._hear, self._in_turn(), self._helped)
         if self.other is not None:
-            self.sets.tighten(self._hear, helped=self._helped)
+            self.sets.tighten(self._hear, get_helper=self._helped)
         self._unlike(np.inf, deadline)
         self._teams_again(deadline)
         if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
-            self._take(statics.run(float("inf"), deadline))
+            self._take(singles.run(float("inf"), deadline))
         self._teams_again(deadline)
 
     def _helped(self) -> SetProcess | None:
-        """Another process for sets, where none looks after single strategies, or need not: these are proved, or
-        more than sets are, and little comes to be known of them."""
+        """Return the process that works on sets, starting it when single strategies no longer need the CPU.
+
+        That is the case if they are proved, or if their bound exceeds that of the sets and has stalled.
+        """
         if self.helper is None and self.two and self.sets.nodes:
             static_ns, now = self.statics.bound_ns, time.perf_counter()
             if static_ns > self.rose[0] * (1.0 + _ROSE):
@@ -222,59 +240,60 @@ class _Search:
         return self.helper
 
     def end(self) -> None:
-        """End the other processes."""
-        for one in (self.other, self.helper):
-            if one is not None:
-                one.close()
+        """End the worker processes."""
+        for process in (self.other, self.helper):
+            if process is not None:
+                process.close()
 
     @property
     def helped_s(self) -> float:
-        """CPU seconds of the other processes."""
-        return sum(one.cpu_s for one in (self.other, self.helper) if one is not None)
+        """CPU seconds of the worker processes."""
+        return sum(process.cpu_s for process in (self.other, self.helper) if process is not None)
 
     def _teams_again(self, end: float) -> bool:
-        """Degrees side by side, if no other steps have a lower bound, until the end; whether anything was done."""
+        """Resume the search of degrees side by side if it has the lowest bound; return whether it made a visit."""
         search, teams = self.team_search, self.teams
-        least = teams is not None and self.bound_ns == teams.bound_ns < self.sets.target_ns
-        if search is None or not least or time.perf_counter() > end:
+        is_lowest = teams is not None and self.bound_ns == teams.bound_ns < self.sets.target_ns
+        if search is None or not is_lowest or time.perf_counter() > end:
             return False
-        before = search.num_visits
+        visits_before = search.num_visits
         self.teams = search.run(self.sets.best.time_ns, end, _TIMES_VISITS * VISITS)
         self._take(self.teams.step)
-        return search.num_visits > before
+        return search.num_visits > visits_before
 
     def _unlike(self, below_ns: float, end: float) -> float:
-        """Unlike replicas, as long as there may be a step shorter than the best by more than the gap, until the
-        end; what is to beat then, ns."""
+        """Search heterogeneous replicas until ``end`` and return the time to beat in ns."""
         if self.unlike_search is not None:
-            known_ns = below_ns if self.several is None else min(below_ns, self.several.best.time_ns)
+            incumbent_ns = below_ns if self.several is None else min(below_ns, self.several.best.time_ns)
             static = self.statics.best
-            self.unlike = self.unlike_search.run(known_ns, end, None if static is None else static.home)
+            self.unlike = self.unlike_search.run(incumbent_ns, end, None if static is None else static.home)
             self._take(self.unlike.step)
-            below_ns = known_ns if self.unlike.step is None else min(known_ns, self.unlike.step.time_ns)
+            below_ns = incumbent_ns if self.unlike.step is None else min(incumbent_ns, self.unlike.step.time_ns)
         return below_ns
 
     def _unlike_again(self, end: float) -> bool:
-        """The same, if no other steps have a lower bound; whether anything was done."""
+        """Resume the search of heterogeneous replicas if it has the lowest bound; return whether it ran."""
         search, unlike = self.unlike_search, self.unlike
-        least = unlike is not None and self.bound_ns == unlike.bound_ns < self.sets.target_ns
-        if search is None or search.done or not least or time.perf_counter() > end:
+        is_lowest = unlike is not None and self.bound_ns == unlike.bound_ns < self.sets.target_ns
+        if search is None or search.done or not is_lowest or time.perf_counter() > end:
             return False
         self._unlike(np.inf, end)
         return True
 
     def _static(self, below_ns: float, seconds: float) -> float:
-        """Steps of one strategy that may be shorter than ``below_ns``; what is to beat then, ns."""
+        """Search single strategies below ``below_ns`` for some seconds and return the time to beat in ns."""
         step = self.statics.run(below_ns, time.perf_counter() + seconds)
         self._take(step)
         return min(below_ns, step.time_ns)
 
     def _in_turn(self) -> Callable[[], float]:
-        """What is enough of a bound for sets, ns: after a while no more than that of static steps, as long as
-        these are proved."""
+        """Return a function that gives the bound in ns at which sets may pause.
+
+        After a time slice that is slightly above the bound of the other searches that are still running.
+        """
         end = time.perf_counter() + _TURN_S
 
-        def enough_ns() -> float:
+        def pause_ns() -> float:
             if time.perf_counter() < end:
                 return np.inf
             proving = self.other is not None and self.other.process is not None
@@ -282,12 +301,14 @@ class _Search:
             others_ns += [self.unlike.bound_ns] if self.unlike is not None else []
             return min(others_ns, default=np.inf) * _FURTHER
 
-        return enough_ns
+        return pause_ns
 
     def _beside_proof(self, deadline: float) -> bool:
-        """What this process does while the other one proves static steps: looks at degrees side by side where
-        these are the least, packs what may be shortest, then proves some of it, too, and packs the best with more
-        care in turn; whether there was any."""
+        """Use this process while the second one proves single strategies; return whether there was work.
+
+        It resumes the search with the lowest bound, packs strategies that may be shortest, then alternates between
+        proofs and better packings of the best strategy.
+        """
         statics = self.statics
         end = min(deadline, time.perf_counter() + _TEAMS_S)
         if self._unlike_again(end) or self._teams_again(end) or self._pack(deadline):
@@ -303,45 +324,51 @@ class _Search:
 
     @property
     def _packed(self) -> bool:
-        """Whether the best single strategy is packed with most care, or need not be."""
+        """Whether the best single strategy has its final packing or cannot be the best step."""
         static = self.statics.best
-        return static is not None and (not self._static_is_best or self.statics.incumbents.is_finished(static.home))
+        return static is not None and (
+            not self._static_is_best or self.statics.incumbents.is_finished(static.home)
+        )
 
     @property
     def _static_is_best(self) -> bool:
+        """Whether the incumbent is a step of one strategy."""
         static = self.statics.best
         return static is not None and static.time_ns <= self.sets.best.time_ns
 
     def _pack(self, deadline: float) -> bool:
-        """Pack a strategy that may be shorter than the best step; whether there was any."""
+        """Pack a strategy that may beat the incumbent; return whether there was any."""
         tried = self.statics.pack(deadline, self.sets.best.time_ns)
         self._take(self.statics.best)
         return tried
 
     def _polish(self, deadline: float) -> bool:
-        """Pack the best strategy better, if its step is the best of all; whether that was tried."""
+        """Improve the packing of the best strategy if its step is the incumbent; return whether it was tried."""
         tried = self._static_is_best and self.statics.polish(deadline)
         self._take(self.statics.best)
         return tried
 
     def _hear(self, *, few: bool = False) -> bool:
-        """What the other process has found, if there is one; whether it will tell more. ``few``: it is heard so
-        often that few slices are asked for."""
+        """Take over what the second process found; return whether it will report again.
+
+        Args:
+            few: ask for few slices only, as this process polls often.
+        """
         if self.other is None:
             return False
-        more = self.other.poll(self.sets.best.time_ns, few=few)
+        will_report = self.other.poll(self.sets.best.time_ns, few=few)
         self._take(self.statics.best)
-        return more
+        return will_report
 
     def close(self) -> None:
-        """Interrupted: bounds that are cheap of whatever has none.
+        """Complete the bounds cheaply after an interruption.
 
         Raises:
-            KeyboardInterrupt: there is no step.
+            KeyboardInterrupt: no step was found.
         """
         self._take(self.statics.best)
         if self.team_search is not None and self.teams is None:
-            # What was found until then.
+            # Returns what was found before the interruption.
             self.teams = self.team_search.run(0.0, 0.0)
             self._take(self.teams.step)
         if self.unlike_search is not None:
@@ -351,7 +378,7 @@ class _Search:
             self.sets.run(self.max_strategies, 0.0)
 
     def _take(self, step: AnyStep | None) -> None:
-        """A step that was found, if it is the shortest."""
+        """Keep a step if it is shorter than the incumbent."""
         if step is not None and self.several is None:
             self.several = TurnSearch(self.pool, step, self.gap, self.statics.backend)
         elif step is not None:
@@ -361,12 +388,12 @@ class _Search:
 def _result(
     search: _Search, baselines: tuple[BaselineStep, ...], started: tuple[float, float], interrupted: bool
 ) -> LengthsResult:
-    """Everything that is known; ``started``: wall clock and CPU time at the beginning."""
+    """Build the result; ``started`` holds wall clock and CPU seconds at the beginning."""
     pool, best, static = search.pool, search.sets.best, search.statics.best
     if static is None:
         raise KeyboardInterrupt
     bound_ns = min(search.bound_ns, best.time_ns)
-    names = [one.candidate.name for one in pool.members]
+    names = [member.candidate.name for member in pool.members]
     home, groups = home_of(best), groups_of(pool, best)
     switches = search.sets.switches.of_step(home, best.order) if isinstance(best, Step) else []
     return LengthsResult(

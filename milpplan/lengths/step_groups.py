@@ -12,12 +12,12 @@ from milpplan.units import NS_PER_S
 
 
 def home_of(step: AnyStep) -> int:
-    """The member of the pool that has the optimizer's states."""
+    """Return the member of the pool that holds the optimizer's states."""
     return step.order[-1] if isinstance(step, TeamStep) else step.home
 
 
 def groups_of(pool: StrategyTables, step: AnyStep) -> tuple[LengthGroup, ...]:
-    """What runs under every strategy, in order."""
+    """Return the groups of a step in the order in which they run."""
     if isinstance(step, TeamStep):
         return team_groups(step)
     if isinstance(step, HeterogeneousStep):
@@ -26,6 +26,7 @@ def groups_of(pool: StrategyTables, step: AnyStep) -> tuple[LengthGroup, ...]:
 
 
 def _group(pool: StrategyTables, step: Step, member: int) -> LengthGroup:
-    one = pool.members[member]
-    grains = one.own_memory_quanta if len(step.order) == 1 else one.shared_memory_quanta
+    """"""
+    strategy = pool.members[member]
+    grains = strategy.own_memory_quanta if len(step.order) == 1 else strategy.shared_memory_quanta
     return pool.group(member, step.packed[member], grains, pool.reduce_ns(member) / NS_PER_S)

@@ -1,4 +1,4 @@
-"""A step of strategies in turn, whoever found it, and steps of all kinds."""
+"""Steps of strategies in turn, the union of all kinds of steps, and the cutoff of a search."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.strategy_tables import Packed
 
 GAP_SHARE = 0.5
-"""What is proved of single strategies, and searched of a set's tables, to this part of the gap."""
+"""Share of the gap to which integer programs of single strategies and searches of a set's tables are solved."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A step at its exact time: members of the pool with their sequences, in order, and the home."""
+    """Step of strategies in turn at its exact time: the pool's members with their sequences, in order, and the
+    home."""
 
     home: int
     order: tuple[int, ...]
@@ -25,10 +26,12 @@ class Step:
 
 
 def enough_ns(time_ns: float, gap: float) -> float:
-    """The least bound that proves a step of some time to a gap, in whole ns: what products of floats are less than
-    that would be a gap that is larger than asked for."""
+    """Smallest whole number of ns that proves a step of ``time_ns`` to a relative ``gap``.
+
+    Rounding up keeps float products from accepting a gap that is larger than asked for.
+    """
     return float(np.ceil(time_ns * (1.0 - gap)))
 
 
 AnyStep = Step | TeamStep | HeterogeneousStep
-"""One that is compared with the others by its time."""
+"""Step of any kind; steps are compared by their times."""

@@ -92,7 +92,9 @@ class AllTurns:
     def _contents(self, member: int, grains: int) -> tuple[list[Counts], np.ndarray, np.ndarray, np.ndarray]:
         """All that fits into a micro-batch, and its times on every stage."""
         pool, lengths = self.pool, self.pool.load.lengths
-        rows = [row for row in _parts(self.counts) if 0 < np.array(row) @ lengths <= grains * pool.load.token_quantum]
+        rows = [
+            row for row in _parts(self.counts) if 0 < np.array(row) @ lengths <= grains * pool.load.token_quantum
+        ]
         if not rows:
             nothing = np.zeros((1, 0), dtype=np.int64)
             return [], nothing, nothing, nothing[0]

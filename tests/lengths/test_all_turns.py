@@ -122,7 +122,9 @@ def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) ->
     found = pool_of(problem.model_copy(update={"space": space}), workload_of(lengths, GRAIN))
     turns = AllTurns(found)
     pipelines = [member for member in range(len(found.members)) if found.num_stages(member) > 1]
-    assert any(found.members[one].shared_memory_quanta == found.members[one].own_memory_quanta for one in pipelines)
+    assert any(
+        found.members[one].shared_memory_quanta == found.members[one].own_memory_quanta for one in pipelines
+    )
     for member in pipelines:
         found.work_bound_with_longest(member, float("inf"))
     target_ns = 5 * min(turns.single_ns(one) for one in range(len(found.members)))

@@ -390,7 +390,9 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
         plain = found.linear_bounds(member, beside=True)
         long = found.work_bound_by_class(member) if layout.pp > 1 else None
         for _ in range(3):
-            rows = random_micro_batches(found, one.shared_memory_quanta, random, layout.dp * int(random.integers(1, 5)))
+            rows = random_micro_batches(
+                found, one.shared_memory_quanta, random, layout.dp * int(random.integers(1, 5))
+            )
             # No more than there are: a chord is proved for parts of the workload.
             rows = rows[(np.cumsum(rows, axis=0) <= found.load.counts).all(axis=1)]
             if not len(rows):

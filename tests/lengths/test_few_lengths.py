@@ -102,4 +102,7 @@ def test_candidates_are_left_out_in_their_own_layout_only() -> None:
         for other in pool.members:
             less = order.index(other.candidate.recompute) < order.index(one.candidate.recompute)
             if other.candidate.layout == one.candidate.layout and less:
-                assert other.own_memory_quanta < one.own_memory_quanta or other.shared_memory_quanta < one.shared_memory_quanta
+                assert (
+                    other.own_memory_quanta < one.own_memory_quanta
+                    or other.shared_memory_quanta < one.shared_memory_quanta
+                )

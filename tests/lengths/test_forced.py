@@ -84,7 +84,9 @@ def test_sets_know_who_holds_the_longest() -> None:
         left = search.node(one, checked)
         for learn in left.bounding_steps[:3]:
             learn(left)
-        linear = search.bounds.screening_problem(list(one.strategies), [search.bounds.linear_bounds[place] for place in one.strategies])
+        linear = search.bounds.screening_problem(
+            list(one.strategies), [search.bounds.linear_bounds[place] for place in one.strategies]
+        )
         plain, *_ = branched(linear, [0, 1], [], np.inf)
         raised = max(raised, left.bound_ns / (plain + left.order_ns))
         held = [search.members[place] for place in one.strategies]

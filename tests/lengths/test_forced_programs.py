@@ -31,7 +31,9 @@ def _pool() -> StrategyTables:
 def _program(found: StrategyTables, member: int, first: int, share: float) -> ExclusiveProgram:
     """Others are worth so many times what linear bounds say."""
     worths = share * found.linear_bounds(member, beside=True).shares[0]
-    return ExclusiveProgram(found.work_bound(member, beside=True), found.micro_batch_pricing(member, beside=True), first, worths)
+    return ExclusiveProgram(
+        found.work_bound(member, beside=True), found.micro_batch_pricing(member, beside=True), first, worths
+    )
 
 
 def test_loose_sequences_fill_what_is_left_as_all_ways_say() -> None:
@@ -126,7 +128,9 @@ def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: flo
             if turn < 4:
                 broken += more.bounds.at(held.astype(float)) > packed.time_ns
                 close = max(close, known.bounds.at(held.astype(float)) / packed.time_ns)
-        few = forced_pipeline_bounds(found.tables[member], one, one.shared_memory_quanta, 6).at(whole.astype(float))
+        few = forced_pipeline_bounds(found.tables[member], one, one.shared_memory_quanta, 6).at(
+            whole.astype(float)
+        )
         gained = max(gained, known.bounds.at(whole.astype(float)) / few)
     assert broken
     assert close > near, close

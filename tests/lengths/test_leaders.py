@@ -167,7 +167,9 @@ def test_whether_more_micro_batches_hold_long_sequences_is_told_apart(place: int
     best = found.pack(member, counts, grains)
     assert best is not None
     time_ns = float(best.time_ns)
-    filled = ConfigurationBound(found.work_bound(member, beside=False).with_longest(np.inf), found.micro_batch_pricing(member))
+    filled = ConfigurationBound(
+        found.work_bound(member, beside=False).with_longest(np.inf), found.micro_batch_pricing(member)
+    )
     leaders = LongestSequenceBranching(filled, time_ns)
     led, last = leaders.class_bounds[0], len(leaders.classes) - 1
     first, before = leaders.classes[-1][0], np.inf
@@ -239,7 +241,10 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
             assert float(needed @ prices) == pytest.approx(total, rel=1e-6)
             assert done(better, numbers, prices, time_ns) < done(windows, numbers, before, time_ns)
             for window in better:
-                bound, place = window.configuration.prove_price_bound(window.mixture, prices / window.flow)[0], window.length_class
+                bound, place = (
+                    window.configuration.prove_price_bound(window.mixture, prices / window.flow)[0],
+                    window.length_class,
+                )
                 inside, ahead = window.configuration.window, window.configuration.window.ahead[1]
                 for _ in range(0 if any(inside.open) else 60):
                     packed = random_micro_batches(found, grains, random, inside.number)
@@ -304,7 +309,9 @@ def test_a_window_whose_sequence_takes_too_long_is_left_nothing() -> None:
     (exact,) = replicas_ns(found.problem, one, found.load.lengths, (alone,), found.load.rules.mask)
     least, time_ns = float(loads.stages.last[last]), 0.9 * float(exact)
     each, window = loads.sequence_loads * loads.num_replicas, Window((1, 1), (1, 1))
-    filling = ConfigurationLP(found.micro_batch_pricing(member), each, loads.stages.last, stages, window, PinnedItem(last))
+    filling = ConfigurationLP(
+        found.micro_batch_pricing(member), each, loads.stages.last, stages, window, PinnedItem(last)
+    )
     mixture = best_mixture(loads.stages, stages, window, loads.total_load, least)
     slope = mixture.bound(loads.stages, loads.total_load, least).slope
     proved, rows = filling.prove_load_bound(mixture, slope)
@@ -322,7 +329,9 @@ def test_short_longest_sequences_tell_few_sizes_of_micro_batches_apart() -> None
     best = found.pack(member, found.load.counts, found.max_quanta(member, beside=False))
     assert best is not None
     time_ns = 0.99 * best.time_ns
-    filled = ConfigurationBound(found.work_bound(member, beside=False).with_longest(float("inf")), found.micro_batch_pricing(member))
+    filled = ConfigurationBound(
+        found.work_bound(member, beside=False).with_longest(float("inf")), found.micro_batch_pricing(member)
+    )
     assert filled.small_thresholds == sorted({*filled.small_thresholds} - {0})
     assert filled.large_thresholds == sorted({*filled.large_thresholds})
     filled.run(time_ns, time.perf_counter() + 0.3)

@@ -178,7 +178,9 @@ def test_floors_of_programs_hold_for_random_groups(found: object) -> None:
         members = [search.members[place] for place in screened_set.strategies]
         for _ in range(3):
             # Everything runs somewhere: what only one of them holds, all under that.
-            most = np.array([[known.max_quanta(member, beside=True) * known.load.token_quantum] for member in members])
+            most = np.array(
+                [[known.max_quanta(member, beside=True) * known.load.token_quantum] for member in members]
+            )
             share = random.random((len(members), len(known.load.counts))) * (known.load.lengths <= most)
             ends = np.rint(np.cumsum(share / share.sum(axis=0), axis=0) * known.load.counts)
             held = list(np.diff(ends, axis=0, prepend=0.0).astype(np.int64))

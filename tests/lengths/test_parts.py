@@ -32,7 +32,9 @@ def test_groups_near_a_load_take_no_less_and_more_is_known_of_them() -> None:
         member = members[place]
         loads = found.fine_work_bound(member)
         grains = found.max_quanta(member, beside=True)
-        fits = (found.load.lengths <= grains * found.load.token_quantum) & (found.load.lengths < found.load.lengths[-1])
+        fits = (found.load.lengths <= grains * found.load.token_quantum) & (
+            found.load.lengths < found.load.lengths[-1]
+        )
         for interval in (8, 12, 21):
             before = parts.of(place, "longest")[interval]
             assert parts.sharpen_interval(place, interval, time.perf_counter() + 0.4)

@@ -29,7 +29,9 @@ LONG_S = 600.0
 
 def search(seconds: float) -> TurnSearch:
     """Many open sets of a few strategies, with and without pipelines, and a long time to beat."""
-    found = TurnSearch(replace(deep_pool(), work_bound_cache={}, fine_work_bounds={}), Step(0, (0,), {}, NEVER), 0.0, "highs")
+    found = TurnSearch(
+        replace(deep_pool(), work_bound_cache={}, fine_work_bounds={}), Step(0, (0,), {}, NEVER), 0.0, "highs"
+    )
     found.deadline = time.perf_counter() + seconds
     pool = found.pool
     pipelines = [member for member in found.members if 1 < pool.num_stages(member) < 4][:3]
@@ -37,7 +39,9 @@ def search(seconds: float) -> TurnSearch:
     found.nodes = [found.node(one, number) for number, one in enumerate(found.screen(2).sets)]
     # As far as it is a matter of milliseconds.
     for one in found.nodes:
-        one.bounding_steps = [way for way in one.bounding_steps[: one.bounding_steps.index(found._price)] if way != found._open_small]
+        one.bounding_steps = [
+            way for way in one.bounding_steps[: one.bounding_steps.index(found._price)] if way != found._open_small
+        ]
     assert len(found.nodes) > 6
     return found
 
@@ -107,7 +111,7 @@ def test_sets_are_shared_and_none_is_lost(dies: bool) -> None:
             time.sleep(0.05)
 
     try:
-        here.tighten(heard, helped=lambda: other)
+        here.tighten(heard, get_helper=lambda: other)
     finally:
         other.close()
     assert most > 1

@@ -139,7 +139,9 @@ def test_no_step_of_two_strategies_is_below_the_bound() -> None:
     """Random pairs and random shares of the sequences, with switches that cost nothing."""
     found, random = pool(), np.random.default_rng(7)
     several = [
-        member for member, one in enumerate(found.members) if one.shared_memory_quanta and one.candidate.layout.pp == 1
+        member
+        for member, one in enumerate(found.members)
+        if one.shared_memory_quanta and one.candidate.layout.pp == 1
     ]
     timed = 0
     for _ in range(20):

@@ -44,7 +44,7 @@ def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
     starts = list(known.starts[member])
     assert len(starts) > 1
     assert known.packed[member].time_ns <= min(one.time_ns for one in starts)
-    known.improve(member, most=False)
+    known.improve(member, maximum=False)
     assert not known.is_rough(member)
     times, left = [known.best.time_ns], known.starts[member]
     assert len(left) < len(starts)
@@ -56,7 +56,7 @@ def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
     packed = known.packed[member]
     assert exact_ns(member, packed) == packed.time_ns
     while not known.is_finished(member):
-        known.improve(member, most=True)
+        known.improve(member, maximum=True)
     assert known.best.time_ns <= times[-1]
     assert exact_ns(member, known.packed[member]) == known.packed[member].time_ns
 
@@ -93,7 +93,7 @@ def test_long_sequences_share_replicas_where_that_is_shorter() -> None:
     known.pack(member)
     first = found.polish(member, known.starts[member][0], found.max_quanta(member, beside=False))
     assert sum(one[:, -1].any() for one in first.replicas) >= 5
-    known.improve(member, most=False)
+    known.improve(member, maximum=False)
     packed = known.packed[member]
     assert sum(one[:, -1].any() for one in packed.replicas) <= 4
     assert packed.time_ns < 0.99 * first.time_ns

@@ -60,7 +60,9 @@ def test_another_process_learns_what_this_one_would() -> None:
 def test_what_was_proved_elsewhere_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that this process has yet to solve may say less of pipelines than the other one has proved: they
     lower nothing."""
-    here = SingleStrategySearch(replace(deep_pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0)
+    here = SingleStrategySearch(
+        replace(deep_pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0
+    )
     assert here.best is not None
     told_ns = (1.0 - 1e-6) * here.best.time_ns
     told = {member: told_ns for member in here.next_step if here.bounds_ns[member] < told_ns}
@@ -108,7 +110,9 @@ def test_packing_goes_on_until_it_gains_nothing() -> None:
 def test_proving_here_leaves_the_worst_strategy_to_the_other_process() -> None:
     """Bounds of all open pipelines but the least one rise, stay below every packed step, and the other process
     learns them; it ends where nothing is left."""
-    here = SingleStrategySearch(replace(deep_pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0)
+    here = SingleStrategySearch(
+        replace(deep_pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0
+    )
     deadline, before = time.perf_counter() + 60.0, dict(here.bounds_ns)
     while here.pack(deadline):
         pass
@@ -122,7 +126,9 @@ def test_proving_here_leaves_the_worst_strategy_to_the_other_process() -> None:
     assert time.perf_counter() < deadline
     assert here.bounds_ns != before
     assert all(here.bounds_ns[member] <= here.incumbents.step(member).time_ns for member in here.incumbents.packed)
-    there = SingleStrategySearch(replace(deep_pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0)
+    there = SingleStrategySearch(
+        replace(deep_pool(), work_bound_cache={}), 0.0, "highs", time.perf_counter() + 10.0
+    )
     worker = SingleStrategyWorker(there)
     known = worker.reply(replace(sliced(0.0, 0.0, below_ns=1.0), bounds_ns=here.bounds_ns))
     assert all(here.bounds_ns[member] <= known.bounds_ns[member] for member in here.bounds_ns)

@@ -87,7 +87,8 @@ def test_tables_are_close_where_micro_batches_are_full() -> None:
         layout, pipeline = one.candidate.layout, found.strategy(number, beside=False).pipelines[0][0]
         rows = random_micro_batches(found, one.own_memory_quanta, random, 40)
         rows = rows[
-            rows @ found.load.lengths >= 0.9 * min(one.own_memory_quanta, found.load.num_quanta // layout.dp) * GRAIN
+            rows @ found.load.lengths
+            >= 0.9 * min(one.own_memory_quanta, found.load.num_quanta // layout.dp) * GRAIN
         ]
         if layout.pp > 1 or layout.cp > 1 or not len(rows):
             continue

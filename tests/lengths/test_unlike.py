@@ -65,13 +65,17 @@ def random_step(found: StrategyTables, random: np.random.Generator) -> Heterogen
             numbers[member] = int(random.integers(most + 1))
             left -= numbers[member] * replica_gpus(found, member)
         numbers = Counter({member: number for member, number in numbers.items() if number})
-        holds = max((found.max_quanta(one, beside=False) for one in numbers), default=0) * GRAIN >= load.lengths[-1]
+        holds = (
+            max((found.max_quanta(one, beside=False) for one in numbers), default=0) * GRAIN >= load.lengths[-1]
+        )
         if holds and len(numbers) > 1 and have_places(found, numbers):
             break
     replicas = [member for member, number in numbers.items() for _ in range(number)]
     held = np.zeros((len(replicas), len(load.lengths)), dtype=np.int64)
     for k in np.repeat(np.arange(len(load.lengths)), load.counts).tolist():
-        fits = [r for r, one in enumerate(replicas) if found.max_quanta(one, beside=False) * GRAIN >= load.lengths[k]]
+        fits = [
+            r for r, one in enumerate(replicas) if found.max_quanta(one, beside=False) * GRAIN >= load.lengths[k]
+        ]
         held[int(random.choice(fits)), k] += 1
     packed = {}
     for member in numbers:
@@ -166,7 +170,9 @@ def learned(found: StrategyTables) -> HeterogeneousBound:
             prices = replica_prices(found, kind.member, np.where(fits, found.load.counts, 0.0), 1e15, math.inf)
             kinds.append(replace(kind, prices=(prices,)))
             continue
-        time_ns = found.best_own_memory_bound(kind.member).at(float(found.best_own_memory_bound(kind.member).sequence_loads @ held) * (kind.most + 1.0))
+        time_ns = found.best_own_memory_bound(kind.member).at(
+            float(found.best_own_memory_bound(kind.member).sequence_loads @ held) * (kind.most + 1.0)
+        )
         classes = led_classes(found, kind.member, time_ns, held)
         assert [one.end for one in classes[:-1]] == [one.first for one in classes[1:]]
         for one in classes:

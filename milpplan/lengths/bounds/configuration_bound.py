@@ -1,16 +1,16 @@
-"""A pipeline's bounds raised by configuration programs, where they leave room for a step within some time.
+"""Configuration bounds of a pipeline, where its work bounds leave room for a step within some time.
 
-Whether D replicas can do a workload within a time Z is the question of ``longest``: what one with the longest
-sequence does, and D - 1 others. Of the boxes of numbers of micro-batches that leave most, the ``filling`` of the
-mixture that real loads give is looked at; where one pair of numbers is left, mixtures are improved for whole
-sequences, and wider ones are halved. It ends as soon as all together do less than the workload.
+D replicas can do a workload within a time Z only if one replica with the longest sequence and D - 1 others can
+together (``groups.bounds.long_sequence``). Of the windows of numbers of micro-batches the loosest is refined
+(``window_tree``): by the mixture of the divisible loads, by halving, and by the configuration LP where one number,
+or one pair around a micro-batch, is left. The search ends as soon as all replicas together do less than the
+workload.
 
-**Large micro-batches.** Programs share out contents: a micro-batch that is one of all that memory holds for a
-twentieth and nothing much for the rest has the times of large products and of a short pipeline at once. So
-replicas are told apart by their largest micro-batch. One of more than some number of grains makes stages wait
-around it, as the longest sequence does, and those who have one get windows around it; all others have programs of
-smaller contents, which are faster, too. The number is the least at which real loads around such a micro-batch
-already take too long.
+**Large micro-batches.** The configuration LP mixes contents: a micro-batch that is full for a twentieth and nearly
+empty for the rest has the times of large products and of a short pipeline at once. So replicas branch on their
+largest micro-batch. One of more than some number of quanta makes stages wait around it, as the longest sequence
+does, and gets windows around it; all other replicas have smaller contents, whose programs are faster, too. The
+threshold is the smallest for which divisible loads around such a micro-batch already take too long.
 """
 
 from __future__ import annotations
@@ -32,230 +32,275 @@ from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree, h
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray
 
-# Where large micro-batches begin, in longest sequences, and programs for each of these; and where they do if the
-# replica with the longest is told apart anyhow.
+# Thresholds of large micro-batches in units of the longest sequence, and programs for each; thresholds if the
+# replica with the longest sequence is treated separately.
 _LARGE, _LARGE_EFFORT = (1.1, 1.3, 1.5, 2.0, 4.0), 30
 _SMALL = (0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
-# Fewer grains than this part of what memory holds tell something.
+# Share of the capacity below which a threshold is useful.
 _SMALLER = 0.9
-# A sequence is worth this part of the time it takes at least.
+# Minimum ratio of a sequence's dual value to its original work.
 _LEAST_WORTH = 0.85
-# What they are worth is sought for so many times as long as the time that is left of a slice.
+# Factor on the remaining time of a slice for the search of dual values.
 _WEIGH_TIMES = 5.0
 
 
 class ConfigurationBound:
-    """Bounds of a pipeline; ``done`` where nothing more is to be had."""
+    """Configuration bounds of a pipeline; ``done`` if nothing more can be gained."""
 
-    def __init__(self, loads: PipelineWorkBound, contents: MicroBatchPricing) -> None:
-        """``loads`` that hold the whole workload know what its longest sequence adds
-        (``PipelineWorkBound.lengthened``)."""
-        self.work_bound, self.done, self.turn = loads, False, 0
-        # What a sequence of every length is worth, as a load, and whether the worst window was asked for it.
-        self.duals, self.has_optimised_duals = Duals.of(loads, contents.items.counts), False
-        self.total, self.num_other_replicas = self.duals.total_load, loads.num_replicas - 1
-        self.ordinary, self.with_longest = WindowTree(contents, halves), WindowTree(contents, halved)
-        self.full_pricing = contents
-        for part in loads.bound_near(loads.total_load).ranges:
-            window = None if part.last is None else Window.of(part.first, part.last)
-            self.ordinary.nodes.append(WindowNode(window, (part.bound,)))
-        for group in loads.classes:
-            longest = max(group.long_bounds, key=lambda one: one.at(loads.total_load))
-            boxes = [WindowNode(box.window, box.bounds) for box in longest.boxes]
-            self.with_longest = WindowTree(contents, halved, PinnedItem(group.first), longest.alone, boxes)
-        # Those with a micro-batch of more than some number of grains, and the numbers that are left.
+    def __init__(self, work_bound: PipelineWorkBound, pricing: MicroBatchPricing) -> None:
+        """Args:
+        loads: work bound; if it covers the whole workload, it has the term of the longest sequence
+            (``PipelineWorkBound.with_longest``).
+        contents: pricing problem of the micro-batches.
+        """
+        self.work_bound, self.done, self.turn = work_bound, False, 0
+        # Dual values of the sequences as work, and whether they were optimised for the loosest window.
+        self.duals, self.has_optimised_duals = Duals.of(work_bound, pricing.items.counts), False
+        self.total, self.num_other_replicas = self.duals.total_load, work_bound.num_replicas - 1
+        self.ordinary, self.with_longest = WindowTree(pricing, halves), WindowTree(pricing, halved)
+        self.full_pricing = pricing
+        for count_range in work_bound.bound_near(work_bound.total_load).ranges:
+            window = None if count_range.last is None else Window.of(count_range.first, count_range.last)
+            self.ordinary.nodes.append(WindowNode(window, (count_range.bound,)))
+        for group in work_bound.classes:
+            long_bound = max(group.long_bounds, key=lambda bound: bound.at(work_bound.total_load))
+            nodes = [WindowNode(box.window, box.bounds) for box in long_bound.boxes]
+            self.with_longest = WindowTree(pricing, halved, PinnedItem(group.first), long_bound.alone, nodes)
+        # Replicas with a micro-batch above a threshold, and the thresholds that remain.
         self.with_large: list[WindowTree] = []
-        items, room = contents.items, contents.base.shape[-1]
-        shortest_size, longest_size = (int(one(items.sizes[items.fits])) for one in (np.min, np.max))
-        larger, smaller = ({int(longest_size * part) for part in parts} for parts in (_LARGE, _SMALL))
-        self.large_thresholds = sorted(one for one in larger if one < _SMALLER * room)
-        self.small_thresholds = sorted(one for one in smaller if one >= shortest_size)
+        items, capacity = pricing.items, pricing.base.shape[-1]
+        shortest_size, longest_size = (int(bound(items.sizes[items.fits])) for bound in (np.min, np.max))
+        large_sizes, small_sizes = (
+            {int(longest_size * count_range) for count_range in parts} for parts in (_LARGE, _SMALL)
+        )
+        self.large_thresholds = sorted(bound for bound in large_sizes if bound < _SMALLER * capacity)
+        self.small_thresholds = sorted(bound for bound in small_sizes if bound >= shortest_size)
         self.divided = False
-        self.best_work_bound = loads
+        self.best_work_bound = work_bound
 
     @staticmethod
-    def for_load(loads: PipelineWorkBound, contents: MicroBatchPricing, load: float) -> ConfigurationBound:
-        """For groups that hold about so much of the workload."""
-        return ConfigurationBound(replace(loads, bounds=(loads.bound_near(load),), classes=()), contents)
+    def for_load(work_bound: PipelineWorkBound, pricing: MicroBatchPricing, load: float) -> ConfigurationBound:
+        """Return the bound for groups with about ``load`` of the work."""
+        return ConfigurationBound(replace(work_bound, bounds=(work_bound.bound_near(load),), classes=()), pricing)
 
     @property
     def bound(self) -> LoadBound:
-        """What is known by now of a replica."""
-        ranges = [_range(piece) for piece in self.ordinary.nodes]
-        # How many there are around a large one says nothing of others.
+        """Bound of a replica by its work."""
+        ranges = [_range(node) for node in self.ordinary.nodes]
+        # The number of micro-batches around a large one does not limit the total number.
         ranges += [
-            MicroBatchCountRange(1, None, one)
-            for side in self.with_large
-            for piece in side.nodes
-            for one in piece.bounds
+            MicroBatchCountRange(1, None, bound)
+            for tree in self.with_large
+            for node in tree.nodes
+            for bound in node.bounds
         ]
-        return LoadBound(tuple(sorted(ranges, key=lambda one: one.first)))
+        return LoadBound(tuple(sorted(ranges, key=lambda bound: bound.first)))
 
     @property
     def loads(self) -> PipelineWorkBound:
-        """With what is known by now, or was before windows were looked at anew."""
-        pieces = [*self.with_longest.nodes, *(piece for side in self.with_large for piece in side.nodes)]
-        boxes = [WindowBound(piece.window, piece.bounds, True) for piece in pieces if piece.window is not None]
-        # For parts of the workload what was known before may be more.
-        before = self.work_bound.sequence_loads * self.work_bound.num_replicas
-        bounds = (self.bound, *(self.duals.convert_bound(one, before) for one in self.work_bound.bounds))
+        """The strongest work bound so far."""
+        nodes = [*self.with_longest.nodes, *(node for tree in self.with_large for node in tree.nodes)]
+        windows = [WindowBound(node.window, node.bounds, True) for node in nodes if node.window is not None]
+        # For parts of the workload the original bound may be stronger.
+        original_loads = self.work_bound.sequence_loads * self.work_bound.num_replicas
+        bounds = (
+            self.bound,
+            *(self.duals.convert_bound(bound, original_loads) for bound in self.work_bound.bounds),
+        )
         classes = []
         for group in self.work_bound.classes:
-            boxes_before = [[self.duals.convert_window(box, before) for box in one.boxes] for one in group.long_bounds]
-            known = (LongSequenceBound.of(one.alone, of) for one, of in zip(group.long_bounds, boxes_before, strict=True))
-            classes.append(replace(group, long_bounds=(LongSequenceBound.of(self.with_longest.min_load, boxes), *known)))
-        each = self.duals.sequence_loads / self.work_bound.num_replicas
-        found = replace(self.work_bound, bounds=bounds, classes=tuple(classes), sequence_loads=each)
-        return max(found, self.best_work_bound, key=lambda one: one.workload_bound_ns)
+            earlier_windows = [
+                [self.duals.convert_window(window, original_loads) for window in bound.boxes]
+                for bound in group.long_bounds
+            ]
+            earlier_bounds = (
+                LongSequenceBound.of(bound.alone, its_windows)
+                for bound, its_windows in zip(group.long_bounds, earlier_windows, strict=True)
+            )
+            classes.append(
+                replace(
+                    group, long_bounds=(LongSequenceBound.of(self.with_longest.min_load, windows), *earlier_bounds)
+                )
+            )
+        sequence_loads = self.duals.sequence_loads / self.work_bound.num_replicas
+        bound = replace(self.work_bound, bounds=bounds, classes=tuple(classes), sequence_loads=sequence_loads)
+        return max(bound, self.best_work_bound, key=lambda bound: bound.workload_bound_ns)
 
     def sharpen(self, load: float, rise: float, deadline: float) -> None:
-        """Refine what leaves most of a time that is above the bound of a ``load`` by the share ``rise``, until all
-        of it leaves less than the load, or the ``deadline``."""
+        """Refine the loosest window until the bound at ``load`` has risen by the share ``rise``, or the
+        ``deadline``."""
         time_ns = self.bound.at(load) * (1.0 + rise)
         self.branch_on_large(time_ns, load)
         while time.perf_counter() < deadline:
-            side, worst = self._most(time_ns, self.ordinary)
-            if worst.max_load(time_ns) <= load:
+            tree, node = self._most(time_ns, self.ordinary)
+            if node.max_load(time_ns) <= load:
                 return
-            if worst.done:
+            if node.done:
                 self.done = True
                 return
-            self.duals.refine(side, worst, time_ns, load)
+            self.duals.refine(tree, node, time_ns, load)
 
     def run(self, time_ns: float, deadline: float) -> None:
-        """Refine what leaves most for steps within a time of a replica, until nothing is left of the question or
-        of the time (of ``perf_counter``)."""
+        """Refine the loosest windows until no step fits within a replica's ``time_ns``, nothing more can be
+        gained, or the ``deadline`` (of ``perf_counter``)."""
         self.branch_on_large(time_ns, self.work_bound.total_load)
         while time.perf_counter() < deadline:
-            worst = [self._most(time_ns, side) for side in (self.with_longest, self.ordinary)]
-            loads = [one.max_load(time_ns) for _, one in worst]
-            if loads[0] + self.num_other_replicas * loads[1] <= self.total:
+            loosest = [self._most(time_ns, tree) for tree in (self.with_longest, self.ordinary)]
+            max_loads = [index.max_load(time_ns) for _, index in loosest]
+            if max_loads[0] + self.num_other_replicas * max_loads[1] <= self.total:
                 return
-            open_ = [place for place in ((0, 1) if self.num_other_replicas else (0,)) if not worst[place][1].done]
-            if not open_:
-                if self._deeper(*worst[1 if self.num_other_replicas else 0], time_ns, deadline):
+            open_indices = [
+                index for index in ((0, 1) if self.num_other_replicas else (0,)) if not loosest[index][1].done
+            ]
+            if not open_indices:
+                if self._deeper(*loosest[1 if self.num_other_replicas else 0], time_ns, deadline):
                     continue
                 self.done = True
                 return
-            # Those that were looked at less first, else in turn.
+            # New windows come first, then the two kinds take turns.
             self.turn += 1
-            chosen = min(open_, key=lambda one: (worst[one][1].start is not None, (one + self.turn) % 2))
-            enough = self.total - self.num_other_replicas * loads[1], (self.total - loads[0]) / max(1, self.num_other_replicas)
-            self.duals.refine(*worst[chosen], time_ns, enough[chosen])
+            index = min(
+                open_indices, key=lambda index: (loosest[index][1].start is not None, (index + self.turn) % 2)
+            )
+            cutoff_loads = (
+                self.total - self.num_other_replicas * max_loads[1],
+                (self.total - max_loads[0]) / max(1, self.num_other_replicas),
+            )
+            self.duals.refine(*loosest[index], time_ns, cutoff_loads[index])
 
     def branch_on_smaller(self, time_ns: float) -> bool:
-        """Tell replicas without the longest sequence apart by a smaller micro-batch than that, the largest number
-        of grains first; whether there was any."""
+        """Branch on a micro-batch size below the longest sequence, the largest threshold first; return whether
+        there was one."""
         if not self.small_thresholds:
             return False
-        number = self.small_thresholds.pop()
-        self._tell(number, self._around(number, self.work_bound.total_load, time_ns), (self.ordinary,))
+        threshold = self.small_thresholds.pop()
+        self._tell(threshold, self._around(threshold, self.work_bound.total_load, time_ns), (self.ordinary,))
         return True
 
-    def _most(self, time_ns: float, side: WindowTree) -> tuple[WindowTree, WindowNode]:
-        """The piece that leaves most of a side, or of those with a large micro-batch, and whose it is."""
-        pieces = [(one, piece) for one in (side, *self.with_large) for piece in one.nodes]
-        return max(pieces, key=lambda one: one[1].max_load(time_ns))
+    def _most(self, time_ns: float, tree: WindowTree) -> tuple[WindowTree, WindowNode]:
+        """Return the loosest node of a tree or of the trees with a large micro-batch, with its tree."""
+        nodes = [(pair, node) for pair in (tree, *self.with_large) for node in pair.nodes]
+        return max(nodes, key=lambda pair: pair[1].max_load(time_ns))
 
-    def _deeper(self, side: WindowTree, worst: WindowNode, time_ns: float, deadline: float) -> bool:
-        """Where all is done: what sequences are worth where the worst window of one replica does all of them (of
-        several, ``leaders`` ask), or micro-batches that are large from fewer grains on; whether there was any."""
-        window, start = worst.window, worst.start
-        if not self.has_optimised_duals and not self.num_other_replicas and window is not None and start is not None:
+    def _deeper(self, tree: WindowTree, node: WindowNode, time_ns: float, deadline: float) -> bool:
+        """Refine further when all nodes are done; return whether that was possible.
+
+        For one replica the dual values are optimised so that the loosest window does the whole workload as slowly
+        as possible (several replicas do that in ``longest_sequence_branching``). Else the next threshold of large
+        micro-batches is used.
+        """
+        window, start = node.window, node.start
+        if (
+            not self.has_optimised_duals
+            and not self.num_other_replicas
+            and window is not None
+            and start is not None
+        ):
             self.best_work_bound, self.has_optimised_duals = self.loads, True
             begin = Start(start[0], start[1] * self.duals.sequence_loads, start[2])
             end = deadline + _WEIGH_TIMES * max(0.0, deadline - time.perf_counter())
-            self._weigh(worths(self.duals.configuration(side, worst), begin, side.columns, time_ns, end))
+            self._weigh(worths(self.duals.configuration(tree, node), begin, tree.columns, time_ns, end))
         elif self.large_thresholds:
             self.best_work_bound, self.has_optimised_duals = self.loads, False
-            number = self.large_thresholds.pop()
-            self._tell(number, self._around(number, self.work_bound.total_load, time_ns), (self.ordinary, self.with_longest))
+            threshold = self.large_thresholds.pop()
+            self._tell(
+                threshold,
+                self._around(threshold, self.work_bound.total_load, time_ns),
+                (self.ordinary, self.with_longest),
+            )
         else:
             return False
         return True
 
     def branch_on_large(self, time_ns: float, load: float) -> None:
-        """Once: tell large micro-batches from others at the least number of grains for which real loads around one
-        take too long for a ``load`` within the time."""
+        """Branch once on large micro-batches, at the smallest threshold above which divisible loads take too long
+        for ``load`` within the time."""
         if self.divided:
             return
         self.divided = True
-        first, end, found = 0, len(self.large_thresholds), None
+        first, end, bound_above = 0, len(self.large_thresholds), None
         while first < end:
             middle = (first + end) // 2
             around = self._around(self.large_thresholds[middle], load, time_ns)
             if around.at(load) < time_ns:
                 first = middle + 1
             else:
-                end, found = middle, around
-        if found is not None:
-            self._tell(self.large_thresholds[end], found, (self.ordinary, self.with_longest))
+                end, bound_above = middle, around
+        if bound_above is not None:
+            self._tell(self.large_thresholds[end], bound_above, (self.ordinary, self.with_longest))
             self.large_thresholds = self.large_thresholds[:end]
 
-    def _around(self, number: int, load: float, time_ns: float) -> LongSequenceBound:
-        """What a replica takes for a load with a micro-batch of more than so many grains, up to a time."""
-        return around_larger(self.lines, self.ordinary.pricing.items, number, load, time_ns)
+    def _around(self, threshold: int, load: float, time_ns: float) -> LongSequenceBound:
+        """Return the bound for a load with a micro-batch of more than ``number`` quanta, up to a time."""
+        return around_larger(self.lines, self.ordinary.pricing.items, threshold, load, time_ns)
 
     @property
     def lines(self) -> PipelineWorkBound:
-        """What was known, in the measure of its lines."""
-        known, last = self.work_bound, self.work_bound.stages.last
-        bound = replace(self.duals, sequence_loads=last).convert_bound(
-            known.bound_near(known.total_load), known.sequence_loads * known.num_replicas
+        """Original work bound in the measure of its lines."""
+        original, stage_ns = self.work_bound, self.work_bound.stages.last
+        bound = replace(self.duals, sequence_loads=stage_ns).convert_bound(
+            original.bound_near(original.total_load), original.sequence_loads * original.num_replicas
         )
-        return replace(known, bounds=(bound,), sequence_loads=last / known.num_replicas)
+        return replace(original, bounds=(bound,), sequence_loads=stage_ns / original.num_replicas)
 
-    def _tell(self, number: int, around: LongSequenceBound, others: Sequence[WindowTree]) -> None:
-        """Tell replicas with a micro-batch of more than so many grains from ``others``."""
-        contents = self.ordinary.pricing
-        boxes = [self.duals.convert_window(box, self.work_bound.stages.last) for box in around.boxes]
-        pieces = [WindowNode(box.window, box.bounds) for box in boxes]
-        self.with_large.append(WindowTree(contents, halved, PinnedItem(quanta=number + 1), around.alone, pieces))
-        for side in others:
-            side.pricing = contents.with_max_quanta(number)
-            side.nodes = [one.reset for one in side.nodes]
+    def _tell(self, threshold: int, around: LongSequenceBound, others: Sequence[WindowTree]) -> None:
+        """Separate replicas with a micro-batch of more than ``number`` quanta from the trees ``others``."""
+        pricing = self.ordinary.pricing
+        windows = [self.duals.convert_window(window, self.work_bound.stages.last) for window in around.boxes]
+        nodes = [WindowNode(window.window, window.bounds) for window in windows]
+        self.with_large.append(WindowTree(pricing, halved, PinnedItem(quanta=threshold + 1), around.alone, nodes))
+        for tree in others:
+            tree.pricing = pricing.with_max_quanta(threshold)
+            tree.nodes = [node.reset for node in tree.nodes]
 
-    def _weigh(self, worths: FloatArray) -> None:
-        """Count what sequences are worth by ``worths`` [n], all together as much as before."""
-        counts, before = self.ordinary.pricing.items.counts, self.duals.sequence_loads
-        worths = np.maximum(worths / float(counts @ worths) * self.total, _LEAST_WORTH * before)
-        measure = self.duals = self.duals.with_loads(worths / float(counts @ worths) * self.total)
-        for side in (self.ordinary, self.with_longest, *self.with_large):
-            known = [tuple(measure.convert(bound, before) for bound in one.bounds) for one in side.nodes]
-            pairs = zip(side.nodes, known, strict=True)
-            side.nodes = [replace(one, bounds=bounds).reset for one, bounds in pairs]
+    def _weigh(self, values: FloatArray) -> None:
+        """Replace the dual values by ``worths`` [n], scaled to the same total."""
+        counts, earlier_loads = self.ordinary.pricing.items.counts, self.duals.sequence_loads
+        values = np.maximum(values / float(counts @ values) * self.total, _LEAST_WORTH * earlier_loads)
+        duals = self.duals = self.duals.with_loads(values / float(counts @ values) * self.total)
+        for tree in (self.ordinary, self.with_longest, *self.with_large):
+            bounds_of_nodes = [
+                tuple(duals.convert(bound, earlier_loads) for bound in node.bounds) for node in tree.nodes
+            ]
+            pairs = zip(tree.nodes, bounds_of_nodes, strict=True)
+            tree.nodes = [replace(node, bounds=bounds).reset for node, bounds in pairs]
 
 
 def around_larger(
-    loads: PipelineWorkBound, items: Items, grains: int, load: float, time_ns: float
+    work_bound: PipelineWorkBound, items: Items, quanta: int, load: float, time_ns: float
 ) -> LongSequenceBound:
-    """What a replica takes for a ``load`` with a micro-batch of more than so many ``grains``, by lines, up to a
-    time; ``loads`` are in the measure of their lines."""
-    stages, bound = loads.stages, loads.bound_near(loads.total_load)
-    least = float((stages.last[items.fits] / items.sizes[items.fits]).min()) * (grains + 1)
-    return long_bound(stages, loads.num_stages, bound, least, max(load, least), time_ns, _LARGE_EFFORT)
+    """Return the bound of a replica for a ``load`` with a micro-batch of more than ``grains`` quanta, by lines, up
+    to a time; ``loads`` is in the measure of its lines."""
+    stages, bound = work_bound.stages, work_bound.bound_near(work_bound.total_load)
+    min_load = float((stages.last[items.fits] / items.sizes[items.fits]).min()) * (quanta + 1)
+    return long_bound(stages, work_bound.num_stages, bound, min_load, max(load, min_load), time_ns, _LARGE_EFFORT)
 
 
 def with_larger(
-    loads: PipelineWorkBound, other: PipelineWorkBound, larger: Sequence[WindowBound]
+    work_bound: PipelineWorkBound, other: PipelineWorkBound, larger: Sequence[WindowBound]
 ) -> PipelineWorkBound:
-    """``loads`` of a strategy as those of another, which takes no less for the same micro-batches and holds larger
-    ones, too: a replica has one of these, of which ``larger`` are known in the measure of ``other``, or none."""
-    ratio = float((other.sequence_loads / loads.sequence_loads).min())
-    boxes = [
-        replace(box, bounds=tuple(PathBound(one.constant, one.slope * ratio) for one in box.bounds))
-        for box in larger
+    """Return the bound ``loads`` of a strategy for another strategy that is no faster and holds larger
+    micro-batches, too.
+
+    A replica of the other strategy has such a micro-batch, for which the windows ``larger`` hold in the measure of
+    ``other``, or none.
+    """
+    ratio = float((other.sequence_loads / work_bound.sequence_loads).min())
+    windows = [
+        replace(window, bounds=tuple(PathBound(bound.constant, bound.slope * ratio) for bound in window.bounds))
+        for window in larger
     ]
-    ranges = [MicroBatchCountRange(1, None, one) for box in boxes for one in box.bounds]
-    bounds = tuple(LoadBound((*ranges, *one.ranges)) for one in loads.bounds)
+    ranges = [MicroBatchCountRange(1, None, bound) for window in windows for bound in window.bounds]
+    bounds = tuple(LoadBound((*ranges, *bound.ranges)) for bound in work_bound.bounds)
     classes = []
-    for group in loads.classes:
-        long = (LongSequenceBound.of(one.alone, (*one.boxes, *boxes)) for one in group.long_bounds)
-        classes.append(replace(group, long_bounds=tuple(long)))
-    return replace(loads, bounds=bounds, classes=tuple(classes))
+    for group in work_bound.classes:
+        long_bounds = (LongSequenceBound.of(bound.alone, (*bound.boxes, *windows)) for bound in group.long_bounds)
+        classes.append(replace(group, long_bounds=tuple(long_bounds)))
+    return replace(work_bound, bounds=bounds, classes=tuple(classes))
 
 
-def _range(piece: WindowNode) -> MicroBatchCountRange:
-    window = piece.window
+def _range(node: WindowNode) -> MicroBatchCountRange:
+    """"""
+    window = node.window
     first, last = (MAX_MICRO_BATCHES, None) if window is None else (window.fewest, window.number)
-    return MicroBatchCountRange(first, last, piece.bounds[0])
+    return MicroBatchCountRange(first, last, node.bounds[0])

@@ -111,7 +111,9 @@ class ReplicaClassBound:
         """The same with other worths of sequences, with mixtures of some ``windows``."""
         every = {side for ways in self.coverings.values() for way in ways for side in way}
         copies = {side: copied(side, measure, self.duals) for side in every}
-        ways = {place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.coverings.items()}
+        ways = {
+            place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.coverings.items()
+        }
         for one in windows:
             begin({side for way in ways[one.length_class] for side in way}, one)
         return ReplicaClassBound.of(measure, classes, ways, windows)
@@ -217,7 +219,9 @@ class LongestSequenceBranching:
                         return True
         return False
 
-    def refine_class(self, one: ReplicaClassBound, chain: IntArray | FloatArray, time_ns: float, more: float) -> bool:
+    def refine_class(
+        self, one: ReplicaClassBound, chain: IntArray | FloatArray, time_ns: float, more: float
+    ) -> bool:
         """Know more of a class of a chain, which is to do less by so much ``more`` than the load it may; whether
         there was any."""
         for place in one.least_visited(chain):
@@ -255,7 +259,9 @@ class LongestSequenceBranching:
         measure, windows = base.duals, self.windows(base, chain, time_ns)
         if windows is None:
             return False
-        found = chain_prices(windows, chain, needed, measure.sequence_loads, time_ns, time.perf_counter() + seconds)
+        found = chain_prices(
+            windows, chain, needed, measure.sequence_loads, time_ns, time.perf_counter() + seconds
+        )
         if found is None:
             return False
         each = np.maximum(found[0], _LEAST_WORTH * measure.sequence_loads)
@@ -271,7 +277,15 @@ class LongestSequenceBranching:
         most within a time; none where nothing is known of one of them."""
         present = np.flatnonzero(chain).tolist()
         found = [one for one in base.windows if one.length_class in present]
-        known = {(one.length_class, one.configuration.window, one.configuration.pinned_item, one.configuration.decisions) for one in found}
+        known = {
+            (
+                one.length_class,
+                one.configuration.window,
+                one.configuration.pinned_item,
+                one.configuration.decisions,
+            )
+            for one in found
+        }
         for place in present:
             side, piece = base.loosest_nodes(place, time_ns)[0]
             if piece.window is None or piece.start is None:
@@ -300,7 +314,11 @@ class LongestSequenceBranching:
 
     def _begun(self, box: WindowBound) -> list[WindowNode]:
         """What is known of a box, with windows and mixtures that were found around the longest sequence."""
-        known = [one for one in self.configuration_bound.with_longest.nodes if one.window and _inside(one.window, box.window)]
+        known = [
+            one
+            for one in self.configuration_bound.with_longest.nodes
+            if one.window and _inside(one.window, box.window)
+        ]
         begun = [replace(one, bounds=box.bounds).reset for one in known]
         return begun or [WindowNode(box.window, box.bounds)]
 

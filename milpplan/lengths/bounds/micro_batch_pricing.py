@@ -84,7 +84,9 @@ class MicroBatchPricing:
         """Those of up to fewer grains."""
         items = replace(self.items, fits=self.items.fits & (self.items.sizes <= most_grains))
         base, mixed = self.base[..., :most_grains], (self.mixed[0][..., :most_grains], *self.mixed[1:])
-        return replace(self, base=base, mixed=mixed, items=items, transfer_terms=self.transfer_terms[:, :most_grains])
+        return replace(
+            self, base=base, mixed=mixed, items=items, transfer_terms=self.transfer_terms[:, :most_grains]
+        )
 
     def with_loose_quanta(self, kinds: IntArray) -> MicroBatchPricing:
         """Those of grains of loose kinds in the place of the first sequences, ``kinds`` [first] of these: with the

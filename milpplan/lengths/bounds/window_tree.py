@@ -1,9 +1,8 @@
-"""What is known of a replica by windows: *pieces* that cover all numbers of micro-batches, and how more comes to
-be known of one.
+"""Trees over the numbers of micro-batches of a replica: nodes with bounds, and how the loosest node is refined.
 
-A piece begins with the bound of real loads. Then the mixture that gives it is looked at for whole sequences
-(``filling``), by which its bound may be higher; windows of several numbers are halved; where one number is left,
-or one pair around a micro-batch, mixtures are improved by programs.
+A node begins with the bound of divisible loads. Then the mixture of that bound is evaluated for whole sequences
+(``configuration_lp``), which may raise it; windows of several numbers are halved; where one number is left, or one
+pair around a micro-batch, the configuration LP improves the mixture.
 """
 
 from __future__ import annotations
@@ -22,186 +21,211 @@ from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, Pinne
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
-# Numbers in the tables of one window that are too many.
+# Maximum number of entries in the tables of a window.
 _LARGEST = 4e8
-# Kinds of sequences in programs of real loads.
+# Number of stage mixes in programs of divisible loads.
 _KINDS = 2
 
 
 @dataclass(frozen=True, eq=False)
 class WindowNode:
-    """What is known of a window (none: of any more micro-batches), of which mixture, slope and contents; ``stale``
-    where they were others' contents or worths, ``done`` where nothing more is to be had; ``tried``: which mixture
-    of another window was; what is ``told`` of micro-batches behind, and which one programs ``divided``."""
+    """A window of numbers of micro-batches with its bounds."""
 
     window: Window | None
+    """None: any larger number of micro-batches."""
     bounds: tuple[PathBound, ...]
+    """Valid bounds, at least one of which holds."""
     start: tuple[Mixture, float, IntArray] | None = None
+    """Mixture, slope and contents of the bound."""
     tried_mixture: Mixture | None = None
+    """Mixture of another window that was tried."""
     stale: bool = False
+    """Whether contents or dual values have changed since ``start``."""
     done: bool = False
+    """Whether nothing more can be gained."""
     decisions: Told = ()
+    """Branching decisions on micro-batches behind the pinned one."""
     branch_candidate: int | None = None
+    """Micro-batch whose pinned item is fractional in the LP."""
 
     def max_load(self, time_ns: float) -> float:
-        """The largest load that it leaves for a time."""
-        return max(one.within(time_ns) for one in self.bounds)
+        """Return the maximum work within a time."""
+        return max(bound.within(time_ns) for bound in self.bounds)
 
     @property
     def reset(self) -> WindowNode:
-        """For other contents, or other worths."""
+        """The node for changed contents or dual values."""
         return replace(self, stale=self.start is not None, done=False, branch_candidate=None)
 
     @property
     def children(self) -> list[WindowNode]:
-        """One for whether the micro-batch that programs divided holds a core, one for whether it does not."""
+        """Two children: the fractional micro-batch holds a pinned item, or does not."""
         assert self.branch_candidate is not None
-        return [replace(self.reset, decisions=(*self.decisions, (self.branch_candidate, holds))) for holds in (True, False)]
+        return [
+            replace(self.reset, decisions=(*self.decisions, (self.branch_candidate, is_held)))
+            for is_held in (True, False)
+        ]
 
-    def better(self, found: PathBound, time_ns: float) -> WindowNode:
-        """With another bound, where that leaves less for a time."""
-        return replace(self, bounds=(found,)) if found.within(time_ns) < self.max_load(time_ns) else self
+    def better(self, bound: PathBound, time_ns: float) -> WindowNode:
+        """Return the node with another bound if that is tighter within a time."""
+        return replace(self, bounds=(bound,)) if bound.within(time_ns) < self.max_load(time_ns) else self
 
 
 @dataclass(eq=False)
 class WindowTree:
-    """Pieces that cover all numbers of micro-batches of a replica with ``contents``, and how one is halved;
-    ``core`` as in ``ConfigurationLP``, with the load of such a micro-batch, ``least``; ``columns`` that did most
-    in the last one that was improved."""
+    """Nodes that cover all numbers of micro-batches of a replica."""
 
     pricing: MicroBatchPricing
+    """Pricing problem of its micro-batches."""
     split_window: Callable[[Window], Sequence[Window]]
+    """Gives the halves of a window."""
     pinned_item: PinnedItem | None = None
+    """Pinned item, as in ``ConfigurationLP``."""
     min_load: float = 0.0
+    """Minimum work of the micro-batch with the pinned item."""
     nodes: list[WindowNode] = field(default_factory=list)
     columns: Columns | None = None
-    # The worst of which pieces for a time: asked for more often than pieces change.
+    """Columns of the last LP."""
+    # Cache of the loosest node: it is asked for more often than nodes change.
     _worst: tuple[list[WindowNode], float, WindowNode] | None = field(default=None, init=False)
 
     def loosest(self, time_ns: float) -> WindowNode:
-        """The piece that leaves most."""
-        known = self._worst
-        if known is None or known[0] is not self.nodes or known[1] != time_ns:
-            known = self._worst = self.nodes, time_ns, max(self.nodes, key=lambda one: one.max_load(time_ns))
-        return known[2]
+        """Return the node with the maximum work within a time."""
+        cached = self._worst
+        if cached is None or cached[0] is not self.nodes or cached[1] != time_ns:
+            cached = self._worst = self.nodes, time_ns, max(self.nodes, key=lambda node: node.max_load(time_ns))
+        return cached[2]
 
-    def replace_node(self, piece: WindowNode, others: Sequence[WindowNode]) -> None:
-        """Others in the place of a piece."""
-        self.nodes = [one for one in self.nodes if one is not piece] + list(others)
+    def replace_node(self, node: WindowNode, others: Sequence[WindowNode]) -> None:
+        """Replace a node by others."""
+        self.nodes = [kept for kept in self.nodes if kept is not node] + list(others)
 
 
 @dataclass(frozen=True, eq=False)
 class Duals:
-    """How pieces of a pipeline are measured: its ``stages`` (and what programs of real loads have of them), and
-    what each of ``counts`` [n] sequences is worth as a load, ``each`` [n]. ``improved``: the mixture and the slope
-    that a program found last for so many micro-batches, around whatever."""
+    """Measure of a pipeline's work: a dual value for every sequence."""
 
     stages: StageLoads
+    """Times of the stages."""
     rounded_stages: StageLoads
+    """Stages with few mixes, for programs of divisible loads."""
     num_stages: int
     counts: IntArray
+    """Sequences of the workload, [n]."""
     sequence_loads: FloatArray
+    """Dual values of the sequences as work, [n]."""
     last_mixtures: dict[int, tuple[Mixture, float]] = field(default_factory=dict)
+    """Mixture and slope of the last LP, by number of micro-batches."""
 
     @staticmethod
-    def of(loads: PipelineWorkBound, counts: IntArray) -> Duals:
-        """That of ``loads`` of a workload."""
-        programmed, each = loads.stages.with_kinds(_KINDS), loads.sequence_loads * loads.num_replicas
-        return Duals(loads.stages, programmed, loads.num_stages, counts, each)
+    def of(work_bound: PipelineWorkBound, counts: IntArray) -> Duals:
+        """Build the measure of a work bound."""
+        rounded, sequence_loads = (
+            work_bound.stages.with_kinds(_KINDS),
+            work_bound.sequence_loads * work_bound.num_replicas,
+        )
+        return Duals(work_bound.stages, rounded, work_bound.num_stages, counts, sequence_loads)
 
     @property
     def total_load(self) -> float:
-        """Of the workload."""
+        """Work of the whole workload."""
         return float(self.counts @ self.sequence_loads)
 
-    def with_loads(self, each: FloatArray) -> Duals:
-        """With another worth of every sequence."""
-        return replace(self, sequence_loads=each, last_mixtures={})
+    def with_loads(self, sequence_loads: FloatArray) -> Duals:
+        """Return the measure with other dual values."""
+        return replace(self, sequence_loads=sequence_loads, last_mixtures={})
 
-    def convert(self, bound: PathBound, before: FloatArray) -> PathBound:
-        """A bound by what sequences were worth ``before`` as one by what they are worth here, for parts of the
-        workload: what is missing was worth so many times as much at most."""
-        times = float((before / self.sequence_loads).max())
-        beyond = float(self.counts @ before) - times * self.total_load
-        return PathBound(bound.constant + bound.slope * beyond, bound.slope * times)
+    def convert(self, bound: PathBound, earlier_loads: FloatArray) -> PathBound:
+        """Convert a bound from the measure ``before`` to this one, valid for parts of the workload.
 
-    def convert_bound(self, known: LoadBound, before: FloatArray) -> LoadBound:
-        """The same of all ranges."""
-        return LoadBound(tuple(replace(one, bound=self.convert(one.bound, before)) for one in known.ranges))
+        A missing sequence had at most the maximum ratio of its value here.
+        """
+        max_ratio = float((earlier_loads / self.sequence_loads).max())
+        excess = float(self.counts @ earlier_loads) - max_ratio * self.total_load
+        return PathBound(bound.constant + bound.slope * excess, bound.slope * max_ratio)
 
-    def convert_window(self, box: WindowBound, before: FloatArray) -> WindowBound:
-        """The same of a box."""
-        return replace(box, bounds=tuple(self.convert(one, before) for one in box.bounds))
+    def convert_bound(self, bound: LoadBound, earlier_loads: FloatArray) -> LoadBound:
+        """Convert a bound with all its ranges."""
+        return LoadBound(
+            tuple(
+                replace(count_range, bound=self.convert(count_range.bound, earlier_loads))
+                for count_range in bound.ranges
+            )
+        )
 
-    def configuration(self, side: WindowTree, piece: WindowNode) -> ConfigurationLP:
-        """The window of a piece of a side, for whole sequences."""
-        assert piece.window is not None
-        given = side.pricing, self.sequence_loads, self.stages.last, self.num_stages
-        return ConfigurationLP(*given, piece.window, side.pinned_item, piece.decisions)
+    def convert_window(self, window: WindowBound, earlier_loads: FloatArray) -> WindowBound:
+        """Convert the bounds of a window."""
+        return replace(window, bounds=tuple(self.convert(bound, earlier_loads) for bound in window.bounds))
 
-    def refine(self, side: WindowTree, piece: WindowNode, time_ns: float, enough: float) -> None:
-        """Know more of a piece of a side, no better than that it leaves less than ``enough`` for the time."""
-        side.replace_node(piece, self._refined(side, piece, time_ns, enough))
+    def configuration(self, tree: WindowTree, node: WindowNode) -> ConfigurationLP:
+        """Return the configuration LP of a tree's node."""
+        assert node.window is not None
+        arguments = tree.pricing, self.sequence_loads, self.stages.last, self.num_stages
+        return ConfigurationLP(*arguments, node.window, tree.pinned_item, node.decisions)
 
-    def _refined(self, side: WindowTree, piece: WindowNode, time_ns: float, enough: float) -> list[WindowNode]:
-        """The piece with more known of it, or its halves."""
-        window = piece.window
+    def refine(self, tree: WindowTree, node: WindowNode, time_ns: float, cutoff_load: float) -> None:
+        """Refine a node of a tree, no further than to less than the work ``enough`` within the time."""
+        tree.replace_node(node, self._refined(tree, node, time_ns, cutoff_load))
+
+    def _refined(self, tree: WindowTree, node: WindowNode, time_ns: float, cutoff_load: float) -> list[WindowNode]:
+        """Return the refined node, or its halves."""
+        window = node.window
         if window is None:
-            return [replace(piece, done=True)]
-        filling = self.configuration(side, piece)
-        size = float(side.pricing.entries * window.number)
-        if piece.start is None and size <= _LARGEST:
-            return [self._looked_at(filling, piece, time_ns, side.min_load)]
-        if piece.stale and piece.start is not None:
-            mixture, slope, _ = piece.start
-            return [replace(piece, stale=False).better(filling.prove_load_bound(mixture, slope)[0], time_ns)]
+            return [replace(node, done=True)]
+        lp = self.configuration(tree, node)
+        size = float(tree.pricing.entries * window.number)
+        if node.start is None and size <= _LARGEST:
+            return [self._looked_at(lp, node, time_ns, tree.min_load)]
+        if node.stale and node.start is not None:
+            mixture, slope, _ = node.start
+            return [replace(node, stale=False).better(lp.prove_load_bound(mixture, slope)[0], time_ns)]
         if window.fewest < window.number or any(window.open):
-            halves = side.split_window(window)
-            if halves or piece.start is None:
-                return [WindowNode(one, piece.bounds) for one in halves] or [replace(piece, done=True)]
-        if piece.start is None:
-            return [replace(piece, done=True)]
-        return [self._tried(filling, piece, time_ns) or self._improved(filling, side, piece, time_ns, enough)]
+            windows = tree.split_window(window)
+            if windows or node.start is None:
+                return [WindowNode(half, node.bounds) for half in windows] or [replace(node, done=True)]
+        if node.start is None:
+            return [replace(node, done=True)]
+        return [self._tried(lp, node, time_ns) or self._improved(lp, tree, node, time_ns, cutoff_load)]
 
-    def _tried(self, filling: ConfigurationLP, piece: WindowNode, time_ns: float) -> WindowNode | None:
-        """With the mixture of another window of as many micro-batches, which is one of this window, too, and
-        spares most of a program; none where there is no other, or nothing is gained."""
-        mixture, slope = self.last_mixtures.get(filling.window.number, (None, 0.0))
-        if mixture is None or mixture is piece.tried_mixture or piece.start is None or mixture is piece.start[0]:
+    def _tried(self, lp: ConfigurationLP, node: WindowNode, time_ns: float) -> WindowNode | None:
+        """Return the node with the mixture of another window of as many micro-batches, which saves most of an LP;
+        None if that gains nothing."""
+        mixture, slope = self.last_mixtures.get(lp.window.number, (None, 0.0))
+        if mixture is None or mixture is node.tried_mixture or node.start is None or mixture is node.start[0]:
             return None
-        moved = replace(mixture, window=filling.window)
-        found, rows = filling.prove_load_bound(moved, slope)
-        if found.within(time_ns) >= piece.max_load(time_ns):
+        moved = replace(mixture, window=lp.window)
+        bound, rows = lp.prove_load_bound(moved, slope)
+        if bound.within(time_ns) >= node.max_load(time_ns):
             return None
-        return replace(piece, bounds=(found,), start=(moved, slope, rows), tried_mixture=mixture)
+        return replace(node, bounds=(bound,), start=(moved, slope, rows), tried_mixture=mixture)
 
     def _improved(
-        self, filling: ConfigurationLP, side: WindowTree, piece: WindowNode, time_ns: float, enough: float
+        self, lp: ConfigurationLP, tree: WindowTree, node: WindowNode, time_ns: float, cutoff_load: float
     ) -> WindowNode:
-        """With the bound of a program."""
-        assert piece.start is not None
-        mixture, slope, rows = piece.start
-        given = mixture, slope, rows, side.columns, time_ns, enough
-        found, mixture, side.columns = improved(filling, *given)
-        self.last_mixtures[filling.window.number] = mixture, found.slope
-        # What is enough now may not be for a longer time.
-        done, divided = found.within(time_ns) > enough, side.columns.branch_candidate
-        known = replace(piece, start=(mixture, found.slope, rows), done=done, branch_candidate=divided)
-        return known.better(found, time_ns)
+        """Return the node with the bound of the LP."""
+        assert node.start is not None
+        mixture, slope, rows = node.start
+        arguments = mixture, slope, rows, tree.columns, time_ns, cutoff_load
+        bound, mixture, tree.columns = improved(lp, *arguments)
+        self.last_mixtures[lp.window.number] = mixture, bound.slope
+        # The cutoff may be lower for a longer time.
+        is_done, branch_candidate = bound.within(time_ns) > cutoff_load, tree.columns.branch_candidate
+        solved = replace(node, start=(mixture, bound.slope, rows), done=is_done, branch_candidate=branch_candidate)
+        return solved.better(bound, time_ns)
 
-    def _looked_at(self, filling: ConfigurationLP, piece: WindowNode, time_ns: float, least: float) -> WindowNode:
-        """With the better bound of the mixture that real loads give: by lines, or by contents."""
+    def _looked_at(self, lp: ConfigurationLP, node: WindowNode, time_ns: float, min_load: float) -> WindowNode:
+        """Return the node with the better bound of the divisible loads' mixture: by lines, or by contents."""
         stages = self.stages
-        load = max(piece.max_load(time_ns), least)
-        mixture = best_mixture(self.rounded_stages, filling.num_stages, filling.window, load, least)
-        line = mixture.bound(stages, load, least)
-        found, rows = filling.prove_load_bound(mixture, line.slope)
-        known = replace(piece, start=(mixture, line.slope, rows))
-        return known.better(self.convert(line, stages.last), time_ns).better(found, time_ns)
+        load = max(node.max_load(time_ns), min_load)
+        mixture = best_mixture(self.rounded_stages, lp.num_stages, lp.window, load, min_load)
+        line = mixture.bound(stages, load, min_load)
+        bound, rows = lp.prove_load_bound(mixture, line.slope)
+        started = replace(node, start=(mixture, line.slope, rows))
+        return started.better(self.convert(line, stages.last), time_ns).better(bound, time_ns)
 
 
 def halves(window: Window) -> tuple[Window, ...]:
-    """Two ranges of numbers of micro-batches."""
+    """Return two ranges of numbers of micro-batches; none if there is one number."""
     first, last = window.fewest, window.number
     middle = (first + last) // 2
     return (Window.of(first, middle), Window.of(middle + 1, last)) if first < last else ()

@@ -1,43 +1,44 @@
-"""Several linear bounds of the time of one strategy's group: no packing of any sequences is below any of them.
+"""Linear lower bounds of the time of one strategy's group, and bounds of pipelines by their work.
 
-``tables`` gives ``groups`` one table a strategy, chosen for the whole workload. A group of few long sequences is
-another thing than one of many short ones, so here are many tables, all of them valid for whatever a group holds:
-with x_k sequences of length k on D replicas (at least one of them),
+``cost_tables`` gives ``groups`` one table per strategy, chosen for the whole workload. A group of few long
+sequences differs from a group of many short ones, so here are many linear bounds, all valid for any sequences.
+With x_k sequences of length k on D replicas (at least one sequence),
 
     Z >= sum_k x_k share_tk + constant_t        for every t,
 
-and the best mixture of them is sought for every set of strategies (``screening``).
+and ``screening`` seeks the best mixture of them for every set of strategies.
 
-**One micro-batch** of T grains with S nanoseconds of attention takes, on the last stage and in one phase, at
+**One micro-batch** of T quanta with S nanoseconds of attention takes, on the last stage and in one phase, at
 least, with rho = bare - hidden,
 
     max(bare[T] + sigma S, hidden[T] + S) = bare[T] + sigma S + max(0, (1 - sigma) S - rho[T])
 
-(``tables``: the ring exposed, or hidden behind attention). Three ways to add it up over sequences:
+(``cost_tables``: the ring is exposed, or hidden behind attention). There are three ways to add it up over
+sequences:
 
  - *hidden*: hidden[T] + S.
- - *exposed*, and with theta in [0, 1] *shared*: rho[T] <= kappa + theta r T for all T up to the capacity, so what
-   attention exceeds the ring by is at least max(0, sum v_k - kappa) with v_k = (1 - sigma) S_k - theta r T_k. That
-   is at least sum psi(v_k) with psi(v) = v for v < 0 and max(0, v - kappa) else: if some v_k exceeds kappa, the
-   sum of the positive ones less one kappa is no less than the sum of all (v_k - kappa); if none does, psi adds
-   what is not positive. So a long sequence keeps the attention that no ring of others can use.
+ - *exposed*, and with theta in [0, 1] *shared*: rho[T] <= kappa + theta r T for all T up to the capacity, so
+   attention exceeds the ring by at least max(0, sum v_k - kappa) with v_k = (1 - sigma) S_k - theta r T_k. That is
+   at least sum psi(v_k) with psi(v) = v for v < 0 and max(0, v - kappa) else: if some v_k exceeds kappa, the sum
+   of the positive ones less one kappa is no less than the sum of all (v_k - kappa); if none does, psi adds nothing
+   positive. So a long sequence keeps the attention that the rings of others cannot use.
 
-bare and hidden become lines c + a T below them (``tables.line_below``) that are highest at several T. The constant
-counts once a micro-batch, of which there are at least sum T / capacity; or once on every replica in use.
+bare and hidden become lines c + a T below them (``cost_tables.line_below``) that are highest at several T. The
+constant counts once a micro-batch, of which there are at least sum T / capacity, or once on every replica in use.
 
 **The ramp.** Before the last stage starts, the first micro-batch has run forward through the others, and after it
-ends, the last one runs backward through them: neither takes less than the shortest sequence by itself.
+ends, the last one runs backward through them. Neither takes less than the shortest sequence by itself.
 
-**Pipelines** (``unequal``). The slowest replica takes at least h(Y) for the mean load Y = sum x_k y_k / D of the
-last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0 <= Y <= Y_1 there,
-also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``within``.
+**Pipelines** (``groups.bounds.last_stage``). The slowest replica takes at least h(Y) for the mean work Y = sum x_k
+y_k / D of the last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0 <= Y
+<= Y_1 there, also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``chords_between``.
 
-**Long sequences** (``longest``). A group whose longest sequence is one of some length or more takes at least a
-concave function H(Y) of its mean load, above h: the same rows with H in the place of h. Groups are told apart by
-their longest sequence (``PipelineWorkBound.classes``): one that holds a long one is bounded by H, one that does
-not leaves it to others.
+**Long sequences** (``groups.bounds.long_sequence``). A group whose longest sequence has some length or more takes
+at least a concave function H(Y) of its mean work, above h: the same rows with H in the place of h. Groups are
+divided into classes by their longest sequence (``PipelineWorkBound.classes``): a group that holds a long one is
+bounded by H; a group that does not leaves it to others.
 
-**Replicas.** On q <= D replicas in use q Z >= sum of their times, so constants of each count in full.
+**Replicas.** On q <= D replicas in use q Z >= the sum of their times, so constants of each replica count in full.
 """
 
 from __future__ import annotations
@@ -57,277 +58,310 @@ from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of
 from milpplan.simulation.layout_columns import FloatArray
 
-# Shares of the capacity at which lines are highest, and of the ring that shorter sequences expose.
+# Shares of the capacity at which lines are highest, and shares theta of the ring that shorter sequences expose.
 _LOADS = (1.0, 0.25)
 _THETAS = (0.0, 0.3, 0.6, 0.85)
-# Shares of a pipeline's whole load near which its bound is high, and programs for each; and with more effort:
-# groups of sets hold parts of the workload.
+# Shares of the whole work at which a pipeline's bound is tight, and programs for each: with its own memory, with
+# shared memory, and with more effort. With shared memory groups hold parts of the workload.
 BESIDE_SHARE = 0.3
+"""Share of the whole work at which shared-memory bounds are tight."""
 _ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 18), ((1.0, BESIDE_SHARE), 7), 40
-# Shares of stages are rounded to this in programs: to more in the first ones of pipelines of so many stages, which
-# are dear, and to less in the finer ones.
+# Resolution of the stages' shares in programs: coarser for pipelines of at least DEEP stages, whose programs are
+# expensive, and finer for refined bounds.
 DEEP = 8
+"""Number of stages from which programs of all stages are expensive."""
 _STEP, _DEEP_STEP = 0.01, 0.04
-# Shares, programs and steps of finer ones.
+# Shares, programs and resolution of refined bounds.
 _FINER, _DEEP_FINER = ((0.6, 0.25), 28, 0.005), ((0.5, 0.25), 12, _DEEP_STEP)
-# Classes of groups by their longest sequence begin at these parts of the load of the longest that fits.
+# Shares of the longest fitting sequence's work at which classes of the longest sequence begin.
 _CLASSES = (0.1, 0.2, 0.4, 0.7)
-# Where their bounds are high: at these shares of the full load, or at so many times the sequence; for so many
-# programs each. The class of the longest of all has more: one that holds it holds little else.
+# Shares of the whole work, or multiples of the sequence, at which the bounds of classes are tight, and programs
+# for each. The class of the longest sequence of all gets more, as a group with it holds little else.
 _CLASS_SHARES, _LONGEST_SHARES, _CLASS_LEAST = (BESIDE_SHARE,), (0.7, 0.4), 1.2
 _CLASS_EFFORT, _LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 24, 48, 60, 160
-# Parts of an even micro-batch at which lines of pipelines are highest.
+# Divisors of an even micro-batch's load at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
-# All of these lines are tried with so many times fewer programs.
+# Reduction of the number of programs while these lines are compared.
 _TRY = 2
-# What sums of floats may add.
+# Factor that covers the rounding of float sums.
 _SAFETY = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class LinearBounds:
-    """``shares`` [T, n] and ``constants`` [T] ns; infinite shares where a length does not fit."""
+    """Linear bounds: ``shares`` [T, n] ns per sequence and ``constants`` [T] ns; infinite shares for lengths that
+    do not fit."""
 
     shares: FloatArray
     constants: FloatArray
 
     def at(self, counts: FloatArray) -> float:
-        """The highest bound of so many sequences of every length, ns."""
-        held = counts > 0
-        return float((self.shares[:, held] @ counts[held] + self.constants).max()) if held.any() else 0.0
+        """Return the highest bound of ``counts`` [n] sequences in ns."""
+        is_held = counts > 0
+        return float((self.shares[:, is_held] @ counts[is_held] + self.constants).max()) if is_held.any() else 0.0
 
-    def with_bounds(self, more: LinearBounds) -> LinearBounds:
-        """With more bounds of the same groups, which hold no lengths that these do not."""
-        shares = np.concatenate([self.shares, more.shares])
+    def with_bounds(self, others: LinearBounds) -> LinearBounds:
+        """Return the bounds with further bounds of the same groups, which hold no other lengths."""
+        shares = np.concatenate([self.shares, others.shares])
         shares[:, ~np.isfinite(self.shares[0])] = np.inf
-        return LinearBounds(shares, np.concatenate([self.constants, more.constants]))
+        return LinearBounds(shares, np.concatenate([self.constants, others.constants]))
 
 
 @dataclass(frozen=True, slots=True)
 class LengthClass:
-    """Groups whose longest sequence is one of ``first`` to ``end`` - 1; ``long``: what is known of the replica
-    that holds it, each highest at another load."""
+    """Groups whose longest sequence has length index ``first`` to ``end`` - 1."""
 
     first: int
     end: int
     long_bounds: tuple[LongSequenceBound, ...] = ()
+    """Bounds of the replica with the longest sequence, each tight at another work."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineWorkBound:
-    """A pipeline's ``bounds`` by the mean load of its last stages, each highest at another load, to which a
-    sequence adds ``each`` [n] ns; ``full`` is the load of the whole workload. ``classes``: what is known of groups
-    with long sequences."""
+    """Bounds of a pipeline's group by the mean work of its last stages."""
 
     bounds: tuple[LoadBound, ...]
+    """Concave bounds, each tight at another work."""
     sequence_loads: FloatArray
+    """Mean work that a sequence adds, [n] ns."""
     total_load: float
+    """Mean work of the whole workload, ns."""
     stages: StageLoads
     num_stages: int
     num_replicas: int
     ramp_ns: float
     classes: tuple[LengthClass, ...] = ()
+    """Bounds of groups by their longest sequence."""
 
     @staticmethod
     def of(
-        tables: Tables, one: SizedCandidate, most_grains: int, share: float = 1.0, *, exact: bool = False
+        tables: Tables, strategy: SizedCandidate, max_quanta: int, share: float = 1.0, *, exact: bool = False
     ) -> PipelineWorkBound:
-        """Under the line that proves most of a ``share`` of the workload, of those highest at some numbers.
+        """Build the bound under the line that proves most at a ``share`` of the workload.
 
-        Beside other strategies only the last stages of deep pipelines have programs: alone they are a pipeline of
-        the same schedule, and what comes before and after only adds to its time.
+        With shared memory only the last stages of deep pipelines have programs: they form a pipeline of the same
+        schedule, and the stages before them only add time.
+
+        Args:
+            tables: cost tables of the strategy.
+            one: the strategy.
+            most_grains: capacity of a micro-batch in quanta.
+            share: share of the workload; 1: the strategy has the memory to itself.
+            exact: whether programs are exact.
         """
-        layout, load = one.candidate.layout, tables.load
+        layout, load = strategy.candidate.layout, tables.load
         mean = load.num_quanta / layout.dp
-        even = mean / max(1, -(-mean // most_grains))
-        ramp_ns = ramp(tables, layout.pp, most_grains)
-        alone = share == 1.0
-        num_stages = layout.pp if alone else min(layout.pp, MOST_STAGES)
-        shares, effort = _ALONE if alone else _BESIDE
-        tried: dict[float, PipelineWorkBound] = {}
-        for part in _EVEN:
-            stages = stage_loads(tables, layout.pp, most_grains, max(1.0, even / part))
-            each = stages.last / layout.dp
-            full = float(load.counts @ each)
-            if full not in tried:
+        even = mean / max(1, -(-mean // max_quanta))
+        ramp_ns = ramp(tables, layout.pp, max_quanta)
+        own_memory = share == 1.0
+        num_stages = layout.pp if own_memory else min(layout.pp, MOST_STAGES)
+        shares, effort = _ALONE if own_memory else _BESIDE
+        by_load: dict[float, PipelineWorkBound] = {}
+        for divisor in _EVEN:
+            stages = stage_loads(tables, layout.pp, max_quanta, max(1.0, even / divisor))
+            sequence_loads = stages.last / layout.dp
+            total_load = float(load.counts @ sequence_loads)
+            if total_load not in by_load:
                 step = _STEP if num_stages < DEEP else _DEEP_STEP
-                plain = PipelineWorkBound((), each, full, stages, num_stages, layout.dp, ramp_ns)
-                tried[full] = plain.with_bounds_at((share,), effort // _TRY, step, capped=False)
-        found = max(tried.values(), key=lambda one: one.at(share * one.total_load))
-        found = found.with_bounds_at(shares, effort, step, capped=False)
+                unbounded = PipelineWorkBound(
+                    (), sequence_loads, total_load, stages, num_stages, layout.dp, ramp_ns
+                )
+                by_load[total_load] = unbounded.with_bounds_at((share,), effort // _TRY, step, capped=False)
+        best = max(by_load.values(), key=lambda strategy: strategy.at(share * strategy.total_load))
+        best = best.with_bounds_at(shares, effort, step, capped=False)
         if not exact:
-            return found
-        bound = load_bound(found.stages, num_stages, ramp_ns, found.total_load, _EXACT_EFFORT, exact=True)
-        return replace(found, bounds=(bound,))
+            return best
+        exact_bound = load_bound(best.stages, num_stages, ramp_ns, best.total_load, _EXACT_EFFORT, exact=True)
+        return replace(best, bounds=(exact_bound,))
 
-    def with_bounds_at(self, shares: Sequence[float], effort: int, step: float, *, capped: bool) -> PipelineWorkBound:
-        """With bounds that are high at these shares of the full load; whether they know what micro-batches hold
-        at most: programs without are shared by more pipelines."""
+    def with_bounds_at(
+        self, shares: Sequence[float], effort: int, step: float, *, capped: bool
+    ) -> PipelineWorkBound:
+        """Return the bound with programs that are tight at ``shares`` of the whole work; ``capped`` programs limit
+        what micro-batches hold, others are reused by more pipelines."""
         stages = self.stages if capped else replace(self.stages, most=np.zeros(0))
         bounds = []
         for load in (share * self.total_load for share in shares):
-            known = self.bound_near(load) if self.bounds else None
-            bounds.append(load_bound(stages, self.num_stages, self.ramp_ns, load, effort, step=step, known=known))
+            earlier = self.bound_near(load) if self.bounds else None
+            bounds.append(
+                load_bound(stages, self.num_stages, self.ramp_ns, load, effort, step=step, known=earlier)
+            )
         return replace(self, bounds=tuple(bounds))
 
     def bound_near(self, load: float) -> LoadBound:
-        """The bound that is highest for a load."""
-        return max(self.bounds, key=lambda one: one.at(load))
+        """Return the bound that is highest at a work."""
+        return max(self.bounds, key=lambda bound: bound.at(load))
 
     def at(self, load: float) -> float:
-        """What a replica takes at least for a load, ns."""
+        """Return the minimum time of a replica with a work, ns."""
         return self.bound_near(load).at(load)
 
     def refined(self) -> PipelineWorkBound:
-        """With a bound that is high for parts of the load, too."""
+        """Return the bound with programs that are tight for parts of the work."""
         return self.with_bounds_at(*(_DEEP_FINER if self.num_stages >= DEEP else _FINER), capped=True)
 
-    def with_longest(self, enough_ns: float) -> PipelineWorkBound:
-        """With what the longest sequence of the workload adds, highest for the whole of it."""
-        last = len(self.sequence_loads)
-        # One replica that takes so long is in no step that counts; of several the others take less.
-        enough_ns = enough_ns if self.num_replicas == 1 else float("inf")
-        long = self.around_long_sequence(last - 1, self.total_load, _LENGTHENED_EFFORT, enough_ns)
-        return replace(self, classes=(LengthClass(last - 1, last, (long,)),))
+    def with_longest(self, cutoff_ns: float) -> PipelineWorkBound:
+        """Return the bound with the term of the workload's longest sequence, tight for the whole workload."""
+        num_lengths = len(self.sequence_loads)
+        # A single replica beyond the cutoff needs no better bound; of several replicas the others take less.
+        cutoff_ns = cutoff_ns if self.num_replicas == 1 else float("inf")
+        long_bound = self.around_long_sequence(num_lengths - 1, self.total_load, _LENGTHENED_EFFORT, cutoff_ns)
+        return replace(self, classes=(LengthClass(num_lengths - 1, num_lengths, (long_bound,)),))
 
-    def around_long_sequence(self, first: int, load: float, effort: int, enough_ns: float = float("inf")) -> LongSequenceBound:
-        """What is known of a replica with a sequence of length number ``first`` or longer, highest near a load."""
-        least = float(self.stages.last[first])
-        load = max(load, _CLASS_LEAST * least)
-        return long_bound(self.stages, self.num_stages, self.bound_near(load), least, load, enough_ns, effort)
+    def around_long_sequence(
+        self, first: int, load: float, effort: int, cutoff_ns: float = float("inf")
+    ) -> LongSequenceBound:
+        """Return the bound of a replica with a sequence of length index ``first`` or longer, tight near a work."""
+        min_load = float(self.stages.last[first])
+        load = max(load, _CLASS_LEAST * min_load)
+        return long_bound(self.stages, self.num_stages, self.bound_near(load), min_load, load, cutoff_ns, effort)
 
     def with_classes(self, fitting: int, *, only_longest: bool = False) -> PipelineWorkBound:
-        """With groups told apart by the longest sequence that they hold, of the first ``fitting`` lengths; or only
-        by whether that is the longest of all."""
-        last, number = self.stages.last[:fitting], len(self.sequence_loads)
-        parts = () if only_longest else _CLASSES
-        ends = [int(np.searchsorted(last, part * last[-1])) for part in parts]
-        ends += [fitting - 1] if fitting == number else []
+        """Return the bound with groups divided by their longest sequence among the first ``fitting`` lengths, or
+        only by whether that is the longest of all."""
+        stage_ns, num_lengths = self.stages.last[:fitting], len(self.sequence_loads)
+        class_starts = () if only_longest else _CLASSES
+        ends = [int(np.searchsorted(stage_ns, part * stage_ns[-1])) for part in class_starts]
+        ends += [fitting - 1] if fitting == num_lengths else []
         edges = sorted({0, *(end for end in ends if end > 0), fitting})
         classes = [LengthClass(0, edges[1])]
         for first, end in pairwise(edges[1:]):
-            longest = first == number - 1
-            shares, effort = (_LONGEST_SHARES, _LONGEST_EFFORT) if longest else (_CLASS_SHARES, _CLASS_EFFORT)
-            # Programs grow with the stages.
+            is_longest = first == num_lengths - 1
+            shares, effort = (_LONGEST_SHARES, _LONGEST_EFFORT) if is_longest else (_CLASS_SHARES, _CLASS_EFFORT)
+            # The effort of a program grows with the stages.
             effort = min(effort, _STAGES_EFFORT // self.num_stages)
-            long = tuple(self.around_long_sequence(first, share * self.total_load, effort) for share in shares)
-            classes.append(LengthClass(first, end, long))
+            long_bounds = tuple(
+                self.around_long_sequence(first, share * self.total_load, effort) for share in shares
+            )
+            classes.append(LengthClass(first, end, long_bounds))
         return replace(self, classes=tuple(classes))
 
     @property
     def workload_bound_ns(self) -> float:
-        """The bound of the whole workload, ns."""
-        found = [self.at(self.total_load)]
-        for one in self.classes:
-            if one.end == len(self.sequence_loads):
-                found += [values[0] for values in self._ends(one, (self.total_load, self.total_load))]
-        return max(found)
+        """Lower bound of the whole workload, ns."""
+        bounds_ns = [self.at(self.total_load)]
+        for length_class in self.classes:
+            if length_class.end == len(self.sequence_loads):
+                bounds_ns += [values[0] for values in self._ends(length_class, (self.total_load, self.total_load))]
+        return max(bounds_ns)
 
-    def _ends(self, one: LengthClass, ends: tuple[float, float]) -> list[list[float]]:
-        """Bounds of a group of the class at two loads, ns."""
-        loads, near = np.array(ends), self.bound_near(sum(ends) / 2)
-        return [group_ns(long, near, self.num_replicas, loads).tolist() for long in one.long_bounds]
+    def _ends(self, length_class: LengthClass, ends: tuple[float, float]) -> list[list[float]]:
+        """Return the bounds of a group of the class at two amounts of work, ns."""
+        loads, bound = np.array(ends), self.bound_near(sum(ends) / 2)
+        return [
+            group_ns(long_bound, bound, self.num_replicas, loads).tolist()
+            for long_bound in length_class.long_bounds
+        ]
 
     def chords_between(
-        self, bounds: LinearBounds, low: float = 0.0, high: float = 1.0, one: LengthClass | None = None
+        self, bounds: LinearBounds, low: float = 0.0, high: float = 1.0, length_class: LengthClass | None = None
     ) -> LinearBounds:
-        """``bounds`` and those of groups with between two shares of the full load, of one class if it is given."""
+        """Add linear bounds of groups with between two shares of the whole work, of one class if it is given."""
         ends = low * self.total_load, high * self.total_load
-        near = self.bound_near(sum(ends) / 2)
-        rows = _chord_rows(ends, [near.at(ends[0]), near.at(ends[1])])
-        if one is not None:
-            rows += [row for values in self._ends(one, ends) for row in _chord_rows(ends, values)]
+        bound = self.bound_near(sum(ends) / 2)
+        rows = _chord_rows(ends, [bound.at(ends[0]), bound.at(ends[1])])
+        if length_class is not None:
+            rows += [row for values in self._ends(length_class, ends) for row in _chord_rows(ends, values)]
         shares = np.array([slope for slope, _ in rows])[:, None] * self.sequence_loads
         shares[:, ~np.isfinite(bounds.shares[0])] = np.inf
         shares = np.concatenate([bounds.shares, shares])
-        if one is not None:
-            shares[:, one.end :] = np.inf
+        if length_class is not None:
+            shares[:, length_class.end :] = np.inf
         return LinearBounds(shares, np.concatenate([bounds.constants, [constant for _, constant in rows]]))
 
 
 def _chord_rows(ends: tuple[float, float], values: list[float]) -> list[tuple[float, float]]:
-    """(slope, constant) of the chord of a concave function between two loads, and of a flatter and a steeper line
-    below it there."""
+    """Return (slope, constant) of the chord of a concave function between two amounts of work, and of a flatter
+    and a steeper line below it there."""
     (low, high), (slope, constant) = ends, chord(ends, values)
     rows = [(slope, constant)]
     rows += [(slope - 1.0, constant + low)] if low > 0 else []
     return [*rows, (slope + 1.0, constant - high)]
 
 
-def work_bounds(tables: Tables, one: SizedCandidate, most_grains: int) -> LinearBounds:
-    """The bounds of a strategy with micro-batches of up to ``most_grains``."""
-    layout, load = one.candidate.layout, tables.load
-    grains = load.lengths / load.token_quantum
+def work_bounds(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> LinearBounds:
+    """Return the linear bounds of a strategy with micro-batches of up to ``most_grains`` quanta."""
+    layout, load = strategy.candidate.layout, tables.load
+    quanta = load.lengths / load.token_quantum
     last = [layout.pp - 1]
     shares, constants = [], []
-    ramp_ns = ramp(tables, layout.pp, most_grains)
+    ramp_ns = ramp(tables, layout.pp, max_quanta)
     for theta in (None, *(_THETAS if tables.slopes[0] < tables.slopes[1] else ())):
-        phases = [_phase(tables, last, phase, most_grains, theta) for phase in (0, 1)]
-        extra = sum(one_[1] for one_ in phases)
-        hulls = [hull_below(one_[0]) for one_ in phases]
+        phases = [_phase(tables, last, phase, max_quanta, theta) for phase in (0, 1)]
+        extra = sum(phase_parts[1] for phase_parts in phases)
+        hulls = [hull_below(phase_parts[0]) for phase_parts in phases]
         for at in _LOADS:
-            lines = [line_of(hull, max(1.0, at * most_grains)) for hull in hulls]
-            constant, slope = (sum(line[place] for line in lines) for place in (0, 1))
-            each = extra + slope * grains
-            shares.append((each + constant * grains / most_grains) / layout.dp)
+            lines = [line_of(hull, max(1.0, at * max_quanta)) for hull in hulls]
+            constant, slope = (sum(line[index] for line in lines) for index in (0, 1))
+            sequence_ns = extra + slope * quanta
+            shares.append((sequence_ns + constant * quanta / max_quanta) / layout.dp)
             constants.append(ramp_ns)
             if constant > 0 and at < 1.0:
-                shares.append(each / layout.dp)
+                shares.append(sequence_ns / layout.dp)
                 constants.append(ramp_ns + constant)
     # Any group holds a sequence, which passes all stages.
-    shares.append(np.zeros(len(grains)))
-    constants.append(float(serial_times(tables, one, most_grains).min()))
+    shares.append(np.zeros(len(quanta)))
+    constants.append(float(serial_times(tables, strategy, max_quanta).min()))
     table = np.array(shares) * _SAFETY
-    table[:, grains > most_grains] = np.inf
+    table[:, quanta > max_quanta] = np.inf
     return LinearBounds(table, np.array(constants) * _SAFETY)
 
 
 def _phase(
-    tables: Tables, stages: list[int], phase: int, most_grains: int, theta: float | None
+    tables: Tables, stages: list[int], phase: int, max_quanta: int, theta: float | None
 ) -> tuple[FloatArray, FloatArray]:
-    """Values by grains [G] that need a line, and what attention adds to it for every sequence [n], ns."""
-    bare, hidden = tables.values(stages, phase, most_grains)
-    attention = tables.attention(stages, phase, most_grains)
+    """Return the values by quanta [G] that need a line, and the ns that attention adds for every sequence [n]."""
+    bare, hidden = tables.values(stages, phase, max_quanta)
+    attention = tables.attention(stages, phase, max_quanta)
     if theta is None:
         return hidden, attention
     sigma = tables.slopes[0]
-    number = np.arange(1, most_grains + 1)
+    quanta = np.arange(1, max_quanta + 1)
     ring = np.maximum(0.0, bare - hidden)
-    slope = theta * float(ring[-1]) / most_grains
-    kappa = max(0.0, float((ring - slope * number).max()))
-    beyond = (1.0 - sigma) * attention - slope * tables.load.lengths / tables.load.token_quantum
-    kept = np.where(beyond < 0, beyond, np.maximum(0.0, beyond - kappa))
+    slope = theta * float(ring[-1]) / max_quanta
+    kappa = max(0.0, float((ring - slope * quanta).max()))
+    excess = (1.0 - sigma) * attention - slope * tables.load.lengths / tables.load.token_quantum
+    kept = np.where(excess < 0, excess, np.maximum(0.0, excess - kappa))
     return bare, sigma * attention + kept
 
 
-def ramp(tables: Tables, num_stages: int, most_grains: int) -> float:
-    """What runs before the last stage starts and after it ends, at least, ns."""
-    return 0.0 if num_stages == 1 else float(passages(tables, list(range(num_stages - 1)), most_grains)[0])
+def ramp(tables: Tables, num_stages: int, max_quanta: int) -> float:
+    """Return the minimum time before the last stage starts and after it ends, ns."""
+    return 0.0 if num_stages == 1 else float(passages(tables, list(range(num_stages - 1)), max_quanta)[0])
 
 
-def passages(tables: Tables, stages: list[int], most_grains: int, num_links: int | None = None) -> FloatArray:
-    """Least time of a micro-batch that holds a sequence, forward and back through ``stages`` and over so many
-    links, one after each stage unless told otherwise, [n] ns; infinite where it does not fit."""
+def passages(tables: Tables, stages: list[int], max_quanta: int, num_links: int | None = None) -> FloatArray:
+    """Return the minimum latency of a micro-batch with a sequence of each length, [n] ns; infinite if it does not
+    fit.
+
+    Args:
+        tables: cost tables of the strategy.
+        stages: stages that it passes forward and backward.
+        most_grains: capacity of a micro-batch in quanta.
+        num_links: number of transfers in each direction; None: one per stage.
+    """
     load = tables.load
-    grains = load.lengths // load.token_quantum
-    fits = grains <= most_grains
-    place = np.minimum(grains, most_grains) - 1
-    links = 2 * np.minimum.accumulate(tables.bare.transfer[:most_grains][::-1])[::-1][place]
+    quanta = load.lengths // load.token_quantum
+    fits = quanta <= max_quanta
+    index = np.minimum(quanta, max_quanta) - 1
+    links = 2 * np.minimum.accumulate(tables.bare.transfer[:max_quanta][::-1])[::-1][index]
     total = (links * (len(stages) if num_links is None else num_links)).astype(np.float64)
     for stage in stages:
         for phase in (0, 1):
             # Last tiles are those of this sequence or of a longer one.
             attention = tables.kernels([stage], phase).sum(axis=0)
-            ways = zip(tables.slopes, tables.values([stage], phase, most_grains), strict=True)
-            # A longer micro-batch may be shorter by a tile.
+            options = zip(tables.slopes, tables.values([stage], phase, max_quanta), strict=True)
+            # A longer micro-batch may be faster by a tile.
             total += np.max(
-                [np.minimum.accumulate(base[::-1])[::-1][place] + slope * attention for slope, base in ways],
+                [np.minimum.accumulate(base[::-1])[::-1][index] + slope * attention for slope, base in options],
                 axis=0,
             )
     return np.asarray(np.where(fits, total * _SAFETY, np.inf))
 
 
-def serial_times(tables: Tables, one: SizedCandidate, most_grains: int) -> FloatArray:
-    """Least time of a group that holds a sequence of each length, [n] ns: it passes all stages and back."""
-    stages = one.candidate.layout.pp
-    return passages(tables, list(range(stages)), most_grains, stages - 1)
+def serial_times(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> FloatArray:
+    """Return the minimum time of a group that holds a sequence of each length, [n] ns: it passes all stages and
+    back."""
+    num_stages = strategy.candidate.layout.pp
+    return passages(tables, list(range(num_stages)), max_quanta, num_stages - 1)

@@ -114,7 +114,9 @@ class LongestSequenceClass:
         filling = view.measure.configuration(side, worst)
         new = ClassWindow(0, filling, mixture, 1.0 / slope, rows, side.columns)
         known = [
-            one for one in view.windows if (one.configuration.window, one.configuration.pinned_item) != (worst.window, side.pinned_item)
+            one
+            for one in view.windows
+            if (one.configuration.window, one.configuration.pinned_item) != (worst.window, side.pinned_item)
         ]
         counts, each, end = view.measure.counts, view.measure.sequence_loads, time.perf_counter() + _ASK_S
         wanted = held + _ALL * counts * (float(each @ held) / float(each @ counts))

@@ -1,11 +1,11 @@
-"""Packings of a pipeline that follow its best real loads.
+"""Construction heuristic for pipelines: packings that follow the best load shapes.
 
-A pipeline's first micro-batches should be short and grow, its last ones shrink: how is what the program of
-``unequal`` says for real loads. Around a long sequence, which cannot be divided, it is another shape. So every
-replica gets its longest sequence, the best place for it and the best number of micro-batches, and then the others,
-the longest first, each where most is missing. Or only some replicas get one of the longest, and the other
-long ones as well: the rest have more and shorter micro-batches, with shorter ends. Heuristic: what comes of it is
-timed exactly, and improved.
+The first micro-batches of a pipeline should be short and grow, and the last ones shrink; the program of
+``groups.bounds.last_stage`` says how for divisible loads. Around a long sequence, which cannot be divided, the
+shape differs. So every replica gets its longest sequence, the best position for it and the best number of
+micro-batches. Then the other sequences follow, the longest first, each where most load is missing. Alternatively
+only some replicas get one of the longest sequences and also the other long ones; the rest have more and shorter
+micro-batches, with shorter ramps. The results are timed exactly and improved.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.cost_tables import Load
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
-# Numbers of micro-batches that are tried before those next to the best.
+# Numbers of micro-batches that are tried first; then those next to the best.
 _NUMBERS = (2, 4, 7, 11, 16, 22, 30, 42)
-# Where the longest sequence stands while the number is sought, as a share of it.
+# Relative position of the longest sequence while the number is sought.
 _PLACE = 0.35
-# Ways to give the longest sequences to some of the replicas.
+# Number of ways to give the longest sequences to some of the replicas.
 _HELD = 8
-# What a replica's time grows by with its load.
+# Growth of a replica's time with its load.
 _SLOPE = 1.03
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """About what a replica takes, ns, with micro-batches of these ``loads`` [v], around the one at ``place``."""
+    """Approximate time of a replica in ns, with micro-batches of ``loads`` [v] and its longest sequence at index
+    ``place``."""
 
     time_ns: float
     loads: FloatArray
@@ -52,96 +53,109 @@ class _Shapes:
 
     @property
     def late(self) -> bool:
-        """Whether no further shape is tried but where there is none."""
+        """Whether the deadline has passed, so that only missing shapes are computed."""
         return time.perf_counter() > self.deadline
 
     def of(self, number: int, place: int, load: float, least: float) -> _Shape | None:
-        """So many micro-batches, that at ``place`` with at least so much; None where they do not hold the load."""
+        """Return the shape of ``number`` micro-batches with at least ``least`` at index ``place``; None if they do
+        not hold the load."""
         if not 0 <= place < number:
             return None
         window = Window((place, place), (number - 1 - place, number - 1 - place))
-        found = best_loads(self.stages, self.num_stages, window, load, least)
-        return None if found is None else _Shape(*found, place)
+        solution = best_loads(self.stages, self.num_stages, window, load, least)
+        return None if solution is None else _Shape(*solution, place)
 
     def best(self, load: float, least: float) -> _Shape | None:
-        """The best number of micro-batches, then the best place."""
+        """Return the shape with the best number of micro-batches, then with the best position."""
         numbers = [number for number in _NUMBERS if number * self.stages.most[:1].sum() >= load]
-        found = self._least(lambda number: self.of(number, int(_PLACE * number), load, least), numbers)
-        if found is None or least == 0.0:
-            return found
-        number = len(found.loads)
-        return self._least(lambda place: self.of(number, place, load, least), [found.place])
+        shape = self._least(lambda number: self.of(number, int(_PLACE * number), load, least), numbers)
+        if shape is None or least == 0.0:
+            return shape
+        number = len(shape.loads)
+        return self._least(lambda place: self.of(number, place, load, least), [shape.place])
 
-    def _least(self, at: Callable[[int], _Shape | None], tried: list[int]) -> _Shape | None:
-        """The least of some numbers, and of those around it; of those that the deadline leaves."""
-        known: dict[int, _Shape | None] = {}
+    def _least(self, shape_at: Callable[[int], _Shape | None], tried: list[int]) -> _Shape | None:
+        """Return the shortest shape by descent over integers, from the ones in ``tried``, until the deadline."""
+        shapes: dict[int, _Shape | None] = {}
 
         def time_ns(number: int) -> float:
-            one = known[number]
-            return np.inf if one is None else one.time_ns
+            shape = shapes[number]
+            return np.inf if shape is None else shape.time_ns
 
         for number in tried:
-            if not (self.late and any(known.values())):
-                known[number] = at(number)
+            if not (self.late and any(shapes.values())):
+                shapes[number] = shape_at(number)
         step = 2
-        while step and known and not self.late:
-            best = min(known, key=time_ns)
-            for number in (best - step, best + step):
-                if number not in known:
-                    known[number] = at(number) if number >= 0 else None
-            step = step if min(known, key=time_ns) != best else step // 2
-        return known[min(known, key=time_ns)] if known else None
+        while step and shapes and not self.late:
+            best_number = min(shapes, key=time_ns)
+            for number in (best_number - step, best_number + step):
+                if number not in shapes:
+                    shapes[number] = shape_at(number) if number >= 0 else None
+            step = step if min(shapes, key=time_ns) != best_number else step // 2
+        return shapes[min(shapes, key=time_ns)] if shapes else None
 
 
 def shaped(
-    loads: PipelineWorkBound, load: Load, most_grains: int, deadline: float = float("inf")
+    work_bound: PipelineWorkBound, load: Load, max_quanta: int, deadline: float = float("inf")
 ) -> list[tuple[IntArray, ...]]:
-    """Replicas [v, n] of all sequences, with the longest ones on one, two ... or all of them; nothing where
-    the shapes do not hold the sequences. Shapes are tried until the ``deadline`` (of ``perf_counter``)."""
-    shapes = _Shapes(_typical(loads.stages), loads.num_stages, deadline)
+    """Return replicas [v, n] of all sequences, with the longest ones on one, two ... or all of them.
+
+    Empty if the shapes do not hold the sequences. Shapes are computed until the ``deadline`` (of
+    ``perf_counter``).
+    """
+    shapes = _Shapes(_typical(work_bound.stages), work_bound.num_stages, deadline)
     items = np.repeat(np.arange(len(load.lengths)), load.counts)[::-1]
-    number = loads.num_replicas
-    free = shapes.best(loads.total_load, 0.0)
+    num_replicas = work_bound.num_replicas
+    free = shapes.best(work_bound.total_load, 0.0)
     if free is None:
         return []
-    # Shorter sequences than the largest load leave the shape as it is.
-    longest = [float(shapes.stages.last[one]) for one in items[:number]]
-    longest = [least if least > free.loads.max() else 0.0 for least in longest]
-    longest += [0.0] * (number - len(longest))
-    known = {least: shapes.best(loads.total_load, least) for least in {0.0, *longest}}
-    ways = {tuple(longest[:held] + [0.0] * (number - held)) for held in _held(number)}
-    found = []
-    for way in sorted(ways):
-        first = [one for one in (known[least] for least in way) if one is not None]
-        if len(first) == number:
-            found.append(
-                _filled(_balanced(shapes, first, way, loads.total_load), shapes.stages.last, load, items, most_grains)
+    # Sequences shorter than the largest load leave the shape as it is.
+    longest = [float(shapes.stages.last[one]) for one in items[:num_replicas]]
+    longest = [min_load if min_load > free.loads.max() else 0.0 for min_load in longest]
+    longest += [0.0] * (num_replicas - len(longest))
+    shape_of = {min_load: shapes.best(work_bound.total_load, min_load) for min_load in {0.0, *longest}}
+    divisions = {tuple(longest[:num_long] + [0.0] * (num_replicas - num_long)) for num_long in _held(num_replicas)}
+    packings = []
+    for division in sorted(divisions):
+        first = [one for one in (shape_of[min_load] for min_load in division) if one is not None]
+        if len(first) == num_replicas:
+            packings.append(
+                _filled(
+                    _balanced(shapes, first, division, work_bound.total_load),
+                    shapes.stages.last,
+                    load,
+                    items,
+                    max_quanta,
+                )
             )
-    return [one for one in found if one is not None]
+    return [one for one in packings if one is not None]
 
 
-def _held(number: int) -> list[int]:
-    """How many of so many replicas have one of the longest: one, up to all in a few equal steps."""
-    steps = min(number, _HELD)
-    return [1, *(-(-number * (one + 1) // steps) for one in range(steps))]
+def _held(num_replicas: int) -> list[int]:
+    """Return how many replicas get one of the longest sequences: one, up to all in a few equal steps."""
+    steps = min(num_replicas, _HELD)
+    return [1, *(-(-num_replicas * (step + 1) // steps) for step in range(steps))]
 
 
-def _balanced(shapes: _Shapes, first: list[_Shape], longest: tuple[float, ...], full: float) -> list[FloatArray]:
-    """Loads of shapes that take about as long: one with a longer sequence takes longer for its load, and gets
-    less."""
-    times = np.array([one.time_ns for one in first])
-    parts = (full - (times - times.mean()) / _SLOPE).clip(longest)
-    again: dict[tuple[float, float], FloatArray] = {}
-    for one, part, least in zip(first, parts.tolist(), longest, strict=True):
-        if (part, least) not in again:
-            # Programs as large as this one may take half a second.
-            anew = None if shapes.late else shapes.of(len(one.loads), one.place, part, least)
-            again[part, least] = one.loads * (part / full) if anew is None else anew.loads
-    return [again[key] for key in zip(parts.tolist(), longest, strict=True)]
+def _balanced(
+    shapes: _Shapes, first: list[_Shape], longest: tuple[float, ...], total_load: float
+) -> list[FloatArray]:
+    """Return loads of shapes with about equal times: a replica with a longer sequence gets less load."""
+    times = np.array([shape.time_ns for shape in first])
+    target_loads = (total_load - (times - times.mean()) / _SLOPE).clip(longest)
+    loads_by_key: dict[tuple[float, float], FloatArray] = {}
+    for shape, target_load, min_load in zip(first, target_loads.tolist(), longest, strict=True):
+        if (target_load, min_load) not in loads_by_key:
+            # A program of this size may take half a second.
+            solved = None if shapes.late else shapes.of(len(shape.loads), shape.place, target_load, min_load)
+            loads_by_key[target_load, min_load] = (
+                shape.loads * (target_load / total_load) if solved is None else solved.loads
+            )
+    return [loads_by_key[key] for key in zip(target_loads.tolist(), longest, strict=True)]
 
 
 def _typical(stages: StageLoads) -> StageLoads:
-    """With the shares of a typical sequence for all."""
+    """Return the stages with the shares of a typical sequence for all."""
     if not len(stages.mixes):
         return stages
     forward, backward = stages.mixes.mean(axis=0).tolist()
@@ -149,19 +163,22 @@ def _typical(stages: StageLoads) -> StageLoads:
 
 
 def _filled(
-    shapes: list[FloatArray], each: FloatArray, load: Load, items: IntArray, most_grains: int
+    shapes: list[FloatArray], sequence_loads: FloatArray, load: Load, items: IntArray, max_quanta: int
 ) -> tuple[IntArray, ...] | None:
-    """Sequences, the longest first, each where most is missing and tokens fit."""
-    grains = load.lengths // load.token_quantum
+    """Assign sequences, the longest first, where most load is missing and the tokens fit; None if one does not
+    fit."""
+    quanta = load.lengths // load.token_quantum
     missing = np.concatenate(shapes)
-    room = np.full(len(missing), most_grains)
-    packed = np.zeros((len(missing), len(grains)), dtype=np.int64)
+    capacity_left = np.full(len(missing), max_quanta)
+    packed = np.zeros((len(missing), len(quanta)), dtype=np.int64)
     for k in items.tolist():
-        fits = np.flatnonzero(room >= grains[k])
+        fits = np.flatnonzero(capacity_left >= quanta[k])
         if not len(fits):
             return None
-        place = int(fits[missing[fits].argmax()])
-        packed[place, k] += 1
-        missing[place] -= each[k]
-        room[place] -= grains[k]
-    return tuple(part[part.any(axis=1)] for part in np.split(packed, np.cumsum([len(one) for one in shapes])[:-1]))
+        index = int(fits[missing[fits].argmax()])
+        packed[index, k] += 1
+        missing[index] -= sequence_loads[k]
+        capacity_left[index] -= quanta[k]
+    return tuple(
+        part[part.any(axis=1)] for part in np.split(packed, np.cumsum([len(shape) for shape in shapes])[:-1])
+    )

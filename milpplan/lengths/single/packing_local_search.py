@@ -1,15 +1,15 @@
-"""Improving the packing of a strategy at its own times.
+"""Local search on the packing of a strategy, at the strategy's own times.
 
-Heuristics only; answers are timed exactly by ``replicas``. ``groups.packing`` makes packings for equal stages and
-one table of work; here every stage has its own layers and ends, and a micro-batch takes what ``tables`` says of
-its tokens and its attention, last tiles of its longest sequence included: per phase the larger of *ring exposed*
-and *ring hidden*, which is the exact time.
+A heuristic; the answers are timed exactly by ``replica_time``. ``groups.packing`` packs for equal stages and one
+table of work. Here every stage has its own layers and ends, and a micro-batch takes the time of its tokens and its
+attention, with the last tiles of its longest sequence: per phase the larger of *ring exposed* and *ring hidden*,
+which is the exact time.
 
-Sequences of the slowest replica move or are exchanged, inside it or with another one, or open a micro-batch of
-their own; its micro-batches change places. Of some random changes the best is made in every round, also where it
-is longer by no more than a threshold, which falls to nothing (threshold accepting: Dueck and Scheuer 1990): few
-packings have a single change that makes them shorter, and many are far from the best. The same packing gives the
-same answer.
+The neighbourhoods: sequences of the slowest replica move or are exchanged, within it or with another replica, or
+open a micro-batch of their own; its micro-batches change places. Every round makes the best of some random
+changes, even if it is longer by less than a threshold that falls to zero (threshold accepting: Dueck and Scheuer
+1990), because few packings have a single improving change and many are far from the best. Equal packings get equal
+answers.
 """
 
 from __future__ import annotations
@@ -26,102 +26,104 @@ from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 @dataclass(frozen=True, eq=False)
 class Timer:
-    """Times of micro-batches of one strategy on every stage: ``base`` [2 ways, 2 phases, P, G] by grains,
-    ``attention`` [2 ways, 2 phases, P, n] what each sequence adds, and ``once`` what its length adds if it is the
-    longest, ns; ``transfer`` [G]."""
+    """Times of a strategy's micro-batches on every stage, in ns."""
 
     base: FloatArray
+    """Times without attention by quanta, [2 (ring exposed, hidden), 2 phases, P, G]."""
     attention: FloatArray
+    """Time that each sequence adds, [2, 2, P, n]."""
     once: FloatArray
+    """Time of the last tiles if a length is the longest, [2, 2, P, n]."""
     transfer: FloatArray
+    """Transfers between stages by quanta, [G]."""
     grains: IntArray
 
     @staticmethod
-    def of(tables: Tables, most_grains: int) -> Timer:
-        """All numbers of grains up to the most of a micro-batch."""
+    def of(tables: Tables, max_quanta: int) -> Timer:
+        """Build the times for micro-batches of up to ``most_grains`` quanta."""
         stages = range(tables.candidate.layout.pp)
-        times = ring_times(tables.problem, tables.candidate, np.arange(1, most_grains + 1), launches=True)
-        base = [[one.forward, one.backward] for one in times]
-        each = np.stack([[tables.kernels([stage], phase) for stage in stages] for phase in (0, 1)])
+        times = ring_times(tables.problem, tables.candidate, np.arange(1, max_quanta + 1), launches=True)
+        base = [[stage_times.forward, stage_times.backward] for stage_times in times]
+        kernels = np.stack([[tables.kernels([stage], phase) for stage in stages] for phase in (0, 1)])
         slopes = np.array(tables.slopes)[:, None, None, None]
         return Timer(
             np.array(base, dtype=np.float64),
-            slopes * each[:, :, 0],
-            slopes * each[:, :, 1],
-            tables.bare.transfer[:most_grains].astype(np.float64),
+            slopes * kernels[:, :, 0],
+            slopes * kernels[:, :, 1],
+            tables.bare.transfer[:max_quanta].astype(np.float64),
             tables.load.lengths // tables.load.token_quantum,
         )
 
-    def among(self, held: IntArray) -> Timer:
-        """That of some lengths."""
-        attention, once = self.attention[..., held], self.once[..., held]
-        return replace(self, attention=attention, once=once, grains=self.grains[held])
+    def among(self, lengths: IntArray) -> Timer:
+        """Return the timer restricted to some lengths."""
+        attention, once = self.attention[..., lengths], self.once[..., lengths]
+        return replace(self, attention=attention, once=once, grains=self.grains[lengths])
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline."""
+        """Number of pipeline stages."""
         return int(self.base.shape[2])
 
     @property
     def most_grains(self) -> int:
-        """Grains of a full micro-batch."""
+        """Capacity of a micro-batch in quanta."""
         return int(self.base.shape[-1])
 
     def phases(self, packed: IntArray) -> FloatArray:
-        """Forward and backward [2, P, v] of micro-batches [v, n]; nothing takes no time, and what does not fit no
-        more tokens than the most."""
-        grains, longest = packed @ self.grains, packed.shape[1] - 1 - (packed[:, ::-1] > 0).argmax(axis=1)
-        ways = (
-            self.base[..., np.minimum(np.maximum(grains, 1), self.most_grains) - 1]
+        """Return forward and backward times [2, P, v] of micro-batches [v, n]: 0 if empty; tokens beyond the
+        capacity are not counted."""
+        quanta, longest = packed @ self.grains, packed.shape[1] - 1 - (packed[:, ::-1] > 0).argmax(axis=1)
+        options = (
+            self.base[..., np.minimum(np.maximum(quanta, 1), self.most_grains) - 1]
             + self.attention @ packed.T
             + self.once[..., longest]
         )
-        return np.where(grains > 0, ways.max(axis=0), 0.0)
+        return np.where(quanta > 0, options.max(axis=0), 0.0)
 
     def lags(self, grains: IntArray) -> FloatArray:
-        """Transfers of micro-batches with ``grains`` [...]."""
+        """Return the transfer times of micro-batches with ``grains`` [...] quanta."""
         return np.asarray(self.transfer[np.maximum(grains, 1) - 1])
 
     def times(self, phases: FloatArray, lags: FloatArray) -> FloatArray:
-        """Times of replicas [...] with phases [2, P, ..., v] and lags [..., v]: the recursion of ``replicas``, all
-        of them together."""
+        """Return the times of replicas [...] with phases [2, P, ..., v] and lags [..., v], by the recursion of
+        ``replica_time``."""
         forward, backward = phases
-        num_stages, number = forward.shape[0], forward.shape[-1]
+        num_stages, num_micro_batches = forward.shape[0], forward.shape[-1]
         if num_stages == 1:
             return np.asarray((forward[0] + backward[0]).sum(axis=-1))
         shape = forward.shape[1:-1]
-        forward, backward, lags = (np.moveaxis(one, -1, 0).copy() for one in (forward, backward, lags))
+        forward, backward, lags = (np.moveaxis(array, -1, 0).copy() for array in (forward, backward, lags))
         ends = [np.zeros(shape) for _ in range(num_stages)]
-        done = [np.zeros(shape) for _ in range(num_stages + 1)]
-        for turn in range(number + num_stages):
+        finished = [np.zeros(shape) for _ in range(num_stages + 1)]
+        for turn in range(num_micro_batches + num_stages):
             arrival = np.zeros(shape)
             for stage in range(num_stages):
-                old = turn - num_stages + stage
-                if 0 <= old < number:
+                backward_index = turn - num_stages + stage
+                if 0 <= backward_index < num_micro_batches:
                     if stage + 1 < num_stages:
-                        ends[stage] = np.maximum(ends[stage], done[stage + 1] + lags[old])
-                    ends[stage] = done[stage] = ends[stage] + backward[old, stage]
-                if turn < number:
+                        ends[stage] = np.maximum(ends[stage], finished[stage + 1] + lags[backward_index])
+                    ends[stage] = finished[stage] = ends[stage] + backward[backward_index, stage]
+                if turn < num_micro_batches:
                     if stage:
                         ends[stage] = np.maximum(ends[stage], arrival + lags[turn])
                     ends[stage] = arrival = ends[stage] + forward[turn, stage]
         return ends[0]
 
     def longest_ns(self, counts: IntArray) -> float:
-        """Time of the slowest of replicas [D, v, n] whose empty micro-batches, which do not run, come last."""
+        """Return the time of the slowest of replicas [D, v, n] whose empty micro-batches come last."""
         numbers, longest = counts.any(axis=2).sum(axis=1), 0.0
-        for number in np.unique(numbers[numbers > 0]).tolist():
-            rows = counts[numbers == number, :number]
+        for num_micro_batches in np.unique(numbers[numbers > 0]).tolist():
+            rows = counts[numbers == num_micro_batches, :num_micro_batches]
             flat = rows.reshape(-1, rows.shape[-1])
-            phases = self.phases(flat).reshape(2, self.num_stages, len(rows), number)
-            lags = self.lags(flat @ self.grains).reshape(len(rows), number)
+            phases = self.phases(flat).reshape(2, self.num_stages, len(rows), num_micro_batches)
+            lags = self.lags(flat @ self.grains).reshape(len(rows), num_micro_batches)
             longest = max(longest, float(self.times(phases, lags).max()))
         return longest
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One replica: micro-batches ``packed`` [v, n] in order, and what follows from them."""
+    """One replica: micro-batches ``packed`` [v, n] in order, with their quanta and times."""
 
     timer: Timer
     packed: IntArray
@@ -131,173 +133,178 @@ class Replica:
 
     @staticmethod
     def of(timer: Timer, packed: IntArray) -> Replica:
-        """With its time, ns."""
+        """Build the replica without empty micro-batches."""
         packed = packed[packed.any(axis=1)]
         grains, phases = packed @ timer.grains, timer.phases(packed)
         return Replica(timer, packed, grains, phases, float(timer.times(phases, timer.lags(grains))))
 
-    def opened(self, place: int) -> Replica:
-        """With one more micro-batch, with nothing in it."""
-        packed, grains = np.insert(self.packed, place, 0, axis=0), np.insert(self.grains, place, 0)
-        return Replica(self.timer, packed, grains, np.insert(self.phases, place, 0.0, axis=-1), self.time_ns)
+    def opened(self, index: int) -> Replica:
+        """Return the replica with an empty micro-batch at an index."""
+        packed, grains = np.insert(self.packed, index, 0, axis=0), np.insert(self.grains, index, 0)
+        return Replica(self.timer, packed, grains, np.insert(self.phases, index, 0.0, axis=-1), self.time_ns)
 
     def chosen(self, random: np.random.Generator, number: int) -> IntArray:
-        """Random pairs (micro-batch, length) of sequences that are there, [number, 2]."""
-        places = np.argwhere(self.packed > 0)
-        return places[random.integers(0, len(places), number)]
+        """Return random pairs (micro-batch, length) of sequences that the replica holds, [number, 2]."""
+        positions = np.argwhere(self.packed > 0)
+        return positions[random.integers(0, len(positions), number)]
 
     def changed(self, parts: list[tuple[IntArray, IntArray]]) -> FloatArray:
-        """Times [rows] after changes: (micro-batches [rows], sequences that come [rows, n])."""
+        """Return times [rows] after changes, given as pairs of micro-batches [rows] and added sequences [rows,
+        n]."""
         timer, rows = self.timer, np.arange(len(parts[0][0]))
         phases = np.repeat(self.phases[..., None, :], len(rows), axis=-2)
         lags = np.tile(timer.lags(self.grains), (len(rows), 1))
-        for place, comes in parts:
-            phases[..., rows, place] = timer.phases(self.packed[place] + comes)
-            lags[rows, place] = timer.lags(self.grains[place] + comes @ timer.grains)
+        for micro_batch, added in parts:
+            phases[..., rows, micro_batch] = timer.phases(self.packed[micro_batch] + added)
+            lags[rows, micro_batch] = timer.lags(self.grains[micro_batch] + added @ timer.grains)
         return timer.times(phases, lags)
 
     def ordered(self, orders: IntArray) -> FloatArray:
-        """Times [rows] with its micro-batches in ``orders`` [rows, v]."""
+        """Return times [rows] with the micro-batches in ``orders`` [rows, v]."""
         return self.timer.times(self.phases[:, :, orders], self.timer.lags(self.grains)[orders])
 
 
 CHANGES = 128
-"""Changes looked at in a round: many together take little longer than few."""
+"""Number of changes evaluated in a round, in one vectorised call."""
 
-# What share of the rounds changes places, opens a micro-batch, has one sequence exchanged for many, and stays
-# inside the slowest replica; of those for one how many are for none.
+# Shares of the rounds that reorder micro-batches, open one, exchange one sequence for many, and stay within the
+# slowest replica; share of single exchanges that are moves.
 _PLACES, _OPENS, _MANY, _WITHIN, _NOTHING = 0.25, 0.05, 0.2, 0.5, 0.4
-# What a round takes by itself, in work of one stage for one micro-batch.
+# Fixed work of a round, in units of one stage and micro-batch.
 _ROUND = 60
-# The threshold at first and in the end, as parts of the time.
+# Threshold at first and in the end, as a share of the time.
 _FIRST, _LAST = 3e-3, 1e-5
 
 
 def improved(timer: Timer, replicas: list[IntArray], effort: int, changes: int = CHANGES) -> list[IntArray]:
-    """The best packing met in rounds of so many changes of the slowest replica, as many as ``effort`` allows."""
-    found = improved_replicas([Replica.of(timer, one) for one in replicas], effort, changes)
-    return [one.packed for one in found]
+    """Return the best packing met in as many rounds as ``effort`` allows, each with some changes of the slowest
+    replica."""
+    best = improved_replicas([Replica.of(timer, replica) for replica in replicas], effort, changes)
+    return [replica.packed for replica in best]
 
 
 def improved_replicas(replicas: Sequence[Replica], effort: int, changes: int = CHANGES) -> list[Replica]:
-    """The same of replicas, each of which may have a timer of its own."""
+    """Return the best replicas met, as ``improved`` does; each replica may have its own timer."""
     random = np.random.default_rng(1)
-    held = list(replicas)
-    if not any(len(one.packed) for one in held):
-        return held
-    rounds = effort // (_ROUND + max(map(_work, held)))
-    best, least = list(held), max(one.time_ns for one in held)
-    for turn in range(rounds):
-        threshold = _FIRST * (_LAST / _FIRST) ** (turn / rounds)
-        times = [one.time_ns for one in held]
-        slow = int(np.argmax(times))
-        limit = times[slow] * (1.0 + threshold)
-        kind = random.random()
-        if kind < _PLACES and held[slow].timer.num_stages > 1:
-            found = _moved(held[slow], limit, random, changes)
-            if found is not None:
-                held[slow] = found
+    current = list(replicas)
+    if not any(len(replica.packed) for replica in current):
+        return current
+    rounds = effort // (_ROUND + max(map(_work, current)))
+    best, best_ns = list(current), max(replica.time_ns for replica in current)
+    for round_index in range(rounds):
+        threshold = _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
+        times = [replica.time_ns for replica in current]
+        slowest = int(np.argmax(times))
+        limit = times[slowest] * (1.0 + threshold)
+        draw = random.random()
+        if draw < _PLACES and current[slowest].timer.num_stages > 1:
+            reordered = _moved(current[slowest], limit, random, changes)
+            if reordered is not None:
+                current[slowest] = reordered
         else:
-            other = slow if random.random() < _WITHIN or len(held) == 1 else int(random.integers(len(held)))
-            pair = _exchanged(held[slow], held[other], kind, limit, random, changes)
+            other = (
+                slowest if random.random() < _WITHIN or len(current) == 1 else int(random.integers(len(current)))
+            )
+            pair = _exchanged(current[slowest], current[other], draw, limit, random, changes)
             if pair is not None:
-                held[slow], held[other] = pair
-        now = max(one.time_ns for one in held)
-        if now < least:
-            best, least = list(held), now
+                current[slowest], current[other] = pair
+        longest_ns = max(replica.time_ns for replica in current)
+        if longest_ns < best_ns:
+            best, best_ns = list(current), longest_ns
     return best
 
 
-def _work(one: Replica) -> int:
-    """Stages times micro-batches and stages, of a pipeline."""
-    num_stages = one.timer.num_stages
-    return num_stages * (num_stages + len(one.packed)) if num_stages > 1 else 0
+def _work(replica: Replica) -> int:
+    """Return the work of timing a replica once: stages times micro-batches and stages, for a pipeline."""
+    num_stages = replica.timer.num_stages
+    return num_stages * (num_stages + len(replica.packed)) if num_stages > 1 else 0
 
 
 def _exchanged(
-    here: Replica, there: Replica, kind: float, limit: float, random: np.random.Generator, changes: int
+    here: Replica, there: Replica, draw: float, limit: float, random: np.random.Generator, changes: int
 ) -> tuple[Replica, Replica] | None:
-    """Sequences of ``here`` in the place of some of ``there``, which may be the same replica; the best of some
-    changes, if it is below the limit."""
-    same = here is there
-    if kind > 1.0 - _OPENS or not len(there.packed):
-        kind = 1.0
+    """Return the best of some random exchanges between ``here`` and ``there``, which may be the same replica; None
+    if none is below the limit."""
+    is_same = here is there
+    if draw > 1.0 - _OPENS or not len(there.packed):
+        draw = 1.0
         there = there.opened(int(random.integers(len(there.packed) + 1)))
-        here = there if same else here
-    make = _for_many if 1.0 - _OPENS - _MANY < kind <= 1.0 - _OPENS else _for_one
-    source, target, goes = make(here, there, random, changes)
-    grains = goes @ here.timer.grains
-    fits = here.grains[source] - grains <= here.timer.most_grains
-    fits &= there.grains[target] + grains <= there.timer.most_grains
-    fits &= goes.any(axis=1)
-    if same:
+        here = there if is_same else here
+    propose = _for_many if 1.0 - _OPENS - _MANY < draw <= 1.0 - _OPENS else _for_one
+    source, target, moved = propose(here, there, random, changes)
+    quanta = moved @ here.timer.grains
+    fits = here.grains[source] - quanta <= here.timer.most_grains
+    fits &= there.grains[target] + quanta <= there.timer.most_grains
+    fits &= moved.any(axis=1)
+    if is_same:
         fits &= source != target
-    source, target, goes = source[fits], target[fits], goes[fits]
+    source, target, moved = source[fits], target[fits], moved[fits]
     if not len(source):
         return None
-    if same:
-        times = here.changed([(source, -goes), (target, goes)])
+    if is_same:
+        times = here.changed([(source, -moved), (target, moved)])
     else:
-        times = np.maximum(here.changed([(source, -goes)]), there.changed([(target, goes)]))
+        times = np.maximum(here.changed([(source, -moved)]), there.changed([(target, moved)]))
     best = int(times.argmin())
     if times[best] >= limit:
         return None
     first = here.packed.copy()
-    second = first if same else there.packed.copy()
-    first[source[best]] -= goes[best]
-    second[target[best]] += goes[best]
-    one = Replica.of(here.timer, first)
-    return one, one if same else Replica.of(there.timer, second)
+    second = first if is_same else there.packed.copy()
+    first[source[best]] -= moved[best]
+    second[target[best]] += moved[best]
+    changed = Replica.of(here.timer, first)
+    return changed, changed if is_same else Replica.of(there.timer, second)
 
 
 _Change = tuple[IntArray, IntArray, IntArray]
 
 
 def _for_one(here: Replica, there: Replica, random: np.random.Generator, changes: int) -> _Change:
-    """Random sequences of ``here``, each for one of ``there`` or for none: (from [rows], to [rows], goes [rows,
-    n])."""
+    """Propose random moves and exchanges of single sequences: (from [rows], to [rows], moved [rows, n])."""
     rows = np.arange(changes)
     give = here.chosen(random, changes)
     empty = np.flatnonzero(~there.packed.any(axis=1))
     if len(empty):
-        take, some = np.full((changes, 2), empty[0]), np.zeros(changes, dtype=bool)
+        take, is_exchange = np.full((changes, 2), empty[0]), np.zeros(changes, dtype=bool)
     else:
-        take, some = there.chosen(random, changes), random.random(changes) >= _NOTHING
-    goes = np.zeros((changes, here.packed.shape[1]), dtype=np.int64)
-    goes[rows, give[:, 1]] = 1
-    goes[rows[some], take[some, 1]] -= 1
-    return give[:, 0], take[:, 0], goes
+        take, is_exchange = there.chosen(random, changes), random.random(changes) >= _NOTHING
+    moved = np.zeros((changes, here.packed.shape[1]), dtype=np.int64)
+    moved[rows, give[:, 1]] = 1
+    moved[rows[is_exchange], take[is_exchange, 1]] -= 1
+    return give[:, 0], take[:, 0], moved
 
 
 def _for_many(here: Replica, there: Replica, random: np.random.Generator, changes: int) -> _Change:
-    """One sequence of ``here`` or of ``there`` for random others that make room for it: as in ``_for_one``."""
-    back = random.random() < 0.5
-    one, other = (there, here) if back else (here, there)
-    source, length = one.chosen(random, 1)[0].tolist()
-    target = int(random.integers(len(other.packed)))
-    missing = other.grains[target] + one.timer.grains[length] - other.timer.most_grains
-    goes = np.zeros((changes, one.packed.shape[1]), dtype=np.int64)
-    goes[:, length] = 1
-    held = np.repeat(np.arange(len(one.timer.grains)), other.packed[target])
-    held = held[held < length]
-    if len(held):
-        mixed = held[random.random((changes, len(held))).argsort(axis=1)]
-        before = np.cumsum(one.timer.grains[mixed], axis=1) - one.timer.grains[mixed]
-        rows, columns = np.nonzero(before < missing)
-        np.subtract.at(goes, (rows, mixed[rows, columns]), 1)
+    """Propose exchanges of one sequence of either replica for random others that make room for it, as in
+    ``_for_one``."""
+    is_reversed = random.random() < 0.5
+    giver, taker = (there, here) if is_reversed else (here, there)
+    source, length = giver.chosen(random, 1)[0].tolist()
+    target = int(random.integers(len(taker.packed)))
+    excess = taker.grains[target] + giver.timer.grains[length] - taker.timer.most_grains
+    moved = np.zeros((changes, giver.packed.shape[1]), dtype=np.int64)
+    moved[:, length] = 1
+    shorter = np.repeat(np.arange(len(giver.timer.grains)), taker.packed[target])
+    shorter = shorter[shorter < length]
+    if len(shorter):
+        mixed = shorter[random.random((changes, len(shorter))).argsort(axis=1)]
+        freed = np.cumsum(giver.timer.grains[mixed], axis=1) - giver.timer.grains[mixed]
+        rows, columns = np.nonzero(freed < excess)
+        np.subtract.at(moved, (rows, mixed[rows, columns]), 1)
     places = np.full(changes, source), np.full(changes, target)
-    return (places[1], places[0], -goes) if back else (*places, goes)
+    return (places[1], places[0], -moved) if is_reversed else (*places, moved)
 
 
-def _moved(one: Replica, limit: float, random: np.random.Generator, changes: int) -> Replica | None:
-    """Micro-batches in another order: two exchanged, or one elsewhere; the best of some below the limit."""
-    number = len(one.packed)
-    places, (first, second) = np.arange(number), random.integers(0, number, (2, changes, 1))
+def _moved(replica: Replica, limit: float, random: np.random.Generator, changes: int) -> Replica | None:
+    """Return the best of some random reorderings, two micro-batches exchanged or one moved; None if none is below
+    the limit."""
+    num_micro_batches = len(replica.packed)
+    places, (first, second) = np.arange(num_micro_batches), random.integers(0, num_micro_batches, (2, changes, 1))
     exchanged = np.where(places == first, second, np.where(places == second, first, places))
-    # Without the first one, which comes to stand at the second place.
+    # The order without the first micro-batch, which moves to the second index.
     others = places - (places > second)
     elsewhere = np.where(places == second, first, others + (others >= first))
     orders = np.where(random.random((changes, 1)) < 0.5, exchanged, elsewhere)
-    times = one.ordered(orders)
+    times = replica.ordered(orders)
     best = int(times.argmin())
-    return Replica.of(one.timer, one.packed[orders[best]]) if times[best] < limit else None
+    return Replica.of(replica.timer, replica.packed[orders[best]]) if times[best] < limit else None

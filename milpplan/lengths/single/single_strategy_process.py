@@ -1,8 +1,7 @@
-"""The steps of one strategy, looked after by another process while this one searches sets of strategies.
+"""Worker process that searches single strategies while this process searches sets of strategies.
 
-What both need of each other is little: how long the best step is. The other process works in slices; after each it
-tells the best step of one strategy and what is proved of each, and is told what there is to beat. If it dies, what
-it has told stays true, and this process goes on by itself.
+The processes exchange little: the time to beat. The worker runs in slices; each reply has its best step and its
+bounds, each request the time to beat. If the worker dies, its results stay valid and this process continues alone.
 """
 
 from __future__ import annotations
@@ -21,137 +20,170 @@ from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import LoadsKey
 from milpplan.optimize.search.worker_process import WorkerProcess, can_start, usable_cpus
 
-# Seconds of a slice, and slices that it is asked for at once: for so long it is not heard while teams are searched
-# and sets are screened.
+# Seconds of a slice, and number of slices requested at once, which bridge the searches that do not poll.
 _SLICE_S, _AHEAD = 1.5, 7
-# Slices of the beginning, in which this process packs pipelines, so that the other one need not; and where it is
-# heard all the time.
+# Number of first slices, in which this process packs the pipelines, and number of slices if this process polls
+# often.
 _FIRST_AHEAD, _FEW_AHEAD = 2, 2
 
 
 @dataclass(frozen=True, eq=False)
 class SingleProcessInit:
-    """What the other process begins with."""
+    """First message: the search as it stands."""
 
     search: SingleStrategySearch
 
     def worker(self, gone: threading.Event) -> SingleStrategyWorker:
-        """Who answers the messages after this one."""
+        """Return the object that answers the following messages."""
         return SingleStrategyWorker(self.search, reported_cache=dict(self.search.pool.work_bound_cache))
 
 
 @dataclass(frozen=True, slots=True)
 class SingleProcessRequest:
-    """What is to beat, ns, the seconds of the slice, and when all ends, by ``time.time``; the ``best`` step of one
-    strategy, if it was not told before, and the seconds that its packing took; whether pipelines are packed; the
-    ``least`` time of each strategy in ns that is known here, what is ``taken`` to be proved here, what was
-    ``packed``."""
+    """Request for a slice."""
 
     below_ns: float
+    """Time to beat."""
     seconds: float
+    """Length of the slice."""
     end_s: float
+    """End of the search, by ``time.time``."""
     best: Step | None = None
+    """Best step of one strategy, if it is new."""
     took_s: float = 0.0
+    """Seconds that its packing took."""
     packs: bool = True
+    """Whether the worker packs pipelines."""
     bounds_ns: dict[int, float] = field(default_factory=dict)
+    """Bounds known here, by strategy."""
     proved_elsewhere: frozenset[int] = frozenset()
+    """Strategies that the parent process proves."""
     packed_elsewhere: frozenset[int] = frozenset()
+    """Strategies that the parent process packed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SingleProcessReply:
-    """The best step of one strategy, whether more care may make it shorter (``rough``), the least time of each in
-    ns, what programs raised of some pipelines, what else ``Pool.loaded`` has by now, the CPU seconds that it took
-    so far; ``idle`` where nothing was left to do."""
+    """Result of a slice."""
 
     best: Step | None
+    """Best step of one strategy."""
     rough: bool
+    """Whether more effort may make it shorter."""
     bounds_ns: dict[int, float]
+    """Bounds by strategy."""
     raised_bounds: dict[int, PipelineWorkBound]
+    """Work bounds that programs raised."""
     work_bound_cache: dict[LoadsKey, PipelineWorkBound]
+    """Other new entries of ``StrategyTables.work_bound_cache``."""
     cpu_s: float
+    """CPU seconds so far."""
     idle: bool
+    """Whether there was nothing left to do."""
 
 
 @dataclass(slots=True)
 class SingleStrategyWorker:
-    """Answers slices, in the other process."""
+    """Side of the worker process: answers requests."""
 
     search: SingleStrategySearch
-    # What was told of pipelines.
+    # Bounds that were reported before.
     reported_bounds: dict[int, PipelineWorkBound] = field(default_factory=dict)
     reported_cache: dict[LoadsKey, PipelineWorkBound] = field(default_factory=dict)
 
-    def reply(self, asked: SingleProcessRequest) -> SingleProcessReply:
-        """What is known after a slice."""
-        # It may have waited for long.
-        now, left_s = time.perf_counter(), max(0.0, asked.end_s - time.time())
-        pause = now + min(asked.seconds, left_s)
-        self.search.packs = asked.packs
-        self.search.raise_bounds(asked.bounds_ns)
-        self.search.proved_elsewhere, self.search.packed_elsewhere = asked.proved_elsewhere, asked.packed_elsewhere
-        if asked.best is not None:
-            self.search.incumbents.take(asked.best, asked.took_s)
+    def reply(self, request: SingleProcessRequest) -> SingleProcessReply:
+        """Search for a slice and return its result."""
+        # The request may have waited for long.
+        now, left_s = time.perf_counter(), max(0.0, request.end_s - time.time())
+        pause = now + min(request.seconds, left_s)
+        self.search.packs = request.packs
+        self.search.raise_bounds(request.bounds_ns)
+        self.search.proved_elsewhere, self.search.packed_elsewhere = (
+            request.proved_elsewhere,
+            request.packed_elsewhere,
+        )
+        if request.best is not None:
+            self.search.incumbents.take(request.best, request.took_s)
         with suppress(InfeasibleError):
-            self.search.run(asked.below_ns, now + left_s, pause, eager=True)
+            self.search.run(request.below_ns, now + left_s, pause, eager=True)
         idle = time.perf_counter() < pause
         pool = self.search.pool
-        loads = {member: pool.best_own_memory_bound(member) for member in {*self.search.configuration_bounds, *pool.adopted_work_bounds}}
-        new = {member: one for member, one in loads.items() if self.reported_bounds.get(member) is not one}
-        self.reported_bounds |= new
-        others = {key: one for key, one in pool.work_bound_cache.items() if key[0] not in self.search.configuration_bounds}
-        loaded = {key: one for key, one in others.items() if self.reported_cache.get(key) is not one}
-        self.reported_cache |= loaded
-        best, known = self.search.best, self.search.incumbents
-        rough = best is not None and best.home not in known.polished
-        return SingleProcessReply(best, rough, dict(self.search.bounds_ns), new, loaded, time.process_time(), idle)
+        bounds = {
+            member: pool.best_own_memory_bound(member)
+            for member in {*self.search.configuration_bounds, *pool.adopted_work_bounds}
+        }
+        new_bounds = {
+            member: bound for member, bound in bounds.items() if self.reported_bounds.get(member) is not bound
+        }
+        self.reported_bounds |= new_bounds
+        other_entries = {
+            key: bound
+            for key, bound in pool.work_bound_cache.items()
+            if key[0] not in self.search.configuration_bounds
+        }
+        new_entries = {
+            key: bound for key, bound in other_entries.items() if self.reported_cache.get(key) is not bound
+        }
+        self.reported_cache |= new_entries
+        best, incumbents = self.search.best, self.search.incumbents
+        is_rough = best is not None and best.home not in incumbents.polished
+        return SingleProcessReply(
+            best, is_rough, dict(self.search.bounds_ns), new_bounds, new_entries, time.process_time(), idle
+        )
 
 
 def can_help(workers: int | None) -> bool:
-    """Whether there may be another process: as many as there are CPUs, unless ``workers`` says how many."""
+    """Return whether a second process may start: there is more than one CPU, or ``workers`` allows it."""
     return can_start() and (usable_cpus() if workers is None else workers) > 1
 
 
 class SingleStrategyProcess:
-    """Our end: ``statics`` is brought up to date by ``hear``."""
+    """Side of the parent process: ``poll`` updates its ``search``."""
 
-    def __init__(self, statics: SingleStrategySearch, below_ns: float, deadline: float) -> None:
-        """Start it; the ``deadline`` is one of ``perf_counter``."""
-        self.search, self.deadline = statics, deadline
-        self.process: WorkerProcess | None = WorkerProcess(SingleProcessInit(statics))
+    def __init__(self, search: SingleStrategySearch, below_ns: float, deadline: float) -> None:
+        """Start the worker; the ``deadline`` is one of ``perf_counter``."""
+        self.search, self.deadline = search, deadline
+        self.process: WorkerProcess | None = WorkerProcess(SingleProcessInit(search))
         self.cpu_s, self.idle, self.num_awaited, self.asked_ns = 0.0, False, 0, np.inf
-        self.reported_step = statics.best
-        # What this process packs meanwhile is told later.
+        self.reported_step = search.best
+        # What this process packs meanwhile is reported later.
         self._ask(below_ns, _FIRST_AHEAD, packs=False)
 
-    def _ask(self, below_ns: float, number: int = _AHEAD, *, packs: bool = True) -> None:
-        """A few slices, so that it need not wait until it is heard."""
+    def _ask(self, below_ns: float, num_slices: int = _AHEAD, *, packs: bool = True) -> None:
+        """Request some slices ahead, so that the worker does not wait for the next poll."""
         assert self.process is not None
         self.asked_ns, self.idle = below_ns, False
-        while self.num_awaited < number:
+        while self.num_awaited < num_slices:
             end_s = time.time() + self.deadline - time.perf_counter()
             best = self.search.best if self.search.best is not self.reported_step else None
-            given = best, self.search.incumbents.pack_time_s, packs, dict(self.search.bounds_ns)
+            message = best, self.search.incumbents.pack_time_s, packs, dict(self.search.bounds_ns)
             packed = frozenset({*self.search.incumbents.packed, *self.search.pack_attempts})
             self.process.send(
-                SingleProcessRequest(below_ns, _SLICE_S, end_s, *given, frozenset(self.search.proved_here), packed)
+                SingleProcessRequest(
+                    below_ns, _SLICE_S, end_s, *message, frozenset(self.search.proved_here), packed
+                )
             )
             self.reported_step = self.search.best
             self.num_awaited += 1
 
     def poll(self, below_ns: float, *, few: bool = False) -> bool:
-        """Take over what it has told, and say what is to beat now, for ``few`` slices or more; False where it will
-        tell nothing more: nothing is left to do, the time is over, or it died."""
+        """Take over the replies and request further slices for steps below ``below_ns``; return whether more
+        replies will come.
+
+        Args:
+            below_ns: time to beat.
+            few: request few slices, as this process polls often.
+        """
         while self.process is not None and self.num_awaited and self.process.answered:
             self.num_awaited -= 1
             try:
-                known: SingleProcessReply = self.process.answer(None, None)
+                reply: SingleProcessReply = self.process.answer(None, None)
             except MilpplanError:
                 self.close()
                 return False
-            self.search.pool.merge_bounds(known.work_bound_cache)
-            self.search.learn(known.best, known.bounds_ns, known.raised_bounds, rough=known.rough)
-            self.cpu_s, self.idle = known.cpu_s, known.idle
+            self.search.pool.merge_bounds(reply.work_bound_cache)
+            self.search.learn(reply.best, reply.bounds_ns, reply.raised_bounds, rough=reply.rough)
+            self.cpu_s, self.idle = reply.cpu_s, reply.idle
         best, now = self.search.best, time.perf_counter()
         below_ns = below_ns if best is None else min(below_ns, best.time_ns)
         if self.process is None or now > self.deadline + (_SLICE_S if self.num_awaited else 0.0):
@@ -161,7 +193,7 @@ class SingleStrategyProcess:
         return self.num_awaited > 0
 
     def close(self) -> None:
-        """End it."""
+        """End the worker."""
         if self.process is not None:
             self.process.close(at_once=True)
             self.process = None

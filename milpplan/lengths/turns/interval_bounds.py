@@ -1,12 +1,12 @@
-"""What is known of pipelines beside other strategies, in intervals of their loads, and how more comes to be known.
+"""Bounds of pipelines with shared memory, in intervals of their work, and how they are sharpened.
 
-A set's pipelines are cut into intervals of the load that they hold, where a concave function is near its chord
-(``work.Loads``), and these by the longest sequence. More and more is known of them: wide intervals (*coarse*),
-narrow ones with what micro-batches hold at most (*none*), told apart by whether they hold the longest sequence
-(*longest*), or by classes of their longest (*all*). Where the bound of a set rests on some interval, ``fill``
-looks at whole sequences near that load (``filled``). What is known of the same strategy *alone*, in its measure
-of the load, is most where a group holds nearly everything: a group beside others is no shorter for having less
-memory.
+A set's pipelines are cut into intervals of the work that they hold, where a concave function is near its chord
+(``work_bounds.PipelineWorkBound``), and these into classes of the longest sequence. The levels of bounds, from
+cheap to strong: wide intervals (*coarse*), narrow intervals with the capacity of micro-batches (*none*), with or
+without the longest sequence of all (*longest*), by classes of the longest sequence (*all*). ``sharpen_interval``
+adds whole sequences near the work on which a set's bound rests (``configuration_bound``). Bounds of the strategy
+with the memory to itself (*alone*), in its own measure of work, are strongest if a group holds nearly everything;
+with shared memory no group is shorter.
 """
 
 from __future__ import annotations
@@ -24,170 +24,200 @@ from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray
 
 INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
-"""Ends of wide intervals, as shares of the whole workload's load."""
+"""Ends of wide intervals, as shares of the whole workload's work."""
 _NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
-# What whole sequences may add near a load.
+# Relative rise of the bound that whole sequences aim at.
 _RISE = 0.015
 
-# Ends of intervals of what is known of strategies alone.
+# Ends of intervals of own-memory bounds.
 _ALONE = np.array([0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0])
 
-# What is nearly everything.
+# Share of the work from which a strategy holds nearly everything.
 _NEARLY = 0.8
 
 Kind = Literal["coarse", "none", "longest", "all", "alone"]
-"""What is known of a pipeline."""
+"""Level of a pipeline's bounds."""
 
 
 class IntervalBounds:
-    """Bounds of parts of ``members`` of the pool, of which ``plain`` linear bounds are known."""
+    """Bounds in intervals of work of ``members`` of the pool, beyond their ``linear_bounds``; a strategy is given
+    by its index."""
 
     def __init__(self, pool: StrategyTables, members: Sequence[int], plain: Sequence[LinearBounds]) -> None:
         self.pool, self.members, self.linear_bounds = pool, members, plain
         self.cache: dict[tuple[int, Kind], list[list[LinearBounds]]] = {}
-        # By place: what is known of strategies alone, and of the whole workload.
+        # By strategy: own-memory bound, and its value for the whole workload in ns.
         self.own_memory: dict[int, tuple[PipelineWorkBound, float]] = {}
-        # By place: with what the longest sequence adds beside others.
+        # By strategy: shared-memory bound with the term of the longest sequence.
         self.with_longest: dict[int, PipelineWorkBound] = {}
-        # By place and number of the interval.
+        # By strategy and index of the interval.
         self.configuration_bounds: dict[tuple[int, int], ConfigurationBound] = {}
 
-    def of(self, place: int, kind: Kind) -> list[list[LinearBounds]]:
-        """A pipeline's bounds in intervals of its load: for each all groups, then those of each class; nothing
-        where it is no pipeline."""
-        if self.pool.num_stages(self.members[place]) == 1:
+    def of(self, strategy: int, level: Kind) -> list[list[LinearBounds]]:
+        """Return a pipeline's bounds in intervals of its work: for each the bounds of all groups, then of each
+        class; empty for one stage."""
+        if self.pool.num_stages(self.members[strategy]) == 1:
             return []
-        kind = self._kind(place, kind)
-        key = (place, kind)
+        level = self._kind(strategy, level)
+        key = (strategy, level)
         if key not in self.cache:
-            loads, plain = self._loads(place, kind), self.linear_bounds[place]
-            pairs = list(pairwise(_edges(kind).tolist()))
-            kinds: list[LengthClass | None] = [None, *loads.classes]
-            beside = self._beside(place, kinds) if kind == "alone" else None
+            work_bound, linear = self._loads(strategy, level), self.linear_bounds[strategy]
+            intervals = list(pairwise(_edges(level).tolist()))
+            classes: list[LengthClass | None] = [None, *work_bound.classes]
+            shared_bounds = self._beside(strategy, classes) if level == "alone" else None
             self.cache[key] = [
                 [
-                    loads.chords_between(plain if beside is None else beside(number, *pair), *pair, one)
-                    for number, one in enumerate(kinds)
+                    work_bound.chords_between(
+                        linear if shared_bounds is None else shared_bounds(class_index, *pair), *pair, length_class
+                    )
+                    for class_index, length_class in enumerate(classes)
                 ]
-                for pair in pairs
+                for pair in intervals
             ]
         return self.cache[key]
 
-    def ends(self, place: int, kind: Kind) -> tuple[FloatArray, FloatArray]:
-        """What a sequence adds to the load of a pipeline, [n], and the ends of its intervals as loads."""
-        kind = self._kind(place, kind)
-        # All that is known beside others has one measure.
-        loads = self.own_memory[place][0] if kind == "alone" else self.pool.work_bound(self.members[place], beside=True)
-        return loads.sequence_loads, _edges(kind) * loads.total_load
+    def ends(self, strategy: int, level: Kind) -> tuple[FloatArray, FloatArray]:
+        """Return the work that a sequence adds [n], and the ends of a pipeline's intervals in that unit."""
+        level = self._kind(strategy, level)
+        # All shared-memory bounds use one measure of work.
+        work_bound = (
+            self.own_memory[strategy][0]
+            if level == "alone"
+            else self.pool.work_bound(self.members[strategy], beside=True)
+        )
+        return work_bound.sequence_loads, _edges(level) * work_bound.total_load
 
-    def _kind(self, place: int, kind: Kind) -> Kind:
-        """What there is of a pipeline of that."""
-        if kind == "longest" and not self._able(place):
+    def _kind(self, strategy: int, level: Kind) -> Kind:
+        """Return the strongest available level that is at most ``kind``."""
+        if level == "longest" and not self._able(strategy):
             return "none"
-        return "coarse" if kind == "alone" and not self._renew(place) else kind
+        return "coarse" if level == "alone" and not self._renew(strategy) else level
 
-    def bounds_near(self, place: int, counts: FloatArray) -> LinearBounds:
-        """Bounds of groups that hold about as much as so many sequences of every length [n]."""
-        intervals = self.of(place, "none")
+    def bounds_near(self, strategy: int, counts: FloatArray) -> LinearBounds:
+        """Return bounds of groups that hold about ``counts`` [n] sequences."""
+        intervals = self.of(strategy, "none")
         if not intervals:
-            return self.linear_bounds[place]
-        loads = self._loads(place, "none")
-        number = int(np.searchsorted(_NARROW, float(loads.sequence_loads @ counts) / loads.total_load)) - 1
-        return intervals[min(max(number, 0), len(intervals) - 1)][0]
+            return self.linear_bounds[strategy]
+        work_bound = self._loads(strategy, "none")
+        index = (
+            int(np.searchsorted(_NARROW, float(work_bound.sequence_loads @ counts) / work_bound.total_load)) - 1
+        )
+        return intervals[min(max(index, 0), len(intervals) - 1)][0]
 
     def _beside(
-        self, place: int, kinds: Sequence[LengthClass | None]
+        self, strategy: int, classes: Sequence[LengthClass | None]
     ) -> Callable[[int, float, float], LinearBounds]:
-        """What is known of a pipeline beside others, for the number of one of ``kinds`` and between two shares of
-        its load in the measure of what is known of it alone: that is high for large ones only."""
-        plain, alone = self.linear_bounds[place], self.own_memory[place][0]
-        beside = self.with_longest.get(place, self._loads(place, "coarse"))
-        same: list[LengthClass | None] = [None, *beside.classes]
-        if len(same) < len(kinds):
-            same = [None] * len(kinds)
-        fits = np.isfinite(plain.shares[0])
-        # Both count about the same of every sequence.
-        times = (beside.sequence_loads / alone.sequence_loads)[fits] * alone.total_load / beside.total_load
-        least, most = min(1.0, float(times.min())), max(1.0, float(times.max()))
-        return lambda number, low, high: beside.chords_between(plain, low * least, min(1.0, high * most), same[number])
+        """Return a function that gives a pipeline's shared-memory bounds, by the index of a class and two shares
+        of the work.
 
-    def own_memory_bound_ns(self, place: int) -> float:
-        """What the whole workload takes under a pipeline alone at least, by what is known by now, ns."""
-        return self.own_memory[place][1] if self._renew(place) else 0.0
+        The shares are in the measure of the own-memory bound, which is tight for large shares only.
+        """
+        linear, own = self.linear_bounds[strategy], self.own_memory[strategy][0]
+        shared = self.with_longest.get(strategy, self._loads(strategy, "coarse"))
+        shared_classes: list[LengthClass | None] = [None, *shared.classes]
+        if len(shared_classes) < len(classes):
+            shared_classes = [None] * len(classes)
+        fits = np.isfinite(linear.shares[0])
+        # Both measures weigh every sequence about equally.
+        ratios = (shared.sequence_loads / own.sequence_loads)[fits] * own.total_load / shared.total_load
+        min_ratio, max_ratio = min(1.0, float(ratios.min())), max(1.0, float(ratios.max()))
+        return lambda class_index, low, high: shared.chords_between(
+            linear, low * min_ratio, min(1.0, high * max_ratio), shared_classes[class_index]
+        )
 
-    def add_own_memory_bounds(self, places: Iterable[int]) -> bool:
-        """Know these pipelines alone, but for the deepest: beside others programs are of their last stages, of all
-        they are dear. Whether that is new of one."""
-        members = [self.members[place] for place in places]
-        new = [one for one in members if not self.pool.has_own_memory_bound(one) and self.pool.num_stages(one) <= DEEP]
+    def own_memory_bound_ns(self, strategy: int) -> float:
+        """Return the own-memory bound of the whole workload in ns; 0 if there is none."""
+        return self.own_memory[strategy][1] if self._renew(strategy) else 0.0
+
+    def add_own_memory_bounds(self, strategies: Iterable[int]) -> bool:
+        """Compute the missing own-memory bounds of pipelines; return whether there was any.
+
+        The deepest pipelines are left out: their programs have all stages here, but only the last ones with shared
+        memory.
+        """
+        members = [self.members[strategy] for strategy in strategies]
+        new = [
+            member
+            for member in members
+            if not self.pool.has_own_memory_bound(member) and self.pool.num_stages(member) <= DEEP
+        ]
         for member in new:
             self.pool.best_own_memory_bound(member)
         return bool(new)
 
-    def add_longest(self, place: int) -> bool:
-        """Know what the longest sequence adds to a strategy alone, if it may hold that; whether that is new."""
-        pool, member = self.pool, self.members[place]
-        dear = not self._renew(place) or not np.isfinite(pool.latency_bound_ns(member, beside=True))
-        if dear or pool.best_own_memory_bound(member).classes:
+    def add_longest(self, strategy: int) -> bool:
+        """Add the term of the longest sequence to an own-memory bound; return whether that is new."""
+        pool, member = self.pool, self.members[strategy]
+        is_unavailable = not self._renew(strategy) or not np.isfinite(pool.latency_bound_ns(member, beside=True))
+        if is_unavailable or pool.best_own_memory_bound(member).classes:
             return False
         pool.work_bound_with_longest(member, np.inf)
         return True
 
-    def _renew(self, place: int) -> bool:
-        """Take over what is known of a strategy alone; False where that is nothing."""
-        member = self.members[place]
+    def _renew(self, strategy: int) -> bool:
+        """Take over the current own-memory bound; return whether there is any."""
+        member = self.members[strategy]
         if not self.pool.has_own_memory_bound(member):
             return False
-        loads = self.pool.best_own_memory_bound(member)
-        if place not in self.own_memory or self.own_memory[place][0] is not loads:
-            self.own_memory[place] = loads, loads.workload_bound_ns
-            self.cache.pop((place, "alone"), None)
+        bound = self.pool.best_own_memory_bound(member)
+        if strategy not in self.own_memory or self.own_memory[strategy][0] is not bound:
+            self.own_memory[strategy] = bound, bound.workload_bound_ns
+            self.cache.pop((strategy, "alone"), None)
         return True
 
-    def _able(self, place: int) -> bool:
-        """Whether it may hold the longest sequence, and its programs are not too dear."""
-        pool, member = self.pool, self.members[place]
+    def _able(self, strategy: int) -> bool:
+        """Return whether a strategy may hold the longest sequence and its programs are affordable."""
+        pool, member = self.pool, self.members[strategy]
         return bool(np.isfinite(pool.latency_bound_ns(member, beside=True))) and pool.num_stages(member) < DEEP
 
-    def _loads(self, place: int, kind: Kind) -> PipelineWorkBound:
-        pool, member = self.pool, self.members[place]
-        if kind == "coarse":
+    def _loads(self, strategy: int, level: Kind) -> PipelineWorkBound:
+        """Return the work bound of a level."""
+        pool, member = self.pool, self.members[strategy]
+        if level == "coarse":
             return pool.work_bound(member, beside=True)
-        if kind == "alone":
-            found = self.own_memory[place][0]
-            rest = LengthClass(0, len(found.sequence_loads) - 1)
-            return replace(found, classes=(rest, *found.classes) if found.classes else ())
-        found = pool.fine_work_bound(member) if kind == "none" else pool.work_bound_by_class(member, only_longest=kind == "longest")
-        if kind == "longest":
-            self.with_longest[place] = found
-            self.cache.pop((place, "alone"), None)
-        filled = [one.bound for (other, _), one in self.configuration_bounds.items() if other == place]
-        return replace(found, bounds=(*found.bounds, *filled))
+        if level == "alone":
+            bound = self.own_memory[strategy][0]
+            all_lengths = LengthClass(0, len(bound.sequence_loads) - 1)
+            return replace(bound, classes=(all_lengths, *bound.classes) if bound.classes else ())
+        bound = (
+            pool.fine_work_bound(member)
+            if level == "none"
+            else pool.work_bound_by_class(member, only_longest=level == "longest")
+        )
+        if level == "longest":
+            self.with_longest[strategy] = bound
+            self.cache.pop((strategy, "alone"), None)
+        sharpened = [
+            configuration.bound
+            for (owner, _), configuration in self.configuration_bounds.items()
+            if owner == strategy
+        ]
+        return replace(bound, bounds=(*bound.bounds, *sharpened))
 
-    def sharpen_interval(self, place: int, interval: int, deadline: float) -> bool:
-        """Look at whole sequences near the load of a narrow interval, until the ``deadline``; whether there was
-        anything to do."""
-        pool, member = self.pool, self.members[place]
-        load = float(_NARROW[interval : interval + 2].mean()) * self._loads(place, "none").total_load
-        key = (place, interval)
+    def sharpen_interval(self, strategy: int, interval: int, deadline: float) -> bool:
+        """Sharpen a narrow interval by whole sequences near its middle, until the ``deadline``; return whether
+        there was work."""
+        pool, member = self.pool, self.members[strategy]
+        load = float(_NARROW[interval : interval + 2].mean()) * self._loads(strategy, "none").total_load
+        key = (strategy, interval)
         if key not in self.configuration_bounds:
             self.configuration_bounds[key] = ConfigurationBound.for_load(
                 pool.fine_work_bound(member), pool.micro_batch_pricing(member, beside=True), load
             )
-        one = self.configuration_bounds[key]
-        if one.done:
+        configuration = self.configuration_bounds[key]
+        if configuration.done:
             return False
-        one.sharpen(load, _RISE, deadline)
-        for kind in ("none", "longest", "all"):
-            self.cache.pop((place, kind), None)
+        configuration.sharpen(load, _RISE, deadline)
+        for level in ("none", "longest", "all"):
+            self.cache.pop((strategy, level), None)
         return True
 
     def nearly_all(self, intervals: dict[int, int]) -> list[int]:
-        """Places of the pipelines that hold nearly everything, or may, in these intervals of *alone*."""
-        edges = {place: _ALONE if self._renew(place) else INTERVALS for place in intervals}
-        return [place for place, number in intervals.items() if edges[place][number + 1] > _NEARLY]
+        """Return the strategies that hold nearly everything in these intervals of the level *alone*."""
+        edges = {strategy: _ALONE if self._renew(strategy) else INTERVALS for strategy in intervals}
+        return [strategy for strategy, index in intervals.items() if edges[strategy][index + 1] > _NEARLY]
 
 
-def _edges(kind: Kind) -> FloatArray:
-    """Ends of the intervals of a kind, as shares of the whole workload's load."""
-    return {"coarse": INTERVALS, "alone": _ALONE}.get(kind, _NARROW)
+def _edges(level: Kind) -> FloatArray:
+    """Return the ends of a level's intervals, as shares of the whole workload's work."""
+    return {"coarse": INTERVALS, "alone": _ALONE}.get(level, _NARROW)

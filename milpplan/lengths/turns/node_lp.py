@@ -1,4 +1,4 @@
-"""The linear program of a part of a set's question (``led_sets``), row by row, and its proved value."""
+"""The linear program of a node of ``set_branch_and_bound``, row by row, and its proved value."""
 
 from __future__ import annotations
 
@@ -13,111 +13,138 @@ from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
 from milpplan.lengths.heterogeneous.count_program import UsedKind
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
-# Fewer replicas do not count.
+# Number of replicas that is ignored.
 _FEW = 1e-6
 
 
 class NodeLP:
-    """Rows, of which ``values`` at ``columns`` are at most the side of each."""
+    """Program over what replica classes and other strategies hold: rows ``values`` @ ``columns`` <= side."""
 
     def __init__(self, counts: IntArray, room: float, missing: float) -> None:
-        """Times in parts of the ``room``; everything is ``missing`` at such a cost."""
+        """Args:
+        counts: sequences of every length, [n].
+        room: unit of times, in ns.
+        missing: cost of leaving out the whole workload.
+        """
         self.counts, self.room = counts.astype(np.float64), room
         self.costs, self.high = [missing], [1.0]
         self.columns: list[IntArray] = []
         self.values: list[FloatArray] = []
         self.sides: list[float] = []
-        # Which columns hold sequences of which length.
+        # Columns that hold sequences, and their lengths.
         self.holders: list[tuple[IntArray, IntArray]] = []
 
     def _column(self, cost: float, high: Sequence[float] | FloatArray) -> int:
-        """More variables from nothing to ``high``; the first of them."""
+        """Add variables between 0 and ``high``; return the index of the first."""
         first = len(self.costs)
         self.costs += [cost] * len(high)
-        self.high += [float(one) for one in high]
+        self.high += [float(bound) for bound in high]
         return first
 
     def _row(self, columns: object, values: object, side: float) -> None:
-        """values @ columns <= side."""
+        """Add the row values @ columns <= side."""
         self.columns.append(np.asarray(columns, dtype=np.int64))
         self.values.append(np.broadcast_to(np.asarray(values, dtype=np.float64), len(self.columns[-1])))
         self.sides.append(side)
 
-    def _least(self, columns: IntArray, least: float) -> None:
-        """The sum of the columns is so much at least, or part of everything is missing."""
-        self._row(np.append(columns, 0), np.append(np.full(len(columns), -1.0), -least), -least)
+    def _least(self, columns: IntArray, minimum: float) -> None:
+        """Add a minimum of the sum of the columns, unless part of the workload is left out."""
+        self._row(np.append(columns, 0), np.append(np.full(len(columns), -1.0), -minimum), -minimum)
 
     def lead(
-        self, kinds: Sequence[UsedKind], num_replicas: int, needs: dict[int, int]
+        self, classes: Sequence[UsedKind], num_replicas: int, needs: dict[int, int]
     ) -> tuple[IntArray, IntArray]:
-        """Classes of replicas of a group, of which there are so many, with what these hold at most; of those led
-        by a length or a longer one as many as it ``needs``. What they hold, with the lengths."""
-        before = len(self.holders)
-        for one in kinds:
-            one.number = self._column(0.0, [num_replicas])
-            one.first = self._column(0.0, self.counts[one.holds])
-            columns, lengths = np.array(one.columns, dtype=np.int64), np.flatnonzero(one.holds)
+        """Add the replica classes of a group with their inequalities.
+
+        Args:
+            kinds: classes with their rows.
+            num_replicas: total number of replicas.
+            needs: minimum number of replicas whose longest sequence has some length or more, by that length's
+                index.
+
+        Returns:
+            Columns of what the replicas hold, and their lengths.
+        """
+        first_holder = len(self.holders)
+        for used in classes:
+            used.number = self._column(0.0, [num_replicas])
+            used.first = self._column(0.0, self.counts[used.holds])
+            columns, lengths = np.array(used.columns, dtype=np.int64), np.flatnonzero(used.holds)
             self.holders.append((columns, lengths))
-            for row in one.rows:
-                self._row(np.append(columns, one.number), np.append(row, -1.0), 0.0)
-            first = one.kind.leaders[0] if one.kind.leaders else 0
+            for row in used.rows:
+                self._row(np.append(columns, used.number), np.append(row, -1.0), 0.0)
+            first = used.kind.leaders[0] if used.kind.leaders else 0
             if first:
-                mine = columns[lengths >= first]
-                self._row(np.append(mine, one.number), np.append(np.full(len(mine), -1.0), 1.0), 0.0)
-        self._row([one.number for one in kinds], 1.0, float(num_replicas))
-        for first, number in needs.items():
-            longer = [one.number for one in kinds if one.kind.leaders and one.kind.leaders[1] > first]
-            self._least(np.array(longer, dtype=np.int64), float(number))
-        none = np.zeros(0, dtype=np.int64)
-        held = [(none, none), *self.holders[before:]]
-        return np.concatenate([one for one, _ in held]), np.concatenate([one for _, one in held])
+                long_columns = columns[lengths >= first]
+                self._row(
+                    np.append(long_columns, used.number), np.append(np.full(len(long_columns), -1.0), 1.0), 0.0
+                )
+        self._row([used.number for used in classes], 1.0, float(num_replicas))
+        for first, needed in needs.items():
+            longer = [used.number for used in classes if used.kind.leaders and used.kind.leaders[1] > first]
+            self._least(np.array(longer, dtype=np.int64), float(needed))
+        empty = np.zeros(0, dtype=np.int64)
+        holders = [(empty, empty), *self.holders[first_holder:]]
+        return np.concatenate([used for used, _ in holders]), np.concatenate([used for _, used in holders])
 
-    def open(self, taken: tuple[IntArray, IntArray], loads: tuple[FloatArray, float, float] | None) -> None:
-        """What a strategy holds has a load within what is open, if that is known."""
-        if loads is not None:
-            (columns, lengths), (each, least, most) = taken, loads
-            self._between(columns, each[lengths], least, most)
+    def open(self, held: tuple[IntArray, IntArray], open_loads: tuple[FloatArray, float, float] | None) -> None:
+        """Restrict a strategy's work to its open range, if there is one."""
+        if open_loads is not None:
+            (columns, lengths), (sequence_loads, min_load, max_load) = held, open_loads
+            self._between(columns, sequence_loads[lengths], min_load, max_load)
 
-    def _between(self, columns: IntArray, each: FloatArray, least: float, most: float) -> None:
-        """A load, in parts of its most, is between two; where it is less, part of everything is missing."""
-        shares = each / most
+    def _between(self, columns: IntArray, loads: FloatArray, min_load: float, max_load: float) -> None:
+        """Restrict a work to a range, as shares of the maximum; below the minimum part of the workload is left
+        out."""
+        shares = loads / max_load
         self._row(columns, shares, 1.0)
-        if least > 0.0:
-            self._row(np.append(columns, 0), np.append(-shares, -least / most), -least / most)
+        if min_load > 0.0:
+            self._row(np.append(columns, 0), np.append(-shares, -min_load / max_load), -min_load / max_load)
 
     def take(self, bounds: LinearBounds, end: int) -> tuple[int, IntArray, IntArray]:
-        """The time of another strategy that holds no sequences of number ``end`` or longer, by its bounds; where
-        that is, and what it holds, with the lengths."""
-        time_ = self._column(1.0, [1.0])
+        """Add another strategy that holds no sequences of length index ``end`` or longer, by its bounds.
+
+        Returns:
+            Column of its time, columns of what it holds, and their lengths.
+        """
+        time_column = self._column(1.0, [1.0])
         lengths = np.flatnonzero(np.isfinite(bounds.shares[0, :end]))
         columns = np.asarray(self._column(0.0, self.counts[lengths]) + np.arange(len(lengths)), dtype=np.int64)
         self.holders.append((columns, lengths))
         for share, constant in zip(bounds.shares, bounds.constants, strict=True):
-            least = constant / self.room
-            self._row([*columns, time_, 0], [*(share[lengths] / self.room), -1.0, -least], -least)
-        return time_, columns, lengths
+            constant_share = constant / self.room
+            self._row(
+                [*columns, time_column, 0], [*(share[lengths] / self.room), -1.0, -constant_share], -constant_share
+            )
+        return time_column, columns, lengths
 
     def share(self) -> None:
-        """Every sequence is somewhere."""
-        columns, lengths = (np.concatenate(one) for one in zip(*self.holders, strict=True))
+        """Add the rows by which every sequence is assigned."""
+        columns, lengths = (np.concatenate(parts) for parts in zip(*self.holders, strict=True))
         for length, count in enumerate(self.counts.tolist()):
             self._least(columns[lengths == length], count)
 
-    def hold(self, others: Sequence[tuple[int, IntArray, IntArray]], first: int, passage: float) -> None:
-        """The others hold a sequence of number ``first`` or longer, which takes a ``passage``."""
-        self._least(np.array([time_ for time_, _, _ in others]), passage / self.room)
+    def hold(self, others: Sequence[tuple[int, IntArray, IntArray]], first: int, latency_ns: float) -> None:
+        """Require that the others hold a sequence of length index ``first`` or longer, with its latency
+        ``passage``."""
+        self._least(np.array([time_column for time_column, _, _ in others]), latency_ns / self.room)
         self._least(np.concatenate([columns[lengths >= first] for _, columns, lengths in others]), 1.0)
 
     def bend(
-        self, taken: tuple[int, IntArray, IntArray], loads: PipelineWorkBound, shares: tuple[float, float]
+        self, held: tuple[int, IntArray, IntArray], work_bound: PipelineWorkBound, shares: tuple[float, float]
     ) -> None:
-        """Another strategy holds between two shares of the load of all."""
-        _, columns, lengths = taken
-        self._between(columns, loads.sequence_loads[lengths], shares[0] * loads.total_load, shares[1] * loads.total_load)
+        """Restrict another strategy to between two shares of the whole workload's work."""
+        _, columns, lengths = held
+        self._between(
+            columns,
+            work_bound.sequence_loads[lengths],
+            shares[0] * work_bound.total_load,
+            shares[1] * work_bound.total_load,
+        )
 
     def solve(self) -> NodeSolution:
-        """With the least sum of the others' times, proved by its prices."""
-        sizes = [len(one) for one in self.columns]
+        """Minimise the sum of the others' times; the value is proved by the dual values."""
+        sizes = [len(row_columns) for row_columns in self.columns]
         rows = np.repeat(np.arange(len(sizes)), sizes)
         columns, values = np.concatenate(self.columns), np.concatenate(self.values)
         cost, high, sides = np.array(self.costs), np.array(self.high), np.array(self.sides)
@@ -132,21 +159,21 @@ class NodeLP:
 
 @dataclass(frozen=True, eq=False)
 class NodeSolution:
-    """The value of a program in ns, and ``values`` that reach it nearly."""
+    """Proved value of a program in ns, and near-optimal ``values`` of its variables."""
 
     value_ns: float
     values: FloatArray
     num_lengths: int
 
     def held(self, columns: IntArray, lengths: IntArray) -> FloatArray:
-        """What is in columns of lengths, by length, [n]."""
+        """Return the values of columns by their lengths, [n]."""
         return np.asarray(np.bincount(lengths, self.values[columns], self.num_lengths), dtype=np.float64)
 
-    def parts(self, kinds: Sequence[UsedKind]) -> list[tuple[ReplicaClass, float, FloatArray]]:
-        """How many replicas of each kind there are, and what they hold, [n]."""
-        numbers = [float(self.values[one.number]) for one in kinds]
+    def parts(self, classes: Sequence[UsedKind]) -> list[tuple[ReplicaClass, float, FloatArray]]:
+        """Return the number of replicas of each class and what they hold together, [n]."""
+        numbers = [float(self.values[used.number]) for used in classes]
         return [
-            (one.kind, number, self.held(np.array(one.columns), np.flatnonzero(one.holds)))
-            for one, number in zip(kinds, numbers, strict=True)
+            (used.kind, number, self.held(np.array(used.columns), np.flatnonzero(used.holds)))
+            for used, number in zip(classes, numbers, strict=True)
             if number > _FEW
         ]

@@ -1,10 +1,10 @@
-"""Which sets of strategies may hold a step shorter than a target: all sets at once, with switches free.
+"""Screening: which sets of strategies may hold a step shorter than a target, all sets at once with free switches.
 
-Bounds of a set (``mixed_bounds``) are *sums* of the one bound of every strategy that is highest for the whole
-workload, for all sets; then *cheap* and *mixed* for those that these leave open. Where strategies are cut into
-parts, choices of the parts of the first ones that reach the target are cut no further, nor are those that together
-hold less than the workload, or more. A set whose bound reaches the target holds no shorter step, whatever its
-switches take.
+Bounds of a set (``lagrangian_mixtures``), from cheap to expensive: first *sums*, with one linear bound per
+strategy that is highest for the whole workload; then the bounds of one row and of subgradients for sets that stay
+open. Strategies may be cut into parts. Choices of parts of the first strategies that reach the target are cut no
+further; choices that together hold less or more than the workload are dropped. A set whose bound reaches the
+target holds no shorter step, whatever its switches take.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from milpplan.lengths.turns.lagrangian_mixtures import (
 )
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
-# Sets of all sizes that are tried, and that are cut at once.
+# Maximum number of sets of all sizes, and number of sets that are cut in one batch.
 _MAX_SETS, _SPLIT = 20_000_000, 128
-# Part of weights that is even when they are begun with.
+# Share of even weights in the weights that a search starts from.
 _FRESH = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class StrategySet:
-    """Strategies and the bound of their steps in ns, switches apart."""
+    """Strategies and a lower bound of their steps in ns, without switches."""
 
     bound_ns: float
     strategies: tuple[int, ...]
@@ -44,100 +44,118 @@ class StrategySet:
 
 @dataclass(order=True, slots=True)
 class Node:
-    """A set that may hold a shorter step: its bound with everything known, its number, what was screened of it,
-    what its cheapest order adds to that, what is left to do, on which intervals of its pipelines (by place) its
-    bound rests, what was known of these alone, ns, and which of them hold nearly everything there; ``open``: by
-    place, what a sequence adds to a load [n], and the least and the most load of steps that may be shorter than
-    the target."""
+    """An open set of strategies: its bound and its progress through the bounding steps."""
 
     bound_ns: float
     number: int
+    """Rank after screening; breaks ties."""
     screened: StrategySet = field(compare=False)
     order_ns: float = field(compare=False, default=0.0)
+    """Time of the cheapest order of the set, as part of the bound."""
     bounding_steps: list[Callable[[Node], None]] = field(compare=False, default_factory=list)
+    """Procedures that may still raise the bound, in order."""
     worst_intervals: dict[int, int] = field(compare=False, default_factory=dict)
+    """Intervals of its pipelines' work on which the bound rests, by strategy."""
     own_memory_ns: dict[int, float] = field(compare=False, default_factory=dict)
+    """Own-memory bounds that were applied, by strategy."""
     nearly_all: list[int] = field(compare=False, default_factory=list)
+    """Strategies that hold nearly everything in ``worst_intervals``."""
     open_loads: dict[int, tuple[FloatArray, float, float]] = field(compare=False, default_factory=dict)
+    """By strategy: work that a sequence adds [n], and the minimum and maximum work of steps that may beat the
+    target."""
 
     def raise_to(self, bound_ns: float) -> None:
-        """Take over a bound if it is higher."""
+        """Raise the bound to ``bound_ns`` if that is higher."""
         self.bound_ns = max(self.bound_ns, bound_ns)
 
 
 class Helper(Protocol):
-    """Another process that looks at some of the sets."""
+    """Worker process that works on some of the sets."""
 
     @property
     def busy(self) -> bool:
-        """Whether it looks at a set that is not closed."""
+        """Whether it works on an open set."""
 
     def share(self, left: list[Node]) -> None:
-        """Give it some of those in a heap, and put back what it is done with."""
+        """Hand over some of the sets of a heap, and put back the finished ones."""
 
     def recall(self) -> None:
-        """It need not look at those that it was given any more."""
+        """Release the sets that it was assigned."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScreeningResult:
-    """Sets of at least two strategies that are left, the least bound first, and the least bound of the others in
-    ns (infinite where none was dropped)."""
+    """Open sets of at least two strategies, the lowest bound first, and the lowest bound of the dropped sets."""
 
     sets: tuple[StrategySet, ...]
     dropped_ns: float
+    """Infinite if none was dropped."""
 
 
 def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: float = np.inf) -> ScreeningResult:
-    """The sets of two and more strategies with a bound below ``target_ns``. After the ``deadline`` (of
-    ``perf_counter``) no set grows beyond two, and what is left of these is bounded together.
+    """Return the sets of two and more strategies with a bound below ``target_ns``.
+
+    After the ``deadline`` (of ``perf_counter``) no set grows beyond two, and the larger sets get a common bound.
 
     Raises:
-        InvalidInputError: there are too many sets to try.
+        InvalidInputError: there are too many sets.
     """
-    number = len(problem.reduce_ns)
+    num_strategies = len(problem.reduce_ns)
     totals = problem.shares @ problem.counts + problem.constants
     best = totals.argmax(axis=1)
-    rows = np.arange(number)
+    rows = np.arange(num_strategies)
     work, once = problem.shares[rows, best] * problem.counts, problem.reduce_ns + problem.constants[rows, best]
-    # The least work and reductions of those from each on.
-    rest, more = (np.minimum.accumulate(one[::-1])[::-1] for one in (work, once))
-    left: list[StrategySet] = []
+    # Minimum work and fixed cost over all later strategies.
+    min_later_work, min_later_once = (np.minimum.accumulate(strategy[::-1])[::-1] for strategy in (work, once))
+    open_sets: list[StrategySet] = []
     dropped, tried = np.inf, 0
-    # Sets as their least shares, grown by one strategy of a higher number at a time; a bound of what they grow to.
-    grown: list[tuple[tuple[int, ...], FloatArray, float]] = [((one,), work[one], 0.0) for one in range(number)]
-    for size in range(2, min(max_strategies, number) + 1):
-        tried += sum(number - 1 - used[-1] for used, _, _ in grown)
+    # Sets with their minimum shares and a bound of all their supersets; each grows by a strategy of a higher
+    # index.
+    grown: list[tuple[tuple[int, ...], FloatArray, float]] = [
+        ((strategy,), work[strategy], 0.0) for strategy in range(num_strategies)
+    ]
+    for size in range(2, min(max_strategies, num_strategies) + 1):
+        tried += sum(num_strategies - 1 - strategies[-1] for strategies, _, _ in grown)
         if tried > _MAX_SETS:
             raise InvalidInputError(
-                f"{number} strategies make more than {_MAX_SETS:,} sets of at most {max_strategies}.",
+                f"{num_strategies} strategies make more than {_MAX_SETS:,} sets of at most {max_strategies}.",
                 "Expected fewer.",
                 "Lower --max-strategies, or fix fields of the layout.",
             )
         larger = []
-        for used, least, whole in grown:
+        for strategies, min_shares, grown_bound in grown:
             if size > 2 and time.perf_counter() > deadline:
-                dropped = min(dropped, whole)
+                dropped = min(dropped, grown_bound)
                 continue
-            later = np.arange(used[-1] + 1, number)
-            ends = np.minimum(problem.finish_ns[later], problem.finish_ns[list(used)].min())
-            fixed = float(once[list(used)].sum()) + ends + once[later]
-            parts = np.minimum(least, work[later])
-            bounds = parts.sum(axis=1) * SAFETY + fixed
+            candidates = np.arange(strategies[-1] + 1, num_strategies)
+            ends = np.minimum(problem.finish_ns[candidates], problem.finish_ns[list(strategies)].min())
+            fixed = float(once[list(strategies)].sum()) + ends + once[candidates]
+            new_shares = np.minimum(min_shares, work[candidates])
+            bounds = new_shares.sum(axis=1) * SAFETY + fixed
             dropped = min(dropped, float(bounds[bounds >= target_ns].min(initial=np.inf)))
             below = np.flatnonzero(bounds < target_ns).tolist()
-            left += [StrategySet(float(bounds[row]), (*used, int(later[row]))) for row in below]
-            if size < max_strategies and len(later) > 1:
-                # Whatever joins these.
-                joined = np.minimum(parts[:-1], rest[later[1:]]).sum(axis=1) * SAFETY + more[later[1:]]
-                joined += float(once[list(used)].sum()) + once[later[:-1]] + float(problem.finish_ns.min())
+            open_sets += [StrategySet(float(bounds[row]), (*strategies, int(candidates[row]))) for row in below]
+            if size < max_strategies and len(candidates) > 1:
+                # Bounds of all sets that join later strategies.
+                joined = (
+                    np.minimum(new_shares[:-1], min_later_work[candidates[1:]]).sum(axis=1) * SAFETY
+                    + min_later_once[candidates[1:]]
+                )
+                joined += (
+                    float(once[list(strategies)].sum()) + once[candidates[:-1]] + float(problem.finish_ns.min())
+                )
                 dropped = min(dropped, float(joined[joined >= target_ns].min(initial=np.inf)))
-                able = np.flatnonzero(joined < target_ns).tolist()
-                larger += [((*used, int(later[row])), parts[row], float(joined[row])) for row in able]
+                extensible = np.flatnonzero(joined < target_ns).tolist()
+                larger += [
+                    ((*strategies, int(candidates[row])), new_shares[row], float(joined[row]))
+                    for row in extensible
+                ]
         grown = larger
-    left.sort(key=lambda one: one.bound_ns)
-    found = split(problem, {one: [one] for one in range(number)}, left, target_ns, deadline)
-    return replace(found, dropped_ns=min(dropped, found.dropped_ns))
+    open_sets.sort(key=lambda strategy: strategy.bound_ns)
+    result = split(
+        problem, {strategy: [strategy] for strategy in range(num_strategies)}, open_sets, target_ns, deadline
+    )
+    return replace(result, dropped_ns=min(dropped, result.dropped_ns))
 
 
 def split(
@@ -147,33 +165,35 @@ def split(
     target_ns: float,
     deadline: float = np.inf,
 ) -> ScreeningResult:
-    """The sets bounded anew where every strategy is one of its ``parts`` of ``problem``, in their order, until the
-    ``deadline`` (of ``perf_counter``): others keep their bounds.
+    """Bound the sets anew where every strategy is replaced by one of its ``parts``.
 
-    The parts together stand for it: a set's bound is the least over all choices of parts.
+    The parts of a strategy cover it, so a set's bound is the minimum over all choices of parts. After the
+    ``deadline`` (of ``perf_counter``) sets keep their bounds.
     """
-    left: list[StrategySet] = []
+    open_sets: list[StrategySet] = []
     dropped, last = np.inf, None
     for start in range(0, len(sets), _SPLIT):
-        some = sets[start : start + _SPLIT]
+        batch = sets[start : start + _SPLIT]
         if time.perf_counter() > deadline:
-            left += sets[start:]
+            open_sets += sets[start:]
             break
-        for size in {len(held.strategies) for held in some}:
-            mine = [held for held in some if len(held.strategies) == size]
-            rows = np.array([held.strategies for held in mine])
+        for size in {len(strategy_set.strategies) for strategy_set in batch}:
+            same_size = [strategy_set for strategy_set in batch if len(strategy_set.strategies) == size]
+            rows = np.array([strategy_set.strategies for strategy_set in same_size])
             choices = _Choices.of(problem, rows, last)
             last = choices.last
-            cut = [place for place in range(size) if any(parts[one] != [one] for one in rows[:, place].tolist())]
-            for position in cut or [0]:
+            positions = [
+                place for place in range(size) if any(parts[part] != [part] for part in rows[:, place].tolist())
+            ]
+            for position in positions or [0]:
                 choices = choices.cut(position, parts, target_ns)
-            for held, least in zip(mine, choices.least.tolist(), strict=True):
-                bound = max(held.bound_ns, least)
+            for strategy_set, new_bound_ns in zip(same_size, choices.least.tolist(), strict=True):
+                bound = max(strategy_set.bound_ns, new_bound_ns)
                 if bound < target_ns:
-                    left.append(StrategySet(bound, held.strategies))
+                    open_sets.append(StrategySet(bound, strategy_set.strategies))
                 else:
                     dropped = min(dropped, bound)
-    return ScreeningResult(tuple(sorted(left, key=lambda one: (one.bound_ns, one.strategies))), dropped)
+    return ScreeningResult(tuple(sorted(open_sets, key=lambda part: (part.bound_ns, part.strategies))), dropped)
 
 
 def branched(
@@ -182,85 +202,106 @@ def branched(
     cuts: Sequence[tuple[int, Mapping[int, Sequence[int]]]],
     target_ns: float,
 ) -> tuple[float, IntArray | None, IntArray]:
-    """The bound of one set whose strategies are cut into parts one after another, ns, the choice of parts [q] that
-    it rests on, none where that was cut no further, and all choices that do not reach the target, [N, q].
+    """Bound one set by cutting its strategies into parts one after another.
 
-    ``cuts``: which strategy of the set, and what each part of it falls into. Choices of parts that reach the
-    target are cut no further.
+    Args:
+        problem: linear bounds of all parts.
+        whole: the strategies of the set.
+        cuts: index of a strategy in the set, and the parts of each of its parts.
+        target_ns: choices of parts that reach it are cut no further.
+
+    Returns:
+        The bound in ns; the choice of parts [q] on which it rests, None if that was cut no further; and all
+            choices below the target, [N, q].
     """
-    found = _Choices.of(problem, np.array([whole]))
+    choices = _Choices.of(problem, np.array([whole]))
     for position, parts in cuts:
-        found = found.cut(position, parts, target_ns)
-    sharpest, row = _sharpest(found.bounds, found.rows, problem, target_ns)
-    dropped = float(found.closed[0])
-    return (dropped, None, found.rows) if dropped < sharpest else (sharpest, row, found.rows)
+        choices = choices.cut(position, parts, target_ns)
+    sharpest, row = _sharpest(choices.bounds, choices.rows, problem, target_ns)
+    dropped = float(choices.closed[0])
+    return (dropped, None, choices.rows) if dropped < sharpest else (sharpest, row, choices.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Choices:
-    """Choices of parts of some sets that are open, ``rows`` [N, q] of the numbers ``sets`` [N], with their
-    ``bounds`` [N] ns and ``weights`` (``raised_ns``); the least bound of those that are ``closed``, by set.
-    ``last`` [s, 2, T + 1]: weights of every part that were good elsewhere (``cheap_ns``)."""
+    """Open choices of parts of some sets."""
 
     problem: Bounded
     last: FloatArray
+    """Weights of every part that were good in other sets (``single_row_bound_ns``), [s, 2, T + 1]."""
     rows: IntArray
+    """Parts of each choice, [N, q]."""
     sets: IntArray
+    """Index of each choice's set, [N]."""
     bounds: FloatArray
+    """Lower bounds in ns, [N]."""
     weights: FloatArray
+    """Weights of the mixtures (``subgradient_bound_ns``)."""
     closed: FloatArray
+    """Lowest bound of the closed choices in ns, by set."""
 
     @staticmethod
     def of(problem: Bounded, sets: IntArray, last: FloatArray | None = None) -> _Choices:
-        """Sets [N, q] as they are, of which nothing is known."""
+        """Return the sets [N, q] without cuts and bounds."""
         if last is None:
             last = np.repeat(even_weights(problem)[None], len(problem.reduce_ns), axis=0)
-        number, runs = len(sets), np.eye(sets.shape[1], dtype=np.int64)
-        weights, closed = last[sets[:, None, :], runs], np.full(number, np.inf)
-        return _Choices(problem, last, sets, np.arange(number), np.zeros(number), weights, closed)
+        num_sets, is_longest = len(sets), np.eye(sets.shape[1], dtype=np.int64)
+        weights, closed = last[sets[:, None, :], is_longest], np.full(num_sets, np.inf)
+        return _Choices(problem, last, sets, np.arange(num_sets), np.zeros(num_sets), weights, closed)
 
     def cut(self, position: int, parts: Mapping[int, Sequence[int]], target_ns: float) -> _Choices:
-        """With one of its parts for the strategy at a position; those that reach the target are closed."""
+        """Replace the strategy at a position by each of its parts; close the choices that reach the target."""
         if not len(self.rows):
             return self
-        cut = [parts[one] for one in self.rows[:, position].tolist()]
-        before = np.repeat(np.arange(len(cut)), [len(one) for one in cut])
-        rows = self.rows[before]
-        rows[:, position] = np.concatenate(cut)
-        able = self.problem.can_hold_workload(rows)
-        rows, before = rows[able], before[able]
-        # By weights from elsewhere, then by better ones.
+        parts_of_row = [parts[strategy] for strategy in self.rows[:, position].tolist()]
+        parents = np.repeat(np.arange(len(parts_of_row)), [len(strategy) for strategy in parts_of_row])
+        rows = self.rows[parents]
+        rows[:, position] = np.concatenate(parts_of_row)
+        can_hold = self.problem.can_hold_workload(rows)
+        rows, parents = rows[can_hold], parents[can_hold]
+        # First by weights from other sets, then by better ones.
         bounds, closed = cheap_ns(self.problem, rows, self.last), self.closed.copy()
-        sets, ends = self.sets[before], bounds >= target_ns
-        np.minimum.at(closed, sets[ends], bounds[ends])
-        rows, sets, before = rows[~ends], sets[~ends], before[~ends]
-        runs = np.eye(rows.shape[1], dtype=np.int64)
-        weights = self.weights[before]
-        weights[:, :, position] = self.last[rows[:, position, None], runs[:, position]]
-        # No weight is gone for ever.
-        weights = (1.0 - _FRESH) * weights + _FRESH * even_weights(self.problem)[runs]
+        sets, is_closed = self.sets[parents], bounds >= target_ns
+        np.minimum.at(closed, sets[is_closed], bounds[is_closed])
+        rows, sets, parents = rows[~is_closed], sets[~is_closed], parents[~is_closed]
+        is_longest = np.eye(rows.shape[1], dtype=np.int64)
+        weights = self.weights[parents]
+        weights[:, :, position] = self.last[rows[:, position, None], is_longest[:, position]]
+        # A weight of zero would stay zero.
+        weights = (1.0 - _FRESH) * weights + _FRESH * even_weights(self.problem)[is_longest]
         bounds, weights = raised_ns(self.problem, rows, target_ns, weights)
-        self.last[rows[:, None, :], runs] = weights
-        ends = bounds >= target_ns
-        np.minimum.at(closed, sets[ends], bounds[ends])
-        return _Choices(self.problem, self.last, rows[~ends], sets[~ends], bounds[~ends], weights[~ends], closed)
+        self.last[rows[:, None, :], is_longest] = weights
+        is_closed = bounds >= target_ns
+        np.minimum.at(closed, sets[is_closed], bounds[is_closed])
+        return _Choices(
+            self.problem,
+            self.last,
+            rows[~is_closed],
+            sets[~is_closed],
+            bounds[~is_closed],
+            weights[~is_closed],
+            closed,
+        )
 
     @property
     def least(self) -> FloatArray:
-        """The bound of every set, ns."""
-        least = self.closed.copy()
-        np.minimum.at(least, self.sets, self.bounds)
-        return least
+        """Lower bound of every set in ns."""
+        bounds = self.closed.copy()
+        np.minimum.at(bounds, self.sets, self.bounds)
+        return bounds
 
 
 def _sharpest(
     bounds: FloatArray, sets: IntArray, problem: Bounded, target_ns: float
 ) -> tuple[float, IntArray | None]:
-    """The least bound of sets [N, q] with the weights of linear programs, the least first, and whose that is;
-    those after one that stays below all others are not raised."""
-    left = [(bound, row, False) for row, bound in enumerate(bounds.tolist())]
-    heapq.heapify(left)
-    while left and left[0][0] < target_ns and not left[0][2]:
-        bound, row, _ = left[0]
-        heapq.heapreplace(left, (max(bound, sharpened_ns(problem, sets[row])), row, True))
-    return (left[0][0], sets[left[0][1]]) if left else (np.inf, None)
+    """Raise the bounds of sets [N, q] by linear programs, the lowest first, until a raised one stays the lowest.
+
+    Returns:
+        The lowest bound in ns and its set.
+    """
+    open_sets = [(bound, row, False) for row, bound in enumerate(bounds.tolist())]
+    heapq.heapify(open_sets)
+    while open_sets and open_sets[0][0] < target_ns and not open_sets[0][2]:
+        bound, row, _ = open_sets[0]
+        heapq.heapreplace(open_sets, (max(bound, sharpened_ns(problem, sets[row])), row, True))
+    return (open_sets[0][0], sets[open_sets[0][1]]) if open_sets else (np.inf, None)

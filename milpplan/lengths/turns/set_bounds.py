@@ -1,9 +1,9 @@
-"""What is proved of sets of strategies that take turns, before any is opened.
+"""Bounds of sets of strategies that take turns, before any set is opened.
 
-All sets are *screened* (``screening``): with what is cheap to prove of their strategies, then with the loads of
-pipelines, in intervals. A set that is left is *branched*: cut by the intervals of its pipelines, then by what is
-told apart there, with all that is known of them by then (``parts``) and of the sequences that only one of its
-strategies holds (``forced``).
+All sets are *screened* (``screening``), first with cheap bounds of their strategies, then with the work of
+pipelines in intervals. A set that stays open is *branched*: its pipelines are cut into intervals of their work,
+then into classes of groups, with all bounds known by then (``interval_bounds``) and with the sequences that only
+one of its strategies holds (``exclusive_sequences``).
 """
 
 from __future__ import annotations
@@ -26,295 +26,369 @@ from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet,
 from milpplan.lengths.turns.set_branch_and_bound import Participant, SetBranchAndBound
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
-# Parts of the time for all sets at once, and then each for loads of pipelines and for sets cut by these.
+# Shares of the remaining time: for screening all sets, and for each of the two refinements of pipelines.
 _SCREEN_SHARE, _REFINE_SHARE = 0.35, 0.5
-# Share of the sets that a strategy is in to have more proved of it before others have.
+# Share of the open sets that contain a strategy from which it counts as common.
 _COMMON = 0.15
-# Bounds of a strategy that programs of a set get for every way to divide its sequences.
+# Number of a strategy's bounds that the search of a set's tables gets for each division of the sequences.
 _FLOORS = 3
-# So often replicas of a set are looked at for nothing.
+# Number of fruitless calls for replica inequalities of a set.
 _FRUITLESS = 3
-# Programs of what strategies hold for sure prove a little more than is needed.
+# Factor on the bound that programs of exclusive sequences aim at.
 _ENOUGH = 1.001
 
 
 class SetBounds:
-    """Bounds of sets of ``members`` of the pool, by their places among these."""
+    """Bounds of sets of ``members`` of the pool; a strategy is given by its index among them."""
 
     def __init__(self, pool: StrategyTables, members: Sequence[int]) -> None:
         self.pool, self.members = pool, list(members)
-        # Linear bounds by place; pipelines whose loads are known, and strategies of many sets.
+        # By strategy: linear bounds; pipelines with work bounds; strategies in many sets.
         self.linear_bounds: list[LinearBounds] = []
         self.pipelines_with_loads: set[int] = set()
         self.interval_bounds = IntervalBounds(pool, self.members, [])
-        # What a sequence is of the workload, [n], as the first pipeline weighs it.
+        # Share of the workload of one sequence of each length [n], as the first pipeline weighs it.
         self.load_shares: FloatArray | None = None
         self.common_strategies: set[int] = set()
-        # By place: what is proved of groups that hold all from some length on, and the last programs of that.
+        # By strategy: bounds of groups that hold all sequences from some length on; the last program for each
+        # length.
         self.programs: dict[int, list[tuple[int, LinearBounds]]] = {}
         self.last_programs: dict[tuple[int, int], ExclusiveProgram] = {}
-        # By member: what its replicas hold at most; by set: what that proves of it.
+        # By member: inequalities of its replicas; by set number: the search that uses them.
         self.replica_inequalities: dict[int, ReplicaInequalities] = {}
         self.set_searches: dict[int, SetBranchAndBound] = {}
         self.fruitless: Counter[int] = Counter()
 
     def screen(self, max_strategies: int, target_ns: float, deadline: float) -> ScreeningResult:
-        """Sets that may hold a step shorter than a target: with what is cheap to prove, then with the loads of
-        pipelines, then with parts of these."""
+        """Return the sets that may hold a step below ``target_ns``: by cheap bounds, by work bounds of pipelines,
+        then by intervals."""
         pool, members = self.pool, self.members
         self.linear_bounds = [pool.linear_bounds(member, beside=True) for member in members]
         self.interval_bounds = IntervalBounds(pool, members, self.linear_bounds)
         end = time.perf_counter() + _SCREEN_SHARE * (deadline - time.perf_counter())
-        kept = screened(self.screening_problem(list(range(len(members))), self.linear_bounds), max_strategies, target_ns, end)
-        dropped = kept.dropped_ns
+        result = screened(
+            self.screening_problem(list(range(len(members))), self.linear_bounds), max_strategies, target_ns, end
+        )
+        dropped_ns = result.dropped_ns
         end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
-        # Those of the sets with the least bounds first.
-        for place in dict.fromkeys(one for held in kept.sets for one in held.strategies):
-            if pool.num_stages(members[place]) > 1 and time.perf_counter() < end:
-                self.pipelines_with_loads.add(place)
-                pool.work_bound(members[place], beside=True)
+        # The pipelines of sets with the lowest bounds come first.
+        for strategy in dict.fromkeys(
+            strategy_set for open_set in result.sets for strategy_set in open_set.strategies
+        ):
+            if pool.num_stages(members[strategy]) > 1 and time.perf_counter() < end:
+                self.pipelines_with_loads.add(strategy)
+                pool.work_bound(members[strategy], beside=True)
         end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
-        kept = self.split_by_intervals(kept.sets, target_ns, end)
-        times = Counter(place for one in kept.sets for place in one.strategies)
-        self.common_strategies = {place for place, number in times.items() if number >= _COMMON * len(kept.sets)}
-        return ScreeningResult(kept.sets, min(dropped, kept.dropped_ns))
+        result = self.split_by_intervals(result.sets, target_ns, end)
+        num_sets = Counter(strategy for strategy_set in result.sets for strategy in strategy_set.strategies)
+        self.common_strategies = {
+            strategy for strategy, count in num_sets.items() if count >= _COMMON * len(result.sets)
+        }
+        return ScreeningResult(result.sets, min(dropped_ns, result.dropped_ns))
 
-    def split_by_intervals(self, sets: Sequence[StrategySet], target_ns: float, deadline: float) -> ScreeningResult:
-        """Sets bounded anew with the loads of their pipelines in intervals, with what is known of them alone, and
-        with sequences that run under one strategy for sure; until the ``deadline``."""
+    def split_by_intervals(
+        self, sets: Sequence[StrategySet], target_ns: float, deadline: float
+    ) -> ScreeningResult:
+        """Bound sets anew with their pipelines' work in intervals, own-memory bounds and exclusive sequences,
+        until the ``deadline``."""
         if not sets:
             return ScreeningResult((), np.inf)
-        # A strategy of a set, with how many sequences it holds for sure.
+        # A key is a strategy with its number of exclusive sequences.
         keys: dict[tuple[int, int], int] = {}
         numbered = []
-        for one in sets:
-            held = zip(one.strategies, self.num_exclusive(one.strategies), strict=True)
-            numbered.append(StrategySet(one.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in held)))
-        bounds = [self._whole(place, number, self.linear_bounds[place]) for place, number in keys]
-        owners, shares, parts = [place for place, _ in keys], [(0.0, 1.0)] * len(keys), {}
-        for key, (place, number) in enumerate(keys):
-            intervals = self.interval_bounds.of(place, "alone") if place in self.pipelines_with_loads else []
+        for strategy_set in sets:
+            pairs = zip(strategy_set.strategies, self.num_exclusive(strategy_set.strategies), strict=True)
+            numbered.append(
+                StrategySet(strategy_set.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in pairs))
+            )
+        bounds = [
+            self._whole(strategy, num_exclusive, self.linear_bounds[strategy]) for strategy, num_exclusive in keys
+        ]
+        owners, shares, parts = [strategy for strategy, _ in keys], [(0.0, 1.0)] * len(keys), {}
+        for key, (strategy, num_exclusive) in enumerate(keys):
+            intervals = self.interval_bounds.of(strategy, "alone") if strategy in self.pipelines_with_loads else []
             parts[key] = list(range(len(bounds), len(bounds) + len(intervals))) or [key]
-            bounds += [self._whole(place, number, whole) for whole, *_ in intervals]
-            owners += [place] * len(intervals)
+            bounds += [self._whole(strategy, num_exclusive, bound) for bound, *_ in intervals]
+            owners += [strategy] * len(intervals)
             if intervals:
-                each, ends = self.interval_bounds.ends(place, "alone")
-                shares += [self._held(place, each, *pair) for pair in pairwise(ends.tolist())]
-        found = split(self.screening_problem(owners, bounds, shares), parts, numbered, target_ns, deadline)
-        left = tuple(StrategySet(one.bound_ns, tuple(owners[key] for key in one.strategies)) for one in found.sets)
-        return ScreeningResult(left, found.dropped_ns)
+                sequence_loads, ends = self.interval_bounds.ends(strategy, "alone")
+                shares += [self._held(strategy, sequence_loads, *pair) for pair in pairwise(ends.tolist())]
+        result = split(self.screening_problem(owners, bounds, shares), parts, numbered, target_ns, deadline)
+        left = tuple(
+            StrategySet(strategy_set.bound_ns, tuple(owners[key] for key in strategy_set.strategies))
+            for strategy_set in result.sets
+        )
+        return ScreeningResult(left, result.dropped_ns)
 
-    def _held(self, place: int, each: FloatArray, least: float, most: float) -> tuple[float, float]:
-        """The least and the most of the workload, by one measure for all, that a pipeline holds with between two
-        loads by its own, to which a sequence adds ``each`` [n]."""
+    def _held(
+        self, strategy: int, sequence_loads: FloatArray, min_load: float, max_load: float
+    ) -> tuple[float, float]:
+        """Return the minimum and maximum share of the workload, in the common measure, between two amounts of a
+        pipeline's work."""
         if self.load_shares is None:
-            self.load_shares = each / float(self.pool.load.counts @ each)
-        return _within(self.load_shares, np.isfinite(self.linear_bounds[place].shares[0]), each, least, most)
+            self.load_shares = sequence_loads / float(self.pool.load.counts @ sequence_loads)
+        return _within(
+            self.load_shares,
+            np.isfinite(self.linear_bounds[strategy].shares[0]),
+            sequence_loads,
+            min_load,
+            max_load,
+        )
 
-    def linear_problem(self, used: tuple[int, ...]) -> Bounded:
-        """A set with nothing but linear bounds."""
-        pairs = zip(used, self.num_exclusive(used), strict=True)
-        return self.screening_problem(list(used), [self._whole(*pair, self.linear_bounds[pair[0]]) for pair in pairs])
+    def linear_problem(self, strategies: tuple[int, ...]) -> Bounded:
+        """Return the screening problem of one set with its linear bounds only."""
+        pairs = zip(strategies, self.num_exclusive(strategies), strict=True)
+        return self.screening_problem(
+            list(strategies), [self._whole(*pair, self.linear_bounds[pair[0]]) for pair in pairs]
+        )
 
-    def _whole(self, place: int, number: int, bounds: LinearBounds) -> LinearBounds:
-        """``bounds`` of a strategy that holds so many of the longest sequences for sure."""
-        return bounds.with_bounds(self.pool.bounds_with_longest(self.members[place], number)) if number else bounds
+    def _whole(self, strategy: int, number: int, bounds: LinearBounds) -> LinearBounds:
+        """Add the bounds of a strategy that holds the ``number`` longest sequences."""
+        return (
+            bounds.with_bounds(self.pool.bounds_with_longest(self.members[strategy], number)) if number else bounds
+        )
 
-    def _linear(self, used: tuple[int, ...], place: int, number: int) -> LinearBounds:
-        """All linear bounds of a strategy of a set that holds so many of the longest sequences for sure."""
-        return _joined(self._whole(place, number, self.linear_bounds[place]), self._programs(used, place))
+    def _linear(self, strategies: tuple[int, ...], strategy: int, number: int) -> LinearBounds:
+        """Return all linear bounds of a strategy of a set that holds the ``number`` longest sequences."""
+        return _joined(
+            self._whole(strategy, number, self.linear_bounds[strategy]), self._programs(strategies, strategy)
+        )
 
     def _loads(self, member: int) -> PipelineWorkBound:
-        """The most that is known of a pipeline beside others."""
+        """Return the strongest work bound of a pipeline with shared memory."""
         return self.pool.fine_work_bounds.get(member, self.pool.work_bound(member, beside=True))
 
-    def num_exclusive(self, used: tuple[int, ...]) -> list[int]:
-        """How many sequences each strategy of a set holds for sure."""
-        held = [self.members[place] for place in used]
-        return [self.pool.num_exclusive(one, held[:place] + held[place + 1 :]) for place, one in enumerate(held)]
+    def num_exclusive(self, strategies: tuple[int, ...]) -> list[int]:
+        """Return the number of sequences that only each strategy of a set can hold."""
+        members = [self.members[index] for index in strategies]
+        return [
+            self.pool.num_exclusive(member, members[:index] + members[index + 1 :])
+            for index, member in enumerate(members)
+        ]
 
     def screening_problem(
-        self, places: list[int], bounds: list[LinearBounds], held: Sequence[tuple[float, float]] = ()
+        self, strategies: list[int], bounds: list[LinearBounds], load_range: Sequence[tuple[float, float]] = ()
     ) -> Bounded:
-        """What screening needs of so many strategies, or parts of them, that may hold so much."""
-        members = [self.members[place] for place in places]
-        serial = np.array([self.pool.latency_bound_ns(member, beside=True) for member in members])
-        once = np.array([float(self.pool.reduce_ns(member)) for member in members])
-        finish = np.array([float(self.pool.finish_ns(member)) for member in members])
-        return Bounded.of(bounds, serial, once, finish, self.pool.load.counts, held)
+        """Return the screening problem of strategies, or of parts of them, with the range of the workload that
+        each may hold."""
+        members = [self.members[strategy] for strategy in strategies]
+        latency_ns = np.array([self.pool.latency_bound_ns(member, beside=True) for member in members])
+        reduce_ns = np.array([float(self.pool.reduce_ns(member)) for member in members])
+        finish_ns = np.array([float(self.pool.finish_ns(member)) for member in members])
+        return Bounded.of(bounds, latency_ns, reduce_ns, finish_ns, self.pool.load.counts, load_range)
 
-    def first_exclusive(self, used: tuple[int, ...], place: int) -> int:
-        """``StrategyTables.first_forced`` of a strategy of a set."""
-        others = [self.members[one] for one in used if one != place]
-        return self.pool.first_exclusive(self.members[place], others)
+    def first_exclusive(self, strategies: tuple[int, ...], strategy: int) -> int:
+        """Return ``StrategyTables.first_exclusive`` of a strategy of a set."""
+        others = [self.members[other] for other in strategies if other != strategy]
+        return self.pool.first_exclusive(self.members[strategy], others)
 
-    def _programs(self, used: tuple[int, ...], place: int) -> list[LinearBounds]:
-        """What is proved of a strategy of a set with what it holds for sure, by programs."""
-        if place not in self.programs:
+    def _programs(self, strategies: tuple[int, ...], strategy: int) -> list[LinearBounds]:
+        """Return the bounds of a strategy of a set from programs of its exclusive sequences."""
+        if strategy not in self.programs:
             return []
-        forced = self.first_exclusive(used, place)
-        return [bounds for first, bounds in self.programs[place] if first >= forced]
+        first_exclusive = self.first_exclusive(strategies, strategy)
+        return [bounds for first, bounds in self.programs[strategy] if first >= first_exclusive]
 
-    def prove_exclusive(self, one: Node, target_ns: float, deadline: float) -> bool:
-        """Prove more of the pipelines of the set that are of one replica and hold some sequences for sure, by
-        programs of these; whether there are any."""
-        used, pool = one.screened.strategies, self.pool
-        found = False
-        for place in used:
-            member, first = self.members[place], self.first_exclusive(used, place)
-            is_one = pool.members[member].candidate.layout.dp == 1 and pool.num_stages(member) > 1
-            # Where all is held for sure others hold nothing, and take nothing off it.
-            if not is_one or not 0 < first < len(pool.load.lengths):
+    def prove_exclusive(self, node: Node, target_ns: float, deadline: float) -> bool:
+        """Bound the set's pipelines of one replica by programs of their exclusive sequences; return whether there
+        was one."""
+        strategies, pool = node.screened.strategies, self.pool
+        has_programs = False
+        for strategy in strategies:
+            member, first = self.members[strategy], self.first_exclusive(strategies, strategy)
+            is_single_replica = pool.members[member].candidate.layout.dp == 1 and pool.num_stages(member) > 1
+            # A pipeline that holds everything needs no program of what others take off it.
+            if not is_single_replica or not 0 < first < len(pool.load.lengths):
                 continue
-            held = np.where(np.arange(len(pool.load.lengths)) < first, pool.load.counts, 0).astype(np.float64)
-            worths = np.min([self._worths(other, held) for other in used if other != place], axis=0)
-            once = pool.fixed_cost_ns([self.members[other] for other in used])
-            program = self._program(place, first, worths)
-            program.run(_ENOUGH * (target_ns - one.order_ns - once), deadline)
-            self.programs.setdefault(place, []).append((first, program.bounds))
-            found = True
-        return found
+            other_counts = np.where(np.arange(len(pool.load.lengths)) < first, pool.load.counts, 0).astype(
+                np.float64
+            )
+            other_costs = np.min(
+                [self._worths(other, other_counts) for other in strategies if other != strategy], axis=0
+            )
+            fixed_cost_ns = pool.fixed_cost_ns([self.members[other] for other in strategies])
+            program = self._program(strategy, first, other_costs)
+            program.run(_ENOUGH * (target_ns - node.order_ns - fixed_cost_ns), deadline)
+            self.programs.setdefault(strategy, []).append((first, program.bounds))
+            has_programs = True
+        return has_programs
 
-    def _program(self, place: int, first: int, worths: FloatArray) -> ExclusiveProgram:
-        """That of a pipeline with all from a length on, beside others of some worths: programs of several sets are
-        much alike."""
-        member, key = self.members[place], (place, first)
+    def _program(self, strategy: int, first: int, other_costs: FloatArray) -> ExclusiveProgram:
+        """Return the program of a pipeline that holds all sequences from ``first`` on, given the costs of others.
+
+        The last program is reused, as programs of several sets are much alike.
+        """
+        member, key = self.members[strategy], (strategy, first)
         if key not in self.last_programs:
-            loads, contents = self.pool.work_bound(member, beside=True), self.pool.micro_batch_pricing(member, beside=True)
-            self.last_programs[key] = ExclusiveProgram(loads, contents, first, worths)
-        self.last_programs[key] = self.last_programs[key].beside(worths)
+            loads, contents = (
+                self.pool.work_bound(member, beside=True),
+                self.pool.micro_batch_pricing(member, beside=True),
+            )
+            self.last_programs[key] = ExclusiveProgram(loads, contents, first, other_costs)
+        self.last_programs[key] = self.last_programs[key].beside(other_costs)
         return self.last_programs[key]
 
-    def _worths(self, place: int, held: FloatArray) -> FloatArray:
-        """What each of so many sequences [n] takes under a strategy of a set at least, all that it takes shared
-        out, ns; infinite where one does not fit."""
-        known = self.interval_bounds.bounds_near(place, held)
-        fits = np.isfinite(known.shares[0])
-        parts = known.shares[:, fits] @ held[fits]
-        # One that every sequence adds to: a constant alone cannot be shared out.
-        best = int(np.where(parts > 0.0, parts + known.constants, -np.inf).argmax())
-        return np.asarray(known.shares[best] * (1.0 + known.constants[best] / parts[best]))
+    def _worths(self, strategy: int, counts: FloatArray) -> FloatArray:
+        """Return the minimum ns per sequence [n] if a strategy of a set holds ``held`` [n], with all costs
+        allocated; infinite where a length does not fit."""
+        bounds = self.interval_bounds.bounds_near(strategy, counts)
+        fits = np.isfinite(bounds.shares[0])
+        allocated = bounds.shares[:, fits] @ counts[fits]
+        # Only a bound with a positive sequence term can allocate its constant.
+        best_row = int(np.where(allocated > 0.0, allocated + bounds.constants, -np.inf).argmax())
+        return np.asarray(bounds.shares[best_row] * (1.0 + bounds.constants[best_row] / allocated[best_row]))
 
     def bound_by_replicas(
-        self, one: Node, target_ns: float, deadline: float, *, learns: bool = True, anew: bool = False
+        self, node: Node, target_ns: float, deadline: float, *, learns: bool = True, anew: bool = False
     ) -> bool:
-        """Prove more of a set by what replicas of its strategies hold at most; whether more is to be had.
-        ``learns``: or only by what is known of them. ``anew``: with what is open of their loads now."""
-        if anew or one.number not in self.set_searches:
-            self.set_searches[one.number] = self._led_set(one, target_ns)
-        led, before_ns = self.set_searches[one.number], one.bound_ns
-        more = led.run(deadline, learns=learns)
-        one.raise_to(led.bound_ns)
-        # A few times for nothing are enough.
-        self.fruitless[one.number] += learns and one.bound_ns == before_ns
-        return more and one.bound_ns < target_ns and self.fruitless[one.number] < _FRUITLESS
+        """Tighten a set by inequalities of its strategies' replicas; return whether more can be gained.
 
-    def _led_set(self, one: Node, target_ns: float) -> SetBranchAndBound:
-        """What replicas of its strategies hold at most."""
-        used, pool = one.screened.strategies, self.pool
-        once_ns = one.order_ns + pool.fixed_cost_ns([self.members[place] for place in used])
-        takers = []
-        for place, number in zip(used, self.num_exclusive(used), strict=True):
-            member = self.members[place]
-            bounds = self._linear(used, place, number)
-            serial = serial_times(pool.tables[member], pool.members[member], pool.max_quanta(member, beside=True))
-            loads = [self._loads(member)] if pool.num_stages(member) > 1 else []
-            loads += [pool.best_own_memory_bound(member)] if loads and pool.has_own_memory_bound(member) else []
-            led = partial(self._led_group, member, target_ns)
-            takers.append(Participant(bounds, serial, led, tuple(loads), one.open_loads.get(place)))
-        return SetBranchAndBound(takers, once_ns, target_ns)
+        Args:
+            node: the set.
+            target_ns: cutoff of the set's bound.
+            deadline: of ``perf_counter``.
+            learns: whether new inequalities may be derived.
+            anew: restart from the current open intervals of work.
+        """
+        if anew or node.number not in self.set_searches:
+            self.set_searches[node.number] = self._led_set(node, target_ns)
+        search, previous_ns = self.set_searches[node.number], node.bound_ns
+        is_unfinished = search.run(deadline, learns=learns)
+        node.raise_to(search.bound_ns)
+        # A few fruitless calls are enough.
+        self.fruitless[node.number] += learns and node.bound_ns == previous_ns
+        return is_unfinished and node.bound_ns < target_ns and self.fruitless[node.number] < _FRUITLESS
+
+    def _led_set(self, node: Node, target_ns: float) -> SetBranchAndBound:
+        """Return a branch and bound over what replicas of the set's strategies hold."""
+        strategies, pool = node.screened.strategies, self.pool
+        fixed_cost_ns = node.order_ns + pool.fixed_cost_ns([self.members[strategy] for strategy in strategies])
+        participants = []
+        for strategy, number in zip(strategies, self.num_exclusive(strategies), strict=True):
+            member = self.members[strategy]
+            bounds = self._linear(strategies, strategy, number)
+            latency_ns = serial_times(
+                pool.tables[member], pool.members[member], pool.max_quanta(member, beside=True)
+            )
+            work_bounds = [self._loads(member)] if pool.num_stages(member) > 1 else []
+            work_bounds += (
+                [pool.best_own_memory_bound(member)] if work_bounds and pool.has_own_memory_bound(member) else []
+            )
+            inequalities = partial(self._led_group, member, target_ns)
+            participants.append(
+                Participant(bounds, latency_ns, inequalities, tuple(work_bounds), node.open_loads.get(strategy))
+            )
+        return SetBranchAndBound(participants, fixed_cost_ns, target_ns)
 
     def _led_group(self, member: int, time_ns: float) -> ReplicaInequalities:
-        """What replicas of a strategy hold at most, in steps of so long at most."""
-        known = self.replica_inequalities.get(member)
-        if known is None or known.time_ns < time_ns:
-            known = self.replica_inequalities[member] = ReplicaInequalities(self.pool, member, time_ns)
-        return known
+        """Return the replica inequalities of a member in steps of at most ``time_ns``."""
+        inequalities = self.replica_inequalities.get(member)
+        if inequalities is None or inequalities.time_ns < time_ns:
+            inequalities = self.replica_inequalities[member] = ReplicaInequalities(self.pool, member, time_ns)
+        return inequalities
 
-    def floors(self, one: Node, splits: Sequence[IntArray]) -> dict[int, list[tuple[FloatArray, float]]]:
-        """By position in a set: bounds that are high where its sequences are divided about as in ``splits``
-        [q, n], for loads of its pipelines that are open."""
-        used, found = one.screened.strategies, {}
-        for position, (place, number) in enumerate(zip(used, self.num_exclusive(used), strict=True)):
-            bounds = self._linear(used, place, number)
-            fits, member, rows = np.isfinite(bounds.shares[0]), self.members[place], set()
+    def floors(self, node: Node, splits: Sequence[IntArray]) -> dict[int, list[tuple[FloatArray, float]]]:
+        """Return, by position in a set, bounds that are tight if its sequences are divided about as in ``splits``
+        [q, n], for work that is open."""
+        strategies, floors = node.screened.strategies, {}
+        for position, (strategy, number) in enumerate(
+            zip(strategies, self.num_exclusive(strategies), strict=True)
+        ):
+            bounds = self._linear(strategies, strategy, number)
+            fits, member, rows = np.isfinite(bounds.shares[0]), self.members[strategy], set()
             if self.pool.num_stages(member) > 1:
-                loads = self._loads(member)
+                work_bound = self._loads(member)
                 low, high = 0.0, 1.0
-                if place in one.open_loads:
-                    low, high = _within(loads.sequence_loads / loads.total_load, fits, *one.open_loads[place])
+                if strategy in node.open_loads:
+                    low, high = _within(
+                        work_bound.sequence_loads / work_bound.total_load, fits, *node.open_loads[strategy]
+                    )
                     high = min(1.0, high)
                 rows.add(len(bounds.constants))
-                bounds = loads.chords_between(bounds, min(low, high / 2), high)
-            for held in splits:
-                values = bounds.shares[:, fits] @ held[position][fits] + bounds.constants
+                bounds = work_bound.chords_between(bounds, min(low, high / 2), high)
+            for division in splits:
+                values = bounds.shares[:, fits] @ division[position][fits] + bounds.constants
                 rows |= set(np.argsort(values)[-_FLOORS:].tolist())
             shares = np.where(fits, bounds.shares, 0.0)
-            found[position] = [(shares[row], float(bounds.constants[row])) for row in sorted(rows)]
-        return found
+            floors[position] = [(shares[row], float(bounds.constants[row])) for row in sorted(rows)]
+        return floors
 
-    def branch(self, one: Node, kinds: Sequence[Kind], target_ns: float) -> None:
-        """The set with its pipelines cut into intervals, then into classes, of these kinds."""
-        used = one.screened.strategies
-        pieces = [self.interval_bounds.of(*pair) for pair in zip(used, kinds, strict=True)]
-        numbers = self.num_exclusive(used)
-        programs = [self._programs(used, place) for place in used]
-        bounds = [self._linear(used, place, number) for place, number in zip(used, numbers, strict=True)]
-        owners, held = list(used), [(0.0, 1.0)] * len(used)
-        first: list[tuple[int, dict[int, list[int]]]] = []
-        then: list[tuple[int, dict[int, list[int]]]] = []
-        for position, intervals in enumerate(pieces):
+    def branch(self, node: Node, levels: Sequence[Kind], target_ns: float) -> None:
+        """Bound the set by cutting its pipelines into intervals of their work, then into classes, at these
+        levels."""
+        strategies = node.screened.strategies
+        interval_bounds = [self.interval_bounds.of(*pair) for pair in zip(strategies, levels, strict=True)]
+        numbers = self.num_exclusive(strategies)
+        programs = [self._programs(strategies, strategy) for strategy in strategies]
+        bounds = [
+            self._linear(strategies, strategy, number)
+            for strategy, number in zip(strategies, numbers, strict=True)
+        ]
+        owners, load_ranges = list(strategies), [(0.0, 1.0)] * len(strategies)
+        interval_cuts: list[tuple[int, dict[int, list[int]]]] = []
+        class_cuts: list[tuple[int, dict[int, list[int]]]] = []
+        for position, intervals in enumerate(interval_bounds):
             if not intervals:
                 continue
-            places = np.cumsum([len(bounds), *(len(kinds) for kinds in intervals)]).tolist()
-            known = [bound for kinds in intervals for bound in kinds]
-            whole = [self._whole(used[position], numbers[position], bound) for bound in known]
-            bounds += [_joined(bound, programs[position]) for bound in whole]
+            places = np.cumsum([len(bounds), *(len(levels) for levels in intervals)]).tolist()
+            part_bounds = [bound for levels in intervals for bound in levels]
+            joined_bounds = [self._whole(strategies[position], numbers[position], bound) for bound in part_bounds]
+            bounds += [_joined(bound, programs[position]) for bound in joined_bounds]
             owners += [owners[position]] * (len(bounds) - len(owners))
-            each, ends = self.interval_bounds.ends(used[position], kinds[position])
+            sequence_loads, ends = self.interval_bounds.ends(strategies[position], levels[position])
             for kinds_, pair in zip(intervals, pairwise(ends.tolist()), strict=True):
-                held += [self._held(used[position], each, *pair)] * len(kinds_)
-            first.append((position, {position: places[:-1]}))
+                load_ranges += [self._held(strategies[position], sequence_loads, *pair)] * len(kinds_)
+            interval_cuts.append((position, {position: places[:-1]}))
             if len(intervals[0]) > 1:
-                then.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))
-        if first or any(numbers):
-            problem = self.screening_problem(owners, bounds, held)
-            cuts = first + then
-            bound_ns, row, left = branched(problem, list(range(len(pieces))), cuts, target_ns - one.order_ns)
-            one.raise_to(bound_ns + one.order_ns)
-            one.worst_intervals = {} if row is None else _intervals(used, first, row.tolist())
-            for position, parts in first if len(left) else []:
-                numbered = _numbers(parts, left[:, position])
-                each, ends = self.interval_bounds.ends(used[position], kinds[position])
-                one.open_loads[used[position]] = each, float(ends[numbered.min()]), float(ends[numbered.max() + 1])
+                class_cuts.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))
+        if interval_cuts or any(numbers):
+            problem = self.screening_problem(owners, bounds, load_ranges)
+            all_cuts = interval_cuts + class_cuts
+            bound_ns, worst_choice, open_choices = branched(
+                problem, list(range(len(interval_bounds))), all_cuts, target_ns - node.order_ns
+            )
+            node.raise_to(bound_ns + node.order_ns)
+            node.worst_intervals = (
+                {} if worst_choice is None else _intervals(strategies, interval_cuts, worst_choice.tolist())
+            )
+            for position, part_map in interval_cuts if len(open_choices) else []:
+                numbered = _numbers(part_map, open_choices[:, position])
+                sequence_loads, ends = self.interval_bounds.ends(strategies[position], levels[position])
+                node.open_loads[strategies[position]] = (
+                    sequence_loads,
+                    float(ends[numbered.min()]),
+                    float(ends[numbered.max() + 1]),
+                )
 
 
 def _within(
-    measure: FloatArray, fits: BoolArray, each: FloatArray, least: float, most: float
+    measure: FloatArray, fits: BoolArray, sequence_loads: FloatArray, min_load: float, max_load: float
 ) -> tuple[float, float]:
-    """The least and the most of a measure [n] that lengths which fit have together between two loads, to which
-    each adds ``each`` [n]."""
-    times = (measure / each)[fits]
-    return (least * float(times.min()), most * float(times.max())) if len(times) else (0.0, 0.0)
+    """Return the minimum and maximum of a measure [n] over fitting sequences whose work, ``each`` [n] apiece, lies
+    between two amounts."""
+    times = (measure / sequence_loads)[fits]
+    return (min_load * float(times.min()), max_load * float(times.max())) if len(times) else (0.0, 0.0)
 
 
-def _joined(bounds: LinearBounds, more: Sequence[LinearBounds]) -> LinearBounds:
-    """With more of the same groups."""
-    for one in more:
-        bounds = bounds.with_bounds(one)
+def _joined(bounds: LinearBounds, others: Sequence[LinearBounds]) -> LinearBounds:
+    """Return the bounds with further bounds of the same groups."""
+    for other in others:
+        bounds = bounds.with_bounds(other)
     return bounds
 
 
 def _intervals(
-    used: tuple[int, ...],
-    first: list[tuple[int, dict[int, list[int]]]],
-    row: list[int],
+    strategies: tuple[int, ...],
+    interval_cuts: list[tuple[int, dict[int, list[int]]]],
+    choice: list[int],
 ) -> dict[int, int]:
-    """Which interval of its load every pipeline of a set has in a choice of parts, by its place."""
-    return {used[position]: int(_numbers(parts, np.array(row[position]))) for position, parts in first}
+    """Return the interval of each pipeline's work in a choice of parts, by strategy."""
+    return {
+        strategies[position]: int(_numbers(parts, np.array(choice[position]))) for position, parts in interval_cuts
+    }
 
 
 def _numbers(parts: dict[int, list[int]], chosen: IntArray) -> IntArray:
-    """The intervals of chosen parts of a pipeline [...]: those that one is cut into stand behind it."""
-    ((_, places),) = parts.items()
-    return np.asarray(np.searchsorted(places, chosen, side="right") - 1)
+    """Return the intervals of chosen parts of a pipeline [...]; classes of an interval follow it."""
+    ((_, starts),) = parts.items()
+    return np.asarray(np.searchsorted(starts, chosen, side="right") - 1)

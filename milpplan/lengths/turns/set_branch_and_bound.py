@@ -1,28 +1,29 @@
-"""The bound of a set by what replicas of its strategies hold at most (``led_groups``).
+"""Branch and bound for one set of strategies, with inequalities of their replicas (``replica_inequalities``).
 
-**Parts of the question.** The group of one strategy, the *led* one, takes between z_0 and z_1, and of what the
-others of the set hold together the longest is one of lengths number m_0 to m_1 - 1, or nothing. So the led group
-holds all longer sequences, each of its replicas has z_1, and
+**Nodes.** The group of one strategy, the *leader*, takes between z_0 and z_1, and the longest sequence that the
+others hold together is one of lengths number m_0 to m_1 - 1, or they hold nothing. So the leader holds all longer
+sequences, each of its replicas has z_1, and
 
-    step >= z_0 + least sum of the others' times + what is paid once,
+    step >= z_0 + min sum of the others' times + fixed cost,
 
 as a linear program over what every class of replicas and every other strategy holds (x), numbers of replicas n_c,
 and the times Z_s of the others:
 
-    sum_c x_cl + sum_s x_sl >= n_l,        rows of a class @ x_c <= n_c,       x_c of leaders' lengths >= n_c,
+    sum_c x_cl + sum_s x_sl >= n_l,        rows of a class @ x_c <= n_c,       x_c of the class's lengths >= n_c,
     sum_c n_c <= D,        n_c of all classes from one on >= as many as these sequences need,
-    Z_s >= its linear bounds,        sum_s Z_s >= the passage of a sequence of length m_0.
+    Z_s >= its linear bounds,        sum_s Z_s >= the latency of a sequence of length m_0.
 
-Pipelines among the others have the chord of their bound up to what they do in the time that a step shorter than
-the target leaves them, or between two shares of the load of all. Part of all may be missing, which costs more than
-it is worth, so that every program has an answer. The value is computed from its prices, with every variable
-between its ends: nothing rests on the solver.
+Pipelines among the others have the chord of their bound up to what they do in the time that a step below the
+target leaves them, or between two shares of the whole work. Part of the workload may be left out at a high cost,
+so that every program has a solution. The value is computed from its dual values with every variable between its
+bounds, so nothing rests on the solver.
 
-What is known of the led group counts in full, of the others little. So the led one is that which takes half of the
-target or more, whichever that is; or all take less.
+The bounds of the leader count in full, those of the others little. So the leader is the strategy that takes half
+of the target or more, whichever that is; or all take less.
 
-**Branch and bound.** The part with the least value is next: cut in two where that may raise it enough, in times,
-in the lengths that others hold, or in their load, else more is learned of the led group where the program has it.
+**Branch and bound.** The node with the lowest value is next. It is cut in two if that may raise it enough: in the
+leader's time, in the lengths that others hold, or in their work. Else inequalities are derived that cut off the
+program's assignment to the leader.
 """
 
 from __future__ import annotations
@@ -40,212 +41,254 @@ from milpplan.lengths.turns.node_lp import NodeLP
 from milpplan.lengths.turns.replica_inequalities import ReplicaInequalities
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
-# More is learned where times in a part differ by no more than the first share of the target; parts are cut no
+# Inequalities are derived if times in a node differ by at most the first share of the target; nodes are cut no
 # further than the second.
 _COARSE, _NARROW = 6e-3, 1e-3
-# What is gained counts from this part on; so often nothing is gained before a part is cut.
+# Relative gain of a derivation that counts; fruitless derivations before a node is cut.
 _GAIN, _FAILED = 1e-6, 2
-# Seconds of learning at once.
+# Seconds of one derivation.
 _LEARN_S = 1.0
-# What everything costs if it is missing, in targets.
+# Cost of leaving out the whole workload, in targets.
 _MISSING = 10.0
-# An interval of shares ends so little above its beginning at least; ends that are nearer say nothing.
+# Factor that keeps the lower end of a range of shares below the upper end; minimum distance of a cut from the
+# ends.
 _BELOW, _CLOSE = 1.0 - 1e-9, 0.005
-# What sums of floats may add.
+# Factor that covers the rounding of float sums.
 _SAFETY = 1.0 - 1e-7
 
 
 @dataclass(frozen=True, eq=False)
 class Participant:
-    """A strategy of a set: ``bounds`` of its groups, what a sequence takes at least, ``serial`` [n] ns, what its
-    replicas hold at most, ``led``, and ``loads`` of pipelines. ``open``: what a sequence adds to a load [n], and
-    the least and the most load of steps that are not known to be longer than the target."""
+    """A strategy of a set."""
 
     bounds: LinearBounds
+    """Linear bounds of its groups."""
     latency_ns: FloatArray
+    """Minimum time of a sequence of each length, [n]."""
     inequalities: Callable[[], ReplicaInequalities]
+    """Gives the inequalities of its replicas."""
     work_bounds: tuple[PipelineWorkBound, ...] = ()
+    """Work bounds, for pipelines."""
     open_loads: tuple[FloatArray, float, float] | None = None
+    """Work that a sequence adds [n], and the minimum and maximum work of steps that may beat the target."""
 
-    def bounds_between(self, room_ns: float, shares: tuple[float, float]) -> LinearBounds:
-        """Bounds of groups that take no longer, with between two shares of the load of the whole workload."""
-        found, fits = self.bounds, np.isfinite(self.bounds.shares[0])
-        for loads in self.work_bounds:
-            # All count about the same of every sequence.
-            times = (loads.sequence_loads / self.work_bounds[0].sequence_loads)[fits] * self.work_bounds[0].total_load / loads.total_load
-            most = [max(one.bound.within(room_ns) for one in bound.ranges) for bound in loads.bounds]
-            high = min(1.0, shares[1] * float(times.max()), min(most) / loads.total_load)
+    def bounds_between(self, time_ns: float, shares: tuple[float, float]) -> LinearBounds:
+        """Return bounds of groups within ``room_ns`` that hold between two shares of the whole workload's work."""
+        bounds, fits = self.bounds, np.isfinite(self.bounds.shares[0])
+        for work_bound in self.work_bounds:
+            # All measures weigh every sequence about equally.
+            ratios = (
+                (work_bound.sequence_loads / self.work_bounds[0].sequence_loads)[fits]
+                * self.work_bounds[0].total_load
+                / work_bound.total_load
+            )
+            max_loads = [
+                max(count_range.bound.within(time_ns) for count_range in bound.ranges)
+                for bound in work_bound.bounds
+            ]
+            high = min(1.0, shares[1] * float(ratios.max()), min(max_loads) / work_bound.total_load)
             if high > 0.0:
-                # Where they cannot do the least share, the program has no answer without anything missing.
-                found = loads.chords_between(found, min(shares[0] * float(times.min()), high * _BELOW), high)
-        return found
+                # If they cannot do the minimum share, the program leaves something out.
+                bounds = work_bound.chords_between(
+                    bounds, min(shares[0] * float(ratios.min()), high * _BELOW), high
+                )
+        return bounds
 
-    def share(self, held: FloatArray) -> float:
-        """Of the load of the whole workload."""
-        return float(self.work_bounds[0].sequence_loads @ held) / self.work_bounds[0].total_load
+    def share(self, counts: FloatArray) -> float:
+        """Return the share of the whole workload's work."""
+        return float(self.work_bounds[0].sequence_loads @ counts) / self.work_bounds[0].total_load
 
-    def least_ns(self, held: FloatArray) -> float:
-        """What so many sequences [n] take at least."""
-        return max([self.bounds.at(held), *(one.at(float(one.sequence_loads @ held)) for one in self.work_bounds)])
+    def least_ns(self, counts: FloatArray) -> float:
+        """Return the minimum time of ``held`` [n] sequences."""
+        return max(
+            [
+                self.bounds.at(counts),
+                *(work_bound.at(float(work_bound.sequence_loads @ counts)) for work_bound in self.work_bounds),
+            ]
+        )
 
 
 @dataclass(order=True)
 class SetNode:
-    """A part of the question: its value with everything that is paid once; the number of the ``led`` strategy,
-    which takes ``low`` to ``high``, each other one ``most``; lengths ``first`` to ``end`` - 1 of the longest that
-    others hold (first -1: or nothing), ``shares`` of the load of all that the one other pipeline holds. What its
-    program has: kinds of replicas, and at which share a chord is how much too low (``bend``). How often more was
-    learned and nothing gained, and whether nothing more is to be had."""
+    """A node: its value in ns with the fixed cost, and its restrictions."""
 
     value_ns: float
     leader: int = field(compare=False)
+    """Index of the leader."""
     low: float = field(compare=False)
+    """Minimum time of the leader."""
     high: float = field(compare=False)
+    """Maximum time of the leader."""
     max_other_ns: float = field(compare=False)
+    """Maximum time of each other strategy."""
     first: int = field(compare=False)
+    """First length index of the longest sequence that others hold; -1: or they hold nothing."""
     end: int = field(compare=False)
+    """Length index after the last."""
     shares: tuple[float, float] = field(compare=False, default=(0.0, 1.0))
+    """Range of the only other pipeline's share of the whole work."""
     replicas: list[tuple[ReplicaClass, float, FloatArray]] = field(compare=False, default_factory=list)
+    """Solution: class, number of replicas, and what they hold together [n]."""
     bend: tuple[float, float] = field(compare=False, default=(0.0, 0.0))
+    """Share at which the chord is too low, and by how much in ns."""
     failed: int = field(compare=False, default=0)
+    """Fruitless derivations in a row."""
     done: bool = field(compare=False, default=False)
+    """Whether nothing more can be gained."""
 
 
 class SetBranchAndBound:
-    """The bound of one set of ``takers``: ``once_ns`` is what is paid once."""
+    """Branch and bound over one set of ``participants``."""
 
-    def __init__(self, takers: Sequence[Participant], once_ns: float, target_ns: float) -> None:
-        self.participants, self.fixed_cost_ns, self.target_ns = takers, once_ns, target_ns
-        # By who is led: the passage of a sequence or a longer one under any other, [n].
+    def __init__(self, participants: Sequence[Participant], fixed_cost_ns: float, target_ns: float) -> None:
+        self.participants, self.fixed_cost_ns, self.target_ns = participants, fixed_cost_ns, target_ns
+        # By leader: the minimum latency under any other strategy of a sequence of each length or longer, [n].
         self.passages = []
-        for led in range(len(takers)):
-            serial = np.min([one.latency_ns for place, one in enumerate(takers) if place != led], axis=0)
-            self.passages.append(np.minimum.accumulate(serial[::-1])[::-1])
-        all_ns = target_ns - once_ns
-        parts = [self._whole(led, (all_ns / 2, all_ns), all_ns / 2) for led in range(len(takers))]
-        parts.append(self._whole(0, (0.0, all_ns / 2), all_ns / 2))
-        self.nodes = [self._valued(one) for one in parts]
+        for leader in range(len(participants)):
+            latency_ns = np.min(
+                [participant.latency_ns for index, participant in enumerate(participants) if index != leader],
+                axis=0,
+            )
+            self.passages.append(np.minimum.accumulate(latency_ns[::-1])[::-1])
+        all_ns = target_ns - fixed_cost_ns
+        nodes = [self._whole(leader, (all_ns / 2, all_ns), all_ns / 2) for leader in range(len(participants))]
+        nodes.append(self._whole(0, (0.0, all_ns / 2), all_ns / 2))
+        self.nodes = [self._valued(participant) for participant in nodes]
         heapq.heapify(self.nodes)
 
     @property
     def bound_ns(self) -> float:
-        """No step of the set takes less, or it is no shorter than the target."""
+        """Lower bound of all steps of the set, at most the target."""
         return min(self.target_ns, self.nodes[0].value_ns)
 
     def splits(self) -> list[IntArray]:
-        """What every strategy of a pair holds, [q, n], where programs of parts that are open have it: of those
-        with the shortest, middle and longest times of the led group each the least. None of more strategies."""
-        open_ = sorted((one for one in self.nodes if one.value_ns < self.target_ns and one.replicas), key=_low)
+        """Return how open nodes of a pair of strategies divide the sequences, [q, n] each.
+
+        They are the nodes of lowest value with the shortest, middle and longest times of the leader; empty for
+        more strategies.
+        """
+        open_ = sorted((node for node in self.nodes if node.value_ns < self.target_ns and node.replicas), key=_low)
         if len(self.participants) != 2:
             return []
-        thirds = [open_[len(open_) * place // 3 : len(open_) * (place + 1) // 3] for place in range(3)]
-        return [self._split(min(one)) for one in thirds if one]
+        thirds = [open_[len(open_) * third // 3 : len(open_) * (third + 1) // 3] for third in range(3)]
+        return [self._split(min(node)) for node in thirds if node]
 
-    def _split(self, part: SetNode) -> IntArray:
-        """In whole numbers."""
-        counts = self.participants[part.leader].inequalities().pool.load.counts
-        held = np.minimum(np.rint(np.sum([mine for _, _, mine in part.replicas], axis=0)).astype(np.int64), counts)
-        return np.array([counts - held, held] if part.leader else [held, counts - held])
+    def _split(self, node: SetNode) -> IntArray:
+        """Return the division of a node in whole numbers."""
+        counts = self.participants[node.leader].inequalities().pool.load.counts
+        rounded = np.minimum(
+            np.rint(np.sum([held for _, _, held in node.replicas], axis=0)).astype(np.int64), counts
+        )
+        return np.array([counts - rounded, rounded] if node.leader else [rounded, counts - rounded])
 
     def run(self, deadline: float, *, learns: bool = True) -> bool:
-        """Cut and learn until the target is reached, nothing more is to be had (False), or the ``deadline`` (of
-        ``perf_counter``). ``learns``: or only cut, where that may be enough."""
+        """Cut nodes and derive inequalities; return False if nothing more can be gained.
+
+        Stops at the target or at the ``deadline`` (of ``perf_counter``). Without ``learns`` nodes are only cut, as
+        long as that may suffice.
+        """
         while self.nodes[0].value_ns < self.target_ns and time.perf_counter() < deadline:
-            least = self.nodes[0]
-            if least.done:
+            lowest = self.nodes[0]
+            if lowest.done:
                 return False
-            width = max(least.high - least.low, self._spread(least), least.bend[1])
-            narrow = width <= _COARSE * self.target_ns and least.failed < _FAILED
-            if narrow and least.value_ns + width < self.target_ns:
+            width = max(lowest.high - lowest.low, self._spread(lowest), lowest.bend[1])
+            narrow = width <= _COARSE * self.target_ns and lowest.failed < _FAILED
+            if narrow and lowest.value_ns + width < self.target_ns:
                 if not learns:
                     return True
-                learned = self._learned(least, deadline)
-                new = self._valued(least)
-                gained = learned and new.value_ns > least.value_ns * (1.0 + _GAIN)
-                new.failed = 0 if gained else least.failed + 1 if learned else _FAILED
-                heapq.heapreplace(self.nodes, new)
+                is_cut_off = self._learned(lowest, deadline)
+                solved = self._valued(lowest)
+                has_gained = is_cut_off and solved.value_ns > lowest.value_ns * (1.0 + _GAIN)
+                solved.failed = 0 if has_gained else lowest.failed + 1 if is_cut_off else _FAILED
+                heapq.heapreplace(self.nodes, solved)
             elif width > _NARROW * self.target_ns:
-                first, second = map(self._valued, self._cut(least))
+                first, second = map(self._valued, self._cut(lowest))
                 heapq.heapreplace(self.nodes, first)
                 heapq.heappush(self.nodes, second)
             else:
-                least.done = True
+                lowest.done = True
         return True
 
-    def _whole(self, led: int, times: tuple[float, float], most: float) -> SetNode:
-        """Whatever others hold."""
-        others = [one for place, one in enumerate(self.participants) if place != led]
-        fits = np.any([np.isfinite(one.bounds.shares[0]) for one in others], axis=0)
+    def _whole(self, leader: int, times: tuple[float, float], max_other_ns: float) -> SetNode:
+        """Return the root node for a leader and the times of the groups."""
+        others = [participant for index, participant in enumerate(self.participants) if index != leader]
+        fits = np.any([np.isfinite(participant.bounds.shares[0]) for participant in others], axis=0)
         end = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else 0
-        return SetNode(0.0, led, *times, most, -1, end)
+        return SetNode(0.0, leader, *times, max_other_ns, -1, end)
 
-    def _learned(self, part: SetNode, deadline: float) -> bool:
-        """Know more of the led group of a part, where its program has it; whether that was possible."""
+    def _learned(self, node: SetNode, deadline: float) -> bool:
+        """Derive inequalities of the leader at a node's solution; return whether it is cut off."""
         end = min(deadline, time.perf_counter() + _LEARN_S)
-        return self.participants[part.leader].inequalities().learn(part.high, part.replicas, end)
+        return self.participants[node.leader].inequalities().learn(node.high, node.replicas, end)
 
-    def _passage(self, part: SetNode, number: int) -> float:
-        """Of a sequence of a length or a longer one under the others."""
-        return float(self.passages[part.leader][number]) if number >= 0 else 0.0
+    def _passage(self, node: SetNode, length: int) -> float:
+        """Return the minimum latency under the others of a sequence of length index ``number`` or longer."""
+        return float(self.passages[node.leader][length]) if length >= 0 else 0.0
 
-    def _spread(self, part: SetNode) -> float:
-        """How much longer the passage of what others hold may be than what they take."""
-        taken = max(self._passage(part, part.first), part.value_ns - part.low - self.fixed_cost_ns)
-        last = min(self.target_ns, self._passage(part, part.end - 1))
-        return last - taken if part.end - part.first > 1 else 0.0
+    def _spread(self, node: SetNode) -> float:
+        """Return by how much the latency of what others hold may exceed the time that they take."""
+        taken = max(self._passage(node, node.first), node.value_ns - node.low - self.fixed_cost_ns)
+        last = min(self.target_ns, self._passage(node, node.end - 1))
+        return last - taken if node.end - node.first > 1 else 0.0
 
-    def _cut(self, part: SetNode) -> list[SetNode]:
-        """Two halves."""
-        part = replace(part, replicas=[], failed=0)
-        if part.bend[1] > max(part.high - part.low, self._spread(part)):
-            ends = (part.shares[0], part.bend[0]), (part.bend[0], part.shares[1])
-            return [replace(part, shares=one, bend=(0.0, 0.0)) for one in ends]
-        if self._spread(part) < part.high - part.low:
-            middle = (part.low + part.high) / 2
-            return [replace(part, high=middle), replace(part, low=middle)]
-        half = (self._passage(part, part.first) + min(self.target_ns, self._passage(part, part.end - 1))) / 2
-        number = int(np.clip(np.searchsorted(self.passages[part.leader], half), part.first + 1, part.end - 1))
-        return [replace(part, end=number), replace(part, first=number)]
+    def _cut(self, node: SetNode) -> list[SetNode]:
+        """Return two halves of a node."""
+        node = replace(node, replicas=[], failed=0)
+        if node.bend[1] > max(node.high - node.low, self._spread(node)):
+            ends = (node.shares[0], node.bend[0]), (node.bend[0], node.shares[1])
+            return [replace(node, shares=share_range, bend=(0.0, 0.0)) for share_range in ends]
+        if self._spread(node) < node.high - node.low:
+            middle = (node.low + node.high) / 2
+            return [replace(node, high=middle), replace(node, low=middle)]
+        half = (self._passage(node, node.first) + min(self.target_ns, self._passage(node, node.end - 1))) / 2
+        middle_length = int(
+            np.clip(np.searchsorted(self.passages[node.leader], half), node.first + 1, node.end - 1)
+        )
+        return [replace(node, end=middle_length), replace(node, first=middle_length)]
 
-    def _valued(self, part: SetNode) -> SetNode:
-        """With the value of its program, as far as it counts."""
-        room = min(part.max_other_ns, self.target_ns - self.fixed_cost_ns - part.low)
-        if self._passage(part, part.first) >= room:
-            return replace(part, value_ns=max(part.value_ns, self.target_ns))
-        group = self.participants[part.leader].inequalities()
-        counts, kinds = group.pool.load.counts, group.replica_classes(part.high)
-        # The longest that others hold is shorter than those of the end.
-        firsts = {one.kind.leaders[0] for one in kinds if one.kind.leaders} | {part.end}
-        needs = {first: group.min_replicas(first, part.high) for first in firsts if part.end <= first < len(counts)}
+    def _valued(self, node: SetNode) -> SetNode:
+        """Solve a node's program and return the node with its value, at most the target."""
+        other_ns = min(node.max_other_ns, self.target_ns - self.fixed_cost_ns - node.low)
+        if self._passage(node, node.first) >= other_ns:
+            return replace(node, value_ns=max(node.value_ns, self.target_ns))
+        group = self.participants[node.leader].inequalities()
+        counts, classes = group.pool.load.counts, group.replica_classes(node.high)
+        # The leader holds all sequences from the node's end on.
+        firsts = {used.kind.leaders[0] for used in classes if used.kind.leaders} | {node.end}
+        needs = {
+            first: group.min_replicas(first, node.high) for first in firsts if node.end <= first < len(counts)
+        }
         if max(needs.values(), default=0) > group.num_replicas:
-            return replace(part, value_ns=max(part.value_ns, self.target_ns))
-        program = NodeLP(counts, room, _MISSING * self.target_ns / room)
-        program.open(program.lead(kinds, group.num_replicas, needs), self.participants[part.leader].open_loads)
-        others = [one for place, one in enumerate(self.participants) if place != part.leader]
-        takes = [program.take(one.bounds_between(room, part.shares), part.end) for one in others]
-        for taken, one in zip(takes, others, strict=True):
-            program.open(taken[1:], one.open_loads)
+            return replace(node, value_ns=max(node.value_ns, self.target_ns))
+        program = NodeLP(counts, other_ns, _MISSING * self.target_ns / other_ns)
+        program.open(program.lead(classes, group.num_replicas, needs), self.participants[node.leader].open_loads)
+        others = [used for place, used in enumerate(self.participants) if place != node.leader]
+        takes = [program.take(used.bounds_between(other_ns, node.shares), node.end) for used in others]
+        for taken, used in zip(takes, others, strict=True):
+            program.open(taken[1:], used.open_loads)
         program.share()
-        if part.first >= 0:
-            program.hold(takes, part.first, self._passage(part, part.first))
-        # Of several others nobody knows which has how much.
+        if node.first >= 0:
+            program.hold(takes, node.first, self._passage(node, node.first))
+        # The division among several others is unknown.
         bends = len(others) == 1 and bool(others[0].work_bounds)
         if bends:
-            program.bend(takes[0], others[0].work_bounds[0], part.shares)
+            program.bend(takes[0], others[0].work_bounds[0], node.shares)
         answer = program.solve()
-        value_ns = max(part.value_ns, min(self.target_ns, part.low + self.fixed_cost_ns + answer.value_ns * _SAFETY))
-        bend = self._bend(others[0], answer.held(*takes[0][1:]), part, value_ns) if bends else (0.0, 0.0)
-        return replace(part, value_ns=value_ns, replicas=answer.parts(kinds), bend=bend)
+        value_ns = max(
+            node.value_ns, min(self.target_ns, node.low + self.fixed_cost_ns + answer.value_ns * _SAFETY)
+        )
+        bend = self._bend(others[0], answer.held(*takes[0][1:]), node, value_ns) if bends else (0.0, 0.0)
+        return replace(node, value_ns=value_ns, replicas=answer.parts(classes), bend=bend)
 
-    def _bend(self, other: Participant, held: FloatArray, part: SetNode, value_ns: float) -> tuple[float, float]:
-        """At which share another pipeline holds so much, and how much more it takes than a program has."""
-        share = other.share(held)
-        low, high = part.shares
+    def _bend(self, other: Participant, counts: FloatArray, node: SetNode, value_ns: float) -> tuple[float, float]:
+        """Return the share that another pipeline holds, and by how much its time exceeds the program's."""
+        share = other.share(counts)
+        low, high = node.shares
         if not low + _CLOSE < share < high - _CLOSE:
             return 0.0, 0.0
-        return share, other.least_ns(held) - (value_ns - part.low - self.fixed_cost_ns)
+        return share, other.least_ns(counts) - (value_ns - node.low - self.fixed_cost_ns)
 
 
-def _low(part: SetNode) -> float:
-    """The least time of the led group."""
-    return part.low
+def _low(node: SetNode) -> float:
+    """Return the minimum time of the leader."""
+    return node.low

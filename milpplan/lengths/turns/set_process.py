@@ -1,9 +1,9 @@
-"""Sets of strategies that another process looks at, where no single strategy is in question any more.
+"""Worker process for sets of strategies, used when no single strategy is in question any more.
 
-Both look at sets by the same ways; the other process begins with a copy of all that was known once sets were
-screened. Sets whose longest sequences run under the same strategy share the dearest of what is to be known, so
-they go to the same process as far as both have enough. Which sets it looks at is told with every slice; after each
-it tells their bounds and the best step that it found. If it dies, its sets are looked at here.
+Both processes use the same bounding steps; the worker begins with a copy of the search after screening. Sets whose
+longest sequences run under the same strategy share the most expensive bounds, so they go to one process if both
+keep enough work. Every request names the sets to work on; every reply has their bounds and the best step found. If
+the worker dies, its sets return to this process.
 """
 
 from __future__ import annotations
@@ -22,71 +22,77 @@ from milpplan.lengths.turns.screening import Node
 from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.optimize.search.worker_process import WorkerProcess
 
-# Seconds of a slice, and that are worth another process.
+# Seconds of a time slice; the minimum remaining seconds for which a worker is started.
 _SLICE_S, _WORTH_S = 0.5, 4.0
 
 
 @dataclass(frozen=True, eq=False)
 class SetProcessInit:
-    """What the other process begins with."""
+    """First message: the search after screening."""
 
     search: TurnSearch
 
     def worker(self, gone: threading.Event) -> SetsWorker:
-        """Who answers the messages after this one."""
-        # What is found is packed and polished by the process that asks.
+        """Return the object that answers the following messages."""
+        # The parent process packs the first set and polishes steps.
         self.search.packed_first = self.search.polished = True
         return SetsWorker(self.search)
 
 
 @dataclass(frozen=True, slots=True)
 class SetProcessRequest:
-    """Which sets to look at, by their numbers, what is to beat, ns, and when all ends, by ``time.time``."""
+    """Request for a time slice."""
 
     numbers: frozenset[int]
+    """Sets to work on."""
     below_ns: float
+    """Time to beat."""
     end_s: float
+    """End of the search, by ``time.time``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetProcessReply:
-    """The bound of every set of a slice and what its order adds to that, ns, of which nothing more is known, the
-    best step, if it was not told before, and CPU seconds so far."""
+    """Result of a time slice."""
 
     bounds: dict[int, tuple[float, float]]
+    """Bound and cost of the order of every set in ns."""
     ended: frozenset[int]
+    """Sets without further bounding steps."""
     best: Step | None
+    """Best new step, if there is one."""
     cpu_s: float
+    """CPU seconds so far."""
 
 
 @dataclass(slots=True)
 class SetsWorker:
-    """Answers slices, in the other process."""
+    """Side of the worker process: answers requests."""
 
     search: TurnSearch
     num_reported: int = 0
 
-    def reply(self, asked: SetProcessRequest) -> SetProcessReply:
-        """What is known after a slice."""
-        several, now = self.search, time.perf_counter()
-        several.below_ns = min(several.below_ns, asked.below_ns)
-        several.deadline = now + asked.end_s - time.time()
-        pause = min(now + _SLICE_S, several.deadline)
-        mine = [one for one in several.nodes if one.number in asked.numbers]
-        several.tighten(enough_ns=lambda: -np.inf if time.perf_counter() > pause else np.inf, sets=mine)
-        new = several.steps[self.num_reported :]
-        self.num_reported = len(several.steps)
+    def reply(self, request: SetProcessRequest) -> SetProcessReply:
+        """Work for a time slice and return its result."""
+        search, now = self.search, time.perf_counter()
+        search.below_ns = min(search.below_ns, request.below_ns)
+        search.deadline = now + request.end_s - time.time()
+        pause = min(now + _SLICE_S, search.deadline)
+        nodes = [node for node in search.nodes if node.number in request.numbers]
+        search.tighten(pause_ns=lambda: -np.inf if time.perf_counter() > pause else np.inf, sets=nodes)
+        new = search.steps[self.num_reported :]
+        self.num_reported = len(search.steps)
         return SetProcessReply(
-            {one.number: (one.bound_ns, one.order_ns) for one in mine},
-            frozenset(one.number for one in mine if not one.bounding_steps),
-            min(new, key=lambda one: one.time_ns, default=None),
+            {node.number: (node.bound_ns, node.order_ns) for node in nodes},
+            frozenset(node.number for node in nodes if not node.bounding_steps),
+            min(new, key=lambda node: node.time_ns, default=None),
             time.process_time(),
         )
 
 
 @dataclass(eq=False)
 class SetProcess:
-    """Our end: it takes some of the sets that are left, and gives back those that are done with."""
+    """Side of the parent process: assigns open sets to the worker and takes finished ones back."""
 
     search: TurnSearch
     process: WorkerProcess | None
@@ -95,88 +101,98 @@ class SetProcess:
     cpu_s: float = 0.0
 
     @staticmethod
-    def of(several: TurnSearch) -> SetProcess | None:
-        """Start it, if there are sets for two and time enough."""
-        open_ = [one for one in several.nodes if one.bound_ns < several.target_ns]
-        if len(open_) < 2 or several.deadline - time.perf_counter() < _WORTH_S:
+    def of(search: TurnSearch) -> SetProcess | None:
+        """Start the worker; None if there are too few open sets or too little time."""
+        open_ = [node for node in search.nodes if node.bound_ns < search.target_ns]
+        if len(open_) < 2 or search.deadline - time.perf_counter() < _WORTH_S:
             return None
-        return SetProcess(several, WorkerProcess(SetProcessInit(several)))
+        return SetProcess(search, WorkerProcess(SetProcessInit(search)))
 
     @property
     def busy(self) -> bool:
-        """Whether it looks at a set that is not closed."""
+        """Whether the worker has an open set."""
         return self.process is not None and any(self._open(self.assigned.values()))
 
-    def share(self, left: list[Node]) -> None:
-        """Hear what it has found of the sets it was given, which come back to the heap of those ``left`` where it
-        knows no more of them, and give it some of these. What is left here is not given twice."""
+    def share(self, nodes: list[Node]) -> None:
+        """Poll the worker, take finished sets back into the heap ``left`` and assign new ones; no set is in both
+        processes."""
         if self.process is None or (self.awaited and not self.process.answered):
             return
         if self.awaited:
             self.awaited = False
             try:
-                self._take(self.process.answer(None, None), left)
+                self._take(self.process.answer(None, None), nodes)
             except MilpplanError:
                 self.close()
-                left += self.assigned.values()
+                nodes += self.assigned.values()
                 self.recall()
-                heapq.heapify(left)
+                heapq.heapify(nodes)
                 return
-        self._deal(left)
-        heapq.heapify(left)
-        numbers = frozenset(one.number for one in self._open(self.assigned.values()))
+        self._deal(nodes)
+        heapq.heapify(nodes)
+        numbers = frozenset(node.number for node in self._open(self.assigned.values()))
         if numbers:
             end_s = time.time() + self.search.deadline - time.perf_counter()
             self.process.send(SetProcessRequest(numbers, self.search.best.time_ns, end_s))
             self.awaited = True
 
-    def _take(self, known: SetProcessReply, left: list[Node]) -> None:
-        """What was told of sets, of which some may have come back meanwhile."""
-        self.cpu_s = known.cpu_s
-        if known.best is not None:
-            self.search.take(known.best)
-        for one in [*self.assigned.values(), *left]:
-            bound_ns, order_ns = known.bounds.get(one.number, (0.0, 0.0))
-            one.raise_to(bound_ns)
-            # Its order is part of that, and is not added again.
-            one.order_ns = max(one.order_ns, order_ns)
+    def _take(self, reply: SetProcessReply, nodes: list[Node]) -> None:
+        """Apply the reply to the sets, some of which may have come back meanwhile."""
+        self.cpu_s = reply.cpu_s
+        if reply.best is not None:
+            self.search.take(reply.best)
+        for node in [*self.assigned.values(), *nodes]:
+            bound_ns, order_ns = reply.bounds.get(node.number, (0.0, 0.0))
+            node.raise_to(bound_ns)
+            # The bound contains the order's cost.
+            node.order_ns = max(node.order_ns, order_ns)
         target_ns = self.search.target_ns
-        for number in [n for n, one in self.assigned.items() if n in known.ended or one.bound_ns >= target_ns]:
-            one = self.assigned.pop(number)
-            one.bounding_steps = []
-            left.append(one)
+        for number in [
+            key for key, node in self.assigned.items() if key in reply.ended or node.bound_ns >= target_ns
+        ]:
+            node = self.assigned.pop(number)
+            node.bounding_steps = []
+            nodes.append(node)
 
-    def _deal(self, left: list[Node]) -> None:
-        """Who has nothing to do gets half of what the other one has."""
-        here, there = sorted(one for one in self._open(left) if one.bounding_steps), sorted(self._open(self.assigned.values()))
+    def _deal(self, nodes: list[Node]) -> None:
+        """Give half of the open sets of one process to the other if that has none."""
+        here, there = (
+            sorted(node for node in self._open(nodes) if node.bounding_steps),
+            sorted(self._open(self.assigned.values())),
+        )
         if not there:
-            self.assigned |= {one.number: one for one in self._half(here)}
-            left[:] = [one for one in left if one.number not in self.assigned]
+            self.assigned |= {node.number: node for node in self._half(here)}
+            nodes[:] = [node for node in nodes if node.number not in self.assigned]
         elif not here:
-            left += [self.assigned.pop(one.number) for one in self._half(there)]
+            nodes += [self.assigned.pop(node.number) for node in self._half(there)]
 
-    def _half(self, sets: list[Node]) -> list[Node]:
-        """Every other kind of sets, or every other set where all are of one kind, without the first."""
-        kinds = list(dict.fromkeys(self._holds_longest(one) for one in sets))
-        if len(kinds) == 1:
-            return sets[1::2]
-        others = set(kinds[1::2])
-        return [one for one in sets if self._holds_longest(one) in others]
+    def _half(self, nodes: list[Node]) -> list[Node]:
+        """Return every other class of sets by ``_holds_longest``, or every other set within a single class,
+        without the first."""
+        classes = list(dict.fromkeys(self._holds_longest(node) for node in nodes))
+        if len(classes) == 1:
+            return nodes[1::2]
+        chosen = set(classes[1::2])
+        return [node for node in nodes if self._holds_longest(node) in chosen]
 
-    def _holds_longest(self, one: Node) -> int:
-        """The strategy of the set with the most room."""
-        several = self.search
-        return max(one.screened.strategies, key=lambda place: several.pool.max_quanta(several.members[place], beside=True))
+    def _holds_longest(self, node: Node) -> int:
+        """Return the strategy of the set with the largest capacity."""
+        search = self.search
+        return max(
+            node.screened.strategies,
+            key=lambda strategy: search.pool.max_quanta(search.members[strategy], beside=True),
+        )
 
-    def _open(self, sets: Iterable[Node]) -> list[Node]:
-        return [one for one in sets if one.bound_ns < self.search.target_ns]
+    def _open(self, nodes: Iterable[Node]) -> list[Node]:
+        """"""
+        return [node for node in nodes if node.bound_ns < self.search.target_ns]
 
     def recall(self) -> None:
-        """Those that it was given are looked at here."""
+        """Return all assigned sets to this process."""
         self.assigned.clear()
 
     def close(self) -> None:
-        """End it."""
+        """End the worker."""
         if self.process is not None:
             self.process.close(at_once=True)
             self.process = None

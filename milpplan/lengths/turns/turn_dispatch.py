@@ -130,7 +130,9 @@ class TurnDispatcher:
         if piped and len(members) == 1:
             self._bounding = PipelineBound.of(self.pool.tables[0], self.pool.members[0], self._most_grains(0))
         else:
-            proved = [self.pool.strategy_with_true_reduction(member, beside=len(members) > 1) for member in members]
+            proved = [
+                self.pool.strategy_with_true_reduction(member, beside=len(members) > 1) for member in members
+            ]
             self.plan = self._plan(result, proved)
             self._bounding = self._placing = Dispatcher(self.plan)
         if piped:

@@ -1,28 +1,31 @@
-"""Sets of strategies that take turns: the bound of all of them, and the best step found.
+"""Best-first search over sets of strategies that take turns: the bound of all sets, and the best step found.
 
-Every set goes through the same few ways to know more of it, each dearer than the last, and always the set with
-the least bound is next: that is the one that the bound of the step is.
+Every set passes through a sequence of bounding steps, each more expensive than the last. The set with the lowest
+bound is always next, as it determines the bound of the step.
 
- 1. *Screened* (``screening``): all sets at once, switches free; then with their pipelines in intervals of the
-    load.
- 2. *Alone*: with what is known of its strategies alone, and of the longest sequence where one of them holds nearly
-    everything; again whenever that is more. Then the strategies that are in many sets as in 6 and 7, once for all
-    of these.
- 3. *Priced*: the cheapest order with what its switches take at least; after 6, with these themselves.
- 4. *Opened* as in 10, where its bound rests on pipelines that hold next to nothing.
- 5. *Led* (``led_sets``): by what replicas hold at most, as long as that soon tells much; after 9 to the end.
- 6. *Finer*: narrow intervals of the loads of its pipelines, with what their micro-batches hold at most. The first
-    set that gets here is packed as its linear programs, and those of 5, have it.
- 7. *By the longest*: each by the longest sequence that the pipeline holds, and what that adds to its time, where
-    this may be the longest of all; then for all its pipelines.
- 8. *Forced*: programs of pipelines of one replica with all that only they hold (``forced_programs``).
- 9. *Filled*: with whole sequences near the loads that its bound rests on; before the classes of 7.
-10. *Opened*: ``groups.search.solve_set`` on the tables of the set, with bounds that are high where its linear
-    programs divide the sequences; its answer is packed and timed exactly. Some sets without pipelines are opened
-    before all others: what they give is what these have to beat.
+ 1. *Screening* (``screening``): all sets at once with free switches, then with their pipelines' work in intervals.
+ 2. *Own memory*: bounds of its strategies as if each had the memory to itself, with the term of the longest
+    sequence for a strategy that holds nearly everything. Repeated whenever such a bound rises. Then the strategies
+    that are in many sets get the bounds of 6 and 7, once for all sets.
+ 3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 6, with the switches
+    themselves.
+ 4. *Opening* as in 10, if the bound rests on pipelines that hold next to nothing.
+ 5. *Replica inequalities* (``set_branch_and_bound``): limits on what replicas hold, as long as they raise the
+    bound fast; after 9 to the end.
+ 6. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
+    here is packed as its linear programs, and those of 5, divide the sequences.
+ 7. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
+    their time.
+ 8. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
+    (``exclusive_programs``).
+ 9. *Whole sequences* near the work on which the bound rests (``configuration_bound``), before all groups branch on
+    classes of their longest sequence.
+ 10. *Opening*: ``groups.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
+    programs divide the sequences. The answer is packed and timed exactly. Some sets without pipelines are opened
+    first, to find a short step early.
 
-All of them know which sequences only one strategy of the set holds (``forced``). Where the time is over, a set
-keeps the bound it has. Another process may look at some of the sets (``set_process``).
+All steps use the sequences that only one strategy of the set can hold (``exclusive_sequences``). When the time is
+over, a set keeps its bound. A second process may work on some of the sets (``set_process``).
 """
 
 from __future__ import annotations
@@ -46,36 +49,37 @@ from milpplan.lengths.turns.screening import Helper, Node, ScreeningResult, Stra
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.simulation.layout_columns import IntArray
 
-# More is known of a strategy alone if its bound is higher by this part.
+# Relative rise of an own-memory bound that triggers its use.
 _NEWS = 5e-4
-# A set's tables are searched for this part of the time left or so long.
+# Share of the remaining time for the search of a set's tables, and its minimum in seconds.
 _SEARCH_SHARE, _LEAST_S = 0.5, 2.0
-# Sets are looked at one by one, as many at least, and more where there is time, each for so many seconds at least.
+# Minimum number of sets that are kept after screening, and the seconds per set that allow more.
 _MOST_SETS, _LEAST_SET_S = 10_000, 2e-3
-# Sets without pipelines that are opened before all others, in this part of the time.
+# Number of sets without pipelines that are opened first, and the share of the time for them.
 _FIRST_OPENED, _FIRST_SHARE = 6, 0.15
-# Steps whose groups are packed with more care, if they are above their bounds by this part of the step.
+# Number of steps whose groups are packed with more effort, and the relative loss against the bound from which a
+# group is.
 _MOST_POLISHED, _LOSS = 2, 0.002
-# Seconds for whole sequences of one pipeline of a set.
+# Seconds of one call for whole sequences of a pipeline.
 _FILL_S = 0.7
-# Seconds for programs of what pipelines of a set hold for sure.
+# Seconds of one call for programs of exclusive sequences.
 _FORCE_S = 2.5
-# Seconds for replicas of strategies of a set at once, and where only what is known of them is tried.
+# Seconds of one call for replica inequalities, and if only known inequalities are applied.
 _LEAD_S, _TRY_S = 0.5, 0.15
-# What tells much raises a bound by this part at once.
+# Relative rise of the bound in one call that is worth another call at once.
 _MUCH = 2e-3
-# Seconds for packing the first set with pipelines, as programs of either sort have it.
+# Seconds for packing the first set with pipelines, for each kind of linear program.
 _PLACE_S = 1.0
-# What is waited at once where only another process has something to do.
+# Seconds of sleep while only the second process has work.
 _WAIT_S = 0.02
 
 
-def _alone() -> None:
+def _no_helper() -> None:
     """Nobody helps."""
 
 
 class TurnSearch:
-    """Steps of several strategies: the sets left, the switches between their strategies, the best step."""
+    """Search for steps of several strategies: the open sets, the switches between strategies, the incumbent."""
 
     def __init__(self, pool: StrategyTables, best: AnyStep, gap: float, backend: str) -> None:
         self.pool = pool
@@ -83,7 +87,7 @@ class TurnSearch:
         self.gap = gap
         self.backend = backend
         self.is_bounded = False
-        # Sets that screening left, closed ones included, and what it proved of all others.
+        # Sets that screening kept, closed sets included, and the lowest bound of all others.
         self.nodes: list[Node] = []
         self.dropped_ns = float("inf")
         self.num_sets = 0
@@ -91,27 +95,27 @@ class TurnSearch:
         self.orders = Orders(pool, self.switches)
         self.members = [m for m, one in enumerate(pool.members) if one.shared_memory_quanta]
         self.bounds = SetBounds(pool, self.members)
-        # Steps of several found, and whether the best were packed with more care.
+        # Steps of several strategies, and whether the best were packed with more effort.
         self.steps: list[Step] = []
         self.polished = False
         # Whether a set with pipelines was packed.
         self.packed_first = False
         self.deadline = float("inf")
-        # A step found by another process is no longer.
+        # Time of a step that the other process reported.
         self.below_ns = float("inf")
 
     @property
     def bound_ns(self) -> float:
-        """No step of several strategies takes less, once this ``is_bounded``."""
-        return min([self.dropped_ns, *(one.bound_ns for one in self.nodes)])
+        """Lower bound of all steps of several strategies, valid once this ``is_bounded``."""
+        return min([self.dropped_ns, *(node.bound_ns for node in self.nodes)])
 
     @property
     def target_ns(self) -> float:
-        """A set with a bound of at least this is closed."""
+        """Cutoff: a set whose bound reaches it is closed."""
         return enough_ns(min(self.best.time_ns, self.below_ns), self.gap)
 
     def take(self, step: AnyStep) -> None:
-        """A step found elsewhere, if it is shorter."""
+        """Keep a step from another search if it is shorter than the incumbent."""
         if step.time_ns < self.best.time_ns:
             self.best = step
 
@@ -119,72 +123,78 @@ class TurnSearch:
         self,
         max_strategies: int,
         deadline: float,
-        heard: Callable[[], object] = bool,
-        enough_ns: Callable[[], float] = lambda: np.inf,
-        helped: Callable[[], Helper | None] = _alone,
+        poll: Callable[[], object] = bool,
+        pause_ns: Callable[[], float] = lambda: np.inf,
+        get_helper: Callable[[], Helper | None] = _no_helper,
     ) -> None:
-        """Screen all sets, and learn more of what is left (``narrow``)."""
+        """Screen all sets, then tighten the bounds of those that stay open (``tighten``)."""
         if len(self.members) > 1 and max_strategies > 1:
             self.deadline = deadline
-            kept = self.screen(max_strategies)
-            self.dropped_ns, self.num_sets = kept.dropped_ns, len(kept.sets)
-            # None of those beyond will ever be the least.
-            most = max(_MOST_SETS, int((deadline - time.perf_counter()) / _LEAST_SET_S))
-            self.dropped_ns = min([self.dropped_ns, *(one.bound_ns for one in kept.sets[most : most + 1])])
-            self.nodes = [self.node(one, number) for number, one in enumerate(kept.sets[:most])]
+            screening = self.screen(max_strategies)
+            self.dropped_ns, self.num_sets = screening.dropped_ns, len(screening.sets)
+            # Sets beyond the limit are not tightened.
+            limit = max(_MOST_SETS, int((deadline - time.perf_counter()) / _LEAST_SET_S))
+            self.dropped_ns = min([self.dropped_ns, *(one.bound_ns for one in screening.sets[limit : limit + 1])])
+            self.nodes = [self.node(one, number) for number, one in enumerate(screening.sets[:limit])]
         self.is_bounded = True
         self._first(self.nodes)
-        self.tighten(heard, enough_ns, helped)
+        self.tighten(poll, pause_ns, get_helper)
 
     def tighten(
         self,
-        heard: Callable[[], object] = bool,
-        enough_ns: Callable[[], float] = lambda: np.inf,
-        helped: Callable[[], Helper | None] = _alone,
+        poll: Callable[[], object] = bool,
+        pause_ns: Callable[[], float] = lambda: np.inf,
+        get_helper: Callable[[], Helper | None] = _no_helper,
         sets: Sequence[Node] | None = None,
     ) -> None:
-        """Learn more of the set with the least bound, until none of ``sets`` is open (None: of all): its ways in
-        turn, and what is known of its strategies alone whenever that is more. ``heard`` is called between two
-        steps, and may ``take`` one; a bound of ``enough_ns`` is enough for now. Who has ``helped`` looks at some
-        of them meanwhile."""
-        left = list(self.nodes if sets is None else sets)
-        heapq.heapify(left)
-        # Those of which nothing more is known for now.
-        ended: list[Node] = []
+        """Tighten the set with the lowest bound by its next bounding step, until no set is open.
+
+        A set whose strategies got stronger own-memory bounds applies those first.
+
+        Args:
+            poll: called between two bounding steps; it may ``take`` a step.
+            pause_ns: gives the bound in ns at which to return early.
+            get_helper: returns the process that works on some of the sets, if there is one.
+            sets: the sets to tighten; None: all.
+        """
+        open_sets = list(self.nodes if sets is None else sets)
+        heapq.heapify(open_sets)
+        # Sets without further bounding steps for now.
+        exhausted: list[Node] = []
         while True:
-            heard()
-            helper = helped()
+            poll()
+            helper = get_helper()
             if helper is not None:
-                helper.share(left)
-            for one in [one for one in ended if self._renewed(one)]:
-                heapq.heappush(left, one)
-                ended.remove(one)
-            enough = min(self.target_ns, enough_ns())
+                helper.share(open_sets)
+            for node in [node for node in exhausted if self._renewed(node)]:
+                heapq.heappush(open_sets, node)
+                exhausted.remove(node)
+            cutoff_ns = min(self.target_ns, pause_ns())
             if time.perf_counter() > self.deadline:
                 break
-            if not left or left[0].bound_ns >= enough:
+            if not open_sets or open_sets[0].bound_ns >= cutoff_ns:
                 if helper is None or not helper.busy:
                     break
                 time.sleep(_WAIT_S)
                 continue
-            least = left[0]
-            if self._renewed(least):
-                self._alone(least)
-                heapq.heapreplace(left, least)
-            elif not self.polished and self._finer not in least.bounding_steps[1:]:
-                self._polish(least.bound_ns)
+            lowest = open_sets[0]
+            if self._renewed(lowest):
+                self._alone(lowest)
+                heapq.heapreplace(open_sets, lowest)
+            elif not self.polished and self._finer not in lowest.bounding_steps[1:]:
+                self._polish(lowest.bound_ns)
                 self.polished = True
-            elif least.bounding_steps:
-                least.bounding_steps.pop(0)(least)
-                heapq.heapreplace(left, least)
+            elif lowest.bounding_steps:
+                lowest.bounding_steps.pop(0)(lowest)
+                heapq.heapreplace(open_sets, lowest)
             else:
-                ended.append(heapq.heappop(left))
+                exhausted.append(heapq.heappop(open_sets))
         if helper is not None:
             helper.recall()
 
-    def node(self, one: StrategySet, number: int) -> Node:
-        """A screened set with everything left to do."""
-        ways: list[Callable[[Node], None]] = [
+    def node(self, screened: StrategySet, number: int) -> Node:
+        """Return the search node of a screened set, with all bounding steps ahead."""
+        bounding_steps: list[Callable[[Node], None]] = [
             self._alone,
             self._lengthened,
             self._common,
@@ -202,199 +212,224 @@ class TurnSearch:
             self._classify,
             self._open,
         ]
-        return Node(one.bound_ns, number, one, bounding_steps=ways)
+        return Node(screened.bound_ns, number, screened, bounding_steps=bounding_steps)
 
-    def _first(self, left: list[Node]) -> None:
-        """Open the first sets without pipelines: their tables are tight, and what they give all have to beat."""
+    def _first(self, nodes: list[Node]) -> None:
+        """Open the first sets without pipelines: their tables are tight, and a short step prunes other sets."""
         end = self._soon(_FIRST_SHARE * (self.deadline - time.perf_counter()))
-        for one in [one for one in left if not self._pipelined(one)][:_FIRST_OPENED]:
-            if time.perf_counter() > end or one.bound_ns >= self.target_ns:
+        for node in [node for node in nodes if not self._pipelined(node)][:_FIRST_OPENED]:
+            if time.perf_counter() > end or node.bound_ns >= self.target_ns:
                 break
-            self._price(one)
-            self._coarse(one)
-            if one.bound_ns < self.best.time_ns:
-                self._arrange(one, self._linear_splits(one), end)
-            if one.bound_ns < self.target_ns:
-                self._open(one)
-            one.bounding_steps = []
+            self._price(node)
+            self._coarse(node)
+            if node.bound_ns < self.best.time_ns:
+                self._arrange(node, self._linear_splits(node), end)
+            if node.bound_ns < self.target_ns:
+                self._open(node)
+            node.bounding_steps = []
 
-    def _polish(self, least_ns: float) -> None:
-        """Pack the groups of the shortest steps found with more care, where what is cheap leaves the gap open."""
+    def _polish(self, bound_ns: float) -> None:
+        """Pack the groups of the shortest steps with more effort if their loss may close the gap."""
         for step in sorted(self.steps, key=lambda one: one.time_ns)[:_MOST_POLISHED]:
-            if least_ns >= self.target_ns or time.perf_counter() > self.deadline:
+            if bound_ns >= self.target_ns or time.perf_counter() > self.deadline:
                 break
             packed = dict(step.packed)
-            lost = {m: one.time_ns - self.pool.group_bound_ns(m, one.counts) for m, one in step.packed.items()}
-            if step.time_ns - sum(lost.values()) >= self.best.time_ns:
+            loss_ns = {m: one.time_ns - self.pool.group_bound_ns(m, one.counts) for m, one in step.packed.items()}
+            if step.time_ns - sum(loss_ns.values()) >= self.best.time_ns:
                 continue
             for member, one in step.packed.items():
-                if lost[member] > _LOSS * step.time_ns:
+                if loss_ns[member] > _LOSS * step.time_ns:
                     packed[member] = self.pool.polish(member, one, self.pool.max_quanta(member, beside=True))
             self._keep(self.orders.best(sorted(packed), packed))
 
     def _keep(self, step: Step) -> None:
-        """A step found; the best one if it is shorter than that."""
+        """Record a step, and make it the incumbent if it is shorter."""
         self.steps.append(step)
         if step.time_ns < self.best.time_ns:
             self.best = step
 
-    def _pipelined(self, one: Node) -> list[int]:
-        """Places of the pipelines of the set."""
-        return [place for place in one.screened.strategies if self.pool.num_stages(self.members[place]) > 1]
+    def _pipelined(self, node: Node) -> list[int]:
+        """Return the indices of the set's pipelines."""
+        return [index for index in node.screened.strategies if self.pool.num_stages(self.members[index]) > 1]
 
     def screen(self, max_strategies: int) -> ScreeningResult:
-        """Sets that may be shorter than the best step by more than the gap."""
+        """Return the sets that may beat the incumbent by more than the gap."""
         self.bounds = SetBounds(self.pool, self.members)
         return self.bounds.screen(max_strategies, self.target_ns, self.deadline)
 
-    def _held(self, one: Node) -> list[int]:
-        """Members of the pool."""
-        return [self.members[place] for place in one.screened.strategies]
+    def _held(self, node: Node) -> list[int]:
+        """Return the set's members of the pool."""
+        return [self.members[index] for index in node.screened.strategies]
 
-    def _price_least(self, one: Node) -> None:
-        """The cheapest order of the set if every switch took what its receivers take in at least, in the place of
-        what screening counts: reductions and the least finish."""
-        self._ordered(one, self.switches.least_times(self._held(one)))
+    def _price_least(self, node: Node) -> None:
+        """Add the cheapest order under lower bounds of the switches: every receiver takes in its data."""
+        self._ordered(node, self.switches.least_times(self._held(node)))
 
-    def _price(self, one: Node) -> None:
-        """The cheapest order with the switches of the set."""
-        held = self._held(one)
-        self.switches.price(held)
-        self._ordered(one, self.switches.times(held))
+    def _price(self, node: Node) -> None:
+        """Add the cheapest order under the switches of the set."""
+        members = self._held(node)
+        self.switches.price(members)
+        self._ordered(node, self.switches.times(members))
 
-    def _ordered(self, one: Node, times: SwitchTimes) -> None:
-        """The cheapest order under these times of switches."""
-        before_ns = one.order_ns
-        one.order_ns = max(before_ns, self.orders.least_ns(self._held(one), times))
-        # What was proved of it so far has the switches from before.
-        one.raise_to(one.bound_ns - before_ns + one.order_ns)
+    def _ordered(self, node: Node, times: SwitchTimes) -> None:
+        """Raise the set's bound by its cheapest order under these times of switches."""
+        previous_ns = node.order_ns
+        node.order_ns = max(previous_ns, self.orders.least_ns(self._held(node), times))
+        # The bound contains the previous order.
+        node.raise_to(node.bound_ns - previous_ns + node.order_ns)
 
-    def _coarse(self, one: Node) -> None:
-        """The intervals that it was screened with, the weights those of linear programs."""
-        self._branch(one, ["coarse" for _ in one.screened.strategies])
+    def _coarse(self, node: Node) -> None:
+        """Bound the set by the intervals of screening, with weights from linear programs."""
+        self._branch(node, ["coarse" for _ in node.screened.strategies])
 
-    def _alone(self, one: Node) -> None:
-        """What is known of its strategies alone, of those that may hold nearly everything at least."""
-        worst, parts, places = one.worst_intervals, self.bounds.interval_bounds, self._pipelined(one)
-        asked = True
-        while asked:
-            one.own_memory_ns = {place: parts.own_memory_bound_ns(place) for place in places}
-            self._branch(one, ["alone" for _ in one.screened.strategies])
-            one.nearly_all = parts.nearly_all(one.worst_intervals)
-            asked = one.bound_ns < self.target_ns and parts.add_own_memory_bounds(one.nearly_all)
-        one.worst_intervals = worst
+    def _alone(self, node: Node) -> None:
+        """Bound the set by its strategies' own-memory bounds, computing those of strategies that may hold nearly
+        everything."""
+        worst_intervals, interval_bounds, pipelines = (
+            node.worst_intervals,
+            self.bounds.interval_bounds,
+            self._pipelined(node),
+        )
+        has_new_bounds = True
+        while has_new_bounds:
+            node.own_memory_ns = {index: interval_bounds.own_memory_bound_ns(index) for index in pipelines}
+            self._branch(node, ["alone" for _ in node.screened.strategies])
+            node.nearly_all = interval_bounds.nearly_all(node.worst_intervals)
+            has_new_bounds = node.bound_ns < self.target_ns and interval_bounds.add_own_memory_bounds(
+                node.nearly_all
+            )
+        node.worst_intervals = worst_intervals
 
-    def _lengthened(self, one: Node) -> None:
-        """The same, with what the longest sequence adds to those that may hold nearly everything."""
-        if any(self.bounds.interval_bounds.add_longest(place) for place in one.nearly_all):
-            self._alone(one)
-            one.bounding_steps.insert(0, self._lengthened)
+    def _lengthened(self, node: Node) -> None:
+        """Bound the set by own-memory bounds with the longest sequence's term for strategies that may hold nearly
+        everything."""
+        if any(self.bounds.interval_bounds.add_longest(index) for index in node.nearly_all):
+            self._alone(node)
+            node.bounding_steps.insert(0, self._lengthened)
 
-    def _renewed(self, one: Node) -> bool:
-        """Whether by now more is known of its strategies alone."""
-        known = self.bounds.interval_bounds.own_memory_bound_ns
-        return any(known(place) > before * (1.0 + _NEWS) for place, before in one.own_memory_ns.items())
+    def _renewed(self, node: Node) -> bool:
+        """Return whether own-memory bounds of the set's strategies have risen since they were applied."""
+        bound_of = self.bounds.interval_bounds.own_memory_bound_ns
+        return any(
+            bound_of(index) > previous_ns * (1.0 + _NEWS) for index, previous_ns in node.own_memory_ns.items()
+        )
 
-    def _common(self, one: Node) -> None:
-        """What is known of the longest sequence for those strategies that are in many sets, so that few pipelines
-        need programs of their own."""
-        used = one.screened.strategies
-        if not self.bounds.common_strategies.isdisjoint(used):
-            self._branch(one, ["longest" if place in self.bounds.common_strategies else "coarse" for place in used])
+    def _common(self, node: Node) -> None:
+        """Bound the set by the longest sequence for strategies that are in many sets, so that few pipelines need
+        programs of their own."""
+        strategies = node.screened.strategies
+        if not self.bounds.common_strategies.isdisjoint(strategies):
+            self._branch(
+                node, ["longest" if index in self.bounds.common_strategies else "coarse" for index in strategies]
+            )
 
-    def _finer(self, one: Node) -> None:
-        """Narrow intervals of the loads of its pipelines, with what their micro-batches hold at most."""
-        self._branch(one, ["none" for _ in one.screened.strategies])
+    def _finer(self, node: Node) -> None:
+        """Bound the set by narrow intervals of its pipelines' work, with the capacity of their micro-batches."""
+        self._branch(node, ["none" for _ in node.screened.strategies])
 
-    def _place(self, one: Node) -> None:
-        """The step that its linear programs give, if it is the first one that gets here."""
+    def _place(self, node: Node) -> None:
+        """Pack the step that the linear programs suggest, for the first set that gets here."""
         if not self.packed_first:
             self.packed_first = True
-            self._arrange(one, self._linear_splits(one), time.perf_counter() + _PLACE_S)
-            led = self.bounds.set_searches.get(one.number)
-            if led is not None and led.bound_ns >= one.bound_ns:
-                self._arrange(one, led.splits(), time.perf_counter() + _PLACE_S)
+            self._arrange(node, self._linear_splits(node), time.perf_counter() + _PLACE_S)
+            set_search = self.bounds.set_searches.get(node.number)
+            if set_search is not None and set_search.bound_ns >= node.bound_ns:
+                self._arrange(node, set_search.splits(), time.perf_counter() + _PLACE_S)
 
-    def _lead_first(self, one: Node) -> None:
-        """What replicas of its strategies hold at most, as long as that soon tells much: at first by what is known
-        of them."""
-        before_ns, learns = one.bound_ns, bool(one.nearly_all) or one.number in self.bounds.set_searches
-        seconds = _LEAD_S if learns else _TRY_S
-        more = self.bounds.bound_by_replicas(one, self.target_ns, self._soon(seconds), learns=learns)
-        if more and one.bound_ns > before_ns * (1.0 + _MUCH):
-            one.bounding_steps.insert(0, self._lead_first)
+    def _lead_first(self, node: Node) -> None:
+        """Tighten the set with replica inequalities as long as that raises its bound fast.
 
-    def _lead(self, one: Node, *, anew: bool = True) -> None:
-        """The same, as long as more is to be had, with what is open of their loads when it is begun ``anew``."""
-        if self.bounds.bound_by_replicas(one, self.target_ns, self._soon(_LEAD_S), anew=anew):
-            one.bounding_steps.insert(0, partial(self._lead, anew=False))
+        Sets without any such inequality yet apply only those known from other sets.
+        """
+        previous_ns, may_learn = node.bound_ns, bool(node.nearly_all) or node.number in self.bounds.set_searches
+        seconds = _LEAD_S if may_learn else _TRY_S
+        is_unfinished = self.bounds.bound_by_replicas(node, self.target_ns, self._soon(seconds), learns=may_learn)
+        if is_unfinished and node.bound_ns > previous_ns * (1.0 + _MUCH):
+            node.bounding_steps.insert(0, self._lead_first)
+
+    def _lead(self, node: Node, *, anew: bool = True) -> None:
+        """Tighten the set with replica inequalities until it stalls.
+
+        Args:
+            node: the set.
+            anew: restart from the current open intervals of work.
+        """
+        if self.bounds.bound_by_replicas(node, self.target_ns, self._soon(_LEAD_S), anew=anew):
+            node.bounding_steps.insert(0, partial(self._lead, anew=False))
 
     def _soon(self, seconds: float) -> float:
-        """So long from now, or the deadline."""
+        """Return the time so many seconds from now, at most the deadline."""
         return min(self.deadline, time.perf_counter() + seconds)
 
-    def _force(self, one: Node) -> None:
-        """Programs of its pipelines with what they hold for sure."""
-        if self.bounds.prove_exclusive(one, self.target_ns, self._soon(_FORCE_S)):
-            self._longest(one)
+    def _force(self, node: Node) -> None:
+        """Bound the set by programs of its pipelines' exclusive sequences."""
+        if self.bounds.prove_exclusive(node, self.target_ns, self._soon(_FORCE_S)):
+            self._longest(node)
 
-    def _longest(self, one: Node) -> None:
-        """The same; those that may run the longest sequence by whether they do, but for deep ones, whose programs
-        are dear."""
-        self._branch(one, ["longest" for _ in one.screened.strategies])
+    def _longest(self, node: Node) -> None:
+        """Bound the set by narrow intervals and whether its pipelines hold the longest sequence, except for deep
+        pipelines, whose programs are expensive."""
+        self._branch(node, ["longest" for _ in node.screened.strategies])
 
-    def _classify(self, one: Node) -> None:
-        """The same, and all groups told apart by their longest sequence."""
-        self._branch(one, ["all" for _ in one.screened.strategies])
+    def _classify(self, node: Node) -> None:
+        """Bound the set by narrow intervals and the class of every group's longest sequence."""
+        self._branch(node, ["all" for _ in node.screened.strategies])
 
-    def _branch(self, one: Node, kinds: Sequence[Kind]) -> None:
-        """What is proved of the set with so much known of its pipelines."""
-        self.bounds.branch(one, kinds, self.target_ns)
+    def _branch(self, node: Node, levels: Sequence[Kind]) -> None:
+        """Bound the set by bounds of these levels of its pipelines."""
+        self.bounds.branch(node, levels, self.target_ns)
 
-    def _fill(self, one: Node) -> None:
-        """Whole sequences of its pipelines near the loads that its bound rests on, as long as that raises it."""
-        before_ns, filled = one.bound_ns, False
-        for place, interval in one.worst_intervals.items():
-            filled = self.bounds.interval_bounds.sharpen_interval(place, interval, self._soon(_FILL_S)) or filled
-        if filled:
-            self._longest(one)
-            if one.bound_ns > before_ns and one.bound_ns < self.target_ns:
-                one.bounding_steps.insert(0, self._fill)
+    def _fill(self, node: Node) -> None:
+        """Sharpen the pipelines' bounds by whole sequences near the work on which the set's bound rests, until it
+        stalls."""
+        previous_ns, is_sharper = node.bound_ns, False
+        for index, interval in node.worst_intervals.items():
+            is_sharper = (
+                self.bounds.interval_bounds.sharpen_interval(index, interval, self._soon(_FILL_S)) or is_sharper
+            )
+        if is_sharper:
+            self._longest(node)
+            if node.bound_ns > previous_ns and node.bound_ns < self.target_ns:
+                node.bounding_steps.insert(0, self._fill)
 
-    def _open(self, one: Node) -> None:
-        """Search the tables of the set, and time what they give exactly."""
-        held = self._held(one)
-        problem = self.orders.problem(held, self.switches.times(held))
-        left = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
-        used, below_ns = tuple(range(len(held))), min(self.best.time_ns, self.below_ns)
-        floors = self.bounds.floors(one, self._linear_splits(one))
-        plan, bound_ns = solve_set(problem, used, below_ns, self.backend, self.gap, left, floors)
-        # Loads that are not open are no part of the program.
-        one.raise_to(min(float(bound_ns), self.target_ns))
+    def _open(self, node: Node) -> None:
+        """Search the tables of the set and time the answer exactly."""
+        members = self._held(node)
+        problem = self.orders.problem(members, self.switches.times(members))
+        seconds = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
+        indices, below_ns = tuple(range(len(members))), min(self.best.time_ns, self.below_ns)
+        floors = self.bounds.floors(node, self._linear_splits(node))
+        plan, bound_ns = solve_set(problem, indices, below_ns, self.backend, self.gap, seconds, floors)
+        # The program does not cover work that is already closed.
+        node.raise_to(min(float(bound_ns), self.target_ns))
         if plan is not None:
-            counts = {held[group.strategy]: group.counts for group in plan.groups}
-            self._arrange(one, [np.array([counts.get(member, 0 * self.pool.load.counts) for member in held])])
+            counts = {members[group.strategy]: group.counts for group in plan.groups}
+            self._arrange(node, [np.array([counts.get(member, 0 * self.pool.load.counts) for member in members])])
 
-    def _open_small(self, one: Node) -> None:
-        """The same, where its bound rests on pipelines that hold next to nothing: what is still to be known of
-        these would not tell much."""
-        if one.worst_intervals and not any(one.worst_intervals.values()):
-            self._price(one)
-            self._open(one)
-            one.bounding_steps = [self._longest]
+    def _open_small(self, node: Node) -> None:
+        """Open the set if its bound rests on pipelines that hold next to nothing, whose further bounds would not
+        raise it much."""
+        if node.worst_intervals and not any(node.worst_intervals.values()):
+            self._price(node)
+            self._open(node)
+            node.bounding_steps = [self._longest]
 
-    def _arrange(self, one: Node, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
-        """Keep the steps of a set that divide its sequences so, [q, n] each; after the ``deadline`` no more of
-        them."""
-        held = self._held(one)
-        for one_split in splits:
+    def _arrange(self, node: Node, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
+        """Pack the steps of a set that divide its sequences like ``splits`` ([q, n] each), until the
+        ``deadline``."""
+        members = self._held(node)
+        for split in splits:
             if time.perf_counter() > deadline:
                 break
-            counts = {member: mine for member, mine in zip(held, one_split, strict=True) if mine.any()}
-            if (step := self.orders.arranged(held, counts, deadline)) is not None:
+            counts = {
+                member: held_counts
+                for member, held_counts in zip(members, split, strict=True)
+                if held_counts.any()
+            }
+            if (step := self.orders.arranged(members, counts, deadline)) is not None:
                 self._keep(step)
 
-    def _linear_splits(self, one: Node) -> list[IntArray]:
-        """Where the linear programs of what is known of the set put the sequences, [q, n] each."""
-        used = one.screened.strategies
-        return best_shares(self.bounds.linear_problem(used), np.arange(len(used)))
+    def _linear_splits(self, node: Node) -> list[IntArray]:
+        """Return how the linear programs of the set's bounds divide the sequences, [q, n] each."""
+        strategies = node.screened.strategies
+        return best_shares(self.bounds.linear_problem(strategies), np.arange(len(strategies)))
