@@ -107,10 +107,10 @@ def bucketed_step(
     """The member with the shortest step of ``bucketing``, and its packing; None if none is below ``below_ns`` of
     those looked at before the ``deadline`` (of ``perf_counter``)."""
     best: tuple[int, Packed] | None = None
-    for member in sorted(range(len(pool.members)), key=lambda one: pool.step_bound_ns(one, beside=False)):
-        if pool.step_bound_ns(member, beside=False) >= below_ns or time.perf_counter() > deadline:
+    for member in sorted(range(len(pool.members)), key=lambda one: pool.step_bound_ns(one, shared_memory=False)):
+        if pool.step_bound_ns(member, shared_memory=False) >= below_ns or time.perf_counter() > deadline:
             break
-        grains = pool.max_quanta(member, beside=False)
+        grains = pool.max_quanta(member, shared_memory=False)
         if grains * pool.load.token_quantum < pool.load.lengths[-1]:
             continue
         packed = _bucketed(pool, member, grains)
@@ -187,7 +187,7 @@ class _Buckets:
         return BaselineStep(self.name, names, total / NS_PER_S, "")
 
     def _strategy(self, member: int) -> Strategy:
-        return self.pool.strategy_with_true_reduction(member, beside=True)
+        return self.pool.strategy_with_true_reduction(member, shared_memory=True)
 
     def _group(self, member: int, chosen: Sequence[int]) -> Packed:
         """The group of a strategy: its buckets, the longest first."""
@@ -198,7 +198,7 @@ class _Buckets:
         return _of_bucket(self.pool, bucket, bucket.end)
 
     def _timed(self, member: int, rows: IntArray) -> Packed:
-        grains = self.pool.max_quanta(member, beside=True)
+        grains = self.pool.max_quanta(member, shared_memory=True)
         return self.pool.time_packing(member, dealt(rows, _replicas(self.pool, member)), grains)
 
     def _chosen(self, number: int, bucket: Bucket) -> int:
@@ -222,6 +222,6 @@ class _Buckets:
             plain = (layout.dp, layout.tp, layout.pp) == asked and layout.cp == layout.ep == 1
             if one.shared_memory_quanta * load.token_quantum < bucket.end or not (asked is None or plain):
                 continue
-            pipeline, replicas = self.pool.strategy(member, beside=True).pipelines[0]
+            pipeline, replicas = self.pool.strategy(member, shared_memory=True).pipelines[0]
             work = float(load.counts[part] @ pipeline.units(load.lengths[part])) * pipeline.parts
             yield work / replicas + self.pool.reduce_ns(member), member

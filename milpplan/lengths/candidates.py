@@ -90,7 +90,7 @@ class Candidate:
         )
 
 
-def grain_problem(problem: Problem, token_quantum: int) -> Problem:
+def quantum_problem(problem: Problem, token_quantum: int) -> Problem:
     """Return the problem whose sequences have one token quantum, one sequence a micro-batch, in the space of this
     package.
 

@@ -54,7 +54,7 @@ class _Family:
     def most_tokens(self, pool: StrategyTables, num_gpus: int) -> int:
         """Most tokens of a round."""
         return max(
-            num_gpus // degree * pool.max_quanta(member, beside=False) * pool.load.token_quantum
+            num_gpus // degree * pool.max_quanta(member, shared_memory=False) * pool.load.token_quantum
             for degree, member in self.members.items()
         )
 
@@ -88,9 +88,9 @@ def _families(pool: StrategyTables) -> list[_Family]:
     kept = [
         members
         for members in found.values()
-        if any(pool.max_quanta(one, beside=False) * pool.load.token_quantum >= longest for one in members.values())
+        if any(pool.max_quanta(one, shared_memory=False) * pool.load.token_quantum >= longest for one in members.values())
     ]
-    least = {id(one): min(pool.step_bound_ns(member, beside=False) for member in one.values()) for one in kept}
+    least = {id(one): min(pool.step_bound_ns(member, shared_memory=False) for member in one.values()) for one in kept}
     return [_Family(one) for one in sorted(kept, key=lambda one: least[id(one)])]
 
 
@@ -163,7 +163,7 @@ def _round(pool: StrategyTables, family: _Family, counts: IntArray) -> GroupedPr
     lengths = pool.load.lengths[held]
     pipelines = {
         degree: replace(
-            pool.strategy(member, beside=False).pipelines[0][0],
+            pool.strategy(member, shared_memory=False).pipelines[0][0],
             name=" ".join(word for word in pool.members[member].candidate.name.split() if word[:2] != "dp"),
             max_micro_batches=1,
         )

@@ -27,7 +27,7 @@ import numpy as np
 
 from milpplan.groups.workload.workload import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.heterogeneous.search import BestHeterogeneousStep, HeterogeneousSearch
 from milpplan.lengths.records import PACKED, BaselineStep, LengthsResult, SequenceRules, StaticStep
@@ -108,7 +108,7 @@ def solve_lengths(
     check_step(problem, workload, alignment)
     check_rules(problem, rules, baselines, bool(side_by_side), unlike_replicas)
     load = Load(workload.lengths, workload.counts, alignment, rules)
-    tables = StrategyTables.of(grain_problem(problem, alignment), load)
+    tables = StrategyTables.of(quantum_problem(problem, alignment), load)
     with_side_by_side = not rules.padded if side_by_side is None else side_by_side
     singles = SingleStrategySearch(tables, gap, backend, started[0] + time_limit_s)
     search = _Search(problem, singles, max_strategies, (with_side_by_side, unlike_replicas))

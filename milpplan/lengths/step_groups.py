@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, unlike_groups
+from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, heterogeneous_groups
 from milpplan.lengths.records import LengthGroup
 from milpplan.lengths.side_by_side.team_steps import team_groups
 from milpplan.lengths.side_by_side.teams import TeamStep
@@ -21,7 +21,7 @@ def groups_of(pool: StrategyTables, step: AnyStep) -> tuple[LengthGroup, ...]:
     if isinstance(step, TeamStep):
         return team_groups(step)
     if isinstance(step, HeterogeneousStep):
-        return unlike_groups(step)
+        return heterogeneous_groups(step)
     return tuple(_group(pool, step, member) for member in step.order)
 
 

@@ -25,7 +25,7 @@ class Step:
     time_ns: int
 
 
-def enough_ns(time_ns: float, gap: float) -> float:
+def cutoff_ns(time_ns: float, gap: float) -> float:
     """Smallest whole number of ns that proves a step of ``time_ns`` to a relative ``gap``.
 
     Rounding up keeps float products from accepting a gap that is larger than asked for.

@@ -13,14 +13,14 @@ from milpplan.groups.bounds.pipeline_bounds import CountCuts, PipelineCuts
 from milpplan.groups.packing.pack import pack
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy
-from milpplan.lengths.bounds.exclusive_pipelines import forced_pipeline_bounds
-from milpplan.lengths.bounds.exclusive_sequences import forced_bounds, most_whole
+from milpplan.lengths.bounds.exclusive_pipelines import exclusive_pipeline_bounds
+from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, max_exclusive
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
 from milpplan.lengths.bounds.work_bounds import (
-    BESIDE_SHARE,
+    SHARED_MEMORY_SHARE,
     LinearBounds,
     PipelineWorkBound,
-    serial_times,
+    latencies,
     work_bounds,
 )
 from milpplan.lengths.candidates import SizedCandidate, candidates, sized
@@ -36,7 +36,7 @@ from milpplan.lengths.cost_tables import (
 from milpplan.lengths.records import LengthGroup, MicroBatches
 from milpplan.lengths.replica_time import replicas_of_several
 from milpplan.lengths.single.packing_local_search import Timer, improved
-from milpplan.lengths.single.padded_packing import rectangles
+from milpplan.lengths.single.padded_packing import pack_padded
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.terms import Term
@@ -44,7 +44,7 @@ from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
 
 # Upper limit of a micro-batch's token quanta in the tables.
-MAX_GRAINS = 4096
+MAX_QUANTA = 4096
 
 
 # Rounds of moves in the first packing.
@@ -59,7 +59,7 @@ class Effort(IntEnum):
     MOST = 750_000
 
 
-LoadsKey = tuple[int, bool, bool]
+WorkBoundKey = tuple[int, bool, bool]
 """Key of a work bound: member, whether other strategies share the memory, and whether its programs are exact."""
 
 
@@ -101,7 +101,7 @@ class StrategyTables:
     """By member and capacity."""
     linear_bounds_cache: dict[tuple[int, int], LinearBounds] = field(default_factory=dict)
     """By member and capacity."""
-    work_bound_cache: dict[LoadsKey, PipelineWorkBound] = field(default_factory=dict)
+    work_bound_cache: dict[WorkBoundKey, PipelineWorkBound] = field(default_factory=dict)
     fine_work_bounds: dict[int, PipelineWorkBound] = field(default_factory=dict)
     """Refined bounds with shared memory, by member."""
     adopted_work_bounds: dict[int, PipelineWorkBound] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class StrategyTables:
             InfeasibleError: the longest sequence fits under no strategy.
             InvalidInputError: the longest sequence has more quanta than the tables.
         """
-        max_quanta = min(load.num_quanta, MAX_GRAINS) if max_quanta is None else max_quanta
+        max_quanta = min(load.num_quanta, MAX_QUANTA) if max_quanta is None else max_quanta
         sized_candidates = sized(problem, candidates(problem), max_quanta)
         by_layout: dict[Layout, list[SizedCandidate]] = {}
         for candidate in sized_candidates:
@@ -139,11 +139,11 @@ class StrategyTables:
         if not any(candidate.own_memory_quanta * load.token_quantum >= load.lengths[-1] for candidate in kept):
             largest = max(kept, key=lambda candidate: candidate.own_memory_quanta)
             longest, capacity = int(load.lengths[-1]), largest.own_memory_quanta * load.token_quantum
-            if largest.own_memory_quanta == MAX_GRAINS:
+            if largest.own_memory_quanta == MAX_QUANTA:
                 raise InvalidInputError(
                     f"A sequence of {longest:,} tokens is {longest // load.token_quantum:,} times the {load.token_quantum} tokens "
                     "that every sequence is padded to.",
-                    f"At most {MAX_GRAINS:,} times expected: micro-batches are tabled up to there.",
+                    f"At most {MAX_QUANTA:,} times expected: micro-batches are tabled up to there.",
                     f"Pad to more (--align {load.token_quantum * -(-longest // capacity)}), or cut sequences (--seq-len).",
                 )
             raise InfeasibleError(
@@ -155,30 +155,30 @@ class StrategyTables:
         tables = tables_of(problem, [candidate.candidate for candidate in kept], load, sizes)
         return StrategyTables(problem, load, tuple(kept), tuple(tables))
 
-    def max_quanta(self, member: int, *, beside: bool) -> int:
+    def max_quanta(self, member: int, *, shared_memory: bool) -> int:
         """Return the capacity of a micro-batch in token quanta."""
         candidate = self.members[member]
-        return candidate.shared_memory_quanta if beside else candidate.own_memory_quanta
+        return candidate.shared_memory_quanta if shared_memory else candidate.own_memory_quanta
 
-    def strategy(self, member: int, *, beside: bool) -> Strategy:
+    def strategy(self, member: int, *, shared_memory: bool) -> Strategy:
         """Return the strategy for ``groups``, as one of several or as the only one of its step."""
-        key = (member, self.max_quanta(member, beside=beside))
+        key = (member, self.max_quanta(member, shared_memory=shared_memory))
         if key not in self.strategy_cache:
             self.strategy_cache[key] = strategy_of(self.tables[member], self.members[member], key[1])
         return self.strategy_cache[key]
 
-    def strategy_with_true_reduction(self, member: int, *, beside: bool) -> Strategy:
+    def strategy_with_true_reduction(self, member: int, *, shared_memory: bool) -> Strategy:
         """Return ``strategy`` with its true reduction time.
 
         Tables of pipelines may count the ramp of the first and the last micro-batch with the reduction. Other
         bounds of the group count it, too, and no order of the step hides it.
         """
-        one = self.strategy(member, beside=beside)
+        one = self.strategy(member, shared_memory=shared_memory)
         return replace(one, reduce_ns=self.reduce_ns(member))
 
-    def linear_bounds(self, member: int, *, beside: bool) -> LinearBounds:
+    def linear_bounds(self, member: int, *, shared_memory: bool) -> LinearBounds:
         """Return linear lower bounds of a group's time, valid for any sequences."""
-        key = (member, self.max_quanta(member, beside=beside))
+        key = (member, self.max_quanta(member, shared_memory=shared_memory))
         if key not in self.linear_bounds_cache:
             self.linear_bounds_cache[key] = work_bounds(self.tables[member], self.members[member], key[1])
         return self.linear_bounds_cache[key]
@@ -189,23 +189,23 @@ class StrategyTables:
         key = (member, max(self.members[other].shared_memory_quanta for other in others))
         if key not in self.num_exclusive_cache:
             number = int(self.load.counts[self.first_exclusive(member, others) :].sum())
-            self.num_exclusive_cache[key] = min(number, most_whole(self.members[member]))
+            self.num_exclusive_cache[key] = min(number, max_exclusive(self.members[member]))
         return self.num_exclusive_cache[key]
 
     def first_exclusive(self, member: int, others: Sequence[int]) -> int:
         """Return the index of the first length that none of ``others`` holds while this member holds the longest
         one; the number of lengths if there is none."""
-        if not np.isfinite(self.latency_bound_ns(member, beside=True)):
+        if not np.isfinite(self.latency_bound_ns(member, shared_memory=True)):
             return len(self.load.lengths)
-        max_tokens = max(self.max_quanta(other, beside=True) for other in others) * self.load.token_quantum
+        max_tokens = max(self.max_quanta(other, shared_memory=True) for other in others) * self.load.token_quantum
         return int((self.load.lengths <= max_tokens).sum())
 
     def bounds_with_longest(self, member: int, number: int) -> LinearBounds:
         """Return bounds of groups with shared memory that hold the ``number`` longest sequences."""
         key = (member, number)
         if key not in self.longest_bounds_cache:
-            capacity = self.max_quanta(member, beside=True)
-            build = forced_bounds if self.num_stages(member) == 1 else forced_pipeline_bounds
+            capacity = self.max_quanta(member, shared_memory=True)
+            build = exclusive_bounds if self.num_stages(member) == 1 else exclusive_pipeline_bounds
             self.longest_bounds_cache[key] = build(self.tables[member], self.members[member], capacity, number)
         return self.longest_bounds_cache[key]
 
@@ -213,19 +213,19 @@ class StrategyTables:
         """Return a lower bound of the time of ``counts`` [n] sequences with shared memory, without the work bounds
         of pipelines."""
         float_counts = counts.astype(np.float64)
-        bound_ns = self.linear_bounds(member, beside=True).at(float_counts)
+        bound_ns = self.linear_bounds(member, shared_memory=True).at(float_counts)
         # The bound needs every sequence that is longer than some length.
         missing = np.flatnonzero(counts < self.load.counts)
         number = int(counts[missing[-1] + 1 :].sum()) if len(missing) else int(counts.sum())
-        number = min(number, most_whole(self.members[member]))
+        number = min(number, max_exclusive(self.members[member]))
         return max(bound_ns, self.bounds_with_longest(member, number).at(float_counts)) if number else bound_ns
 
-    def work_bound(self, member: int, *, beside: bool, exact: bool = False) -> PipelineWorkBound:
+    def work_bound(self, member: int, *, shared_memory: bool, exact: bool = False) -> PipelineWorkBound:
         """Return the bound of a pipeline by its work; expensive if ``exact``."""
         # Lines and classes differ even if the capacity does not.
-        key = (member, beside, exact)
+        key = (member, shared_memory, exact)
         if key not in self.work_bound_cache:
-            share, capacity = BESIDE_SHARE if beside else 1.0, self.max_quanta(member, beside=beside)
+            share, capacity = SHARED_MEMORY_SHARE if shared_memory else 1.0, self.max_quanta(member, shared_memory=shared_memory)
             self.work_bound_cache[key] = PipelineWorkBound.of(
                 self.tables[member], self.members[member], capacity, share, exact=exact
             )
@@ -234,7 +234,7 @@ class StrategyTables:
     def work_bound_with_longest(self, member: int, cutoff_ns: float) -> PipelineWorkBound:
         """Return the strongest own-memory bound with the term of the longest sequence, up to ``cutoff_ns``."""
         exact = (member, False, True) in self.work_bound_cache
-        bound = self.work_bound(member, beside=False, exact=exact)
+        bound = self.work_bound(member, shared_memory=False, exact=exact)
         if not bound.classes:
             bound = bound.with_longest(cutoff_ns)
             self.work_bound_cache[member, False, exact] = bound
@@ -243,7 +243,7 @@ class StrategyTables:
     def best_own_memory_bound(self, member: int) -> PipelineWorkBound:
         """Return the strongest bound known of a pipeline that has the memory to itself."""
         strongest = self.adopted_work_bounds.get(member, self.work_bound_cache.get((member, False, True)))
-        return self.work_bound(member, beside=False) if strongest is None else strongest
+        return self.work_bound(member, shared_memory=False) if strongest is None else strongest
 
     def has_own_memory_bound(self, member: int) -> bool:
         """Return whether a work bound is known of a pipeline that has the memory to itself."""
@@ -259,16 +259,16 @@ class StrategyTables:
         if bound.workload_bound_ns > self.best_own_memory_bound(member).workload_bound_ns:
             self.adopted_work_bounds[member] = bound
 
-    def merge_bounds(self, bounds: Mapping[LoadsKey, PipelineWorkBound]) -> None:
+    def merge_bounds(self, bounds: Mapping[WorkBoundKey, PipelineWorkBound]) -> None:
         """Merge work bounds that another process computed."""
         for key, bound in bounds.items():
             if key not in self.work_bound_cache or (bound.classes and not self.work_bound_cache[key].classes):
                 self.work_bound_cache[key] = bound
 
-    def micro_batch_pricing(self, member: int, *, beside: bool = False) -> MicroBatchPricing:
+    def micro_batch_pricing(self, member: int, *, shared_memory: bool = False) -> MicroBatchPricing:
         """Return the pricing problem of the pipeline's micro-batches."""
         return MicroBatchPricing.of(
-            self.tables[member], self.num_stages(member), self.max_quanta(member, beside=beside)
+            self.tables[member], self.num_stages(member), self.max_quanta(member, shared_memory=shared_memory)
         )
 
     def store_bound(self, member: int, bound: PipelineWorkBound) -> None:
@@ -282,35 +282,35 @@ class StrategyTables:
 
     def work_bound_by_class(self, member: int, *, only_longest: bool = False) -> PipelineWorkBound:
         """Return ``fine_work_bound`` with groups divided into classes by their longest sequence."""
-        capacity = self.max_quanta(member, beside=True)
+        capacity = self.max_quanta(member, shared_memory=True)
         fitting = int((self.load.lengths <= capacity * self.load.token_quantum).sum())
         return self.fine_work_bound(member).with_classes(fitting, only_longest=only_longest)
 
     def fine_work_bound(self, member: int) -> PipelineWorkBound:
         """Return the shared-memory ``work_bound``, refined to be tight for parts of the work, too."""
         if member not in self.fine_work_bounds:
-            self.fine_work_bounds[member] = self.work_bound(member, beside=True).refined()
+            self.fine_work_bounds[member] = self.work_bound(member, shared_memory=True).refined()
         return self.fine_work_bounds[member]
 
-    def latency_bound_ns(self, member: int, *, beside: bool) -> float:
+    def latency_bound_ns(self, member: int, *, shared_memory: bool) -> float:
         """Return the minimum time of a group with the longest sequence in ns; infinite if it does not fit."""
-        key = (member, self.max_quanta(member, beside=beside))
+        key = (member, self.max_quanta(member, shared_memory=shared_memory))
         if key not in self.latency_cache:
-            self.latency_cache[key] = float(serial_times(self.tables[member], self.members[member], key[1])[-1])
+            self.latency_cache[key] = float(latencies(self.tables[member], self.members[member], key[1])[-1])
         return self.latency_cache[key]
 
-    def step_bound_ns(self, member: int, *, beside: bool) -> float:
+    def step_bound_ns(self, member: int, *, shared_memory: bool) -> float:
         """Return a lower bound in ns of the step that runs all sequences under one strategy.
 
         It is the maximum of the linear bounds, the latency of the longest sequence and the known work bounds, plus
         reduction and finish. Infinite if a sequence does not fit.
         """
-        capacity = self.max_quanta(member, beside=beside)
+        capacity = self.max_quanta(member, shared_memory=shared_memory)
         if capacity * self.load.token_quantum < self.load.lengths[-1]:
             return float("inf")
-        bounds_ns = [self.linear_bounds(member, beside=beside).at(self.load.counts.astype(np.float64))]
-        bounds_ns.append(self.latency_bound_ns(member, beside=beside))
-        work_bounds = [self.work_bound_cache.get((member, beside, exact)) for exact in (False, True)]
+        bounds_ns = [self.linear_bounds(member, shared_memory=shared_memory).at(self.load.counts.astype(np.float64))]
+        bounds_ns.append(self.latency_bound_ns(member, shared_memory=shared_memory))
+        work_bounds = [self.work_bound_cache.get((member, shared_memory, exact)) for exact in (False, True)]
         bounds_ns += [bound.workload_bound_ns for bound in work_bounds if bound is not None]
         return max(bounds_ns) + self.reduce_ns(member) + self.finish_ns(member)
 
@@ -360,7 +360,7 @@ class StrategyTables:
         if not kind.fits.all():
             return None
         if self.load.rules.padded:
-            packings = rectangles(kind, counts[chosen])
+            packings = pack_padded(kind, counts[chosen])
             return min(
                 (self.time_packing(member, self._whole(chosen, candidate), max_quanta) for candidate in packings),
                 key=_time_ns,

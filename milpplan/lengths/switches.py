@@ -14,7 +14,7 @@ from itertools import pairwise, permutations
 import numpy as np
 
 from milpplan.groups.strategies import SwitchTimes
-from milpplan.lengths.candidates import Place
+from milpplan.lengths.candidates import LayoutKey
 from milpplan.lengths.records import LengthSwitch
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
@@ -41,14 +41,14 @@ class Switches:
 
     def __init__(self, pool: StrategyTables) -> None:
         self.pool = pool
-        self.known: dict[tuple[Place, Place], Arc] = {}
+        self.known: dict[tuple[LayoutKey, LayoutKey], Arc] = {}
         # Seconds that nothing undercuts, (parameters, gradients).
-        self.least: dict[tuple[Place, Place], tuple[float, float]] = {}
+        self.least: dict[tuple[LayoutKey, LayoutKey], tuple[float, float]] = {}
         states = max(int(stage.state_bytes[2]) for one in pool.members for stage in one.stages)
         # Beside parameters on the move: optimizer states, and the gradients summed so far.
         self.beside_bytes = states + -(-states * grad_bytes(pool.problem) // ADAM_STATE_BYTES)
 
-    def _place(self, member: int) -> Place:
+    def _place(self, member: int) -> LayoutKey:
         return self.pool.members[member].candidate.layout_key
 
     def price(self, members: Sequence[int]) -> bool:

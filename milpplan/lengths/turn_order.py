@@ -26,7 +26,7 @@ class Orders:
         return GroupedProblem(
             self.pool.load.lengths,
             self.pool.load.counts,
-            tuple(self.pool.strategy_with_true_reduction(member, beside=True) for member in members),
+            tuple(self.pool.strategy_with_true_reduction(member, shared_memory=True) for member in members),
             times,
             max_strategies=len(members),
             finish_ns=tuple(self.pool.finish_ns(member) for member in members),

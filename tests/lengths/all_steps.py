@@ -23,10 +23,10 @@ def random_turns(found: Family, random: np.random.Generator) -> list[Turn]:
         size = int(load.lengths[k]) // load.token_quantum
         open_ = [
             row for row in rows
-            if found.grains(row[0]) >= size + int(row[2] @ load.lengths) // load.token_quantum and random.random() < 0.3
+            if found.max_quanta(row[0]) >= size + int(row[2] @ load.lengths) // load.token_quantum and random.random() < 0.3
         ]  # fmt: skip
         if not open_:
-            members = [one for one in found.members if found.grains(one) >= size]
+            members = [one for one in found.members if found.max_quanta(one) >= size]
             member = int(random.choice(members))
             teams = found.pool.members[member].candidate.layout.dp
             rows.append((member, int(random.integers(teams)), np.zeros_like(load.counts)))
@@ -67,7 +67,7 @@ class AllSteps:
         rows = np.array([[int(k in subset) for k in range(self.number)] for subset in subsets])
         best = np.full(len(subsets), np.inf)
         for member, own in zip(self.family.members, self.family.degrees, strict=True):
-            fits = rows @ load.lengths <= self.family.grains(member) * load.token_quantum
+            fits = rows @ load.lengths <= self.family.max_quanta(member) * load.token_quantum
             if own != degree or not fits.any():
                 continue
             candidate = self.family.pool.members[member].candidate
@@ -79,7 +79,7 @@ class AllSteps:
 
     def least_ns(self) -> float:
         """The step, its reduction and finish included."""
-        seats = self.family.num_seats
+        seats = self.family.num_slots
         teams = [(degree, team) for degree in self.degrees for team in range(seats // degree)]
         least = math.inf
         for chosen in itertools.product(range(len(teams)), repeat=self.number):
@@ -90,7 +90,7 @@ class AllSteps:
                 for seat in range(degree * team, degree * (team + 1)):
                     ends[seat] += taken
             least = min(least, max(ends))
-        return least + self.family.once_ns
+        return least + self.family.fixed_cost_ns
 
 
 def few(random: np.random.Generator) -> Workload:

@@ -31,7 +31,7 @@ class AllTurns:
     def single_ns(self, member: int) -> int:
         """The least time of a step of one strategy, which has its memory to itself."""
         pool = self.pool
-        group_ns = self.group(member, pool.max_quanta(member, beside=False), self.counts, self._replicas(member))
+        group_ns = self.group(member, pool.max_quanta(member, shared_memory=False), self.counts, self._replicas(member))
         return group_ns + pool.reduce_ns(member) + pool.finish_ns(member)
 
     def pair_ns(self, pair: tuple[int, int], switches: Switches) -> int:
@@ -43,7 +43,7 @@ class AllTurns:
             if not any(held) or not any(other):
                 continue
             groups = [
-                self.group(member, pool.max_quanta(member, beside=True), mine, self._replicas(member))
+                self.group(member, pool.max_quanta(member, shared_memory=True), mine, self._replicas(member))
                 for member, mine in zip(pair, (held, other), strict=True)
             ]
             for first, home in itertools.product((0, 1), (0, 1)):

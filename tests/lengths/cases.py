@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 
 from milpplan.groups.workload.workload import Workload, workload_of
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.turns.lagrangian_mixtures import Bounded, even_weights, raised_ns
+from milpplan.lengths.turns.lagrangian_mixtures import Bounded, even_weights, subgradient_bound_ns
 from milpplan.problem.problem import Problem
 from tests.small import small_model, small_problem
 
@@ -40,17 +40,17 @@ def deep_pool() -> StrategyTables:
 
 def pool_of(problem: Problem, steps: Workload) -> StrategyTables:
     """All strategies of a problem for a workload."""
-    return StrategyTables.of(grain_problem(problem, GRAIN), Load(steps.lengths, steps.counts, GRAIN))
+    return StrategyTables.of(quantum_problem(problem, GRAIN), Load(steps.lengths, steps.counts, GRAIN))
 
 
 def random_micro_batches(
-    found: StrategyTables, most_grains: int, random: np.random.Generator, number: int
+    found: StrategyTables, max_quanta: int, random: np.random.Generator, number: int
 ) -> np.ndarray:
     """Micro-batches [number, n] that fit, from nearly empty to full."""
     lengths = found.load.lengths
     rows = np.zeros((number, len(lengths)), dtype=np.int64)
     for row in rows:
-        room = int(random.integers(1, most_grains + 1)) * GRAIN
+        room = int(random.integers(1, max_quanta + 1)) * GRAIN
         for k in random.permutation(np.repeat(np.arange(len(lengths)), found.load.counts)):
             if lengths[k] <= room:
                 row[k] += 1
@@ -87,4 +87,4 @@ def random_packings(
 def mixed_ns(problem: Bounded, used: tuple[int, ...]) -> float:
     """The *mixed* bound of a set, begun with equal weights, ns."""
     weights = even_weights(problem)[np.eye(len(used), dtype=np.int64)][None]
-    return float(raised_ns(problem, np.array([used]), np.inf, weights)[0][0])
+    return float(subgradient_bound_ns(problem, np.array([used]), np.inf, weights)[0][0])

@@ -149,7 +149,7 @@ def test_prices_of_a_replica_hold_whoever_updates() -> None:
     found = pool_of(problem, workload_of([7_680, 8_192], GRAIN))
     member = max(range(len(found.members)), key=found.finish_ns)
     rows = np.array([[0, 1], [1, 0], [1, 1]])
-    assert found.max_quanta(member, beside=True) * GRAIN >= rows[-1] @ found.load.lengths
+    assert found.max_quanta(member, shared_memory=True) * GRAIN >= rows[-1] @ found.load.lengths
     candidate = found.members[member].candidate
     times = micro_batch_times(problem, candidate, found.load.lengths, rows, found.load.rules.mask)
     total = (times.forward + times.backward).sum(axis=0)
@@ -172,7 +172,7 @@ def test_the_optimizers_home_runs_something() -> None:
     assert found.finish_ns(idle) < found.finish_ns(runs)
     switches = Switches(found)
     switches.price([runs, idle])
-    packed = found.pack(runs, found.load.counts, found.max_quanta(runs, beside=True))
+    packed = found.pack(runs, found.load.counts, found.max_quanta(runs, shared_memory=True))
     assert packed is not None
     step = Orders(found, switches).best([runs, idle], {runs: packed})
     assert (step.home, step.order) == (runs, (runs,))

@@ -54,7 +54,7 @@ def test_bucketing_is_a_step_of_one_strategy() -> None:
     found = pool()
     step = bucketing_step(found)
     member = _member(found, step.strategies[0])
-    lengths, tokens = found.load.lengths, found.max_quanta(member, beside=False) * GRAIN
+    lengths, tokens = found.load.lengths, found.max_quanta(member, shared_memory=False) * GRAIN
     rows = []
     for bucket in buckets(lengths, BOUNDARIES[0]):
         held = np.where(np.isin(np.arange(len(lengths)), np.r_[bucket.places]), found.load.counts, 0)
@@ -133,7 +133,7 @@ def test_flexsps_rounds_hold_every_sequence() -> None:
     flat = [one for one in range(len(found.members)) if found.num_stages(one) == 1]
     work = []
     for member in flat:
-        (pipeline, replicas), lengths = found.strategy(member, beside=False).pipelines[0], found.load.lengths
+        (pipeline, replicas), lengths = found.strategy(member, shared_memory=False).pipelines[0], found.load.lengths
         share = pipeline.units(lengths) * pipeline.parts / replicas
         work.append(np.where(pipeline.holds(lengths), share, np.inf))
     assert step.step_time_s * 1e9 >= float(np.min(work, axis=0) @ found.load.counts)

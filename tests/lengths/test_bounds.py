@@ -14,11 +14,11 @@ from milpplan.groups.bounds.long_sequence import group_ns, long_bound
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import StageLoads
 from milpplan.lengths.bounds.stage_lines import heaviest
-from milpplan.lengths.bounds.work_bounds import LinearBounds, serial_times
+from milpplan.lengths.bounds.work_bounds import LinearBounds, latencies
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.replica_time import pipeline_ns, replicas_ns
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.turns.lagrangian_mixtures import Bounded, sharpened_ns
+from milpplan.lengths.turns.lagrangian_mixtures import Bounded, lp_bound_ns
 from milpplan.lengths.turns.screening import branched, screened, split
 from tests.lengths.cases import GRAIN, mixed_ns, pool, pool_of, random_micro_batches, workload
 from tests.small import small_problem
@@ -387,7 +387,7 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
         if layout.pp == 2 and one.candidate.recompute == "none":
             # A third of the pipelines is enough: each asks for some programs.
             continue
-        plain = found.linear_bounds(member, beside=True)
+        plain = found.linear_bounds(member, shared_memory=True)
         long = found.work_bound_by_class(member) if layout.pp > 1 else None
         for _ in range(3):
             rows = random_micro_batches(
@@ -402,7 +402,7 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
             held = rows.sum(axis=0).astype(np.float64)
             bound = plain.at(held)
             if layout.pp > 1:
-                loads = found.work_bound(member, beside=True)
+                loads = found.work_bound(member, shared_memory=True)
                 share = float(held @ loads.sequence_loads) / loads.total_load
                 bound = loads.chords_between(plain, max(0.0, share - 0.2), min(1.0, share + 0.1)).at(held)
                 assert loads.chords_between(plain).at(held) <= exact, one.candidate.name
@@ -423,7 +423,7 @@ def test_passages_are_those_of_the_longest_sequence_alone() -> None:
     """A micro-batch with just one sequence takes at least the passage of its length, and hardly more."""
     found = pool()
     for member, one in enumerate(found.members):
-        passage = serial_times(found.tables[member], one, one.own_memory_quanta)
+        passage = latencies(found.tables[member], one, one.own_memory_quanta)
         for k in np.flatnonzero(np.isfinite(passage))[::9].tolist():
             alone = np.zeros((1, len(passage)), dtype=np.int64)
             alone[0, k] = 1
@@ -457,7 +457,7 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
         problem = Bounded.of(bounds, serial, once, finish, counts)
         used = tuple(range(size))
         bound = mixed_ns(problem, used)
-        sharp = sharpened_ns(problem, np.array(used))
+        sharp = lp_bound_ns(problem, np.array(used))
         assert bound <= sharp * (1 + 1e-9) <= least * (1 + 1e-9)
         close.append(sharp / least)
         kept = screened(problem, size, least + 1e-6)
@@ -487,12 +487,12 @@ def test_the_least_time_of_a_strategy_knows_the_passage_of_the_longest() -> None
     found = pool_of(small_problem(memory_gib=40), long)
     random, raised = np.random.default_rng(3), 0
     for member, one in enumerate(found.members):
-        least_ns = found.step_bound_ns(member, beside=False)
+        least_ns = found.step_bound_ns(member, shared_memory=False)
         once_ns = found.reduce_ns(member) + found.finish_ns(member)
         if not np.isfinite(least_ns):
             continue
-        spread_ns = found.linear_bounds(member, beside=False).at(long.counts.astype(np.float64)) + once_ns
-        raised += found.latency_bound_ns(member, beside=False) + once_ns > 1.2 * spread_ns
+        spread_ns = found.linear_bounds(member, shared_memory=False).at(long.counts.astype(np.float64)) + once_ns
+        raised += found.latency_bound_ns(member, shared_memory=False) + once_ns > 1.2 * spread_ns
         for _ in range(5):
             replicas = _dealt(found, one.own_memory_quanta, one.candidate.layout.dp, random)
             assert least_ns <= found.time_packing(member, replicas, one.own_memory_quanta).time_ns + once_ns, (
@@ -502,12 +502,12 @@ def test_the_least_time_of_a_strategy_knows_the_passage_of_the_longest() -> None
 
 
 def _dealt(
-    found: StrategyTables, most_grains: int, num_replicas: int, random: np.random.Generator
+    found: StrategyTables, max_quanta: int, num_replicas: int, random: np.random.Generator
 ) -> tuple[np.ndarray, ...]:
     """All sequences in random micro-batches that fit, these on random replicas."""
     lengths, rows = found.load.lengths, [np.zeros(len(found.load.lengths), dtype=np.int64)]
     for k in random.permutation(np.repeat(np.arange(len(lengths)), found.load.counts)):
-        if rows[-1] @ lengths + lengths[k] > most_grains * GRAIN or random.random() < 0.3:
+        if rows[-1] @ lengths + lengths[k] > max_quanta * GRAIN or random.random() < 0.3:
             rows.append(np.zeros(len(lengths), dtype=np.int64))
         rows[-1][k] += 1
     batches = np.array([row for row in rows if row.any()])

@@ -40,7 +40,7 @@ def test_many_replicas_are_timed_at_once() -> None:
         longest_ns = max(Replica.of(timer, mine).time_ns for mine in packed)
         assert timer.longest_ns(counts) == pytest.approx(longest_ns)
         held = np.flatnonzero(counts.any(axis=(0, 1)))
-        assert timer.among(held).longest_ns(counts[..., held]) == pytest.approx(longest_ns)
+        assert timer.for_lengths(held).longest_ns(counts[..., held]) == pytest.approx(longest_ns)
         parts.append((one.candidate, (packed[0], packed[1], packed[0][:0], packed[2])))
         each.append(replicas_ns(found.problem, one.candidate, found.load.lengths, parts[-1][1]).tolist())
     together = replicas_of_several(found.problem, parts, found.load.lengths)
@@ -66,13 +66,13 @@ def test_changes_are_timed_as_if_made() -> None:
         after[0] -= goes[0]
         if not after[0].any():
             continue
-        assert replica.changed([(places[0], -goes)])[0] == pytest.approx(Replica.of(timer, after).time_ns)
-        opened = replica.opened(1)
+        assert replica.times_after([(places[0], -goes)])[0] == pytest.approx(Replica.of(timer, after).time_ns)
+        opened = replica.with_empty(1)
         alone = np.insert(after, 1, goes, axis=0)
-        times = opened.changed([(places[0], -goes), (places[1], goes)])
+        times = opened.times_after([(places[0], -goes), (places[1], goes)])
         assert times[0] == pytest.approx(Replica.of(timer, alone).time_ns)
         order = random.permutation(len(packed))
-        assert replica.ordered(order[None])[0] == pytest.approx(Replica.of(timer, packed[order]).time_ns)
+        assert replica.times_ordered(order[None])[0] == pytest.approx(Replica.of(timer, packed[order]).time_ns)
 
 
 def test_improving_keeps_all_sequences_and_the_capacity() -> None:
@@ -86,7 +86,7 @@ def test_improving_keeps_all_sequences_and_the_capacity() -> None:
         replicas = [packed, *[packed[:0]] * (layout.dp - 1)]
         after = improved(timer, replicas, 12_000)
         assert (sum(one.sum(axis=0) for one in after) == sum(one.sum(axis=0) for one in replicas)).all()
-        assert all((one @ timer.grains).max(initial=0) <= timer.most_grains for one in after)
+        assert all((one @ timer.quanta).max(initial=0) <= timer.max_quanta for one in after)
         assert all(one.any(axis=1).all() for one in after)
         times = [max(Replica.of(timer, one).time_ns for one in both) for both in (replicas, after)]
         assert times[1] <= times[0]
@@ -103,7 +103,7 @@ def _best_ns(found: StrategyTables, number: int) -> float:
     for places in itertools.product(range(count), repeat=count):
         packed = np.zeros((count, count), dtype=np.int64)
         packed[list(places), range(count)] = 1
-        if (packed @ timer.grains).max() <= timer.most_grains:
+        if (packed @ timer.quanta).max() <= timer.max_quanta:
             least = min(least, Replica.of(timer, packed).time_ns)
     return least
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from milpplan.groups.bounds.last_stage import load_bound
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.strategy_tables import MAX_GRAINS, StrategyTables
+from milpplan.lengths.strategy_tables import MAX_QUANTA, StrategyTables
 from milpplan.lengths.turns.dispatch_bound import PipelineBound
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
@@ -27,8 +27,8 @@ def pool(stages: int) -> StrategyTables:
     typical, lengths = workload(longest=MOST_GRAINS * GRAIN), np.arange(1, MOST_GRAINS + 1) * GRAIN
     counts = np.zeros_like(lengths)
     counts[typical.lengths // GRAIN - 1] = typical.counts
-    assert MOST_GRAINS < MAX_GRAINS
-    return StrategyTables.of(grain_problem(problem, GRAIN), Load(lengths, counts, GRAIN))
+    assert MOST_GRAINS < MAX_QUANTA
+    return StrategyTables.of(quantum_problem(problem, GRAIN), Load(lengths, counts, GRAIN))
 
 
 def member_of(stages: int) -> int:
@@ -91,7 +91,7 @@ def test_it_is_near_what_programs_for_the_batch_prove(stages: int) -> None:
         (place,) = [
             i for i, one in enumerate(solved.members) if one.candidate.name == found.members[member].candidate.name
         ]
-        loads = solved.work_bound(place, beside=False)
+        loads = solved.work_bound(place, shared_memory=False)
         near = load_bound(loads.stages, loads.num_stages, loads.ramp_ns, loads.total_load, 60).at(loads.total_load)
         assert bound(stages).group_ns(load.lengths, load.counts) >= 0.97 * near
 

@@ -14,7 +14,7 @@ from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, Pi
 from milpplan.lengths.bounds.min_replicas import fewest_bins
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.single.incumbents import Incumbents
-from milpplan.lengths.steps import enough_ns
+from milpplan.lengths.steps import cutoff_ns
 from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.cases import GRAIN, deep_pool
 
@@ -86,7 +86,7 @@ def test_a_gap_is_reached_where_it_says_so() -> None:
     random = np.random.default_rng(8)
     for time_ns in random.integers(1, 10**12, 300).tolist():
         for gap in (0.0, 0.01, 0.05, 1e-4):
-            bound_ns = enough_ns(time_ns, gap)
+            bound_ns = cutoff_ns(time_ns, gap)
             assert time_ns - bound_ns <= gap * time_ns + 1e-6
             assert time_ns - (bound_ns - 1.0) > gap * time_ns - 1e-3
 

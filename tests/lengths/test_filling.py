@@ -12,7 +12,7 @@ import pytest
 from milpplan.groups.bounds.last_stage import best_mixture
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
-from milpplan.lengths.bounds.configuration_columns import Start, improved, shared_out, worths
+from milpplan.lengths.bounds.configuration_columns import Start, improved, optimise_prices, worths
 from milpplan.lengths.bounds.configuration_lp import ConfigurationLP
 from milpplan.lengths.bounds.knapsack_dp import KnapsackDP
 from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
@@ -29,7 +29,7 @@ def pipelines() -> tuple[int, ...]:
     able = [
         one
         for one in range(len(found.members))
-        if found.num_stages(one) > 1 and found.max_quanta(one, beside=False) * GRAIN >= longest
+        if found.num_stages(one) > 1 and found.max_quanta(one, shared_memory=False) * GRAIN >= longest
     ]
     chosen: dict[tuple[bool, int], int] = {}
     for one in able:
@@ -60,7 +60,7 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> No
     worth about that."""
     member = pipelines()[place]
     found, random, contents = pool(), np.random.default_rng(member), contents_of(member)
-    most = found.max_quanta(member, beside=False)
+    most = found.max_quanta(member, shared_memory=False)
     rows = random_micro_batches(found, most, random, 60)
     times, sizes = contents.times(rows), found.load.lengths // GRAIN
     assert (times[:, :4] > 0).all()
@@ -128,7 +128,7 @@ def test_times_of_contents_are_those_of_every_stage(turn: int) -> None:
     """Never above the exact times, forward and backward, of the last stage, the first with tolls, and any other
     one; transfers just the same. Tolls are what is missing on the first of several."""
     (found, member), random = pipeline(turn), np.random.default_rng(2)
-    one, most = found.members[member].candidate, found.max_quanta(member, beside=False)
+    one, most = found.members[member].candidate, found.max_quanta(member, shared_memory=False)
     rows = random_micro_batches(found, most, random, 60)
     told = found.micro_batch_pricing(member).times(rows)
     exact = micro_batch_times(found.problem, one, found.load.lengths, rows, found.load.rules.mask)
@@ -149,8 +149,8 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
     (found, member), random = pipeline(turn), np.random.default_rng(7 + turn)
     contents = found.micro_batch_pricing(member)
     one, stages = found.members[member].candidate, found.num_stages(member)
-    loads = found.work_bound(member, beside=False)
-    most, last = found.max_quanta(member, beside=False), len(found.load.lengths) - 1
+    loads = found.work_bound(member, shared_memory=False)
+    most, last = found.max_quanta(member, shared_memory=False), len(found.load.lengths) - 1
     sizes = found.load.lengths // GRAIN
     longest, large = PinnedItem(last), PinnedItem(quanta=most // 2)
     each = float((loads.stages.last / sizes).min())
@@ -207,7 +207,7 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
     member = pipelines()[0]
     found, random, contents, gained = pool(), np.random.default_rng(11), contents_of(member), 0.0
     one, stages = found.members[member].candidate, found.num_stages(member)
-    loads, most = found.work_bound(member, beside=False), found.max_quanta(member, beside=False)
+    loads, most = found.work_bound(member, shared_memory=False), found.max_quanta(member, shared_memory=False)
     needed, last = share * found.load.counts, loads.stages.last
     dearest = np.full(len(needed), np.inf)
     for number in (3, 6):
@@ -217,7 +217,7 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
         slope = mixture.bound(loads.stages, float(needed @ last), 0.0).slope
         bound, rows = filling.prove_price_bound(mixture, slope * last)
         start, time_ns = Start(mixture, slope * last, rows), bound.at(needed)
-        shared = shared_out(filling, needed, dearest, start, None, time_ns, lambda one: one.at(needed), near=True)
+        shared = optimise_prices(filling, needed, dearest, start, None, time_ns, lambda one: one.at(needed), near=True)
         assert shared is not None
         found_bound, begun, _ = shared
         # The mixture that it comes with proves that.
@@ -244,8 +244,8 @@ def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None
     """Whatever was refined: the bound of the whole workload does not fall, and the best packing is no shorter; for
     a time that it says is too short there is none."""
     found, member = pipeline(turn)
-    loads = found.work_bound(member, beside=False).with_longest(float("inf"))
-    packed = found.pack(member, found.load.counts, found.max_quanta(member, beside=False))
+    loads = found.work_bound(member, shared_memory=False).with_longest(float("inf"))
+    packed = found.pack(member, found.load.counts, found.max_quanta(member, shared_memory=False))
     assert packed is not None
     search = ConfigurationBound(loads, found.micro_batch_pricing(member))
     for share in (0.9, 0.97, 0.99):
@@ -260,10 +260,10 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
     found, random, told = pool(), np.random.default_rng(3), 0
     for member in range(len(found.members)):
         one = found.members[member].candidate
-        most, stages = found.max_quanta(member, beside=False), found.num_stages(member)
+        most, stages = found.max_quanta(member, shared_memory=False), found.num_stages(member)
         if one.layout.dp > 1 or stages == 1 or most * GRAIN < found.load.lengths[-1]:
             continue
-        loads = found.work_bound(member, beside=False).with_longest(float("inf"))
+        loads = found.work_bound(member, shared_memory=False).with_longest(float("inf"))
         packed = found.pack(member, found.load.counts, most)
         assert packed is not None
         search = ConfigurationBound(loads, contents_of(member))
@@ -295,16 +295,16 @@ def test_what_is_proved_holds_for_those_that_recompute_more() -> None:
     found, random, checked, rose = pool(), np.random.default_rng(5), 0, 0
     longest = found.load.lengths[-1]
     for one, other in permutations(range(len(found.members)), 2):
-        stages, grains = found.num_stages(one), found.max_quanta(one, beside=False)
+        stages, grains = found.num_stages(one), found.max_quanta(one, shared_memory=False)
         if (
             stages == 1
             or grains * GRAIN < longest
             or not recomputes_less(found.members[one], found.members[other])
         ):
             continue
-        most = found.max_quanta(other, beside=False)
-        lines = found.work_bound(other, beside=False)
-        loads = found.work_bound(one, beside=False).with_longest(float("inf"))
+        most = found.max_quanta(other, shared_memory=False)
+        lines = found.work_bound(other, shared_memory=False)
+        loads = found.work_bound(one, shared_memory=False).with_longest(float("inf"))
         filled = ConfigurationBound(loads, contents_of(one))
         filled.run(loads.workload_bound_ns * 1.03, time.perf_counter() + 1.0)
         items = found.micro_batch_pricing(other).items
@@ -331,8 +331,8 @@ def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
     """Of one of them at least by a part in a thousand."""
     found, gained = pool(), 0.0
     for member in pipelines():
-        loads = found.work_bound(member, beside=False).with_longest(float("inf"))
-        packed = found.pack(member, found.load.counts, found.max_quanta(member, beside=False))
+        loads = found.work_bound(member, shared_memory=False).with_longest(float("inf"))
+        packed = found.pack(member, found.load.counts, found.max_quanta(member, shared_memory=False))
         assert packed is not None
         search = ConfigurationBound(loads, contents_of(member))
         search.run(packed.time_ns, time.perf_counter() + 1.0)

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from milpplan.lengths.bounds.exclusive_pipelines import forced_pipeline_bounds
-from milpplan.lengths.bounds.exclusive_sequences import forced_bounds, longest, most_whole
+from milpplan.lengths.bounds.exclusive_pipelines import exclusive_pipeline_bounds
+from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, longest, max_exclusive
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import StrategyTables
@@ -36,17 +36,17 @@ def test_no_packing_of_what_is_held_is_below_the_bounds(stages: int) -> None:
     members = [
         member
         for member, one in enumerate(found.members)
-        if one.candidate.layout.pp == stages and np.isfinite(found.latency_bound_ns(member, beside=True))
+        if one.candidate.layout.pp == stages and np.isfinite(found.latency_bound_ns(member, shared_memory=True))
     ]
     assert members
     close, raised, broken = 0.0, 0.0, 0
     for member in members[::2]:
         one = found.members[member]
         grains, table = one.shared_memory_quanta, found.tables[member]
-        make = forced_bounds if stages == 1 else forced_pipeline_bounds
-        for number in (1, min(LONG, most_whole(one))):
+        make = exclusive_bounds if stages == 1 else exclusive_pipeline_bounds
+        for number in (1, min(LONG, max_exclusive(one))):
             bounds = make(table, one, grains, number)
-            more = make(table, one, grains, min(number + 1, most_whole(one)))
+            more = make(table, one, grains, min(number + 1, max_exclusive(one)))
             whole = np.bincount(longest(table, number), minlength=len(lengths))
             for turn in range(9):
                 held = whole if turn < 3 else whole + random.integers(0, counts - whole + 1)
@@ -60,7 +60,7 @@ def test_no_packing_of_what_is_held_is_below_the_bounds(stages: int) -> None:
             bound = bounds.at(whole.astype(float))
             assert bound <= best.time_ns
             close = max(close, bound / best.time_ns)
-            raised = max(raised, bound / found.linear_bounds(member, beside=True).at(whole.astype(float)))
+            raised = max(raised, bound / found.linear_bounds(member, shared_memory=True).at(whole.astype(float)))
     # Only the last two of four stages are looked at.
     assert broken or stages == 4
     assert close > (0.99 if stages < 4 else 0.7), close

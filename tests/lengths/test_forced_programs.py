@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from milpplan.lengths.bounds.exclusive_pipelines import forced_pipeline_bounds
+from milpplan.lengths.bounds.exclusive_pipelines import exclusive_pipeline_bounds
 from milpplan.lengths.bounds.exclusive_programs import ExclusiveProgram
 from milpplan.lengths.bounds.knapsack_dp import Items, KnapsackDP
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
@@ -30,9 +30,9 @@ def _pool() -> StrategyTables:
 
 def _program(found: StrategyTables, member: int, first: int, share: float) -> ExclusiveProgram:
     """Others are worth so many times what linear bounds say."""
-    worths = share * found.linear_bounds(member, beside=True).shares[0]
+    worths = share * found.linear_bounds(member, shared_memory=True).shares[0]
     return ExclusiveProgram(
-        found.work_bound(member, beside=True), found.micro_batch_pricing(member, beside=True), first, worths
+        found.work_bound(member, shared_memory=True), found.micro_batch_pricing(member, shared_memory=True), first, worths
     )
 
 
@@ -64,14 +64,14 @@ def test_loose_sequences_fill_what_is_left_as_all_ways_say() -> None:
             assert float(content @ values[row]) == pytest.approx(best, abs=1e-9)
             told += 1
     assert told > 150
-    assert items.passes(room) < Items(sizes, items.counts, items.fits).passes(room)
+    assert items.num_passes(room) < Items(sizes, items.counts, items.fits).num_passes(room)
 
 
 def test_contents_with_loose_sequences_are_no_dearer() -> None:
     """At random weights and prices a micro-batch is worth no less than with its short sequences by the grain."""
     found, random = pool(), np.random.default_rng(4)
     member = next(m for m in range(len(found.members)) if found.num_stages(m) > 1)
-    contents, most = found.micro_batch_pricing(member), found.max_quanta(member, beside=False)
+    contents, most = found.micro_batch_pricing(member), found.max_quanta(member, shared_memory=False)
     sizes = contents.items.sizes
     rows = random_micro_batches(found, most, random, 60)
     times = contents.times(rows)
@@ -103,7 +103,7 @@ def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: flo
         for member, one in enumerate(found.members)
         if one.candidate.layout.pp == stages
         and one.candidate.layout.dp == 1
-        and np.isfinite(found.latency_bound_ns(member, beside=True))
+        and np.isfinite(found.latency_bound_ns(member, shared_memory=True))
     ]
     assert members
     first = len(lengths) - int((np.cumsum(counts[::-1]) < LONG).sum()) - 1
@@ -128,7 +128,7 @@ def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: flo
             if turn < 4:
                 broken += more.bounds.at(held.astype(float)) > packed.time_ns
                 close = max(close, known.bounds.at(held.astype(float)) / packed.time_ns)
-        few = forced_pipeline_bounds(found.tables[member], one, one.shared_memory_quanta, 6).at(
+        few = exclusive_pipeline_bounds(found.tables[member], one, one.shared_memory_quanta, 6).at(
             whole.astype(float)
         )
         gained = max(gained, known.bounds.at(whole.astype(float)) / few)

@@ -21,7 +21,7 @@ from milpplan.lengths.bounds.configuration_lp import ConfigurationLP
 from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
 from milpplan.lengths.bounds.min_replicas import MinReplicas, fewest_bins
-from milpplan.lengths.bounds.restricted_master import ClassWindow, chain_prices
+from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray, IntArray
@@ -105,7 +105,7 @@ def replicated(found: StrategyTables) -> list[int]:
         for one in members
         if found.num_stages(one) > 1
         and found.members[one].candidate.layout.dp > 1
-        and min(found.max_quanta(one, beside=False), found.members[one].shared_memory_quanta) >= longest
+        and min(found.max_quanta(one, shared_memory=False), found.members[one].shared_memory_quanta) >= longest
     ]
 
 
@@ -122,10 +122,10 @@ def test_no_packing_is_below_the_bound_of_its_leaders(long: int, short: int) -> 
     members = replicated(found)
     assert members
     for member in members[:2]:
-        one, grains = found.members[member].candidate, found.max_quanta(member, beside=False)
+        one, grains = found.members[member].candidate, found.max_quanta(member, shared_memory=False)
         best = found.pack(member, counts, grains)
         assert best is not None
-        loads = found.work_bound(member, beside=False).with_longest(float("inf"))
+        loads = found.work_bound(member, shared_memory=False).with_longest(float("inf"))
         first = ConfigurationBound(loads, found.micro_batch_pricing(member))
         first.run(0.98 * best.time_ns, time.perf_counter() + 2.0)
         rows = [packing for _ in range(6) for packing in [random_packings(found, member, counts, random)]]
@@ -163,12 +163,12 @@ def test_whether_more_micro_batches_hold_long_sequences_is_told_apart(place: int
     found = pool_of(small_problem(memory_gib=60), workload_of(lengths.astype(np.int64), GRAIN))
     counts, held, parted = found.load.counts, Counter[int](), 0
     member = replicated(found)[place]
-    one, grains = found.members[member].candidate, found.max_quanta(member, beside=False)
+    one, grains = found.members[member].candidate, found.max_quanta(member, shared_memory=False)
     best = found.pack(member, counts, grains)
     assert best is not None
     time_ns = float(best.time_ns)
     filled = ConfigurationBound(
-        found.work_bound(member, beside=False).with_longest(np.inf), found.micro_batch_pricing(member)
+        found.work_bound(member, shared_memory=False).with_longest(np.inf), found.micro_batch_pricing(member)
     )
     leaders = LongestSequenceBranching(filled, time_ns)
     led, last = leaders.class_bounds[0], len(leaders.classes) - 1
@@ -214,11 +214,11 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
     found = pool_of(small_problem(memory_gib=60), workload(long=long, short=short))
     random, counts, asked, compared = np.random.default_rng(7), found.load.counts, 0, 0
     for member in replicated(found)[:2]:
-        one, grains = found.members[member].candidate, found.max_quanta(member, beside=False)
+        one, grains = found.members[member].candidate, found.max_quanta(member, shared_memory=False)
         best = found.pack(member, counts, grains)
         assert best is not None
         filled = ConfigurationBound(
-            found.work_bound(member, beside=False).with_longest(float("inf")), found.micro_batch_pricing(member)
+            found.work_bound(member, shared_memory=False).with_longest(float("inf")), found.micro_batch_pricing(member)
         )
         time_ns = 0.99 * best.time_ns
         filled.run(time_ns, time.perf_counter() + 1.0)
@@ -232,7 +232,7 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
             if windows is None:
                 continue
             needed, before = counts.astype(np.float64), base.duals.sequence_loads
-            answer = chain_prices(windows, numbers, needed, before, time_ns, time.perf_counter() + 1.0)
+            answer = restricted_master_duals(windows, numbers, needed, before, time_ns, time.perf_counter() + 1.0)
             if answer is None:
                 continue
             asked += 1
@@ -303,7 +303,7 @@ def test_a_window_whose_sequence_takes_too_long_is_left_nothing() -> None:
     found = pool_of(small_problem(memory_gib=60), workload(long=3, short=20))
     member = replicated(found)[0]
     one, stages = found.members[member].candidate, found.num_stages(member)
-    loads = found.work_bound(member, beside=False)
+    loads = found.work_bound(member, shared_memory=False)
     last = len(loads.sequence_loads) - 1
     alone = (np.arange(last + 1) == last).astype(np.int64)[None]
     (exact,) = replicas_ns(found.problem, one, found.load.lengths, (alone,), found.load.rules.mask)
@@ -326,11 +326,11 @@ def test_short_longest_sequences_tell_few_sizes_of_micro_batches_apart() -> None
     found = pool_of(small_problem(memory_gib=60), steps)
     assert steps.lengths[-1] == 8 * GRAIN
     member = replicated(found)[0]
-    best = found.pack(member, found.load.counts, found.max_quanta(member, beside=False))
+    best = found.pack(member, found.load.counts, found.max_quanta(member, shared_memory=False))
     assert best is not None
     time_ns = 0.99 * best.time_ns
     filled = ConfigurationBound(
-        found.work_bound(member, beside=False).with_longest(float("inf")), found.micro_batch_pricing(member)
+        found.work_bound(member, shared_memory=False).with_longest(float("inf")), found.micro_batch_pricing(member)
     )
     assert filled.small_thresholds == sorted({*filled.small_thresholds} - {0})
     assert filled.large_thresholds == sorted({*filled.large_thresholds})

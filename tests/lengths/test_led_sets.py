@@ -91,7 +91,7 @@ def test_replicas_hold_what_the_rows_say(pool_: object) -> None:
             continue
         lengths = found.load.lengths
         fits = lengths <= strategy.beside_grains * found.load.grain
-        group = ReplicaInequalities(found, member, found.least_ns(member, beside=False))
+        group = ReplicaInequalities(found, member, found.least_ns(member, shared_memory=False))
         for turn in range(8):
             counts = random.binomial(found.load.counts, random.uniform(0.2, 1.0)) * fits
             replicas = random_packings(found, member, counts, random)
@@ -104,7 +104,7 @@ def test_replicas_hold_what_the_rows_say(pool_: object) -> None:
             if turn < 5 and held.any():
                 # More than a replica holds, of which it is not known that it does not.
                 mine = held[int(held.any(axis=1).argmax())]
-                kind = next(one.kind for one in kinds if _holds(one, mine))
+                kind = next(one.replica_class for one in kinds if _holds(one, mine))
                 parts = [(kind, 1.0, mine * 1.15)]
                 learned += group.learn(float(times.max()), parts, time.perf_counter() + 0.2)
     assert checked > 15

@@ -13,7 +13,7 @@ import pytest
 from milpplan.lengths.bounds.work_bounds import LinearBounds
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.turns.lagrangian_mixtures import Bounded, cheap_ns, sharpened_ns
+from milpplan.lengths.turns.lagrangian_mixtures import Bounded, single_row_bound_ns, lp_bound_ns
 from milpplan.lengths.turns.screening import StrategySet, screened, split
 from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.simulation.layout_columns import FloatArray
@@ -132,7 +132,7 @@ def test_any_weights_bound_a_set(seed: int) -> None:
             weights = random.random((len(used), 2, 4)) ** power
             weights[:, 0, -1] = 0.0
             weights /= weights.sum(axis=2, keepdims=True)
-            assert cheap_ns(problem, np.array([used, used[::-1]]), weights).max() <= least * (1 + 1e-9)
+            assert single_row_bound_ns(problem, np.array([used, used[::-1]]), weights).max() <= least * (1 + 1e-9)
 
 
 def test_no_set_is_lost_while_sets_grow() -> None:
@@ -143,7 +143,7 @@ def test_no_set_is_lost_while_sets_grow() -> None:
         drawn = Strategies.drawn(random, 7, constants=25)
         problem = drawn.bounded([])
         every = [used for size in (2, 3, 4) for used in itertools.combinations(range(7), size)]
-        sharp = {used: sharpened_ns(problem, np.array(used)) for used in every}
+        sharp = {used: lp_bound_ns(problem, np.array(used)) for used in every}
         target = float(np.quantile(list(sharp.values()), 0.3))
         found = screened(problem, 4, target)
         left = {one.strategies for one in found.sets}
@@ -179,7 +179,7 @@ def test_floors_of_programs_hold_for_random_groups(found: object) -> None:
         for _ in range(3):
             # Everything runs somewhere: what only one of them holds, all under that.
             most = np.array(
-                [[known.max_quanta(member, beside=True) * known.load.token_quantum] for member in members]
+                [[known.max_quanta(member, shared_memory=True) * known.load.token_quantum] for member in members]
             )
             share = random.random((len(members), len(known.load.counts))) * (known.load.lengths <= most)
             ends = np.rint(np.cumsum(share / share.sum(axis=0), axis=0) * known.load.counts)
@@ -188,16 +188,16 @@ def test_floors_of_programs_hold_for_random_groups(found: object) -> None:
             if random.random() < 0.5:
                 for place, member, mine in zip(screened_set.strategies, members, held, strict=True):
                     if known.num_stages(member) > 1:
-                        loads = known.work_bound(member, beside=True)
+                        loads = known.work_bound(member, shared_memory=True)
                         load = float(loads.sequence_loads @ mine)
                         left.open_loads[place] = loads.sequence_loads, 0.9 * load, 1.1 * load
             floors = search.bounds.floors(left, [np.array(held)])
             for position, (member, mine) in enumerate(zip(members, held, strict=True)):
-                packed = known.pack(member, mine, known.max_quanta(member, beside=True)) if mine.any() else None
+                packed = known.pack(member, mine, known.max_quanta(member, shared_memory=True)) if mine.any() else None
                 if packed is None:
                     continue
                 values = [float(shares @ mine) + constant for shares, constant in floors[position]]
                 assert max(values) <= packed.time_ns
-                assert max(values) >= known.linear_bounds(member, beside=True).at(mine.astype(float)) * (1 - 1e-9)
+                assert max(values) >= known.linear_bounds(member, shared_memory=True).at(mine.astype(float)) * (1 - 1e-9)
                 checked += 1
     assert checked > 8

@@ -24,14 +24,14 @@ def test_groups_near_a_load_take_no_less_and_more_is_known_of_them() -> None:
     the bounds, which are no lower than before for any of them and higher for some."""
     found, random = pool(), np.random.default_rng(3)
     members = [one for one, strategy in enumerate(found.members) if strategy.shared_memory_quanta]
-    parts = IntervalBounds(found, members, [found.linear_bounds(member, beside=True) for member in members])
+    parts = IntervalBounds(found, members, [found.linear_bounds(member, shared_memory=True) for member in members])
     places = [place for place, member in enumerate(members) if found.num_stages(member) > 1]
     assert parts.of(next(place for place in range(len(members)) if place not in places), "longest") == []
     gained, checked = 0.0, 0
     for place in places[:3]:
         member = members[place]
         loads = found.fine_work_bound(member)
-        grains = found.max_quanta(member, beside=True)
+        grains = found.max_quanta(member, shared_memory=True)
         fits = (found.load.lengths <= grains * found.load.token_quantum) & (
             found.load.lengths < found.load.lengths[-1]
         )
@@ -103,7 +103,7 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
     before = [left.bound_ns for left in sets]
     for member in chosen:
         # That takes the longest beside others only if it holds it.
-        if np.isfinite(found.latency_bound_ns(member, beside=False)):
+        if np.isfinite(found.latency_bound_ns(member, shared_memory=False)):
             loads = found.work_bound_with_longest(member, np.inf)
             filled = ConfigurationBound(loads, found.micro_batch_pricing(member))
             filled.run(loads.workload_bound_ns * 1.02, time.perf_counter() + 0.7)
@@ -134,7 +134,7 @@ def test_intervals_have_their_ends(found: Callable[[], StrategyTables]) -> None:
     pipelines = [m for m, one in enumerate(known.members) if one.shared_memory_quanta and known.num_stages(m) > 1]
     same = [m for m in pipelines if known.members[m].shared_memory_quanta == known.members[m].own_memory_quanta]
     members = [*same[:4], *pipelines[:2]]
-    parts = IntervalBounds(known, members, [known.linear_bounds(member, beside=True) for member in members])
+    parts = IntervalBounds(known, members, [known.linear_bounds(member, shared_memory=True) for member in members])
     for place in range(len(members)):
         kinds: tuple[Kind, ...] = ("alone", "coarse", "none", "alone")
         for kind in kinds:

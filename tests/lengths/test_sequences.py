@@ -12,14 +12,14 @@ from milpplan.errors import InvalidInputError
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Pipeline
 from milpplan.groups.workload.workload import Workload, workload_of
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.records import SequenceRules
 from milpplan.lengths.replica_time import micro_batch_times
 from milpplan.lengths.sequences import bucketed, check_rules, least_padding, sequence_flops
 from milpplan.lengths.side_by_side.team_contents import Contents
 from milpplan.lengths.side_by_side.teams import Family
-from milpplan.lengths.single.padded_packing import rectangles
+from milpplan.lengths.single.padded_packing import pack_padded
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
@@ -38,7 +38,7 @@ def test_a_full_mask_doubles_attention_and_nothing_else() -> None:
     micro-batch longer by just the attention of its layers."""
     assert average_keys(4096, None) == 2048
     assert average_keys(4096, None, "full") == 4096
-    problem = grain_problem(small_problem(memory_gib=40, space={"pp": (1,), "cp": (1, 2)}), GRAIN)
+    problem = quantum_problem(small_problem(memory_gib=40, space={"pp": (1,), "cp": (1, 2)}), GRAIN)
     steps = workload()
     causal, full = (
         StrategyTables.of(problem, Load(steps.lengths, steps.counts, GRAIN, rules))
@@ -65,10 +65,10 @@ def test_a_full_mask_doubles_attention_and_nothing_else() -> None:
 def test_tables_stay_below_exact_times_under_a_full_mask() -> None:
     """Random micro-batches of every strategy without stages, context parallelism and recomputation included."""
     steps, random, checked = workload(), np.random.default_rng(4), 0
-    problem = grain_problem(small_problem(memory_gib=40, space={"pp": (1,)}), GRAIN)
+    problem = quantum_problem(small_problem(memory_gib=40, space={"pp": (1,)}), GRAIN)
     found = StrategyTables.of(problem, Load(steps.lengths, steps.counts, GRAIN, FULL))
     for number, one in enumerate(found.members):
-        pipeline = found.strategy(number, beside=False).pipelines[0][0]
+        pipeline = found.strategy(number, shared_memory=False).pipelines[0][0]
         rows = random_micro_batches(found, one.own_memory_quanta, random, 6)
         if pipeline.num_stages > 1 or one.candidate.layout.pp > 1 or not len(rows):
             continue
@@ -92,7 +92,7 @@ def test_beside_windows_times_do_not_hang_on_other_lengths_and_tables_stay_below
     """A micro-batch takes the same whatever other lengths there are, although the last tiles of longer sequences
     may take less; contents are never above it."""
     steps, random, checked = workload(), np.random.default_rng(4), 0
-    found = StrategyTables.of(grain_problem(windowed(), GRAIN), Load(steps.lengths, steps.counts, GRAIN))
+    found = StrategyTables.of(quantum_problem(windowed(), GRAIN), Load(steps.lengths, steps.counts, GRAIN))
     (once, *_) = (
         sequence_cores(found.problem, kind, one.candidate.layout, steps.lengths).once_s
         for one in found.members
@@ -135,7 +135,7 @@ def test_rectangles_hold_every_sequence_in_one_length_each(seed: int) -> None:
     counts = random.integers(1, 30, 4)
     pipeline = Pipeline("p", int(random.integers(1, 4)), 0.5, 3.0, 90.0, int(random.integers(60, 200)))
     replicas = int(random.integers(1, 5))
-    for way in rectangles(Kind(0, pipeline, replicas, lengths, counts), counts):
+    for way in pack_padded(Kind(0, pipeline, replicas, lengths, counts), counts):
         assert len(way) == replicas
         assert (sum(one.sum(axis=0) for one in way) == counts).all()
         for row in np.concatenate(way):
@@ -147,7 +147,7 @@ def test_rectangles_level_replicas_by_hand() -> None:
     """Ten of 4 and four of 10 tokens, 20 tokens a micro-batch, two replicas, a unit a token and a micro-batch: the
     best way has five and two on each, 42 units."""
     kind = Kind(0, Pipeline("p", 1, 0.0, 3.0, 3.0, 20), 2, np.array([4, 10]), np.array([10, 4]))
-    ways = rectangles(kind, kind.counts)
+    ways = pack_padded(kind, kind.counts)
     units = [[int((one @ kind.units + 1).sum()) for one in way] for way in ways]
     best = ways[min(range(len(ways)), key=lambda place: max(units[place]))]
     assert [one.tolist() for one in best] == [[[0, 2], [5, 0]]] * 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.length_jobs import Case, LogNormalLaw, Wikipedia
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.single.construct_packing import shaped
 from milpplan.lengths.strategy_tables import StrategyTables
@@ -24,10 +24,10 @@ def test_shapes_hold_every_sequence_and_are_short(case: Case, name: str) -> None
     at most two hundredths longer before any improvement than the packing that knows no shapes and is improved."""
     steps = case.workload
     load = Load(steps.lengths, steps.counts, 128)
-    found = StrategyTables.of(grain_problem(case.problem, 128), load)
+    found = StrategyTables.of(quantum_problem(case.problem, 128), load)
     (member,) = (place for place, one in enumerate(found.members) if one.candidate.name == name)
-    grains = found.max_quanta(member, beside=False)
-    ways = shaped(found.work_bound(member, beside=False, exact=True), load, grains)
+    grains = found.max_quanta(member, shared_memory=False)
+    ways = shaped(found.work_bound(member, shared_memory=False, exact=True), load, grains)
     for replicas in ways:
         assert len(replicas) == found.members[member].candidate.layout.dp
         assert (sum(one.sum(axis=0) for one in replicas) == steps.counts).all()
@@ -42,7 +42,7 @@ def test_sequences_that_fit_nowhere_have_no_shape() -> None:
     case = Case("llama2-7b", "dgx-h100", 16, 16_384, Wikipedia(64))
     steps = case.workload
     load = Load(steps.lengths, steps.counts, 128)
-    found = StrategyTables.of(grain_problem(case.problem, 128), load)
+    found = StrategyTables.of(quantum_problem(case.problem, 128), load)
     member = next(place for place in range(len(found.members)) if found.num_stages(place) > 1)
     most = int(np.max(steps.lengths)) // 128 - 1
-    assert shaped(found.work_bound(member, beside=False, exact=True), load, most) == []
+    assert shaped(found.work_bound(member, shared_memory=False, exact=True), load, most) == []

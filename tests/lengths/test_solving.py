@@ -35,9 +35,9 @@ def solved() -> LengthsResult:
     "when",
     [
         "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
-        "milpplan.lengths.heterogeneous.search.HeterogeneousBound.within",
+        "milpplan.lengths.heterogeneous.step_bound.HeterogeneousBound.relax",
         "milpplan.lengths.single.single_strategy_search.SingleStrategySearch.run",
-        "milpplan.lengths.turns.turn_search.TurnSearch.screened",
+        "milpplan.lengths.turns.turn_search.TurnSearch.screen",
         "milpplan.lengths.turns.turn_search.TurnSearch._price",
         "milpplan.lengths.turns.turn_search.TurnSearch._branch",
     ],
@@ -57,7 +57,7 @@ def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when
 
     monkeypatch.setattr(owner, name, interrupted)
     problem, beside = small_problem(memory_gib=40), "TeamSearch" in when
-    spaces = {"side_by_side": beside, "unlike_replicas": "Unlike" in when}
+    spaces = {"side_by_side": beside, "unlike_replicas": "Heterogeneous" in when}
     result = solve_lengths(problem, workload(), GRAIN, 2, 0.001, 8.0, "highs", **spaces)
     assert heard
     assert result.interrupted
@@ -76,7 +76,7 @@ def test_ctrl_c_again_gives_the_step_without_a_bound(monkeypatch: pytest.MonkeyP
 
     for name in (
         "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
-        "milpplan.lengths.turns.turn_search.TurnSearch.screened",
+        "milpplan.lengths.turns.turn_search.TurnSearch.screen",
     ):
         module, method = name.rsplit(".", 1)
         monkeypatch.setattr(pkgutil.resolve_name(module), method, interrupted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.length_jobs import ALIGNMENT, Case, K, ParetoTail
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.single.incumbents import Incumbents
@@ -21,7 +21,7 @@ def pipelined() -> int:
         for one, member in enumerate(found.members)
         if found.num_stages(one) > 1
         and member.candidate.layout.dp > 1
-        and found.max_quanta(one, beside=False) * GRAIN >= found.load.lengths[-1]
+        and found.max_quanta(one, shared_memory=False) * GRAIN >= found.load.lengths[-1]
     )
 
 
@@ -87,11 +87,11 @@ def test_long_sequences_share_replicas_where_that_is_shorter() -> None:
     more, which begin shorter."""
     case = Case("llama2-13b", "dgx-h100", 32, 8 * K, ParetoTail(3.0), context=False)
     load = Load(case.workload.lengths, case.workload.counts, ALIGNMENT)
-    found = StrategyTables.of(grain_problem(case.problem, ALIGNMENT), load)
+    found = StrategyTables.of(quantum_problem(case.problem, ALIGNMENT), load)
     (member,) = (place for place, one in enumerate(found.members) if one.candidate.name == "dp8 pp4")
     known = Incumbents(found)
     known.pack(member)
-    first = found.polish(member, known.starts[member][0], found.max_quanta(member, beside=False))
+    first = found.polish(member, known.starts[member][0], found.max_quanta(member, shared_memory=False))
     assert sum(one[:, -1].any() for one in first.replicas) >= 5
     known.improve(member, maximum=False)
     packed = known.packed[member]

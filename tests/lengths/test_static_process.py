@@ -68,7 +68,7 @@ def test_what_was_proved_elsewhere_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     told = {member: told_ns for member in here.next_step if here.bounds_ns[member] < told_ns}
     assert told
     here.raise_bounds(told)
-    monkeypatch.setattr(StrategyTables, "least_ns", lambda *_, **__: 0.0)
+    monkeypatch.setattr(StrategyTables, "step_bound_ns", lambda *_, **__: 0.0)
     here.run(float("inf"), time.perf_counter() + 1.0)
     assert all(here.bounds_ns[member] >= told_ns for member in told)
     assert any(here.next_step.get(member) != 0 for member in told)
@@ -154,9 +154,9 @@ def test_what_is_packed_here_is_not_packed_there() -> None:
     pipelined = next(
         one
         for one in range(len(here.pool.members))
-        if here.pool.num_stages(one) > 1 and here.pool.max_quanta(one, beside=False) * GRAIN >= longest
+        if here.pool.num_stages(one) > 1 and here.pool.max_quanta(one, shared_memory=False) * GRAIN >= longest
     )
-    packed = here.pool.pack(pipelined, here.pool.load.counts, here.pool.max_quanta(pipelined, beside=False))
+    packed = here.pool.pack(pipelined, here.pool.load.counts, here.pool.max_quanta(pipelined, shared_memory=False))
     assert packed is not None
     step = here.incumbents.single_step(pipelined, packed)
     worker.reply(replace(sliced(0.0, 0.0, below_ns=1.0), best=step, took_s=2.5))
@@ -178,11 +178,11 @@ def test_what_is_heard_of_a_pipeline_alone_changes_nothing_beside_others() -> No
     ]
     assert same
     for member in same:
-        beside = short.work_bound(member, beside=True)
-        other.work_bound(member, beside=False)
+        beside = short.work_bound(member, shared_memory=True)
+        other.work_bound(member, shared_memory=False)
         other.work_bound_with_longest(member, float("inf"))
         short.merge_bounds(other.work_bound_cache)
-        assert short.work_bound(member, beside=True) is beside
+        assert short.work_bound(member, shared_memory=True) is beside
         assert short.best_own_memory_bound(member) is other.best_own_memory_bound(member) is not beside
 
 
@@ -194,7 +194,7 @@ def test_what_is_proved_of_pipelines_is_told_once() -> None:
     member = next(
         one
         for one in range(len(found.members))
-        if found.num_stages(one) > 1 and found.max_quanta(one, beside=False) * GRAIN >= longest
+        if found.num_stages(one) > 1 and found.max_quanta(one, shared_memory=False) * GRAIN >= longest
     )
     nothing = sliced(1.0, 90.0, below_ns=1.0)
     assert worker.reply(nothing).raised_bounds == {}

@@ -8,7 +8,7 @@ import pytest
 from milpplan import Layout, Problem, load_hardware, load_model
 from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
 from milpplan.groups.strategies import Pipeline
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import finish_ns, line_below
 from milpplan.lengths.replica_time import micro_batch_times, pipeline_ns, replicas_ns
 from milpplan.problem.problem import Job
@@ -49,7 +49,7 @@ def test_tables_are_never_above_exact_times() -> None:
     """Random micro-batches of every strategy: units and constant of the table against the slowest stage."""
     found, random = pool(), np.random.default_rng(1)
     for number, one in enumerate(found.members):
-        pipeline = found.strategy(number, beside=False).pipelines[0][0]
+        pipeline = found.strategy(number, shared_memory=False).pipelines[0][0]
         rows = random_micro_batches(found, one.own_memory_quanta, random, 6)
         if not len(rows) or pipeline.num_stages > 1:
             continue
@@ -84,7 +84,7 @@ def test_tables_are_close_where_micro_batches_are_full() -> None:
     found, random = pool(), np.random.default_rng(2)
     checked = 0
     for number, one in enumerate(found.members):
-        layout, pipeline = one.candidate.layout, found.strategy(number, beside=False).pipelines[0][0]
+        layout, pipeline = one.candidate.layout, found.strategy(number, shared_memory=False).pipelines[0][0]
         rows = random_micro_batches(found, one.own_memory_quanta, random, 40)
         rows = rows[
             rows @ found.load.lengths
@@ -105,7 +105,7 @@ def test_strategies_are_never_faster_than_their_tables_say() -> None:
     found, random = pool(), np.random.default_rng(3)
     checked = 0
     for number, one in enumerate(found.members):
-        strategy, dp = found.strategy(number, beside=False), one.candidate.layout.dp
+        strategy, dp = found.strategy(number, shared_memory=False), one.candidate.layout.dp
         pipeline = strategy.pipelines[0][0]
         if not pipeline.holds(found.load.lengths).all():
             continue
@@ -187,6 +187,6 @@ def test_lines_are_below_and_touch() -> None:
 
 def test_grains_stand_for_tokens() -> None:
     """A problem of one grain has the model's layers and asks for every divisor of its GPUs."""
-    one = grain_problem(pool().problem, GRAIN)
+    one = quantum_problem(pool().problem, GRAIN)
     assert one.job.sequence_length == GRAIN
     assert one.job.global_batch_size == one.job.num_gpus

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from milpplan.groups.workload.workload import workload_of
+from milpplan.lengths.flexsp_rule import sequence_duals as team_prices
 from milpplan.lengths.replica_time import micro_batch_times, replicas_ns
-from milpplan.lengths.side_by_side import sequence_duals as team_prices
-from milpplan.lengths.side_by_side.sequence_duals import alone_ns, priced
+from milpplan.lengths.side_by_side.sequence_duals import single_strategy_bound_ns, priced
 from milpplan.lengths.side_by_side.team_bound import shared_work
 from milpplan.lengths.side_by_side.team_contents import Contents
 from milpplan.lengths.side_by_side.team_packing import Packer
@@ -53,10 +53,10 @@ def test_costs_are_the_seats_time_at_most() -> None:
     found, random = family(), np.random.default_rng(3)
     pool = found.pool
     for contents, degree in zip(contents_of(found), found.degrees, strict=True):
-        rows = random_micro_batches(pool, found.grains(contents.member), random, 40)
+        rows = random_micro_batches(pool, found.max_quanta(contents.member), random, 40)
         candidate = pool.members[contents.member].candidate
         times = micro_batch_times(pool.problem, candidate, pool.load.lengths, rows)
-        exact = (times.forward[0] + times.backward[0]) * degree / found.num_seats
+        exact = (times.forward[0] + times.backward[0]) * degree / found.num_slots
         costs = contents.costs(rows)
         assert (costs <= exact).all()
         full = int((rows @ pool.load.lengths).argmax())
@@ -74,7 +74,7 @@ def test_no_micro_batch_is_worth_more_than_the_factor() -> None:
     rows = np.array(list(itertools.product(*(range(count + 1) for count in load.counts))))[1:]
     sizes = load.lengths // load.token_quantum
     for contents in contents_of(found):
-        fitting = rows[rows @ sizes <= found.grains(contents.member)]
+        fitting = rows[rows @ sizes <= found.max_quanta(contents.member)]
         costs = contents.costs(fitting)
         for _ in range(3):
             prices = random.uniform(0.5, 1.5, len(sizes)) * sizes
@@ -85,7 +85,7 @@ def test_no_micro_batch_is_worth_more_than_the_factor() -> None:
             assert bool(worst) or most <= 1.0
             for held in worst:
                 assert (held <= load.counts).all()
-                assert held @ sizes <= found.grains(contents.member)
+                assert held @ sizes <= found.max_quanta(contents.member)
         limit_ns = float(np.median(costs)) / contents.share
         short = contents_of(found, limit_ns)[found.members.index(contents.member)]
         below = fitting[costs < np.median(costs)]
@@ -119,14 +119,14 @@ def test_no_packing_of_equal_replicas_is_below_what_prices_prove_of_one_strategy
     found, random, raised, near = alone_pool(), np.random.default_rng(9), 0, 0.0
     longest = found.load.lengths[-1]
     for member, one in enumerate(found.members):
-        grains = found.max_quanta(member, beside=False)
+        grains = found.max_quanta(member, shared_memory=False)
         if found.num_stages(member) > 1 or min(grains, one.shared_memory_quanta) * GRAIN < longest:
             continue
         once_ns = found.reduce_ns(member) + found.finish_ns(member)
         best = found.pack(member, found.load.counts, grains)
         assert best is not None
-        proved = alone_ns(found, member, math.inf, math.inf)
-        least_ns = found.step_bound_ns(member, beside=False)
+        proved = single_strategy_bound_ns(found, member, math.inf, math.inf)
+        least_ns = found.step_bound_ns(member, shared_memory=False)
         assert proved <= best.time_ns + once_ns
         near = max(near, proved / (best.time_ns + once_ns))
         raised += proved > least_ns * (1 + 1e-3)
@@ -135,8 +135,8 @@ def test_no_packing_of_equal_replicas_is_below_what_prices_prove_of_one_strategy
             exact = replicas_ns(found.problem, one.candidate, found.load.lengths, tuple(packings))
             assert proved <= int(exact.max()) + once_ns
         # A limit is proved at most, and nothing where there is no time.
-        assert alone_ns(found, member, 0.9 * proved, math.inf) <= proved
-        assert alone_ns(found, member, math.inf, 0.0) <= proved
+        assert single_strategy_bound_ns(found, member, 0.9 * proved, math.inf) <= proved
+        assert single_strategy_bound_ns(found, member, math.inf, 0.0) <= proved
     assert raised > 1
     assert near > 0.97, near
 

@@ -42,25 +42,25 @@ def test_lines_are_the_times_of_large_micro_batches() -> None:
     for mine in lines(found).values():
         for one in mine:
             timer = found.timer(one.member)
-            each = np.zeros((1, len(timer.grains)), dtype=np.int64)
-            each[0, 0] = one.room // int(timer.grains[0])
-            if each[0, 0] * timer.grains[0] == one.room:
+            each = np.zeros((1, len(timer.quanta)), dtype=np.int64)
+            each[0, 0] = one.capacity // int(timer.quanta[0])
+            if each[0, 0] * timer.quanta[0] == one.capacity:
                 exact = float(timer.phases(each).sum())
-                assert one.empty + each[0, 0] * one.each[0] == pytest.approx(exact, rel=0.02)
-            place = int(np.flatnonzero(np.isfinite(one.alone))[-1])
+                assert one.constant_ns + each[0, 0] * one.sequence_ns[0] == pytest.approx(exact, rel=0.02)
+            place = int(np.flatnonzero(np.isfinite(one.single_ns))[-1])
             alone = np.zeros_like(each)
             alone[0, place] = 1
-            assert one.alone[place] == pytest.approx(float(timer.phases(alone).sum()), rel=1e-9)
-            assert isinstance(one.among(np.array([0])), AffineTime)
+            assert one.single_ns[place] == pytest.approx(float(timer.phases(alone).sum()), rel=1e-9)
+            assert isinstance(one.for_lengths(np.array([0])), AffineTime)
 
 
 def test_seats_are_done_together() -> None:
     """Where short sequences are many, the last seat is done at most a hundredth after the mean."""
     found = family_of(2, 900, 49_152)
     step = quick_step(found, lines(found))
-    ends = np.zeros(found.num_seats)
+    ends = np.zeros(found.num_slots)
     for turn, end in zip(step.turns, step.ends_ns, strict=True):
-        ends[found.seats(turn)] = np.maximum(ends[found.seats(turn)], end)
+        ends[found.slots(turn)] = np.maximum(ends[found.slots(turn)], end)
     assert ends.max() <= 1.01 * ends.mean()
 
 

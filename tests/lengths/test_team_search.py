@@ -34,11 +34,11 @@ def test_dealing_out_takes_the_seats_of_its_block_only() -> None:
     counts = family.pool.load.counts.copy()
     counts[-1] = 0
     ends = np.array([5.0, 6.0, 7.0, 8.0])
-    turns = spread(packer, np.ones(len(family.chain)), counts, slice(2, 4), ends)
+    turns = spread(packer, np.ones(len(family.degree_chain)), counts, slice(2, 4), ends)
     assert (sum(turn.packed.sum(axis=0) for turn in turns) == counts).all()
     after = np.array([5.0, 6.0, 7.0, 8.0])
     for turn in turns:
-        part = family.seats(turn)
+        part = family.slots(turn)
         assert part.start >= 2
         after[part] += packer.times(turn.member, turn.packed).sum()
     assert (ends[:2] == [5.0, 6.0]).all()
@@ -54,10 +54,10 @@ def test_shares_become_whole_micro_batches() -> None:
     alone = Priced(0.0, counts / 3, np.eye(len(counts), dtype=np.int64), np.zeros(len(counts)))
     for found in (priced(family, shared, math.inf, math.inf), alone):
         free = simulated(family, dealt(packer, found, math.inf))
-        limit_ns = 0.9 * max(_times(packer, dealt(packer, found, math.inf))) + family.once_ns
+        limit_ns = 0.9 * max(_times(packer, dealt(packer, found, math.inf))) + family.fixed_cost_ns
         limited = dealt(packer, found, limit_ns)
         assert simulated(family, limited).time_ns <= 2 * free.time_ns
-        assert max(_times(packer, limited)) + family.once_ns < limit_ns
+        assert max(_times(packer, limited)) + family.fixed_cost_ns < limit_ns
 
 
 def _times(packer: Packer, turns: list[Turn]) -> list[float]:
@@ -69,7 +69,7 @@ def test_dealing_out_anew_never_loses_and_gains_from_a_bad_start() -> None:
     more of it is no longer; it stops where it is short enough."""
     family, shared = work()
     packer = Packer(family, shared)
-    widest = max(family.members, key=family.grains)
+    widest = max(family.members, key=family.max_quanta)
     turns = [
         Turn(widest, 0, np.repeat(np.eye(len(shared.prices.T), dtype=np.int64), family.pool.load.counts, axis=0))
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups.workload.workload import Workload, workload_of
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.flexsp_rule import flexsp_step
 from milpplan.lengths.records import LengthsResult, SequenceRules
@@ -57,7 +57,7 @@ def test_families_hold_what_one_set_of_parameters_allows() -> None:
     for one in found:
         layouts = [one.pool.members[member].candidate.layout for member in one.members]
         assert len({(layout.tp, layout.pp, layout.ep) for layout in layouts}) == 1
-        assert all(layout.pp == 1 and layout.dp * layout.cp == one.num_seats for layout in layouts)
+        assert all(layout.pp == 1 and layout.dp * layout.cp == one.num_slots for layout in layouts)
         assert len(set(one.degrees)) > 1
         assert len({one.pool.reduce_ns(member) for member in one.members}) == 1
         assert len({one.pool.finish_ns(member) for member in one.members}) == 1
@@ -76,7 +76,7 @@ def test_steps_take_what_their_seats_take() -> None:
     for _ in range(3):
         turns = random_turns(found, random)
         step = simulated(found, turns)
-        clocks = [0] * found.num_seats
+        clocks = [0] * found.num_slots
         for turn, start, end in zip(turns, step.starts_ns, step.ends_ns, strict=True):
             candidate = pool().members[turn.member].candidate
             mine = range(candidate.layout.cp * turn.team, candidate.layout.cp * (turn.team + 1))
@@ -85,7 +85,7 @@ def test_steps_take_what_their_seats_take() -> None:
             for seat in mine:
                 clocks[seat] = begin + int(times.forward.sum() + times.backward.sum())
             assert (start, end) == (begin, clocks[mine[0]])
-        assert step.time_ns == max(clocks) + found.once_ns
+        assert step.time_ns == max(clocks) + found.fixed_cost_ns
         assert bound <= step.time_ns
 
 
@@ -93,9 +93,9 @@ def test_equal_replicas_are_steps_of_teams() -> None:
     """The packing of one strategy, each replica a turn of its team, takes what the strategy takes."""
     found = pool()
     for member in family().members:
-        if found.max_quanta(member, beside=False) * GRAIN < found.load.lengths[-1]:
+        if found.max_quanta(member, shared_memory=False) * GRAIN < found.load.lengths[-1]:
             continue
-        packed = found.pack(member, found.load.counts, found.max_quanta(member, beside=False))
+        packed = found.pack(member, found.load.counts, found.max_quanta(member, shared_memory=False))
         assert packed is not None
         turns = [Turn(member, team, rows) for team, rows in enumerate(packed.replicas) if len(rows)]
         step = simulated(family(), turns)
@@ -108,7 +108,7 @@ def test_degrees_that_do_not_divide_each_other_are_bounded_and_planned() -> None
     alone is not below the bound either."""
     grain = 384
     steps = workload_of([500, 900, 1300, 2000, 2600, 4000, 7000, 16_000], grain)
-    problem = grain_problem(small_problem(num_gpus=6, memory_gib=40, space=FLAT), grain)
+    problem = quantum_problem(small_problem(num_gpus=6, memory_gib=40, space=FLAT), grain)
     found = StrategyTables.of(problem, Load(steps.lengths, steps.counts, grain))
     (only,) = families(found)
     assert set(only.degrees) == {1, 2, 3, 6}
@@ -116,9 +116,9 @@ def test_degrees_that_do_not_divide_each_other_are_bounded_and_planned() -> None
     step = shortest(Packer(only, shared), Effort(24, 500, 20), 0.0, math.inf)
     assert shared.bound_ns <= step.time_ns
     for member in only.members:
-        packed = found.pack(member, found.load.counts, only.grains(member))
+        packed = found.pack(member, found.load.counts, only.max_quanta(member))
         if packed is not None:
-            assert shared.bound_ns <= packed.time_ns + only.once_ns
+            assert shared.bound_ns <= packed.time_ns + only.fixed_cost_ns
 
 
 def test_illegal_steps_are_refused() -> None:
@@ -131,7 +131,7 @@ def test_illegal_steps_are_refused() -> None:
     with pytest.raises(IllegalPlanError, match="Team"):
         simulated(found, [beyond, *turns[1:]])
     everything = found.pool.load.counts[None]
-    least = min(found.members, key=found.grains)
+    least = min(found.members, key=found.max_quanta)
     with pytest.raises(IllegalPlanError, match="tokens each"):
         simulated(found, [Turn(least, 0, everything)])
 

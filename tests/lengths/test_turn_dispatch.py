@@ -16,7 +16,7 @@ from milpplan.groups.dispatch.dispatcher import Dispatcher
 from milpplan.groups.document import DispatchFile, plan_file, read_plan
 from milpplan.groups.hetu_configuration import as_buckets, exported
 from milpplan.groups.workload.workload import workload_of
-from milpplan.lengths.candidates import candidates, grain_problem
+from milpplan.lengths.candidates import candidates, quantum_problem
 from milpplan.lengths.hotspa_export import check_model
 from milpplan.lengths.records import SequenceRules
 from milpplan.lengths.turns.turn_dispatch import TurnDispatch, TurnDispatcher
@@ -125,7 +125,7 @@ def test_no_two_strategies_have_one_name() -> None:
     """In a space of several values of a switch, too, a result's strategies are found again."""
     problem = small_problem(memory_gib=40, space={"pp": (1,), "gather_again": (False, True)})
     result = solve_lengths(problem, workload(), GRAIN, 2, 0.05, 5.0, "highs", side_by_side=False, workers=1)
-    names = [one.name for one in candidates(grain_problem(problem, GRAIN))]
+    names = [one.name for one in candidates(quantum_problem(problem, GRAIN))]
     assert len(set(names)) == len(names)
     found = TurnDispatcher(problem, result)
     assert set(found.names) == {*result.order, result.home}

@@ -15,17 +15,17 @@ import pytest
 
 from milpplan.errors import InvalidInputError
 from milpplan.groups.workload.workload import Workload, workload_of
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.heterogeneous.count_program import undominated, whole_shares
 from milpplan.lengths.heterogeneous.pack_replicas import HeterogeneousPacker
-from milpplan.lengths.heterogeneous.pipeline_capacity import led_classes
+from milpplan.lengths.heterogeneous.pipeline_capacity import longest_sequence_classes
 from milpplan.lengths.heterogeneous.replicas import (
     HeterogeneousStep,
     close,
     have_places,
     replica_gpus,
-    unlike_members,
+    heterogeneous_members,
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousSearch
 from milpplan.lengths.heterogeneous.step_bound import HeterogeneousBound
@@ -43,7 +43,7 @@ from tests.small import small_problem
 
 def packed_at_random(found: StrategyTables, member: int, held: IntArray, random: np.random.Generator) -> IntArray:
     """Micro-batches [v, n] of one replica that fit, in any order."""
-    lengths, room = found.load.lengths, found.max_quanta(member, beside=False) * GRAIN
+    lengths, room = found.load.lengths, found.max_quanta(member, shared_memory=False) * GRAIN
     rows: list[IntArray] = []
     for k in random.permutation(np.repeat(np.arange(len(held)), held)).tolist():
         fitting = [row for row in rows if row @ lengths + lengths[k] <= room]
@@ -56,7 +56,7 @@ def packed_at_random(found: StrategyTables, member: int, held: IntArray, random:
 
 def random_step(found: StrategyTables, random: np.random.Generator) -> HeterogeneousStep:
     """Replicas of some strategies, one of which holds the longest sequence, with sequences anywhere."""
-    members, load = unlike_members(found), found.load
+    members, load = heterogeneous_members(found), found.load
     while True:
         numbers: Counter[int] = Counter()
         left = found.members[0].candidate.layout.num_gpus
@@ -66,7 +66,7 @@ def random_step(found: StrategyTables, random: np.random.Generator) -> Heterogen
             left -= numbers[member] * replica_gpus(found, member)
         numbers = Counter({member: number for member, number in numbers.items() if number})
         holds = (
-            max((found.max_quanta(one, beside=False) for one in numbers), default=0) * GRAIN >= load.lengths[-1]
+            max((found.max_quanta(one, shared_memory=False) for one in numbers), default=0) * GRAIN >= load.lengths[-1]
         )
         if holds and len(numbers) > 1 and have_places(found, numbers):
             break
@@ -74,14 +74,14 @@ def random_step(found: StrategyTables, random: np.random.Generator) -> Heterogen
     held = np.zeros((len(replicas), len(load.lengths)), dtype=np.int64)
     for k in np.repeat(np.arange(len(load.lengths)), load.counts).tolist():
         fits = [
-            r for r, one in enumerate(replicas) if found.max_quanta(one, beside=False) * GRAIN >= load.lengths[k]
+            r for r, one in enumerate(replicas) if found.max_quanta(one, shared_memory=False) * GRAIN >= load.lengths[k]
         ]
         held[int(random.choice(fits)), k] += 1
     packed = {}
     for member in numbers:
         rows = [packed_at_random(found, one, mine, random) for one, mine in zip(replicas, held, strict=True)
                 if one == member]  # fmt: skip
-        packed[member] = found.time_packing(member, tuple(rows), found.max_quanta(member, beside=False))
+        packed[member] = found.time_packing(member, tuple(rows), found.max_quanta(member, shared_memory=False))
     return HeterogeneousStep.of(found, packed)
 
 
@@ -111,9 +111,9 @@ def test_steps_take_what_their_slowest_replica_takes_and_fill_the_cluster() -> N
 def test_sizes_that_do_not_nest_have_no_places() -> None:
     """Context parallelism of 2 beside 3 would stand askew; too few replicas leave GPUs empty."""
     grain, steps = 384, workload_of([384, 768, 1920], 384)
-    problem = grain_problem(small_problem(num_gpus=6, memory_gib=40, space={"pp": (1,), "tp": (1,)}), grain)
+    problem = quantum_problem(small_problem(num_gpus=6, memory_gib=40, space={"pp": (1,), "tp": (1,)}), grain)
     found = StrategyTables.of(problem, Load(steps.lengths, steps.counts, grain))
-    by_size = {replica_gpus(found, member): member for member in unlike_members(found)}
+    by_size = {replica_gpus(found, member): member for member in heterogeneous_members(found)}
     assert {1, 2, 3} <= set(by_size)
     assert have_places(found, {by_size[1]: 3, by_size[3]: 1})
     assert have_places(found, {by_size[1]: 2, by_size[2]: 2})
@@ -151,7 +151,7 @@ def test_rows_that_others_imply_are_left_out() -> None:
 def searched(found: StrategyTables, seconds: float = 3.0) -> HeterogeneousSearch:
     """What is known of a pool after a search that would rather prove more."""
     search = HeterogeneousSearch(found, 0.0, "highs")
-    least = [found.step_bound_ns(member, beside=False) for member in range(len(found.members))]
+    least = [found.step_bound_ns(member, shared_memory=False) for member in range(len(found.members))]
     search.run(4.0 * min(least), time.perf_counter() + seconds)
     return search
 
@@ -159,27 +159,27 @@ def searched(found: StrategyTables, seconds: float = 3.0) -> HeterogeneousSearch
 def learned(found: StrategyTables) -> HeterogeneousBound:
     """Everything that may be learned of every kind, for replicas that hold an even share within about its time."""
     bound, kinds = HeterogeneousBound.of(found, "highs"), []
-    for number, kind in enumerate(bound.kinds):
+    for number, kind in enumerate(bound.classes):
         if number % 2 and found.num_stages(kind.member) > 1:
             # Time is short: nothing more is known of every other pipeline.
             kinds.append(kind)
             continue
-        fits = kind.held(1e15)
-        held = np.where(fits, found.load.counts / (kind.most + 1.0), 0.0)
+        fits = kind.can_hold(1e15)
+        held = np.where(fits, found.load.counts / (kind.max_replicas + 1.0), 0.0)
         if found.num_stages(kind.member) == 1:
             prices = replica_prices(found, kind.member, np.where(fits, found.load.counts, 0.0), 1e15, math.inf)
             kinds.append(replace(kind, prices=(prices,)))
             continue
         time_ns = found.best_own_memory_bound(kind.member).at(
-            float(found.best_own_memory_bound(kind.member).sequence_loads @ held) * (kind.most + 1.0)
+            float(found.best_own_memory_bound(kind.member).sequence_loads @ held) * (kind.max_replicas + 1.0)
         )
-        classes = led_classes(found, kind.member, time_ns, held)
+        classes = longest_sequence_classes(found, kind.member, time_ns, held)
         assert [one.end for one in classes[:-1]] == [one.first for one in classes[1:]]
         for one in classes:
             end = time.perf_counter() + 0.15
             while time.perf_counter() < end and one.sharpen(1.02 * time_ns, held, end):
                 pass
-            kinds.append(replace(kind, leaders=(one.first, one.end), rooms=one.rooms))
+            kinds.append(replace(kind, longest_range=(one.first, one.end), capacity_rows=one.capacity_rows))
     return HeterogeneousBound(found, "highs", kinds)
 
 
@@ -191,19 +191,19 @@ def test_no_step_breaks_what_is_learned(make: Callable[[], StrategyTables]) -> N
     bound, step = learned(found), searched(found, 1.5).step
     assert step is not None
     # More than linear bounds say.
-    plain = HeterogeneousBound.of(found, "highs").within(step.time_ns, 10.0, whole=False).share
-    assert bound.within(step.time_ns, 10.0, whole=False).share < plain
+    plain = HeterogeneousBound.of(found, "highs").relax(step.time_ns, 10.0, whole=False).share
+    assert bound.relax(step.time_ns, 10.0, whole=False).share < plain
     for one in [step, *(random_step(found, random) for _ in range(20))]:
         for member, packed in one.packed.items():
-            kinds = [kind for kind in bound.kinds if kind.member == member]
+            kinds = [kind for kind in bound.classes if kind.member == member]
             for replica in packed.replicas:
                 held = replica.sum(axis=0)
                 top = int(np.flatnonzero(held)[-1]) if held.any() else 0
-                (kind,) = [of for of in kinds if of.leaders is None or of.leaders[0] <= top < of.leaders[1]]
-                time_ns = one.time_ns - kind.once_ns
-                assert kind.held(time_ns)[held > 0].all()
+                (kind,) = [of for of in kinds if of.longest_range is None or of.longest_range[0] <= top < of.longest_range[1]]
+                time_ns = one.time_ns - kind.fixed_cost_ns
+                assert kind.can_hold(time_ns)[held > 0].all()
                 assert (kind.rows(time_ns) @ held).max() <= 1.0 + 1e-9
-        assert not bound.within(one.time_ns, 10.0).excludes
+        assert not bound.relax(one.time_ns, 10.0).excludes
 
 
 @pytest.mark.parametrize("make", [pool, deep_pool])
@@ -214,18 +214,18 @@ def test_no_step_is_below_what_is_proved(make: Callable[[], StrategyTables]) -> 
     assert search.step is not None
     assert 0.93 * search.step.time_ns < search.bound_ns <= search.step.time_ns
     assert all(search.step.time_ns < random_step(found, random).time_ns for _ in range(30))
-    assert search.bound.within(search.bound_ns, 10.0).excludes
+    assert search.bound.relax(search.bound_ns, 10.0).excludes
 
 
 def test_prices_of_a_replica_are_worth_no_more_than_its_time() -> None:
     """Random contents of one replica: what they are worth, whatever was wanted; and high for what was."""
     found, random = pool(), np.random.default_rng(4)
-    singles = [one for one in unlike_members(found) if found.num_stages(one) == 1]
+    singles = [one for one in heterogeneous_members(found) if found.num_stages(one) == 1]
     for member in singles:
-        fits = found.load.lengths <= found.max_quanta(member, beside=False) * GRAIN
+        fits = found.load.lengths <= found.max_quanta(member, shared_memory=False) * GRAIN
         wanted = np.where(fits, random.uniform(0.0, 1.0, len(fits)) * found.load.counts, 0.0)
         prices = replica_prices(found, member, wanted, 1e15, math.inf)
-        linear = (found.linear_bounds(member, beside=False).shares[:, fits] @ wanted[fits]).max()
+        linear = (found.linear_bounds(member, shared_memory=False).shares[:, fits] @ wanted[fits]).max()
         layout = found.members[member].candidate.layout
         assert prices @ wanted >= 0.999 * linear * layout.dp
         for _ in range(20):
@@ -246,23 +246,23 @@ def test_every_backend_says_the_same(solver: str) -> None:
     assert search.step is not None
     for part in (0.8, 1.05):
         time_ns = part * search.step.time_ns
-        shared = bound.within(time_ns, 60.0)
+        shared = bound.relax(time_ns, 60.0)
         assert shared.excludes == (part < 1.0)
         # CP-SAT has coarser parts, but whole sequences only.
         if solver == "cbc":
-            assert shared.share == pytest.approx(other.within(time_ns, 60.0).share, abs=1e-5)
+            assert shared.share == pytest.approx(other.relax(time_ns, 60.0).share, abs=1e-5)
 
 
 def all_steps_ns(found: StrategyTables) -> float:
     """Least time of all steps of a few different sequences: every mix of replicas, who holds which sequence, in
     which micro-batches, in which order."""
-    load, members = found.load, unlike_members(found)
+    load, members = found.load, heterogeneous_members(found)
     number, gpus = len(load.lengths), found.members[0].candidate.layout.num_gpus
     assert (load.counts == 1).all()
     subsets = [s for size in range(number + 1) for s in itertools.combinations(range(number), size)]
     least: dict[tuple[int, tuple[int, ...]], float] = {}
     for member in members:
-        room = found.max_quanta(member, beside=False) * GRAIN
+        room = found.max_quanta(member, shared_memory=False) * GRAIN
         for subset in subsets:
             best = 0.0 if not subset else math.inf
             for parts in partitions(subset) if subset else []:
@@ -315,14 +315,14 @@ def test_a_packing_that_is_improved_keeps_every_sequence() -> None:
     packer = HeterogeneousPacker(found)
     for _ in range(2):
         step = random_step(found, random)
-        better = packer.polished(step)
+        better = packer.polish(step)
         assert better.time_ns < step.time_ns
         assert (sum(one.counts for one in better.packed.values()) == found.load.counts).all()
         for member, packed in better.packed.items():
             assert len(packed.replicas) == len(step.packed[member].replicas)
             assert isinstance(packed, Packed)
             for replica in packed.replicas:
-                assert (replica @ found.load.lengths <= found.max_quanta(member, beside=False) * GRAIN).all()
+                assert (replica @ found.load.lengths <= found.max_quanta(member, shared_memory=False) * GRAIN).all()
 
 
 @cache

@@ -16,7 +16,7 @@ import numpy as np
 
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
-MOST_CHAINS = 20_000
+MAX_ASSIGNMENTS = 20_000
 """More of them take longer than what they tell."""
 
 

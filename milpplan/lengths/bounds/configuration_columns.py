@@ -42,7 +42,7 @@ class Start:
     prices: FloatArray
     rows: IntArray
 
-    def towards(self, other: Start) -> Start:
+    def mixed_with(self, other: Start) -> Start:
         """Part of the way to another."""
         prices = BACK * self.prices + (1.0 - BACK) * other.prices
         return Start(self.mixture.towards(other.mixture, 1.0 - BACK), prices, self.rows)
@@ -132,11 +132,11 @@ def worths(
     def value(bound: PriceBound) -> float:
         return bound.at(needed)
 
-    found = shared_out(filling, needed, dearest, start, known, time_ns, value, deadline=deadline, near=True)
+    found = optimise_prices(filling, needed, dearest, start, known, time_ns, value, deadline=deadline, near=True)
     return filling.sequence_loads if found is None else found[0].prices
 
 
-def shared_out(
+def optimise_prices(
     filling: ConfigurationLP,
     needed: FloatArray,
     dearest: FloatArray,
@@ -168,7 +168,7 @@ def shared_out(
         if found is None:
             break
         solved = True
-        new, most_ns = drawn.towards(found[0]), found[1]
+        new, most_ns = drawn.mixed_with(found[0]), found[1]
         bound, rows = filling.prove_price_bound(new.mixture, new.prices)
         better = value(bound) > value(best)
         if better:

@@ -30,7 +30,7 @@ from milpplan.groups.bounds.path_mixtures import Mixture
 from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
-Told = tuple[tuple[int, bool], ...]
+Decisions = tuple[tuple[int, bool], ...]
 """Branching decisions: distance of a micro-batch behind the one with the pinned item, and whether it holds such an
 item, too."""
 
@@ -61,7 +61,7 @@ class ConfigurationLP:
     window: Window
     pinned_item: PinnedItem | None
     """Item that the micro-batch in the middle of the window holds, if any."""
-    decisions: Told = ()
+    decisions: Decisions = ()
     """Branching decisions on other micro-batches."""
 
     @property

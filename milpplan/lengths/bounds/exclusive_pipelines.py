@@ -76,14 +76,14 @@ class _Stages:
     transfer: float
 
     @staticmethod
-    def of(tables: Tables, most_grains: int) -> _Stages:
+    def of(tables: Tables, max_quanta: int) -> _Stages:
         last = tables.candidate.layout.pp - 1
         stages = [(last - 1 + stage, phase) for stage, phase in _KINDS]
         place = int(tables.load.lengths[-1]) // tables.load.token_quantum - 1
         return _Stages(
-            [lines(tables, stage, phase, most_grains) for stage, phase in stages],
+            [lines(tables, stage, phase, max_quanta) for stage, phase in stages],
             [tables.kernels([stage], phase) for stage, phase in stages],
-            float(tables.bare.transfer[place:most_grains].min()),
+            float(tables.bare.transfer[place:max_quanta].min()),
         )
 
     def line(self, kind: int, way: int) -> AffinePhase:
@@ -100,12 +100,12 @@ class _Placed:
     cores: FloatArray
 
     @staticmethod
-    def of(stages: _Stages, each: IntArray, whole: list[int], places: int, most_grains: int) -> _Placed:
+    def of(stages: _Stages, each: IntArray, whole: list[int], places: int, max_quanta: int) -> _Placed:
         """The first sequence with L, the others anywhere; without ways in which one of the three in the middle
         would hold too much."""
         held, first = _ways(len(whole), places)
         grains = held @ each[whole].astype(np.float64)
-        fits = (grains[:, _CLOSE : _AFTER + 1] <= most_grains).all(axis=1)
+        fits = (grains[:, _CLOSE : _AFTER + 1] <= max_quanta).all(axis=1)
         # Sums over the sequences of all ways at once.
         both = np.concatenate([held[fits], first[fits]], axis=2)
         cores = [(both @ np.concatenate(kernel[:, whole])).T for kernel in stages.kernels]
@@ -123,13 +123,13 @@ def _ways(number: int, places: int) -> tuple[FloatArray, FloatArray]:
     return held.astype(np.float64), first.astype(np.float64)
 
 
-def forced_pipeline_bounds(tables: Tables, one: SizedCandidate, most_grains: int, number: int) -> LinearBounds:
+def exclusive_pipeline_bounds(tables: Tables, one: SizedCandidate, max_quanta: int, number: int) -> LinearBounds:
     """Bounds of groups that hold the ``number`` longest sequences of the workload, at most ``forced.most_whole``;
     of a pipeline whose micro-batches hold up to ``most_grains``, and the longest sequence."""
     load, replicas = tables.load, one.candidate.layout.dp
     each, whole = load.lengths // load.token_quantum, longest(tables, number)
-    stages = _Stages.of(tables, most_grains)
-    placed = _Placed.of(stages, each, whole, 5 if replicas == 1 else 6, most_grains)
+    stages = _Stages.of(tables, max_quanta)
+    placed = _Placed.of(stages, each, whole, 5 if replicas == 1 else 6, max_quanta)
     held = np.bincount(whole, minlength=len(each)).astype(np.float64)
     top = _longest_ns(stages, placed, replicas)
     rows = [(np.zeros(len(each)), float(top.min()))]
@@ -149,7 +149,7 @@ def forced_pipeline_bounds(tables: Tables, one: SizedCandidate, most_grains: int
                 constant = float((theta * top + part * sums).min())
                 rows.append((part * shares, constant - part * float(shares @ held)))
     shares, constants = (np.array(part) for part in zip(*rows, strict=True))
-    return kept_bounds(shares, constants, held, tables, most_grains)
+    return kept_bounds(shares, constants, held, tables, max_quanta)
 
 
 def _mixture(ahead: float, behind: float, places: int) -> tuple[FloatArray, float]:

@@ -27,7 +27,7 @@ import numpy as np
 from milpplan.groups.bounds.last_stage import best_mixture
 from milpplan.groups.bounds.long_sequence import halved
 from milpplan.groups.bounds.micro_batch_ranges import Window
-from milpplan.lengths.bounds.configuration_columns import Columns, Start, shared_out
+from milpplan.lengths.bounds.configuration_columns import Columns, Start, optimise_prices
 from milpplan.lengths.bounds.configuration_lp import ConfigurationLP, PriceBound
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
@@ -48,7 +48,7 @@ class _Piece:
     """A window, what is known of it, and with what a program of it begins; whether it had one, and the contents of
     the last one, perhaps of other worths."""
 
-    filling: ConfigurationLP
+    configuration: ConfigurationLP
     bound: PriceBound
     start: Start
     solved: bool = False
@@ -64,47 +64,47 @@ class ExclusiveProgram:
     ) -> None:
         """``loads`` and ``contents`` are those of a pipeline of one replica beside other strategies, which holds
         the longest sequence of all."""
-        self.loads, self.items, self.first = loads, contents.items, first
+        self.work_bound, self.items, self.first = loads, contents.items, first
         sizes = contents.items.sizes
         ends = np.array(_KINDS) * int(sizes[:first].max(initial=1))
         self.kinds = np.unique(np.searchsorted(ends, sizes[:first]), return_inverse=True)[1]
         number = int(self.kinds.max(initial=-1)) + 1
         each = loads.stages.last[:first] / sizes[:first]
         of_kinds = [self.kinds == one for one in range(number)]
-        self.contents = contents.with_loose_quanta(self.kinds)
-        self.needed = self.contents.items.counts.astype(np.float64)
+        self.pricing = contents.with_loose_quanta(self.kinds)
+        self.needed = self.pricing.items.counts.astype(np.float64)
         self.last = np.append([each[one].min() for one in of_kinds], loads.stages.last[first:])
         self.columns: Columns | None = None
-        self.worths, self.dearest = self._worth(worths)
-        self.pieces = [self._piece(window) for window in _windows()]
+        self.other_costs, self.max_prices = self._worth(worths)
+        self.nodes = [self._piece(window) for window in _windows()]
 
     def _worth(self, worths: FloatArray) -> tuple[FloatArray, FloatArray]:
         """What others are worth elsewhere, and a grain of every kind at most; those that are held may have any
         price."""
         worths = worths[: self.first]
         each = worths / self.items.sizes[: self.first]
-        dearest = [each[self.kinds == one].max() for one in range(self.contents.items.loose)]
+        dearest = [each[self.kinds == one].max() for one in range(self.pricing.items.num_loose)]
         return worths, np.append(dearest, np.full(len(self.needed) - len(dearest), np.inf))
 
-    def beside(self, worths: FloatArray) -> ExclusiveProgram:
+    def with_other_costs(self, worths: FloatArray) -> ExclusiveProgram:
         """The same where others are of these ``worths``. What is proved holds there, too: lower prices leave a
         window no less. Programs begin with what the last ones gave."""
-        if np.array_equal(worths[: self.first], self.worths):
+        if np.array_equal(worths[: self.first], self.other_costs):
             return self
         found = copy(self)
-        found.worths, found.dearest = self._worth(worths)
-        found.pieces = [replace(one, solved=False) for one in self.pieces]
+        found.other_costs, found.max_prices = self._worth(worths)
+        found.nodes = [replace(one, solved=False) for one in self.nodes]
         return found
 
     @property
     def bound_ns(self) -> float:
         """What a group takes at least where all that it does not hold costs its worth."""
-        return min(self._value(one.bound) for one in self.pieces)
+        return min(self._value(one.bound) for one in self.nodes)
 
     @property
     def bounds(self) -> LinearBounds:
         """By what else a group holds."""
-        shares = np.max([self._shares(one.bound) for one in self.pieces], axis=0)
+        shares = np.max([self._shares(one.bound) for one in self.nodes], axis=0)
         # A lower price is the highest one for all there is, and less by a constant.
         constant = self.bound_ns - float(shares @ self.items.counts[: self.first])
         shares = np.append(shares, np.zeros(len(self.items.sizes) - self.first))
@@ -112,42 +112,42 @@ class ExclusiveProgram:
 
     def _shares(self, bound: PriceBound) -> FloatArray:
         """What others take at least by a bound, but no more than they are worth, ns."""
-        return np.minimum(bound.prices[self.kinds] * self.items.sizes[: self.first], self.worths)
+        return np.minimum(bound.prices[self.kinds] * self.items.sizes[: self.first], self.other_costs)
 
     def _value(self, bound: PriceBound) -> float:
         """What it says where all that a group does not hold costs its worth, ns."""
-        loose = self.contents.items.loose
+        loose = self.pricing.items.num_loose
         held = float(bound.prices[loose:] @ self.needed[loose:])
         return bound.constant + held + float(self._shares(bound) @ self.items.counts[: self.first])
 
-    def run(self, enough_ns: float, deadline: float) -> bool:
+    def run(self, cutoff_ns: float, deadline: float) -> bool:
         """Look at windows that give least, until all give so much, or the ``deadline``; whether there is more to
         look at."""
         while time.perf_counter() < deadline:
-            worst = min(self.pieces, key=lambda one: self._value(one.bound))
-            if self._value(worst.bound) >= enough_ns:
+            worst = min(self.nodes, key=lambda one: self._value(one.bound))
+            if self._value(worst.bound) >= cutoff_ns:
                 return False
-            parts = halved(worst.filling.window) if worst.solved else (worst.filling.window,)
+            parts = halved(worst.configuration.window) if worst.solved else (worst.configuration.window,)
             if not parts:
                 return False
-            self.pieces.remove(worst)
+            self.nodes.remove(worst)
             if worst.solved:
-                self.pieces += [replace(self._piece(window), bound=worst.bound) for window in parts]
+                self.nodes += [replace(self._piece(window), bound=worst.bound) for window in parts]
             else:
-                self.pieces.append(self._solved(worst, enough_ns, deadline))
+                self.nodes.append(self._solved(worst, cutoff_ns, deadline))
         return True
 
-    def _solved(self, piece: _Piece, enough_ns: float, deadline: float) -> _Piece:
+    def _solved(self, piece: _Piece, cutoff_ns: float, deadline: float) -> _Piece:
         """With the bound of a program."""
-        found = shared_out(
-            piece.filling,
+        found = optimise_prices(
+            piece.configuration,
             self.needed,
-            self.dearest,
-            replace(piece.start, prices=np.minimum(piece.start.prices, self.dearest)),
+            self.max_prices,
+            replace(piece.start, prices=np.minimum(piece.start.prices, self.max_prices)),
             piece.columns or self.columns,
             float(self.last @ self.needed),
             self._value,
-            enough_ns,
+            cutoff_ns,
             deadline,
             near=piece.columns is not None,
         )
@@ -159,13 +159,13 @@ class ExclusiveProgram:
 
     def _piece(self, window: Window) -> _Piece:
         """A window with what real loads tell."""
-        loads, load = self.loads, float(self.last @ self.needed)
+        loads, load = self.work_bound, float(self.last @ self.needed)
         filling = ConfigurationLP(
-            self.contents, self.last, self.last, loads.num_stages, window, PinnedItem(len(self.last) - 1)
+            self.pricing, self.last, self.last, loads.num_stages, window, PinnedItem(len(self.last) - 1)
         )
         stages = loads.stages.with_kinds(_MIXES)
         mixture = best_mixture(stages, loads.num_stages, window, load, float(self.last[-1]))
-        prices = np.minimum(self.last, self.dearest)
+        prices = np.minimum(self.last, self.max_prices)
         bound, rows = filling.prove_price_bound(mixture, prices)
         return _Piece(filling, bound, Start(mixture, prices, rows))
 

@@ -39,7 +39,7 @@ from milpplan.lengths.cost_tables import Tables, hull_below, line_of
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # Most ways to put sequences on replicas, and most sequences.
-_MAX_WAYS, MOST_WHOLE = 35_000, 24
+_MAX_WAYS, MAX_WHOLE = 35_000, 24
 MOST_IN_ONE_PIPELINE, MOST_IN_PIPELINES = 7, 6
 # Shares of the capacity at which lines are highest; weights of the replica that takes longest.
 _LOADS = (1.0, 0.25)
@@ -70,16 +70,16 @@ class _Ways:
             np.zeros(1, np.int64),
         )
 
-    def with_one(self, grains: int, attention: FloatArray, once: FloatArray, most_grains: int) -> _Ways:
+    def with_one(self, grains: int, attention: FloatArray, once: FloatArray, max_quanta: int) -> _Ways:
         """With one more sequence, no longer than those so far, on every replica in use or the first that is not;
         ``attention`` and ``once`` [2] are its own."""
         size = self.grains.shape[1]
         rows, places = np.nonzero(np.arange(size) <= self.used[:, None])
         ways = np.arange(len(rows))
         total, cores, tiles = self.grains[rows], self.attention[:, rows], self.once[:, rows]
-        before = -(-total[ways, places] // most_grains)
+        before = -(-total[ways, places] // max_quanta)
         total[ways, places] += grains
-        more = -(-total[ways, places] // most_grains) - before
+        more = -(-total[ways, places] // max_quanta) - before
         cores[:, ways, places] += attention[:, None]
         tiles[:, ways, places] += once[:, None] * more
         return _Ways(total, cores, tiles, np.maximum(self.used[rows], places + 1))
@@ -107,14 +107,14 @@ class AffinePhase:
         return np.asarray(found[grains])
 
 
-def lines(tables: Tables, stage: int, phase: int, most_grains: int) -> tuple[list[AffinePhase], list[FloatArray]]:
+def lines(tables: Tables, stage: int, phase: int, max_quanta: int) -> tuple[list[AffinePhase], list[FloatArray]]:
     """Lines of a phase on a stage; and for each what micro-batches of at least so many grains take, [G + 1]."""
     found, least = [], []
-    for factor, base in zip(tables.slopes, tables.values([stage], phase, most_grains), strict=True):
+    for factor, base in zip(tables.slopes, tables.values([stage], phase, max_quanta), strict=True):
         hull = hull_below(base)
         rising = np.minimum.accumulate(base[::-1])[::-1]
-        number = np.arange(1, most_grains + 1)
-        for constant, slope in dict.fromkeys(line_of(hull, max(1.0, at * most_grains)) for at in _LOADS):
+        number = np.arange(1, max_quanta + 1)
+        for constant, slope in dict.fromkeys(line_of(hull, max(1.0, at * max_quanta)) for at in _LOADS):
             above = np.minimum.accumulate((base - slope * number)[::-1])[::-1]
             found.append(AffinePhase(factor, constant, slope, np.append(above[:1], above)))
             least.append(np.append(rising[:1], rising))
@@ -137,7 +137,7 @@ def highest(lines: list[AffinePhase], least: list[FloatArray], grains: IntArray,
     return found
 
 
-def most_whole(one: SizedCandidate) -> int:
+def max_exclusive(one: SizedCandidate) -> int:
     """How many sequences can be put on a strategy's replicas, or in the places of a pipeline, in no more ways than
     are listed."""
     layout = one.candidate.layout
@@ -145,7 +145,7 @@ def most_whole(one: SizedCandidate) -> int:
         return MOST_IN_ONE_PIPELINE if layout.dp == 1 else MOST_IN_PIPELINES
     # Ways by the replicas in use.
     used, number = np.eye(1, layout.dp)[0], 1
-    while number < MOST_WHOLE:
+    while number < MAX_WHOLE:
         used = used * np.arange(1, layout.dp + 1) + np.append(0.0, used[:-1])
         if used.sum() > _MAX_WAYS:
             break
@@ -153,19 +153,19 @@ def most_whole(one: SizedCandidate) -> int:
     return number
 
 
-def forced_bounds(tables: Tables, one: SizedCandidate, most_grains: int, number: int) -> LinearBounds:
+def exclusive_bounds(tables: Tables, one: SizedCandidate, max_quanta: int, number: int) -> LinearBounds:
     """Bounds of groups that hold the ``number`` longest sequences of the workload, at most ``most_whole``; of a
     strategy of one stage whose micro-batches hold up to ``most_grains``, and the longest sequence."""
     load, size = tables.load, one.candidate.layout.dp
     each = load.lengths // load.token_quantum
     kernels = np.stack([tables.kernels([0], phase) for phase in (0, 1)])
-    phases = [lines(tables, 0, phase, most_grains) for phase in (0, 1)]
+    phases = [lines(tables, 0, phase, max_quanta) for phase in (0, 1)]
     ways, held = _Ways.none(size), np.zeros(len(each))
     for place in longest(tables, number):
-        ways = ways.with_one(int(each[place]), kernels[:, 0, place], kernels[:, 1, place], most_grains)
+        ways = ways.with_one(int(each[place]), kernels[:, 0, place], kernels[:, 1, place], max_quanta)
         held[place] += 1.0
     shares, constants = _rows(ways, phases, kernels[:, 0], each, held)
-    return kept_bounds(shares, constants, held, tables, most_grains)
+    return kept_bounds(shares, constants, held, tables, max_quanta)
 
 
 def longest(tables: Tables, number: int) -> list[int]:
@@ -176,14 +176,14 @@ def longest(tables: Tables, number: int) -> list[int]:
 
 
 def kept_bounds(
-    shares: FloatArray, constants: FloatArray, held: FloatArray, tables: Tables, most_grains: int
+    shares: FloatArray, constants: FloatArray, held: FloatArray, tables: Tables, max_quanta: int
 ) -> LinearBounds:
     """The first bound, and those that are highest for ``held`` [n] sequences with some part of the others."""
     load = tables.load
     totals = np.array([shares @ (held + part * (load.counts - held)) + constants for part in _PARTS])
     kept = sorted({0, *totals.argmax(axis=1).tolist()})
     table = shares[kept] * _SAFETY
-    table[:, load.lengths > most_grains * load.token_quantum] = np.inf
+    table[:, load.lengths > max_quanta * load.token_quantum] = np.inf
     return LinearBounds(table, constants[kept] * _SAFETY)
 
 

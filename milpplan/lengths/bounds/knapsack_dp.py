@@ -30,12 +30,12 @@ class Items:
     sizes: IntArray
     counts: IntArray
     fits: BoolArray
-    loose: int = 0
+    num_loose: int = 0
 
-    def passes(self, room: int) -> int:
+    def num_passes(self, room: int) -> int:
         """How often the tables of so many grains are gone through."""
         most = np.minimum(self.counts, room // self.sizes)[self.fits]
-        most[: self.loose] = 1
+        most[: self.num_loose] = 1
         return int((2 + np.ceil(np.log2(np.maximum(1, most)))).sum())
 
 
@@ -45,19 +45,19 @@ class KnapsackDP:
 
     items: Items
     values: FloatArray
-    room: int
+    capacity: int
     # By length: F of the shorter ones, and E.
     steps: dict[int, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[int, FloatArray]]:
         """(k, E_k of 1 to ``room`` grains [R, room]), the shortest first."""
-        room, fitting = self.room, np.flatnonzero(self.items.fits).tolist()
+        room, fitting = self.capacity, np.flatnonzero(self.items.fits).tolist()
         shape = (len(self.values), room + 1)
         best, spare = np.full(shape, NOTHING), np.empty(shape)
         best[:, 0] = 0.0
         for k in fitting:
             held = np.empty(shape)
-            if k < self.items.loose:
+            if k < self.items.num_loose:
                 self._fill(best, k, held)
             else:
                 self._add(best, k, held, spare)
@@ -67,7 +67,7 @@ class KnapsackDP:
 
     def _add(self, best: FloatArray, k: int, held: FloatArray, spare: FloatArray) -> None:
         """``held``: E_k of F_{k-1}. Nothing here makes new arrays: they are what most of the time would go to."""
-        room, size, value = self.room, int(self.items.sizes[k]), self.values[:, k, None]
+        room, size, value = self.capacity, int(self.items.sizes[k]), self.values[:, k, None]
         held[:, :size] = NOTHING
         np.add(best[:, : room + 1 - size], value, out=held[:, size:])
         for part in _parts(min(int(self.items.counts[k]), room // size) - 1):
@@ -78,7 +78,7 @@ class KnapsackDP:
 
     def _fill(self, best: FloatArray, k: int, held: FloatArray) -> None:
         """The same of loose ones."""
-        worth = self.values[:, k, None] * np.arange(self.room + 1)
+        worth = self.values[:, k, None] * np.arange(self.capacity + 1)
         held[:, 0] = NOTHING
         np.add(np.maximum.accumulate(best - worth, axis=1)[:, :-1], worth[:, 1:], out=held[:, 1:])
 
@@ -87,7 +87,7 @@ class KnapsackDP:
         found = np.zeros_like(self.items.counts)
         while True:
             before, size, value = self.steps[k][0][row], int(self.items.sizes[k]), self.values[row, k]
-            most = grains // size if k < self.items.loose else min(grains // size, int(self.items.counts[k]))
+            most = grains // size if k < self.items.num_loose else min(grains // size, int(self.items.counts[k]))
             number = np.arange(1, most + 1)
             found[k] = 1 + int((before[grains - number * size] + number * value).argmax())
             grains -= int(found[k]) * size

@@ -34,11 +34,11 @@ import numpy as np
 from milpplan.groups.bounds.linear_bounds import PathBound
 from milpplan.groups.bounds.long_sequence import WindowBound, halved
 from milpplan.groups.bounds.micro_batch_ranges import Window
-from milpplan.lengths.bounds.class_assignments import MOST_CHAINS, ClassAssignments
+from milpplan.lengths.bounds.class_assignments import MAX_ASSIGNMENTS, ClassAssignments
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.min_replicas import MinReplicas
-from milpplan.lengths.bounds.restricted_master import ClassWindow, chain_prices
+from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals
 from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
@@ -65,7 +65,7 @@ Classes = list[tuple[int, int]]
 """Of lengths: from which number on, up to one before which."""
 
 
-Ways = dict[int, tuple[tuple[WindowTree, ...], ...]]
+Coverings = dict[int, tuple[tuple[WindowTree, ...], ...]]
 """By class: sides that cover all replicas that it leads, in one way or another."""
 
 
@@ -76,7 +76,7 @@ class ReplicaClassBound:
     ``above`` [C]. ``windows``: those by which sequences are worth so much; ``looked_at``: how often, by class."""
 
     duals: Duals
-    coverings: Ways
+    coverings: Coverings
     least: FloatArray
     above: FloatArray
     windows: tuple[ClassWindow, ...] = ()
@@ -84,7 +84,7 @@ class ReplicaClassBound:
 
     @staticmethod
     def of(
-        measure: Duals, classes: Classes, ways: Ways, windows: tuple[ClassWindow, ...] = ()
+        measure: Duals, classes: Classes, ways: Coverings, windows: tuple[ClassWindow, ...] = ()
     ) -> ReplicaClassBound:
         """By a measure."""
         each, counts = measure.sequence_loads, measure.counts
@@ -131,7 +131,7 @@ class LongestSequenceBranching:
         # Of what fits.
         number = int(np.flatnonzero(filled.full_pricing.items.fits)[-1]) + 1
         edges = list(_EDGES)
-        while ClassAssignments.num_assignments(len(edges) + 2, filled.num_other_replicas + 1) > MOST_CHAINS:
+        while ClassAssignments.num_assignments(len(edges) + 2, filled.num_other_replicas + 1) > MAX_ASSIGNMENTS:
             edges.pop()
         starts = {int(np.searchsorted(last[:number], part * last[number - 1])) for part in edges} | {0, number - 1}
         firsts = sorted(starts)
@@ -259,7 +259,7 @@ class LongestSequenceBranching:
         measure, windows = base.duals, self.windows(base, chain, time_ns)
         if windows is None:
             return False
-        found = chain_prices(
+        found = restricted_master_duals(
             windows, chain, needed, measure.sequence_loads, time_ns, time.perf_counter() + seconds
         )
         if found is None:

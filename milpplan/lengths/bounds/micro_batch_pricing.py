@@ -64,28 +64,28 @@ class MicroBatchPricing:
     last_best_mixture: list[int] = field(default_factory=lambda: [0])
 
     @staticmethod
-    def of(tables: Tables, num_stages: int, most_grains: int) -> MicroBatchPricing:
+    def of(tables: Tables, num_stages: int, max_quanta: int) -> MicroBatchPricing:
         """Those of a pipeline of several stages, of up to so many grains."""
         load, parts = tables.load, ([num_stages - 1], list(range(num_stages - 1)))
         slopes = np.array(tables.slopes)[:, None]
         kernels = np.array([[tables.kernels(stages, phase) for phase in (0, 1)] for stages in parts])
-        base = np.array([[tables.values(stages, phase, most_grains) for phase in (0, 1)] for stages in parts])
+        base = np.array([[tables.values(stages, phase, max_quanta) for phase in (0, 1)] for stages in parts])
         attention, once = (slopes * kernels[:, :, None, part] for part in (0, 1))
         sizes = load.lengths // load.token_quantum
         hidden = np.array(list(product(_PARTS, _PARTS)) if tables.candidate.layout.cp > 1 else [(1.0, 1.0)])
         weights = np.stack([1.0 - hidden, hidden], axis=-1)
         mixed = [np.einsum("rpw,spwg->rspg", weights, part) for part in (base, attention, once)]
-        items = Items(sizes, load.counts, (sizes <= most_grains) & (load.counts > 0))
+        items = Items(sizes, load.counts, (sizes <= max_quanta) & (load.counts > 0))
         return MicroBatchPricing(
-            base, attention, once, (mixed[0], mixed[1], mixed[2]), items, tolls(tables, most_grains)
+            base, attention, once, (mixed[0], mixed[1], mixed[2]), items, tolls(tables, max_quanta)
         )
 
-    def with_max_quanta(self, most_grains: int) -> MicroBatchPricing:
+    def with_max_quanta(self, max_quanta: int) -> MicroBatchPricing:
         """Those of up to fewer grains."""
-        items = replace(self.items, fits=self.items.fits & (self.items.sizes <= most_grains))
-        base, mixed = self.base[..., :most_grains], (self.mixed[0][..., :most_grains], *self.mixed[1:])
+        items = replace(self.items, fits=self.items.fits & (self.items.sizes <= max_quanta))
+        base, mixed = self.base[..., :max_quanta], (self.mixed[0][..., :max_quanta], *self.mixed[1:])
         return replace(
-            self, base=base, mixed=mixed, items=items, transfer_terms=self.transfer_terms[:, :most_grains]
+            self, base=base, mixed=mixed, items=items, transfer_terms=self.transfer_terms[:, :max_quanta]
         )
 
     def with_loose_quanta(self, kinds: IntArray) -> MicroBatchPricing:
@@ -113,7 +113,7 @@ class MicroBatchPricing:
     def entries(self) -> int:
         """Numbers in the tables of one micro-batch of ``least``."""
         room = int(self.base.shape[-1])
-        return len(self.mixed[0]) * room * self.items.passes(room)
+        return len(self.mixed[0]) * room * self.items.num_passes(room)
 
     def times(self, rows: IntArray) -> FloatArray:
         """Least times of micro-batches [v, n] on the last stage, forward and backward on the others, and their
@@ -132,16 +132,16 @@ class MicroBatchPricing:
         """The least over what every micro-batch may hold of its time by ``weights`` [6, v] less ``prices`` [n],
         [v] ns, and that [v, n]; ``kinds`` [v] say which hold a ``core``. Of one that can hold nothing -``NOTHING``
         ns, more than any time, and nothing."""
-        found = _Worths.of(self, weights, prices, kinds, core)
+        found = _ReducedCosts.of(self, weights, prices, kinds, core)
         every = np.arange(weights.shape[1])
         left, turns = every, np.full(len(every), self.last_best_mixture[0])
         values, rows = np.zeros(len(every)), np.zeros((len(every), len(prices)), dtype=np.int64)
         said = np.zeros(len(every), dtype=np.int64)
         while len(left):
-            values[left], rows[left], said[left], lines = found.turn(left, turns)
+            values[left], rows[left], said[left], lines = found.evaluate(left, turns)
             times_ns = (self.times(rows[left]) * weights[:, left].T).sum(axis=1)
             # What no other mixture makes less is the least of all mixtures.
-            new = np.where(found.seen[left], np.inf, lines)
+            new = np.where(found.evaluated[left], np.inf, lines)
             least = np.maximum(new.min(axis=1), rows[left] @ prices - times_ns)
             open_, turns = least < values[left] - _NEAR * times_ns, new.argmin(axis=1)
             left, turns = left[open_], turns[open_]
@@ -150,7 +150,7 @@ class MicroBatchPricing:
 
 
 @dataclass(frozen=True, eq=False)
-class _Worths:
+class _ReducedCosts:
     """What micro-batches are worth at most beyond their times, ``most`` [v, k, G] by the longest of the lengths
     that fit and grains: the least of the mixtures of ways that were looked at. Few of them are of any use to one,
     so they are looked at one after another: the one next that makes what is worth most worth least.
@@ -158,19 +158,19 @@ class _Worths:
     ``base`` [v, R, G], ``attention`` and ``once`` [v, R, n] are the parts of the times by mixture; ``seen`` [v, R]
     which were looked at."""
 
-    contents: MicroBatchPricing
+    pricing: MicroBatchPricing
     prices: FloatArray
     base: FloatArray
     attention: FloatArray
     once: FloatArray
-    most: FloatArray
-    seen: BoolArray
+    max_values: FloatArray
+    evaluated: BoolArray
     tables: list[tuple[KnapsackDP, IntArray, IntArray]]
 
     @staticmethod
     def of(
         contents: MicroBatchPricing, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: PinnedItem
-    ) -> _Worths:
+    ) -> _ReducedCosts:
         """Before any mixture."""
         parts = np.stack([weights[[0, 0]], weights[1:3]])
         base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in contents.mixed)
@@ -181,23 +181,23 @@ class _Worths:
         most[np.ix_(held, fitting < core.first)] = -np.inf
         with_core = fitting >= core.first, np.arange(base.shape[-1]) >= core.quanta - 1
         most[np.ix_(kinds == WITHOUT, *with_core)] = -np.inf
-        return _Worths(contents, prices, base, attention, once, most, np.zeros(base.shape[:2], dtype=bool), [])
+        return _ReducedCosts(contents, prices, base, attention, once, most, np.zeros(base.shape[:2], dtype=bool), [])
 
-    def turn(self, some: IntArray, turns: IntArray) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
+    def evaluate(self, some: IntArray, turns: IntArray) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
         """Look at a mixture each for ``some`` [s] of the micro-batches: what these are worth at most then, [s],
         the contents of which that is said [s, n], by which mixture [s], and what each says of those, [s, R]."""
         base, once = self.base[some, turns], self.once[some, turns]
         room = base.shape[-1]
-        table = KnapsackDP(self.contents.items, self.prices - self.attention[some, turns], room)
-        most = self.most[some]
+        table = KnapsackDP(self.pricing.items, self.prices - self.attention[some, turns], room)
+        most = self.max_values[some]
         for place, (k, held) in enumerate(table.rows()):
             worth = held - base
             worth -= once[:, k, None]
             np.minimum(most[:, place], worth, out=most[:, place])
-        self.most[some], self.seen[some, turns] = most, True
+        self.max_values[some], self.evaluated[some, turns] = most, True
         self.tables.append((table, some, turns))
         every, where = np.arange(len(some)), most.reshape(len(some), -1).argmax(axis=1)
-        longest, grains = np.flatnonzero(self.contents.items.fits)[where // room], where % room
+        longest, grains = np.flatnonzero(self.pricing.items.fits)[where // room], where % room
         # Where nothing is in exactly so many grains, or nothing may be held at all, values are about NOTHING.
         values = np.maximum(NOTHING, most.reshape(len(some), -1)[every, where])
         there = (values > NOTHING / 2).tolist()
@@ -211,7 +211,7 @@ class _Worths:
     @property
     def _none(self) -> tuple[int, IntArray]:
         """Nothing, by any mixture."""
-        return int(self.tables[-1][2][0]), np.zeros_like(self.contents.items.counts)
+        return int(self.tables[-1][2][0]), np.zeros_like(self.pricing.items.counts)
 
     def _content(self, micro_batch: int, longest: int, grains: int) -> tuple[int, IntArray]:
         """The mixture that says least, and what is worth so much by it."""

@@ -48,7 +48,7 @@ class ClassWindow:
         return replace(self, mixture=self.mixture.towards(mixture, (1.0 - BACK) * flow / both), flow=both)
 
 
-def chain_prices(
+def restricted_master_duals(
     windows: Sequence[ClassWindow],
     numbers: IntArray | FloatArray,
     needed: FloatArray,

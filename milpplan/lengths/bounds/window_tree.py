@@ -16,7 +16,7 @@ from milpplan.groups.bounds.long_sequence import WindowBound
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import Mixture, StageLoads
 from milpplan.lengths.bounds.configuration_columns import Columns, improved
-from milpplan.lengths.bounds.configuration_lp import ConfigurationLP, Told
+from milpplan.lengths.bounds.configuration_lp import ConfigurationLP, Decisions
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray, IntArray
@@ -43,7 +43,7 @@ class WindowNode:
     """Whether contents or dual values have changed since ``start``."""
     done: bool = False
     """Whether nothing more can be gained."""
-    decisions: Told = ()
+    decisions: Decisions = ()
     """Branching decisions on micro-batches behind the pinned one."""
     branch_candidate: int | None = None
     """Micro-batch whose pinned item is fractional in the LP."""

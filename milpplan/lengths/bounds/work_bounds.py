@@ -63,9 +63,9 @@ _LOADS = (1.0, 0.25)
 _THETAS = (0.0, 0.3, 0.6, 0.85)
 # Shares of the whole work at which a pipeline's bound is tight, and programs for each: with its own memory, with
 # shared memory, and with more effort. With shared memory groups hold parts of the workload.
-BESIDE_SHARE = 0.3
+SHARED_MEMORY_SHARE = 0.3
 """Share of the whole work at which shared-memory bounds are tight."""
-_ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 18), ((1.0, BESIDE_SHARE), 7), 40
+_ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 18), ((1.0, SHARED_MEMORY_SHARE), 7), 40
 # Resolution of the stages' shares in programs: coarser for pipelines of at least DEEP stages, whose programs are
 # expensive, and finer for refined bounds.
 DEEP = 8
@@ -77,7 +77,7 @@ _FINER, _DEEP_FINER = ((0.6, 0.25), 28, 0.005), ((0.5, 0.25), 12, _DEEP_STEP)
 _CLASSES = (0.1, 0.2, 0.4, 0.7)
 # Shares of the whole work, or multiples of the sequence, at which the bounds of classes are tight, and programs
 # for each. The class of the longest sequence of all gets more, as a group with it holds little else.
-_CLASS_SHARES, _LONGEST_SHARES, _CLASS_LEAST = (BESIDE_SHARE,), (0.7, 0.4), 1.2
+_CLASS_SHARES, _LONGEST_SHARES, _CLASS_LEAST = (SHARED_MEMORY_SHARE,), (0.7, 0.4), 1.2
 _CLASS_EFFORT, _LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 24, 48, 60, 160
 # Divisors of an even micro-batch's load at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
@@ -302,7 +302,7 @@ def work_bounds(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> Li
                 constants.append(ramp_ns + constant)
     # Any group holds a sequence, which passes all stages.
     shares.append(np.zeros(len(quanta)))
-    constants.append(float(serial_times(tables, strategy, max_quanta).min()))
+    constants.append(float(latencies(tables, strategy, max_quanta).min()))
     table = np.array(shares) * _SAFETY
     table[:, quanta > max_quanta] = np.inf
     return LinearBounds(table, np.array(constants) * _SAFETY)
@@ -360,7 +360,7 @@ def passages(tables: Tables, stages: list[int], max_quanta: int, num_links: int 
     return np.asarray(np.where(fits, total * _SAFETY, np.inf))
 
 
-def serial_times(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> FloatArray:
+def latencies(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> FloatArray:
     """Return the minimum time of a group that holds a sequence of each length, [n] ns: it passes all stages and
     back."""
     num_stages = strategy.candidate.layout.pp

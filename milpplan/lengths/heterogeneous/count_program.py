@@ -61,7 +61,7 @@ class Shared:
     solved, the kinds in it, how many replicas of each there are, and what these hold together, [n] sequences."""
 
     share: float
-    parts: tuple[tuple[ReplicaClass, float, FloatArray], ...] = ()
+    assignment: tuple[tuple[ReplicaClass, float, FloatArray], ...] = ()
 
     @property
     def excludes(self) -> bool:
@@ -73,19 +73,19 @@ class Shared:
 class UsedKind:
     """A kind in a program: what it ``holds`` [n], its ``rows`` [i, n], and its columns."""
 
-    kind: ReplicaClass
+    replica_class: ReplicaClass
     holds: BoolArray
     rows: FloatArray
-    number: int = -1
-    first: int = -1
+    count_column: int = -1
+    first_column: int = -1
 
     @property
-    def sharpened(self) -> UsedKind:
+    def strengthened(self) -> UsedKind:
         """With rows of whole sequences, and without rows that others imply."""
         rows = self.rows[:, self.holds]
         more = [whole_shares(rows, parts) for parts in range(1, _WHOLE + 1)]
         rows = np.concatenate([rows, *(one[one.any(axis=1)] for one in more)])
-        return UsedKind(self.kind, self.holds, rows[undominated(rows)])
+        return UsedKind(self.replica_class, self.holds, rows[undominated(rows)])
 
     @property
     def long(self) -> BoolArray:
@@ -95,7 +95,7 @@ class UsedKind:
     @property
     def columns(self) -> range:
         """Of the sequences of the lengths that it holds."""
-        return range(self.first, self.first + int(self.holds.sum()))
+        return range(self.first_column, self.first_column + int(self.holds.sum()))
 
 
 def whole_shares(rows: FloatArray, parts: int) -> FloatArray:
@@ -121,16 +121,16 @@ def solved(
     """The program of the module, by a backend in so many seconds; numbers of replicas, and of long sequences, are
     ``whole`` or not; of each sort of kinds ``needed`` there is one at least."""
     counts = pool.load.counts
-    there = all(any(map(one, (of.kind for of in used))) for one in needed)
+    there = all(any(map(one, (of.replica_class for of in used))) for one in needed)
     if not used or not there or not np.any([one.holds for one in used], axis=0).all():
         return Shared(0.0)
     builder = ProgramBuilder("unlike replicas", shares=True)
     parts = _parts(used, counts) if solver[0] == "cpsat" else _ONE
     share = builder.add_variable("share", 0, _MOST * parts, False)
     for place, one in enumerate(used):
-        name = f"{pool.members[one.kind.member].candidate.name},{place}"
-        one.number = builder.add_variable(f"number[{name}]", 0, one.kind.most, whole)
-        one.first = builder.num_variables
+        name = f"{pool.members[one.replica_class.member].candidate.name},{place}"
+        one.count_column = builder.add_variable(f"number[{name}]", 0, one.replica_class.max_replicas, whole)
+        one.first_column = builder.num_variables
         for length, is_long in zip(np.flatnonzero(one.holds).tolist(), one.long.tolist(), strict=True):
             most = int(counts[length]) if is_long else _MOST * int(counts[length])
             builder.add_variable(f"x[{name},{length}]", 0, most, whole and is_long)
@@ -140,7 +140,7 @@ def solved(
     replicas_hold(builder, used, parts)
     leaders_are_held(builder, used)
     for is_one in needed:
-        some_are_used(builder, [one for one in used if is_one(one.kind)])
+        some_are_used(builder, [one for one in used if is_one(one.replica_class)])
     builder.minimize([share], [-1])
     try:
         program, limits = builder.build(), Limits(time_limit_s=max(0.1, solver[1]))
@@ -156,33 +156,33 @@ def solved(
     values = np.asarray(found.values, dtype=np.float64)
     answer = []
     for one in used:
-        held, number = np.zeros(len(counts)), float(values[one.number])
+        held, number = np.zeros(len(counts)), float(values[one.count_column])
         held[one.holds] = values[one.columns.start : one.columns.stop]
         if number > 0.0:
-            answer.append((one.kind, number, held))
+            answer.append((one.replica_class, number, held))
     return Shared(largest, tuple(answer))
 
 
 def _parts(used: Sequence[UsedKind], counts: IntArray) -> int:
     """Parts of one that rows may have so that none is too large."""
-    largest = max(float((one.rows @ (_MOST * counts[one.holds])).max()) + one.kind.most for one in used)
+    largest = max(float((one.rows @ (_MOST * counts[one.holds])).max()) + one.replica_class.max_replicas for one in used)
     largest = max(largest, 2.0 * _MOST * float(counts.max()) * len(used))
     return max(1, int(0.9 * MAX_ROW_MAGNITUDE / largest))
 
 
 def gpus_are_filled(builder: ProgramBuilder, used: Sequence[UsedKind], num_gpus: int) -> None:
     """sum_k g_k n_k <= N."""
-    sizes = [one.kind.num_gpus for one in used]
-    builder.add_row("gpus_are_filled", [one.number for one in used], sizes, upper=num_gpus)
+    sizes = [one.replica_class.num_gpus for one in used]
+    builder.add_row("gpus_are_filled", [one.count_column for one in used], sizes, upper=num_gpus)
 
 
 def some_are_unlike(builder: ProgramBuilder, used: Sequence[UsedKind]) -> None:
     """No step of one strategy alone."""
-    for member in sorted({one.kind.member for one in used}):
-        mine = [one for one in used if one.kind.member == member]
+    for member in sorted({one.replica_class.member for one in used}):
+        mine = [one for one in used if one.replica_class.member == member]
         if len(mine) > 1:
-            numbers = [one.number for one in mine]
-            builder.add_row(f"some_are_unlike[{member}]", numbers, [1] * len(mine), upper=mine[0].kind.most)
+            numbers = [one.count_column for one in mine]
+            builder.add_row(f"some_are_unlike[{member}]", numbers, [1] * len(mine), upper=mine[0].replica_class.max_replicas)
 
 
 def share_of_sequences(
@@ -209,20 +209,20 @@ def replicas_hold(builder: ProgramBuilder, used: Sequence[UsedKind], parts: int)
         shares = np.floor(np.minimum(one.rows, 1e3) * parts).astype(np.int64)
         names = [f"replicas_hold[{place},{number}]" for number in range(len(shares))]
         replicas = np.full(len(shares), -parts)
-        builder.add_rows(names, [one.number, *one.columns], np.column_stack([replicas, shares]), upper=0)
+        builder.add_rows(names, [one.count_column, *one.columns], np.column_stack([replicas, shares]), upper=0)
 
 
 def leaders_are_held(builder: ProgramBuilder, used: Sequence[UsedKind]) -> None:
     """Every replica that is told apart by its longest sequence holds one."""
     for place, one in enumerate(used):
-        first = 0 if one.kind.leaders is None else one.kind.leaders[0]
+        first = 0 if one.replica_class.longest_range is None else one.replica_class.longest_range[0]
         if not first:
             continue
         pairs = zip(np.flatnonzero(one.holds).tolist(), one.columns, strict=True)
         mine = [column for length, column in pairs if length >= first]
-        builder.add_row(f"leaders_are_held[{place}]", [*mine, one.number], [*([1] * len(mine)), -1], 0)
+        builder.add_row(f"leaders_are_held[{place}]", [*mine, one.count_column], [*([1] * len(mine)), -1], 0)
 
 
 def some_are_used(builder: ProgramBuilder, used: Sequence[UsedKind]) -> None:
     """sum n_k >= 1."""
-    builder.add_row("some_are_used", [one.number for one in used], [1] * len(used), 1)
+    builder.add_row("some_are_used", [one.count_column for one in used], [1] * len(used), 1)

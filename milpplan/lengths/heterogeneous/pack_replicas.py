@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, have_places, replica_gpus, unlike_members
+from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, have_places, replica_gpus, heterogeneous_members
 from milpplan.lengths.single.construct_packing import shaped
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas
 from milpplan.lengths.strategy_tables import Packed, StrategyTables
@@ -33,7 +33,7 @@ class HeterogeneousPacker:
     pool: StrategyTables
     timers: dict[int, Timer] = field(default_factory=dict)
 
-    def packed(
+    def pack(
         self, numbers: Mapping[int, int], loads: Mapping[int, FloatArray], deadline: float
     ) -> HeterogeneousStep | None:
         """So many replicas of each member, which hold about so many sequences [n] together; None where not all
@@ -74,7 +74,7 @@ class HeterogeneousPacker:
         best = min(ways, key=lambda one: one.time_ns, default=packed)
         return best if best.time_ns <= packed.time_ns * (1.0 + _SHAPED) else packed
 
-    def polished(self, step: HeterogeneousStep) -> HeterogeneousStep:
+    def polish(self, step: HeterogeneousStep) -> HeterogeneousStep:
         """The step with more care."""
         pairs = [(member, one) for member, packed in step.packed.items() for one in packed.replicas]
         replicas = [Replica.of(self._timer(member), one) for member, one in pairs]
@@ -86,7 +86,7 @@ class HeterogeneousPacker:
         pool, full = self.pool, dict(numbers)
         rest = pool.members[0].candidate.layout.num_gpus
         rest -= sum(number * replica_gpus(pool, member) for member, number in full.items())
-        for member in sorted([*full, *unlike_members(pool)], key=lambda one: -replica_gpus(pool, one)):
+        for member in sorted([*full, *heterogeneous_members(pool)], key=lambda one: -replica_gpus(pool, one)):
             size = replica_gpus(pool, member)
             more = {**full, member: full.get(member, 0) + rest // size}
             if rest and rest % size == 0 and have_places(pool, more):
@@ -97,7 +97,7 @@ class HeterogeneousPacker:
         """Whole sequences near ``loads``, the longest first: where a share is left over, it goes to whoever is
         behind most of what it should take. None where a sequence fits nowhere."""
         pool, members = self.pool, list(loads)
-        shares = np.array([pool.linear_bounds(member, beside=False).shares[0] for member in members])
+        shares = np.array([pool.linear_bounds(member, shared_memory=False).shares[0] for member in members])
         wanted = np.array([loads[member] for member in members])
         counts, fits = pool.load.counts, np.isfinite(shares)
         if not fits.any(axis=0).all():
@@ -134,4 +134,4 @@ class HeterogeneousPacker:
         return self.timers[member]
 
     def _grains(self, member: int) -> int:
-        return self.pool.max_quanta(member, beside=False)
+        return self.pool.max_quanta(member, shared_memory=False)

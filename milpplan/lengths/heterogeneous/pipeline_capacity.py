@@ -19,7 +19,7 @@ from milpplan.groups.bounds.long_sequence import halved
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.longest_sequence_branching import begin, copied, shorter
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
-from milpplan.lengths.bounds.restricted_master import ClassWindow, chain_prices
+from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals
 from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree
 from milpplan.lengths.heterogeneous.capacity_rows import CapacityRow
 from milpplan.lengths.strategy_tables import StrategyTables
@@ -41,30 +41,30 @@ class _View:
     """What replicas of a class do at most by a measure: sides that cover them all, and ``windows`` that sequences
     are worth so much by."""
 
-    measure: Duals
-    sides: tuple[WindowTree, ...]
+    duals: Duals
+    trees: tuple[WindowTree, ...]
     windows: tuple[ClassWindow, ...] = ()
 
     @property
-    def room(self) -> CapacityRow:
+    def capacity_row(self) -> CapacityRow:
         """What is known by now."""
-        bounds = tuple(bound for side in self.sides for piece in side.nodes for bound in piece.bounds)
-        return CapacityRow(self.measure.sequence_loads, bounds)
+        bounds = tuple(bound for side in self.trees for piece in side.nodes for bound in piece.bounds)
+        return CapacityRow(self.duals.sequence_loads, bounds)
 
-    def worst(self, time_ns: float) -> tuple[WindowTree, WindowNode]:
+    def loosest(self, time_ns: float) -> tuple[WindowTree, WindowNode]:
         """What leaves most for a time."""
-        found = [(side, side.loosest(time_ns)) for side in self.sides]
+        found = [(side, side.loosest(time_ns)) for side in self.trees]
         return max(found, key=lambda one: one[1].max_load(time_ns))
 
-    def share(self, time_ns: float, held: FloatArray) -> float:
+    def max_share(self, time_ns: float, held: FloatArray) -> float:
         """What is done at most within a time, of so many sequences [n]."""
-        return self.worst(time_ns)[1].max_load(time_ns) / float(self.measure.sequence_loads @ held)
+        return self.loosest(time_ns)[1].max_load(time_ns) / float(self.duals.sequence_loads @ held)
 
-    def worth(self, each: FloatArray, windows: tuple[ClassWindow, ...]) -> _View:
+    def with_loads(self, each: FloatArray, windows: tuple[ClassWindow, ...]) -> _View:
         """By other worths [n], with the mixtures of windows that were found with them."""
-        times = self.measure.total_load / float(self.measure.counts @ each)
-        measure = self.measure.with_loads(times * each)
-        sides = tuple(copied(side, measure, self.measure) for side in self.sides)
+        times = self.duals.total_load / float(self.duals.counts @ each)
+        measure = self.duals.with_loads(times * each)
+        sides = tuple(copied(side, measure, self.duals) for side in self.trees)
         begun = tuple(replace(one, flow=one.flow * times) for one in windows)
         for one in begun:
             begin(sides, one)
@@ -82,52 +82,52 @@ class LongestSequenceClass:
         self._asked = 0
 
     @property
-    def rooms(self) -> tuple[CapacityRow, ...]:
+    def capacity_rows(self) -> tuple[CapacityRow, ...]:
         """What is known by now, by every measure."""
-        return tuple(one.room for one in self._views)
+        return tuple(one.capacity_row for one in self._views)
 
     def sharpen(self, time_ns: float, held: FloatArray, deadline: float) -> bool:
         """Know more, so that a replica does not hold so many sequences [n], and a little less, within a time,
         until the ``deadline`` (of ``perf_counter``); whether there was anything."""
         found = False
         while time.perf_counter() < deadline:
-            view = min(self._views, key=lambda one: one.share(time_ns, held))
-            if view.share(time_ns, held) <= 1.0 - _RISE:
+            view = min(self._views, key=lambda one: one.max_share(time_ns, held))
+            if view.max_share(time_ns, held) <= 1.0 - _RISE:
                 break
-            side, worst = view.worst(time_ns)
+            side, worst = view.loosest(time_ns)
             if worst.done and not self._ask(view, time_ns, held):
                 break
             if not worst.done:
-                load = float(view.measure.sequence_loads @ held) * (1.0 - _RISE)
-                view.measure.refine(side, worst, time_ns, load)
+                load = float(view.duals.sequence_loads @ held) * (1.0 - _RISE)
+                view.duals.refine(side, worst, time_ns, load)
             found = True
         return found
 
     def _ask(self, view: _View, time_ns: float, held: FloatArray) -> bool:
         """What sequences are worth where a replica does least of what is held [n] within a time, as long as that
         is little known; whether that is less than by the worths there are."""
-        side, worst = view.worst(time_ns)
+        side, worst = view.loosest(time_ns)
         if self._asked == _ASKED or worst.window is None or worst.start is None:
             return False
         self._asked += 1
         mixture, slope, rows = worst.start
-        filling = view.measure.configuration(side, worst)
+        filling = view.duals.configuration(side, worst)
         new = ClassWindow(0, filling, mixture, 1.0 / slope, rows, side.columns)
         known = [
             one
             for one in view.windows
             if (one.configuration.window, one.configuration.pinned_item) != (worst.window, side.pinned_item)
         ]
-        counts, each, end = view.measure.counts, view.measure.sequence_loads, time.perf_counter() + _ASK_S
+        counts, each, end = view.duals.counts, view.duals.sequence_loads, time.perf_counter() + _ASK_S
         wanted = held + _ALL * counts * (float(each @ held) / float(each @ counts))
-        found = chain_prices((*known, new), np.array([1]), wanted, each, time_ns, end)
+        found = restricted_master_duals((*known, new), np.array([1]), wanted, each, time_ns, end)
         if found is None:
             return False
-        self._views.append(view.worth(np.maximum(found[0], _LEAST_WORTH * each), found[1]))
+        self._views.append(view.with_loads(np.maximum(found[0], _LEAST_WORTH * each), found[1]))
         return True
 
 
-def led_classes(pool: StrategyTables, member: int, time_ns: float, held: FloatArray) -> list[LongestSequenceClass]:
+def longest_sequence_classes(pool: StrategyTables, member: int, time_ns: float, held: FloatArray) -> list[LongestSequenceClass]:
     """The classes of a pipeline whose replicas hold about so many sequences [n] within about a time."""
     known, contents = pool.best_own_memory_bound(member), pool.micro_batch_pricing(member)
     each = known.sequence_loads * known.num_replicas

@@ -69,7 +69,7 @@ class HeterogeneousStep:
         raise KeyError(member)
 
 
-def unlike_members(pool: StrategyTables) -> list[int]:
+def heterogeneous_members(pool: StrategyTables) -> list[int]:
     """Strategies whose replicas may stand beside others."""
     layouts = [one.candidate.layout for one in pool.members]
     fits = [one.ep == one.etp == 1 and one.dp > 1 and one.rank_order == "tp-cp-dp-pp" for one in layouts]
@@ -106,7 +106,7 @@ def finish_ns(pool: StrategyTables, members: Mapping[int, object]) -> int:
     return max(map(pool.finish_ns, members))
 
 
-def unlike_turns(step: HeterogeneousStep) -> tuple[TeamTurn, ...]:
+def heterogeneous_turns(step: HeterogeneousStep) -> tuple[TeamTurn, ...]:
     """What every replica with sequences runs, in the order of their GPUs."""
     pool, found = step.pool, []
     for member in step.order:
@@ -120,11 +120,11 @@ def unlike_turns(step: HeterogeneousStep) -> tuple[TeamTurn, ...]:
     return tuple(found)
 
 
-def unlike_groups(step: HeterogeneousStep) -> tuple[LengthGroup, ...]:
+def heterogeneous_groups(step: HeterogeneousStep) -> tuple[LengthGroup, ...]:
     """What runs under every strategy that has sequences, at the same time; the one reduction is the last one's."""
     pool, used = step.pool, [member for member in step.order if step.packed[member].time_ns]
     last_s = reduce_ns(pool, step.packed) / NS_PER_S
-    grains = {member: pool.max_quanta(member, beside=False) for member in used}
+    grains = {member: pool.max_quanta(member, shared_memory=False) for member in used}
     return tuple(
         pool.group(one, step.packed[one], grains[one], last_s if one == used[-1] else 0.0) for one in used
     )

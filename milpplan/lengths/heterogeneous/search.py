@@ -18,12 +18,12 @@ import numpy as np
 from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
 from milpplan.lengths.heterogeneous.count_program import Shared
 from milpplan.lengths.heterogeneous.pack_replicas import HeterogeneousPacker
-from milpplan.lengths.heterogeneous.pipeline_capacity import LongestSequenceClass, led_classes
-from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, unlike_turns
+from milpplan.lengths.heterogeneous.pipeline_capacity import LongestSequenceClass, longest_sequence_classes
+from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, heterogeneous_turns
 from milpplan.lengths.heterogeneous.step_bound import HeterogeneousBound
 from milpplan.lengths.records import HeterogeneousReplicas
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
-from milpplan.lengths.steps import enough_ns
+from milpplan.lengths.steps import cutoff_ns
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.units import NS_PER_S
@@ -62,7 +62,7 @@ class BestHeterogeneousStep:
             None if step is None else step.time_ns / NS_PER_S,
             self.bound_ns / NS_PER_S if np.isfinite(self.bound_ns) else None,
             self.num_strategies,
-            () if step is None else unlike_turns(step),
+            () if step is None else heterogeneous_turns(step),
         )
 
 
@@ -72,11 +72,11 @@ class HeterogeneousSearch:
     def __init__(self, pool: StrategyTables, gap: float, backend: str) -> None:
         self.pool, self.gap = pool, gap
         self.bound = HeterogeneousBound.of(pool, backend)
-        self.num_strategies = len(self.bound.kinds)
+        self.num_strategies = len(self.bound.classes)
         self.packer = HeterogeneousPacker(pool)
         self.step: HeterogeneousStep | None = None
         # Some replica holds the longest sequence.
-        longest = [float(kind.serial[-1]) + kind.once_ns for kind in self.bound.kinds]
+        longest = [float(kind.latency_ns[-1]) + kind.fixed_cost_ns for kind in self.bound.classes]
         self.bound_ns = min(longest, default=np.inf)
         # By member and where they begin.
         self.classes: dict[tuple[int, int], LongestSequenceClass] = {}
@@ -86,7 +86,7 @@ class HeterogeneousSearch:
         # Whether programs have no whole numbers yet; seconds of proofs with them, and of packings.
         self.linear, self.proved_s, self.packed_s = True, 0.0, 0.0
         # Numbers of replicas that were packed.
-        self.tried: set[tuple[tuple[int, int], ...]] = set()
+        self.packed_counts: set[tuple[tuple[int, int], ...]] = set()
         self.done = not np.isfinite(self.bound_ns)
 
     def run(self, below_ns: float, deadline: float, favourite: int | None = None) -> BestHeterogeneousStep:
@@ -96,7 +96,7 @@ class HeterogeneousSearch:
         below_ns = self.limit_ns = min(self.limit_ns, below_ns)
         while not self.done and (now := time.perf_counter()) < deadline:
             known_ns = below_ns if self.step is None else min(below_ns, self.step.time_ns)
-            target_ns = enough_ns(known_ns, self.gap)
+            target_ns = cutoff_ns(known_ns, self.gap)
             if self.bound_ns >= target_ns:
                 break
             shared = self._shortest(target_ns, deadline, whole=not self.linear)
@@ -149,16 +149,16 @@ class HeterogeneousSearch:
 
     def _within(self, step_ns: float, deadline: float, *, whole: bool) -> Shared:
         seconds = min(_PROGRAM_S, max(0.5, deadline - time.perf_counter()))
-        return self.bound.within(step_ns, seconds, whole=whole)
+        return self.bound.relax(step_ns, seconds, whole=whole)
 
     def _important(self, shared: Shared) -> list[tuple[ReplicaClass, float, FloatArray]]:
         """Kinds that do something in a program's answer, and of which nothing more is known since, their number,
         and what each holds on the mean, [n]."""
         least = _FEW * self.pool.members[0].candidate.layout.num_gpus
-        there = set(map(id, self.bound.kinds))
+        there = set(map(id, self.bound.classes))
         return [
             (kind, number, held / number)
-            for kind, number, held in shared.parts
+            for kind, number, held in shared.assignment
             if number * kind.num_gpus > least and id(kind) in there
         ]
 
@@ -177,27 +177,27 @@ class HeterogeneousSearch:
 
     def _price(self, kind: ReplicaClass, wanted: FloatArray) -> None:
         """Prices under a strategy of one stage that are highest for so many sequences [n]."""
-        time_ns = self.limit_ns - kind.once_ns
-        there = np.where(kind.held(time_ns), wanted, 0.0)
+        time_ns = self.limit_ns - kind.fixed_cost_ns
+        there = np.where(kind.can_hold(time_ns), wanted, 0.0)
         prices = replica_prices(self.pool, kind.member, there, time_ns, np.inf)
         self._replace(kind, [replace(kind, prices=(*kind.prices, prices))])
 
     def _replace(self, kind: ReplicaClass, others: list[ReplicaClass]) -> None:
-        place = self.bound.kinds.index(kind)
-        self.bound.kinds[place : place + 1] = others
+        place = self.bound.classes.index(kind)
+        self.bound.classes[place : place + 1] = others
 
     def _pack(self, shared: Shared, deadline: float) -> bool:
         """A step of an answer's replicas; whether it is a new one."""
         numbers: Counter[int] = Counter()
         loads: dict[int, FloatArray] = {}
-        for kind, number, held in shared.parts:
+        for kind, number, held in shared.assignment:
             numbers[kind.member] += round(number)
             loads[kind.member] = loads.get(kind.member, 0.0) + held
         key = tuple(sorted(numbers.items()))
-        if not key or key in self.tried:
+        if not key or key in self.packed_counts:
             return False
-        self.tried.add(key)
-        step = self.packer.packed(numbers, loads, deadline)
+        self.packed_counts.add(key)
+        step = self.packer.pack(numbers, loads, deadline)
         if step is not None and (self.step is None or step.time_ns < self.step.time_ns):
             self.step = step
         return True
@@ -205,18 +205,18 @@ class HeterogeneousSearch:
     def _try(self, member: int, step_ns: float, deadline: float) -> bool:
         """A step of so long with some replicas of a strategy, packed; whether that is new. Where there is none,
         the strategy is in no step that counts, and is left out from then on."""
-        if all(kind.member != member for kind in self.bound.kinds):
+        if all(kind.member != member for kind in self.bound.classes):
             return False
         seconds = min(_PROGRAM_S, max(0.1, deadline - time.perf_counter()))
-        shared = self.bound.within(step_ns, seconds, some=member)
+        shared = self.bound.relax(step_ns, seconds, some=member)
         if shared.excludes:
-            self.bound.kinds = [kind for kind in self.bound.kinds if kind.member != member]
+            self.bound.classes = [kind for kind in self.bound.classes if kind.member != member]
             return True
         return self._pack(shared, deadline)
 
     def _each(self, step_ns: float, deadline: float) -> bool:
         """The same with every strategy in turn, until one is new; whether one was."""
-        members = list(dict.fromkeys(kind.member for kind in self.bound.kinds))
+        members = list(dict.fromkeys(kind.member for kind in self.bound.classes))
         return any(time.perf_counter() > deadline or self._try(one, step_ns, deadline) for one in members)
 
     def _polish(self, below_ns: float, deadline: float) -> bool:
@@ -224,7 +224,7 @@ class HeterogeneousSearch:
         step = self.step
         if step is None or step.time_ns > below_ns * (1.0 + _HOPELESS) or time.perf_counter() > deadline:
             return False
-        self.step = self.packer.polished(step)
+        self.step = self.packer.polish(step)
         return self.step is not step
 
     def _raise(self, shared: Shared, step_ns: float, deadline: float) -> bool:
@@ -235,7 +235,7 @@ class HeterogeneousSearch:
                 break
             if self.pool.num_stages(kind.member) > 1:
                 end = min(deadline, time.perf_counter() + _FILL_S)
-                found = self._fill(kind, held, step_ns - kind.once_ns, end) or found
+                found = self._fill(kind, held, step_ns - kind.fixed_cost_ns, end) or found
             elif len(kind.prices) < _PRICES:
                 self._price(kind, number * held + _ALL * self.pool.load.counts)
                 found = True
@@ -244,14 +244,14 @@ class HeterogeneousSearch:
     def _fill(self, kind: ReplicaClass, held: FloatArray, time_ns: float, deadline: float) -> bool:
         """More of a pipeline whose replicas hold so much within a time: classes by their longest sequence, then
         what these do at most."""
-        if kind.leaders is None:
-            classes = led_classes(self.pool, kind.member, time_ns, held)
-            kinds = [replace(kind, leaders=(one.first, one.end), rooms=one.rooms) for one in classes]
+        if kind.longest_range is None:
+            classes = longest_sequence_classes(self.pool, kind.member, time_ns, held)
+            kinds = [replace(kind, longest_range=(one.first, one.end), capacity_rows=one.capacity_rows) for one in classes]
             self.classes |= {(kind.member, one.first): one for one in classes}
             self._replace(kind, kinds)
             return True
-        led = self.classes[kind.member, kind.leaders[0]]
+        led = self.classes[kind.member, kind.longest_range[0]]
         found = led.sharpen(time_ns, held, deadline)
         if found:
-            self._replace(kind, [replace(kind, rooms=led.rooms)])
+            self._replace(kind, [replace(kind, capacity_rows=led.capacity_rows)])
         return found

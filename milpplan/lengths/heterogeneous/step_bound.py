@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
 from milpplan.lengths.heterogeneous.count_program import Shared, UsedKind, solved
-from milpplan.lengths.heterogeneous.replicas import unlike_members
+from milpplan.lengths.heterogeneous.replicas import heterogeneous_members
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.optimize.milp.backends import AUTO
 
@@ -31,7 +31,7 @@ class HeterogeneousBound:
 
     pool: StrategyTables
     backend: str
-    kinds: list[ReplicaClass]
+    classes: list[ReplicaClass]
     excluded: dict[float, float] = field(default_factory=dict)
     levels: list[float] = field(default_factory=list)
 
@@ -39,10 +39,10 @@ class HeterogeneousBound:
     def of(pool: StrategyTables, backend: str) -> HeterogeneousBound:
         """One kind for every member."""
         return HeterogeneousBound(
-            pool, backend, [ReplicaClass.of(pool, member) for member in unlike_members(pool)]
+            pool, backend, [ReplicaClass.of(pool, member) for member in heterogeneous_members(pool)]
         )
 
-    def within(self, step_ns: float, seconds: float, *, whole: bool = True, some: int | None = None) -> Shared:
+    def relax(self, step_ns: float, seconds: float, *, whole: bool = True, some: int | None = None) -> Shared:
         """What steps of so long leave, by programs that end after so many seconds together; numbers of replicas,
         and of long sequences, are ``whole`` or not. Only steps with ``some`` replicas of a member, if it is given.
         """
@@ -59,7 +59,7 @@ class HeterogeneousBound:
     def _levels(self, step_ns: float) -> list[tuple[float, float]]:
         """The least and the most that follows the replicas, of every level, made once."""
         if not self.levels:
-            for once in sorted({float(kind.once_ns) for kind in self.kinds}):
+            for once in sorted({float(kind.fixed_cost_ns) for kind in self.classes}):
                 if not self.levels or once > self.levels[-1] + _LEVEL * step_ns:
                     self.levels.append(once)
         ends = [*self.levels[1:], float("inf")]
@@ -70,11 +70,11 @@ class HeterogeneousBound:
     ) -> Shared:
         """One level: what follows is at least the first and below the second."""
         used = []
-        for kind in self.kinds:
-            time_ns = step_ns / _SAFETY - max(level[0], kind.once_ns)
-            holds = kind.held(time_ns)
-            if kind.once_ns < level[1] and holds.any() and len(rows := kind.rows(time_ns)):
-                used.append(UsedKind(kind, holds, rows).sharpened)
+        for kind in self.classes:
+            time_ns = step_ns / _SAFETY - max(level[0], kind.fixed_cost_ns)
+            holds = kind.can_hold(time_ns)
+            if kind.fixed_cost_ns < level[1] and holds.any() and len(rows := kind.rows(time_ns)):
+                used.append(UsedKind(kind, holds, rows).strengthened)
         needed = [lambda kind: kind.once_ns >= level[0]]
         if some is not None:
             needed.append(lambda kind: kind.member == some)

@@ -103,7 +103,7 @@ def priced(
     """The bound of steps of ``family`` shorter than the limit, from ``shared``'s, and micro-batches that come near
     it; stops at the ``deadline`` (of ``perf_counter``), or where every such step is proved to be longer. With
     ``wanted`` [n] prices are those that are highest for so many sequences, and no step is bounded."""
-    once_ns = family.least_once_ns
+    once_ns = family.min_fixed_cost_ns
     all_contents = [
         Contents.of(family, member, degree, limit_ns - once_ns)
         for member, degree in zip(family.members, family.degrees, strict=True)
@@ -130,15 +130,15 @@ def priced(
                 break
             used = program.shares > 0
             last = replace(nothing, shares=program.shares[used], rows=program.rows[used])
-        enough_ns = np.inf if wanted is not None else limit_ns - once_ns
-        if proved >= value * (1.0 - _NEAR) or proved >= enough_ns or time.perf_counter() > deadline:
+        cutoff_ns = np.inf if wanted is not None else limit_ns - once_ns
+        if proved >= value * (1.0 - _NEAR) or proved >= cutoff_ns or time.perf_counter() > deadline:
             break
         prices = _BACK * best + (1.0 - _BACK) * np.maximum(0.0, program.prices)
     bound_ns = max(shared.bound_ns, min(limit_ns, proved * _SAFETY + once_ns))
     return replace(last, bound_ns=bound_ns, prices=best * _SAFETY)
 
 
-def alone_ns(pool: StrategyTables, member: int, limit_ns: float, deadline: float) -> float:
+def single_strategy_bound_ns(pool: StrategyTables, member: int, limit_ns: float, deadline: float) -> float:
     """What a step of one strategy of one stage takes at least, up to the limit, ns: its replicas are teams of one
     degree. Stops at the ``deadline`` (of ``perf_counter``)."""
     family = Family(pool, (member,))
@@ -152,7 +152,7 @@ def replica_prices(
     time of its group alone, is worth more than its time; highest for so many sequences as are ``wanted`` [n]."""
     family = Family(pool, (member,))
     # What follows is the caller's to say: in turn with others the optimizer may live elsewhere.
-    step_ns = limit_ns + family.least_once_ns
+    step_ns = limit_ns + family.min_fixed_cost_ns
     found = priced(family, SharedTables.of(family).shared(wanted), step_ns, deadline, wanted)
     return found.prices * pool.members[member].candidate.layout.dp
 

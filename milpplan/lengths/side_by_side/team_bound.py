@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.groups.bounds import glop
-from milpplan.lengths.bounds.work_bounds import serial_times
+from milpplan.lengths.bounds.work_bounds import latencies
 from milpplan.lengths.side_by_side.teams import Family
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
@@ -55,36 +55,36 @@ class SharedTables:
     what a sequence takes ``alone`` [J, n], ns; what follows all micro-batches at least."""
 
     tables: tuple[FloatArray, ...]
-    alone: FloatArray
-    once_ns: int
+    latency_ns: FloatArray
+    fixed_cost_ns: int
 
     @staticmethod
     def of(family: Family) -> SharedTables:
         """Those of a family."""
         pool = family.pool
         alone = [
-            serial_times(pool.tables[member], pool.members[member], family.grains(member))
+            latencies(pool.tables[member], pool.members[member], family.max_quanta(member))
             for member in family.members
         ]
         tables = tuple(linear_shares(family, member) for member in family.members)
-        return SharedTables(tables, np.array(alone), family.least_once_ns)
+        return SharedTables(tables, np.array(alone), family.min_fixed_cost_ns)
 
-    def among(self, held: IntArray) -> SharedTables:
+    def for_lengths(self, held: IntArray) -> SharedTables:
         """Those of some lengths."""
-        return SharedTables(tuple(one[:, held] for one in self.tables), self.alone[:, held], self.once_ns)
+        return SharedTables(tuple(one[:, held] for one in self.tables), self.latency_ns[:, held], self.fixed_cost_ns)
 
     def shared(self, counts: FloatArray, limit_ns: float = np.inf, bunches: int = BUNCHES) -> SharedWork:
         """The bound of so many sequences of every length [n] in steps shorter than the limit, and the prices that
         prove it, by a program over so many bunches of lengths."""
         longest = int(np.flatnonzero(counts)[-1])
-        least_ns = float(self.alone[:, longest].min())
-        long = self.alone > limit_ns - self.once_ns
+        least_ns = float(self.latency_ns[:, longest].min())
+        long = self.latency_ns > limit_ns - self.fixed_cost_ns
         tables = [np.where(never, _NEVER, one) for one, never in zip(self.tables, long, strict=True)]
         if long[:, counts > 0].all(axis=0).any():
-            return SharedWork(limit_ns, np.full(self.alone.shape, np.inf))
+            return SharedWork(limit_ns, np.full(self.latency_ns.shape, np.inf))
         prices = _prices(tables, _duals(tables, counts, bunches))
         area = float(counts @ prices.min(axis=0)) * _SAFETY
-        bound_ns = min(limit_ns, max(area, least_ns) + self.once_ns)
+        bound_ns = min(limit_ns, max(area, least_ns) + self.fixed_cost_ns)
         return SharedWork(bound_ns, np.where(prices < _NEVER, prices, np.inf))
 
 
@@ -122,7 +122,7 @@ def _duals(tables: list[FloatArray], counts: FloatArray, most: int) -> FloatArra
 
 def linear_shares(family: Family, member: int) -> FloatArray:
     """A member's bounds without a constant, [T, n] ns of all seats; very much where a length does not fit."""
-    found = family.pool.linear_bounds(member, beside=False)
+    found = family.pool.linear_bounds(member, shared_memory=False)
     return np.asarray(np.minimum(found.shares[found.constants == 0.0], _NEVER))
 
 

@@ -51,7 +51,7 @@ class Contents:
     @staticmethod
     def of(family: Family, member: int, degree: int, limit_ns: float) -> Contents:
         """Those of ``member``, of ``degree``, that take at most the limit."""
-        pool, most = family.pool, family.grains(member)
+        pool, most = family.pool, family.max_quanta(member)
         tables, load = pool.tables[member], pool.load
         slopes = np.array(tables.slopes)[:, None]
         kernels = np.array([tables.kernels([0], phase) for phase in (0, 1)])
@@ -67,13 +67,13 @@ class Contents:
         base_, attention_, once_ = (np.einsum("rpw,pwg->rg", weights, part) for part in (base, attention, once))
         short = base_.max(axis=0) <= limit_ns * _MORE
         mixed = (base_, attention_, once_)
-        share = degree / family.num_seats
+        share = degree / family.num_slots
         return Contents(member, share, base, attention, once, mixed, Items(sizes, load.counts, fits), short)
 
     @property
     def entries(self) -> int:
         """Numbers in the tables of ``worst``."""
-        return self.mixed[0].size * self.items.passes(self.mixed[0].shape[1])
+        return self.mixed[0].size * self.items.num_passes(self.mixed[0].shape[1])
 
     def costs(self, rows: IntArray) -> FloatArray:
         """Time of micro-batches [v, n] at least, as a part of all seats' time, ns [v]."""

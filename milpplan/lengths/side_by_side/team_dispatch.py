@@ -18,7 +18,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.groups.bounds import glop
-from milpplan.lengths.candidates import grain_problem
+from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.records import PACKED, SequenceRules, TeamTurn
 from milpplan.lengths.sequences import check_longest, check_rules, checked_batch
@@ -28,7 +28,7 @@ from milpplan.lengths.side_by_side.team_quick import lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort
 from milpplan.lengths.side_by_side.team_steps import planned, team_turns
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
-from milpplan.lengths.strategy_tables import MAX_GRAINS, StrategyTables
+from milpplan.lengths.strategy_tables import MAX_QUANTA, StrategyTables
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
@@ -136,11 +136,11 @@ class TeamDispatcher:
         """With nothing but the lengths that there are."""
         pool, held = self.family.pool, np.flatnonzero(counts)
         load = replace(pool.load, lengths=pool.load.lengths[held], counts=counts[held])
-        timers = {member: self.family.timer(member).among(held) for member in self.family.members}
+        timers = {member: self.family.timer(member).for_lengths(held) for member in self.family.members}
         family = Family(replace(pool, load=load), self.family.members, timers)
-        among = {degree: [one.among(held) for one in found] for degree, found in self.lines.items()}
+        among = {degree: [one.for_lengths(held) for one in found] for degree, found in self.lines.items()}
         step = quick_step(family, among)
-        shared = self.tables.among(held).shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES)
+        shared = self.tables.for_lengths(held).shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES)
         return step, shared.bound_ns
 
 
@@ -150,8 +150,8 @@ def _pool(problem: Problem, tp: int, longest: int, alignment: int, rules: Sequen
     space = problem.space.model_copy(update={"tp": (tp,), "pp": (1,), "ep": (1,)})
     grains = np.arange(1, -(-longest // alignment) + 1, dtype=np.int64)
     load = Load(grains * alignment, np.ones_like(grains), alignment, rules)
-    of_one = grain_problem(problem.model_copy(update={"space": space}), alignment)
-    return StrategyTables.of(of_one, load, MAX_GRAINS)
+    of_one = quantum_problem(problem.model_copy(update={"space": space}), alignment)
+    return StrategyTables.of(of_one, load, MAX_QUANTA)
 
 
 def _etp(family: Family) -> int:

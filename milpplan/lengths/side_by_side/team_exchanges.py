@@ -56,16 +56,16 @@ class Degree:
     def of(family: Family, degree: int) -> Degree:
         """That of a family."""
         pairs = zip(family.members, family.degrees, strict=True)
-        members = sorted((member for member, mine in pairs if mine == degree), key=family.grains)
+        members = sorted((member for member, mine in pairs if mine == degree), key=family.max_quanta)
         timers = [family.timer(member) for member in members]
         return Degree(
             degree,
             tuple(members),
-            tuple(map(family.grains, members)),
+            tuple(map(family.max_quanta, members)),
             tuple(one.base[:, :, 0] for one in timers),
             tuple(np.pad(one.attention[:, :, 0], ((0, 0), (0, 0), (0, 1))) for one in timers),
             tuple(one.once[:, :, 0] for one in timers),
-            np.append(timers[0].grains, 0),
+            np.append(timers[0].quanta, 0),
         )
 
     def member(self, grains: int) -> int:
@@ -153,9 +153,9 @@ class _Board:
 
     def __init__(self, family: Family, turns: Sequence[Turn]) -> None:
         self.family = family
-        self.degrees = {degree: Degree.of(family, degree) for degree in family.chain}
+        self.degrees = {degree: Degree.of(family, degree) for degree in family.degree_chain}
         self.batches: list[Batch] = []
-        self.ends = np.zeros(family.num_seats)
+        self.ends = np.zeros(family.num_slots)
         for turn in turns:
             degree = self.degrees[family.pool.members[turn.member].candidate.layout.cp]
             for held in turn.packed:
@@ -254,7 +254,7 @@ def _power(exponents: FloatArray) -> FloatArray:
 
 
 def improved(
-    family: Family, turns: Sequence[Turn], rounds: int, enough_ns: float, deadline: float, seed: int = 1
+    family: Family, turns: Sequence[Turn], rounds: int, cutoff_ns: float, deadline: float, seed: int = 1
 ) -> list[Turn]:
     """The best turns met in so many rounds; stops when all are done within ``enough_ns``, or at the ``deadline``
     (of ``perf_counter``)."""
@@ -262,15 +262,15 @@ def improved(
     board = _Board(family, turns)
     best, least = list(board.batches), float(board.ends.max())
     for turn in range(rounds):
-        if least <= enough_ns or (turn % _LOOK == 0 and time.perf_counter() > deadline):
+        if least <= cutoff_ns or (turn % _LOOK == 0 and time.perf_counter() > deadline):
             break
         tau = float(board.ends.max()) * _FIRST * (_LAST / _FIRST) ** (turn / rounds)
         kind, here = random.random(), board.chosen(random)
         if kind < _MOVES:
             changed = board.moved(here, tau)
         elif kind < _MOVES + _OPENS:
-            size = int(random.choice(family.chain))
-            team = int(random.integers(family.num_seats // size))
+            size = int(random.choice(family.degree_chain))
+            team = int(random.integers(family.num_slots // size))
             changed = board.exchanged(here, Batch(board.degrees[size], team, np.zeros_like(here.held)), tau)
         else:
             there = board.batches[int(random.integers(len(board.batches)))]

@@ -54,12 +54,12 @@ class Packer:
     def prices(self) -> FloatArray:
         """Least price of every length under every degree, [degrees, n] ns of all seats."""
         rows = np.array(self.family.degrees)
-        return np.array([self.shared.prices[rows == degree].min(axis=0) for degree in self.family.chain])
+        return np.array([self.shared.prices[rows == degree].min(axis=0) for degree in self.family.degree_chain])
 
     @cached_property
     def each(self) -> FloatArray:
         """Time of a sequence on a team of every degree, about, [degrees, n] ns."""
-        return np.asarray(self.prices * self.family.num_seats / np.array(self.family.chain)[:, None])
+        return np.asarray(self.prices * self.family.num_slots / np.array(self.family.degree_chain)[:, None])
 
     def filled(self, degree: int, teams: IntArray) -> list[PackedTeam]:
         """Micro-batches of teams of a degree with so many sequences [T, n]: their times are asked for all at
@@ -94,8 +94,8 @@ class Packer:
         """For every capacity of a degree's members: grains of a micro-batch whose longest sequence has each
         length, [n]; so many, or more only for a sequence that is longer."""
         grains, found = self.family.pool.load.lengths // self.family.pool.load.token_quantum, {}
-        for degree in self.family.chain:
-            capacities = np.unique([self.family.grains(member) for member in self.members(degree)])
+        for degree in self.family.degree_chain:
+            capacities = np.unique([self.family.max_quanta(member) for member in self.members(degree)])
             least = capacities[np.minimum(np.searchsorted(capacities, grains), len(capacities) - 1)]
             found[degree] = [np.maximum(least, most) for most in capacities]
         return found
@@ -103,7 +103,7 @@ class Packer:
     def times(self, member: int, rows: IntArray) -> FloatArray:
         """Time of every micro-batch, infinite where it does not fit, [v]."""
         timer = self.family.timer(member)
-        return np.where(rows @ timer.grains <= timer.most_grains, timer.phases(rows).sum(axis=(0, 1)), np.inf)
+        return np.where(rows @ timer.quanta <= timer.max_quanta, timer.phases(rows).sum(axis=(0, 1)), np.inf)
 
 
 def _full(grains: IntArray, held: IntArray, room: IntArray) -> IntArray:
@@ -150,11 +150,11 @@ def spread(packer: Packer, factors: FloatArray, counts: IntArray, block: slice, 
     """Turns of ``counts`` [n] sequences on teams of an aligned ``block`` of seats, by prices of degrees times
     ``factors``; ``ends`` [M] are those of the seats before, in ns, and become those after."""
     family, mine = packer.family, ends[block]
-    rows = [row for row, degree in enumerate(family.chain) if degree <= len(mine)]
+    rows = [row for row, degree in enumerate(family.degree_chain) if degree <= len(mine)]
     chosen = np.array(rows)[(packer.prices * factors[:, None])[rows].argmin(axis=0)]
     turns = []
     for row in rows:
-        degree = family.chain[row]
+        degree = family.degree_chain[row]
         done = mine.reshape(-1, degree).max(axis=1)
         held = np.zeros((len(done), len(counts)), dtype=np.int64)
         items = np.repeat(np.arange(len(counts)), np.where(chosen == row, counts, 0))

@@ -40,36 +40,36 @@ class AffineTime:
     one that has a micro-batch to itself; infinite where it does not fit into ``room`` grains."""
 
     member: int
-    room: int
-    empty: float
-    each: FloatArray
-    alone: FloatArray
+    capacity: int
+    constant_ns: float
+    sequence_ns: FloatArray
+    single_ns: FloatArray
 
     @staticmethod
     def of(member: int, timer: Timer) -> AffineTime:
         """Through the times at half the room and at all of it."""
-        room = timer.most_grains
+        room = timer.max_quanta
         half = max(1, room // 2)
         bare = timer.base[:, :, 0].sum(axis=1).max(axis=0)
         slope = float(bare[room - 1] - bare[half - 1]) / max(1, room - half)
         attention = timer.attention[:, :, 0].sum(axis=1).max(axis=0)
-        fits = timer.grains <= room
+        fits = timer.quanta <= room
         alone = timer.phases(np.eye(len(fits), dtype=np.int64)).sum(axis=(0, 1))
         return AffineTime(
             member,
             room,
             max(0.0, float(bare[room - 1]) - slope * room),
-            np.where(fits, slope * timer.grains + attention, np.inf),
+            np.where(fits, slope * timer.quanta + attention, np.inf),
             np.where(fits, alone, np.inf),
         )
 
     def cost(self, grains: IntArray) -> FloatArray:
         """Time of a sequence of every length with its part of a full micro-batch's constant, [n] ns."""
-        return self.each + self.empty * grains / self.room
+        return self.sequence_ns + self.constant_ns * grains / self.capacity
 
-    def among(self, held: IntArray) -> AffineTime:
+    def for_lengths(self, held: IntArray) -> AffineTime:
         """That of some lengths."""
-        return AffineTime(self.member, self.room, self.empty, self.each[held], self.alone[held])
+        return AffineTime(self.member, self.capacity, self.constant_ns, self.sequence_ns[held], self.single_ns[held])
 
 
 @dataclass(slots=True, eq=False)
@@ -102,15 +102,15 @@ class _Degree:
             if place < len(mine):
                 left, number = mine.pop(place)
             else:
-                line = next(one for one in self.lines if np.isfinite(one.each[k]))
-                left, number = line.room, len(micros)
+                line = next(one for one in self.lines if np.isfinite(one.sequence_ns[k]))
+                left, number = line.capacity, len(micros)
                 micros.append(_Micro(line, 0))
-                ns += line.empty
+                ns += line.constant_ns
             one = micros[number]
             one.held.append(k)
             one.left = left - size
             insort(mine, (one.left, number))
-            heapq.heapreplace(queue, (ns + float(one.line.each[k]), team))
+            heapq.heapreplace(queue, (ns + float(one.line.sequence_ns[k]), team))
 
     def timed(self, family: Family, number: int) -> FloatArray:
         """Exact time of every team, [T] ns, for so many lengths."""
@@ -138,7 +138,7 @@ class _Degree:
         best, found = np.inf, None
         for here in self.teams[slow]:
             for k in set(here.held):
-                each = float(here.line.each[k])
+                each = float(here.line.sequence_ns[k])
                 off = abs(each - difference / 2)
                 if off < best and _LEAST * difference < each < _MOST * difference:
                     size = self.grains[k]
@@ -152,7 +152,7 @@ class _Degree:
         here.left += self.grains[k]
         there.held.append(k)
         there.left -= self.grains[k]
-        return float(here.line.each[k])
+        return float(here.line.sequence_ns[k])
 
 
 def _rows(micros: list[_Micro], number: int) -> IntArray:
@@ -169,9 +169,9 @@ def lines(family: Family) -> dict[int, list[AffineTime]]:
     return {
         degree: sorted(
             (AffineTime.of(member, family.timer(member)) for member, mine in pairs if mine == degree),
-            key=lambda one: one.room,
+            key=lambda one: one.capacity,
         )
-        for degree in family.chain
+        for degree in family.degree_chain
     }
 
 
@@ -204,11 +204,11 @@ class _Costs:
     @staticmethod
     def of(family: Family, known: dict[int, list[AffineTime]]) -> _Costs:
         """Each under the strategy of the degree that takes least."""
-        load, ways = family.pool.load, [known[size] for size in family.chain]
+        load, ways = family.pool.load, [known[size] for size in family.degree_chain]
         grains = load.lengths // load.token_quantum
         each = np.array([np.min([one.cost(grains) for one in mine], axis=0) for mine in ways])
-        alone = np.array([np.min([one.alone for one in mine], axis=0) for mine in ways])
-        return _Costs(each * np.array(family.chain)[:, None], alone, load.counts, family.num_seats)
+        alone = np.array([np.min([one.single_ns for one in mine], axis=0) for mine in ways])
+        return _Costs(each * np.array(family.degree_chain)[:, None], alone, load.counts, family.num_slots)
 
     @property
     def least_ns(self) -> float:
@@ -233,14 +233,14 @@ class _Dealt:
     """All sequences under the degree that is ``chosen`` [n] for every length."""
 
     def __init__(self, family: Family, known: dict[int, list[AffineTime]], chosen: IntArray) -> None:
-        load, seats = family.pool.load, family.num_seats
+        load, seats = family.pool.load, family.num_slots
         self.family, self.number, self.grains = family, len(load.lengths), load.lengths // load.token_quantum
         ends = np.zeros(seats)
         self.degrees: list[_Degree] = []
-        for row, size in enumerate(family.chain):
+        for row, size in enumerate(family.degree_chain):
             mine = np.flatnonzero((chosen == row) & (load.counts > 0))
             one = _Degree(size, self._cheapest_first(known[size], mine), self.grains.tolist(), seats)
-            items = mine[np.argsort(-one.lines[-1].each[mine], kind="stable")]
+            items = mine[np.argsort(-one.lines[-1].sequence_ns[mine], kind="stable")]
             before = ends.reshape(-1, size).max(axis=1)
             one.deal(np.repeat(items, load.counts[items]).tolist(), before.tolist())
             ends = np.repeat(before + one.timed(family, self.number), size)

@@ -49,7 +49,7 @@ class Effort:
     fewer: int = 50
 
 
-def shortest(packer: Packer, effort: Effort, enough_ns: float, deadline: float) -> TeamStep:
+def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: float) -> TeamStep:
     """The shortest step found before the ``deadline`` (of ``perf_counter``), or the first one after it; one of at
     most ``enough_ns`` will do."""
     family = packer.family
@@ -60,25 +60,25 @@ def shortest(packer: Packer, effort: Effort, enough_ns: float, deadline: float) 
         if time.perf_counter() > deadline:
             break
         size = _SPREADS[attempt % len(_SPREADS)] if attempt else 0.0
-        ends = np.zeros(family.num_seats)
-        factors = np.exp(random.normal(0.0, size, len(family.chain)))
-        turns = spread(packer, factors, family.pool.load.counts, slice(0, family.num_seats), ends)
+        ends = np.zeros(family.num_slots)
+        factors = np.exp(random.normal(0.0, size, len(family.degree_chain)))
+        turns = spread(packer, factors, family.pool.load.counts, slice(0, family.num_slots), ends)
         starts.append((float(ends.max()), turns))
     _, turns = min(starts, key=lambda one: one[0])
-    return reworked(packer, turns, effort, enough_ns, deadline)
+    return reworked(packer, turns, effort, cutoff_ns, deadline)
 
 
 def dealt(packer: Packer, found: Priced, limit_ns: float) -> list[Turn]:
     """Turns near the program of ``team_prices``: whole micro-batches near its shares, each under the degree that
     takes least of all seats' time and not the limit, dealt out the largest degree and the longest first."""
     family = packer.family
-    degrees = [Degree.of(family, degree) for degree in family.chain]
+    degrees = [Degree.of(family, degree) for degree in family.degree_chain]
     batches = []
     for held in _whole(family.pool.load, found):
         ways = [Batch(degree, 0, held) for degree in degrees if held @ degree.sizes[:-1] <= degree.rooms[-1]]
-        short = [one for one in ways if one.time_ns < limit_ns - family.once_ns] or ways
+        short = [one for one in ways if one.time_ns < limit_ns - family.fixed_cost_ns] or ways
         batches.append(min(short, key=lambda one: one.degree.size * one.time_ns))
-    turns, ends = [], np.zeros(family.num_seats)
+    turns, ends = [], np.zeros(family.num_slots)
     for one in sorted(batches, key=lambda one: (-one.degree.size, -one.time_ns)):
         size = one.degree.size
         team = int(ends.reshape(-1, size).max(axis=1).argmin())
@@ -104,12 +104,12 @@ def _whole(load: Load, priced: Priced) -> list[IntArray]:
 
 
 def reworked(
-    packer: Packer, turns: list[Turn], effort: Effort, enough_ns: float, deadline: float, seed: int = 1
+    packer: Packer, turns: list[Turn], effort: Effort, cutoff_ns: float, deadline: float, seed: int = 1
 ) -> TeamStep:
     """Steps 2 and 3 from nested ``turns``."""
     family = packer.family
     random = np.random.default_rng(seed)
-    short_ns = enough_ns - family.once_ns
+    short_ns = cutoff_ns - family.fixed_cost_ns
     now = improved(family, turns, effort.rounds, short_ns, deadline, seed)
     last = float(_ends(packer, now).max())
     best, least = now, last
@@ -129,22 +129,22 @@ def _dealt_anew(packer: Packer, turns: list[Turn], random: np.random.Generator, 
     """The turns with those of the teams inside a block of seats replaced."""
     family = packer.family
     ends = _ends(packer, turns)
-    seat = int(ends.argmax() if random.random() < _SLOWEST else random.integers(family.num_seats))
-    size = int(random.choice([degree for degree in family.chain if degree > 1]))
+    seat = int(ends.argmax() if random.random() < _SLOWEST else random.integers(family.num_slots))
+    size = int(random.choice([degree for degree in family.degree_chain if degree > 1]))
     block = slice(seat // size * size, seat // size * size + size)
-    inside = [block.start <= family.seats(one).start and family.seats(one).stop <= block.stop for one in turns]
+    inside = [block.start <= family.slots(one).start and family.slots(one).stop <= block.stop for one in turns]
     kept = [one for one, gone in zip(turns, inside, strict=True) if not gone]
     counts = sum(
         (one.packed.sum(axis=0) for one, gone in zip(turns, inside, strict=True) if gone),
         np.zeros_like(family.pool.load.counts),
     )
-    factors = np.exp(random.normal(0.0, _SPREADS[turn % len(_SPREADS)], len(family.chain)))
+    factors = np.exp(random.normal(0.0, _SPREADS[turn % len(_SPREADS)], len(family.degree_chain)))
     return kept + spread(packer, factors, counts, block, _ends(packer, kept))
 
 
 def _ends(packer: Packer, turns: list[Turn]) -> FloatArray:
     """When every seat is done, [M] ns: teams nest, so it is the sum of what runs on it."""
-    ends = np.zeros(packer.family.num_seats)
+    ends = np.zeros(packer.family.num_slots)
     for one in turns:
-        ends[packer.family.seats(one)] += packer.times(one.member, one.packed).sum()
+        ends[packer.family.slots(one)] += packer.times(one.member, one.packed).sum()
     return ends

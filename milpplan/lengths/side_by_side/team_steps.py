@@ -76,12 +76,12 @@ class TeamSearch:
     def __init__(self, pool: StrategyTables, gap: float) -> None:
         self.gap = gap
         self.best: TeamStep | None = None
-        self.found = [_Open.of(family) for family in families(pool)]
+        self.families = [_Open.of(family) for family in families(pool)]
 
     @property
     def num_visits(self) -> int:
         """How often something was done."""
-        return sum(one.visits for one in self.found)
+        return sum(one.visits for one in self.families)
 
     def run(self, below_ns: float, deadline: float, visits: int = VISITS) -> BestTeams:
         """The best step of all families shorter than ``below_ns``.
@@ -90,7 +90,7 @@ class TeamSearch:
         the step that is there now, and so on, until no bound leaves most of the gap (at first less of it),
         every family was visited so often, or until the ``deadline`` (of ``perf_counter``).
         """
-        found = self.found
+        found = self.families
         while True:
             open_ = [one for one in found if one.is_open(below_ns, self.gap, visits)]
             if not open_ or (any(one.visits for one in found) and time.perf_counter() > deadline):
@@ -150,12 +150,12 @@ def team_turns(step: TeamStep) -> tuple[TeamTurn, ...]:
     family = step.family
     found = []
     for turn, start_ns, end_ns in zip(step.turns, step.starts_ns, step.ends_ns, strict=True):
-        part = family.seats(turn)
+        part = family.slots(turn)
         found.append(
             TeamTurn(
                 strategy=family.pool.members[turn.member].candidate.name,
-                first_gpu=part.start * family.seat_gpus,
-                num_gpus=(part.stop - part.start) * family.seat_gpus,
+                first_gpu=part.start * family.gpus_per_slot,
+                num_gpus=(part.stop - part.start) * family.gpus_per_slot,
                 start_s=start_ns / NS_PER_S,
                 end_s=end_ns / NS_PER_S,
                 micro_batches=family.pool.micro_batches([turn.packed])[0],
@@ -187,7 +187,7 @@ def _group(step: TeamStep, member: int) -> LengthGroup:
             (int(length), int(count)) for length, count in zip(pool.load.lengths, held, strict=True) if count
         ),
         micro_batches=tuple(teams),
-        micro_batch_tokens=step.family.grains(member) * pool.load.token_quantum,
+        micro_batch_tokens=step.family.max_quanta(member) * pool.load.token_quantum,
         time_s=span_ns / NS_PER_S,
         reduce_s=step.family.reduce_ns / NS_PER_S if member == step.order[-1] else 0.0,
     )

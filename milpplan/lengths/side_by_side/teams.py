@@ -42,16 +42,16 @@ class Family:
 
     pool: StrategyTables
     members: tuple[int, ...]
-    known: dict[int, Timer] = field(default_factory=dict)
+    timers: dict[int, Timer] = field(default_factory=dict)
 
     def timer(self, member: int) -> Timer:
         """Times of a member's micro-batches, made once."""
-        if member not in self.known:
-            self.known[member] = Timer.of(self.pool.tables[member], self.grains(member))
-        return self.known[member]
+        if member not in self.timers:
+            self.timers[member] = Timer.of(self.pool.tables[member], self.max_quanta(member))
+        return self.timers[member]
 
     @property
-    def longest(self) -> int:
+    def longest_index(self) -> int:
         """Place of the longest sequence that there is."""
         return int(np.flatnonzero(self.pool.load.counts)[-1])
 
@@ -61,11 +61,11 @@ class Family:
         return tuple(self.pool.members[member].candidate.layout.cp for member in self.members)
 
     @cached_property
-    def chain(self) -> tuple[int, ...]:
+    def degree_chain(self) -> tuple[int, ...]:
         """Degrees of which each divides the next larger one, largest first: all powers of two, say. The one that
         holds most is among them, so that every sequence has a place."""
         pairs = zip(self.members, self.degrees, strict=True)
-        _, middle = max((self.grains(member), degree) for member, degree in pairs)
+        _, middle = max((self.max_quanta(member), degree) for member, degree in pairs)
         chain = [middle]
         for degree in sorted(set(self.degrees)):
             if degree > middle and degree % chain[0] == 0:
@@ -76,24 +76,24 @@ class Family:
         return tuple(chain)
 
     @property
-    def num_seats(self) -> int:
+    def num_slots(self) -> int:
         """M: GPUs of the cluster by those of a seat."""
         layout = self.pool.members[self.members[0]].candidate.layout
         return layout.num_gpus // layout.tp
 
     @property
-    def seat_gpus(self) -> int:
+    def gpus_per_slot(self) -> int:
         """GPUs of a seat: tp."""
         return self.pool.members[self.members[0]].candidate.layout.tp
 
-    def seats(self, turn: Turn) -> slice:
+    def slots(self, turn: Turn) -> slice:
         """The seats of a turn's team."""
         degree = self.pool.members[turn.member].candidate.layout.cp
         return slice(degree * turn.team, degree * (turn.team + 1))
 
-    def grains(self, member: int) -> int:
+    def max_quanta(self, member: int) -> int:
         """The most grains of a micro-batch."""
-        return self.pool.max_quanta(member, beside=False)
+        return self.pool.max_quanta(member, shared_memory=False)
 
     @property
     def reduce_ns(self) -> int:
@@ -106,12 +106,12 @@ class Family:
         return max(map(self.pool.finish_ns, self.members))
 
     @property
-    def once_ns(self) -> int:
+    def fixed_cost_ns(self) -> int:
         """What follows all micro-batches: the reduction and the finish."""
         return self.reduce_ns + self.finish_ns
 
     @property
-    def least_once_ns(self) -> int:
+    def min_fixed_cost_ns(self) -> int:
         """What follows them at least, under any degree."""
         return min(map(self.pool.reduce_ns, self.members)) + min(map(self.pool.finish_ns, self.members))
 
@@ -129,7 +129,7 @@ def families(pool: StrategyTables) -> list[Family]:
     return [
         one
         for one in made
-        if len(set(one.degrees)) > 1 and max(map(one.grains, one.members)) * pool.load.token_quantum >= longest
+        if len(set(one.degrees)) > 1 and max(map(one.max_quanta, one.members)) * pool.load.token_quantum >= longest
     ]
 
 
@@ -167,14 +167,14 @@ def simulated(family: Family, turns: Sequence[Turn]) -> TeamStep:
     """
     _check(family, turns)
     times = turn_times_ns(family, turns)
-    free = np.zeros(family.num_seats, dtype=np.int64)
+    free = np.zeros(family.num_slots, dtype=np.int64)
     starts, ends = [], []
     for turn, taken in zip(turns, times, strict=True):
-        part = family.seats(turn)
+        part = family.slots(turn)
         starts.append(int(free[part].max()))
         ends.append(starts[-1] + taken)
         free[part] = ends[-1]
-    return TeamStep(family, tuple(turns), tuple(starts), tuple(ends), int(free.max()) + family.once_ns)
+    return TeamStep(family, tuple(turns), tuple(starts), tuple(ends), int(free.max()) + family.fixed_cost_ns)
 
 
 def turn_times_ns(family: Family, turns: Sequence[Turn]) -> list[int]:
@@ -210,13 +210,13 @@ def _check(family: Family, turns: Sequence[Turn]) -> None:
         )
     for turn in turns:
         name = family.pool.members[turn.member].candidate.name
-        part = family.seats(turn)
-        if turn.member not in family.members or turn.team < 0 or part.stop > family.num_seats:
+        part = family.slots(turn)
+        if turn.member not in family.members or turn.team < 0 or part.stop > family.num_slots:
             raise IllegalPlanError(
                 f"Team {turn.team} of {name} ends at seat {part.stop}.",
-                f"Teams of the {family.num_seats} seats of one tensor parallelism expected.",
+                f"Teams of the {family.num_slots} seats of one tensor parallelism expected.",
             )
-        tokens, most = turn.packed @ load.lengths, family.grains(turn.member) * load.token_quantum
+        tokens, most = turn.packed @ load.lengths, family.max_quanta(turn.member) * load.token_quantum
         if not len(tokens) or tokens.min() < 1 or tokens.max() > most:
             raise IllegalPlanError(
                 f"A turn of {name} has micro-batches of {tokens.tolist()} tokens.",

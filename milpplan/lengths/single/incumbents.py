@@ -17,7 +17,7 @@ from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import Effort, Packed, StrategyTables
 from milpplan.simulation.layout_columns import IntArray
 
-MOST_TIMES = 3.0
+MAX_EFFORT_RATIO = 3.0
 """Maximum ratio of the time of maximum effort to the time of more effort."""
 
 # Starts longer than the shortest by the first share get no effort; those longer by the second share after little
@@ -62,7 +62,7 @@ class Incumbents:
 
     def pack(self, member: int) -> None:
         """Pack a strategy if its bound is below the incumbent."""
-        bound_ns = self.pool.step_bound_ns(member, beside=False)
+        bound_ns = self.pool.step_bound_ns(member, shared_memory=False)
         if not np.isfinite(bound_ns) or (self.best is not None and bound_ns >= self.best.time_ns):
             return
         begin = time.perf_counter()
@@ -112,7 +112,7 @@ class Incumbents:
         effort = Effort.MOST if maximum else Effort.MORE
         self.packed[member] = self.pool.polish(member, self.packed[member], self._grains(member), effort)
         self._take(member)
-        self.pack_time_s = (time.perf_counter() - begin) / (MOST_TIMES if maximum else 1.0)
+        self.pack_time_s = (time.perf_counter() - begin) / (MAX_EFFORT_RATIO if maximum else 1.0)
         self.polished[member] = self.step(member).time_ns if maximum else 0
 
     def restart(self, member: int) -> bool:
@@ -181,11 +181,11 @@ class Incumbents:
         if pool.num_stages(home) == 1 or pool.load.rules.padded:
             return []
         end = time.perf_counter() + _SHAPE_S
-        packings = shaped(pool.work_bound(home, beside=False), pool.load, capacity, end)
+        packings = shaped(pool.work_bound(home, shared_memory=False), pool.load, capacity, end)
         return sorted((pool.time_packing(home, replicas, capacity) for replicas in packings), key=_time_ns)
 
     def _grains(self, member: int) -> int:
-        return self.pool.max_quanta(member, beside=False)
+        return self.pool.max_quanta(member, shared_memory=False)
 
 
 def _time_ns(packed: Packed) -> int:

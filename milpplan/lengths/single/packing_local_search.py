@@ -36,7 +36,7 @@ class Timer:
     """Time of the last tiles if a length is the longest, [2, 2, P, n]."""
     transfer: FloatArray
     """Transfers between stages by quanta, [G]."""
-    grains: IntArray
+    quanta: IntArray
 
     @staticmethod
     def of(tables: Tables, max_quanta: int) -> Timer:
@@ -54,10 +54,10 @@ class Timer:
             tables.load.lengths // tables.load.token_quantum,
         )
 
-    def among(self, lengths: IntArray) -> Timer:
+    def for_lengths(self, lengths: IntArray) -> Timer:
         """Return the timer restricted to some lengths."""
         attention, once = self.attention[..., lengths], self.once[..., lengths]
-        return replace(self, attention=attention, once=once, grains=self.grains[lengths])
+        return replace(self, attention=attention, once=once, quanta=self.quanta[lengths])
 
     @property
     def num_stages(self) -> int:
@@ -65,16 +65,16 @@ class Timer:
         return int(self.base.shape[2])
 
     @property
-    def most_grains(self) -> int:
+    def max_quanta(self) -> int:
         """Capacity of a micro-batch in quanta."""
         return int(self.base.shape[-1])
 
     def phases(self, packed: IntArray) -> FloatArray:
         """Return forward and backward times [2, P, v] of micro-batches [v, n]: 0 if empty; tokens beyond the
         capacity are not counted."""
-        quanta, longest = packed @ self.grains, packed.shape[1] - 1 - (packed[:, ::-1] > 0).argmax(axis=1)
+        quanta, longest = packed @ self.quanta, packed.shape[1] - 1 - (packed[:, ::-1] > 0).argmax(axis=1)
         options = (
-            self.base[..., np.minimum(np.maximum(quanta, 1), self.most_grains) - 1]
+            self.base[..., np.minimum(np.maximum(quanta, 1), self.max_quanta) - 1]
             + self.attention @ packed.T
             + self.once[..., longest]
         )
@@ -116,7 +116,7 @@ class Timer:
             rows = counts[numbers == num_micro_batches, :num_micro_batches]
             flat = rows.reshape(-1, rows.shape[-1])
             phases = self.phases(flat).reshape(2, self.num_stages, len(rows), num_micro_batches)
-            lags = self.lags(flat @ self.grains).reshape(len(rows), num_micro_batches)
+            lags = self.lags(flat @ self.quanta).reshape(len(rows), num_micro_batches)
             longest = max(longest, float(self.times(phases, lags).max()))
         return longest
 
@@ -127,7 +127,7 @@ class Replica:
 
     timer: Timer
     packed: IntArray
-    grains: IntArray
+    quanta: IntArray
     phases: FloatArray
     time_ns: float
 
@@ -135,33 +135,33 @@ class Replica:
     def of(timer: Timer, packed: IntArray) -> Replica:
         """Build the replica without empty micro-batches."""
         packed = packed[packed.any(axis=1)]
-        grains, phases = packed @ timer.grains, timer.phases(packed)
+        grains, phases = packed @ timer.quanta, timer.phases(packed)
         return Replica(timer, packed, grains, phases, float(timer.times(phases, timer.lags(grains))))
 
-    def opened(self, index: int) -> Replica:
+    def with_empty(self, index: int) -> Replica:
         """Return the replica with an empty micro-batch at an index."""
-        packed, grains = np.insert(self.packed, index, 0, axis=0), np.insert(self.grains, index, 0)
+        packed, grains = np.insert(self.packed, index, 0, axis=0), np.insert(self.quanta, index, 0)
         return Replica(self.timer, packed, grains, np.insert(self.phases, index, 0.0, axis=-1), self.time_ns)
 
-    def chosen(self, random: np.random.Generator, number: int) -> IntArray:
+    def random_sequences(self, random: np.random.Generator, number: int) -> IntArray:
         """Return random pairs (micro-batch, length) of sequences that the replica holds, [number, 2]."""
         positions = np.argwhere(self.packed > 0)
         return positions[random.integers(0, len(positions), number)]
 
-    def changed(self, parts: list[tuple[IntArray, IntArray]]) -> FloatArray:
+    def times_after(self, parts: list[tuple[IntArray, IntArray]]) -> FloatArray:
         """Return times [rows] after changes, given as pairs of micro-batches [rows] and added sequences [rows,
         n]."""
         timer, rows = self.timer, np.arange(len(parts[0][0]))
         phases = np.repeat(self.phases[..., None, :], len(rows), axis=-2)
-        lags = np.tile(timer.lags(self.grains), (len(rows), 1))
+        lags = np.tile(timer.lags(self.quanta), (len(rows), 1))
         for micro_batch, added in parts:
             phases[..., rows, micro_batch] = timer.phases(self.packed[micro_batch] + added)
-            lags[rows, micro_batch] = timer.lags(self.grains[micro_batch] + added @ timer.grains)
+            lags[rows, micro_batch] = timer.lags(self.quanta[micro_batch] + added @ timer.quanta)
         return timer.times(phases, lags)
 
-    def ordered(self, orders: IntArray) -> FloatArray:
+    def times_ordered(self, orders: IntArray) -> FloatArray:
         """Return times [rows] with the micro-batches in ``orders`` [rows, v]."""
-        return self.timer.times(self.phases[:, :, orders], self.timer.lags(self.grains)[orders])
+        return self.timer.times(self.phases[:, :, orders], self.timer.lags(self.quanta)[orders])
 
 
 CHANGES = 128
@@ -228,13 +228,13 @@ def _exchanged(
     is_same = here is there
     if draw > 1.0 - _OPENS or not len(there.packed):
         draw = 1.0
-        there = there.opened(int(random.integers(len(there.packed) + 1)))
+        there = there.with_empty(int(random.integers(len(there.packed) + 1)))
         here = there if is_same else here
     propose = _for_many if 1.0 - _OPENS - _MANY < draw <= 1.0 - _OPENS else _for_one
     source, target, moved = propose(here, there, random, changes)
-    quanta = moved @ here.timer.grains
-    fits = here.grains[source] - quanta <= here.timer.most_grains
-    fits &= there.grains[target] + quanta <= there.timer.most_grains
+    quanta = moved @ here.timer.quanta
+    fits = here.quanta[source] - quanta <= here.timer.max_quanta
+    fits &= there.quanta[target] + quanta <= there.timer.max_quanta
     fits &= moved.any(axis=1)
     if is_same:
         fits &= source != target
@@ -242,9 +242,9 @@ def _exchanged(
     if not len(source):
         return None
     if is_same:
-        times = here.changed([(source, -moved), (target, moved)])
+        times = here.times_after([(source, -moved), (target, moved)])
     else:
-        times = np.maximum(here.changed([(source, -moved)]), there.changed([(target, moved)]))
+        times = np.maximum(here.times_after([(source, -moved)]), there.times_after([(target, moved)]))
     best = int(times.argmin())
     if times[best] >= limit:
         return None
@@ -262,12 +262,12 @@ _Change = tuple[IntArray, IntArray, IntArray]
 def _for_one(here: Replica, there: Replica, random: np.random.Generator, changes: int) -> _Change:
     """Propose random moves and exchanges of single sequences: (from [rows], to [rows], moved [rows, n])."""
     rows = np.arange(changes)
-    give = here.chosen(random, changes)
+    give = here.random_sequences(random, changes)
     empty = np.flatnonzero(~there.packed.any(axis=1))
     if len(empty):
         take, is_exchange = np.full((changes, 2), empty[0]), np.zeros(changes, dtype=bool)
     else:
-        take, is_exchange = there.chosen(random, changes), random.random(changes) >= _NOTHING
+        take, is_exchange = there.random_sequences(random, changes), random.random(changes) >= _NOTHING
     moved = np.zeros((changes, here.packed.shape[1]), dtype=np.int64)
     moved[rows, give[:, 1]] = 1
     moved[rows[is_exchange], take[is_exchange, 1]] -= 1
@@ -279,16 +279,16 @@ def _for_many(here: Replica, there: Replica, random: np.random.Generator, change
     ``_for_one``."""
     is_reversed = random.random() < 0.5
     giver, taker = (there, here) if is_reversed else (here, there)
-    source, length = giver.chosen(random, 1)[0].tolist()
+    source, length = giver.random_sequences(random, 1)[0].tolist()
     target = int(random.integers(len(taker.packed)))
-    excess = taker.grains[target] + giver.timer.grains[length] - taker.timer.most_grains
+    excess = taker.quanta[target] + giver.timer.quanta[length] - taker.timer.max_quanta
     moved = np.zeros((changes, giver.packed.shape[1]), dtype=np.int64)
     moved[:, length] = 1
-    shorter = np.repeat(np.arange(len(giver.timer.grains)), taker.packed[target])
+    shorter = np.repeat(np.arange(len(giver.timer.quanta)), taker.packed[target])
     shorter = shorter[shorter < length]
     if len(shorter):
         mixed = shorter[random.random((changes, len(shorter))).argsort(axis=1)]
-        freed = np.cumsum(giver.timer.grains[mixed], axis=1) - giver.timer.grains[mixed]
+        freed = np.cumsum(giver.timer.quanta[mixed], axis=1) - giver.timer.quanta[mixed]
         rows, columns = np.nonzero(freed < excess)
         np.subtract.at(moved, (rows, mixed[rows, columns]), 1)
     places = np.full(changes, source), np.full(changes, target)
@@ -305,6 +305,6 @@ def _moved(replica: Replica, limit: float, random: np.random.Generator, changes:
     others = places - (places > second)
     elsewhere = np.where(places == second, first, others + (others >= first))
     orders = np.where(random.random((changes, 1)) < 0.5, exchanged, elsewhere)
-    times = replica.ordered(orders)
+    times = replica.times_ordered(orders)
     best = int(times.argmin())
     return Replica.of(replica.timer, replica.packed[orders[best]]) if times[best] < limit else None

@@ -22,7 +22,7 @@ Replicas = tuple[IntArray, ...]
 _PORTIONS = (1, 2, 4, 1 << 62)
 
 
-def rectangles(kind: Kind, counts: IntArray) -> list[Replicas]:
+def pack_padded(kind: Kind, counts: IntArray) -> list[Replicas]:
     """Return packings of ``counts`` [K] fitting sequences on the replicas of the kind, as tuples of arrays
     [micro-batches, K]."""
     max_sequences = _capacity(kind) // kind.lengths

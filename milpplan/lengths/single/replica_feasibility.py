@@ -62,19 +62,19 @@ class ReplicaFeasibility:
     """Contents, [C, n]."""
     times: StageTimes
     """Exact times of the contents in ns, [P, C]."""
-    worths: IntArray
+    values: IntArray
     """Whole values of the contents, [C]."""
     share: int
     """Minimum value of some replica."""
     proved_ns: dict[int, float] = field(default_factory=dict)
     """Time within which no replica is feasible."""
-    known_ns: dict[int, float] = field(default_factory=dict)
+    feasible_ns: dict[int, float] = field(default_factory=dict)
     """Time of a feasible replica; 0 if the number was given up."""
 
     @staticmethod
     def of(pool: StrategyTables, member: int) -> ReplicaFeasibility | None:
         """Build the problem of a pipeline; None if its micro-batches have too many possible contents."""
-        load, capacity = pool.load, pool.max_quanta(member, beside=False)
+        load, capacity = pool.load, pool.max_quanta(member, shared_memory=False)
         rows = (
             None
             if pool.num_stages(member) == 1
@@ -90,7 +90,7 @@ class ReplicaFeasibility:
         share = -(-int(load.counts @ prices) // candidate.layout.dp)
         return ReplicaFeasibility(pool, member, rows, times, worths, share)
 
-    def within(self, time_ns: float) -> list[int]:
+    def open_numbers(self, time_ns: float) -> list[int]:
         """Return the numbers of micro-batches that are not excluded within a time, the likeliest first; a number
         above ``MOST`` stands for all larger ones."""
         min_times_ns = self._least()
@@ -101,13 +101,13 @@ class ReplicaFeasibility:
         ]
         return sorted(open_numbers, key=lambda number: min_times_ns[number - 1])
 
-    def asked(self, time_ns: float) -> float:
+    def provable_ns(self, time_ns: float) -> float:
         """Return the time in ns for which a proof may exist.
 
         With several lengths a feasible replica is no packing of all, so it is slightly less than the time of such
         a replica.
         """
-        feasible_ns = [ns for ns in self.known_ns.values() if ns]
+        feasible_ns = [ns for ns in self.feasible_ns.values() if ns]
         return time_ns if self._equal else min([time_ns, *(_LESS * ns for ns in feasible_ns)])
 
     def run(self, time_ns: float, backend_name: str, pause: float, deadline: float) -> tuple[IntArray, ...] | None:
@@ -122,11 +122,11 @@ class ReplicaFeasibility:
         Returns:
             The packing of all sequences that a feasible replica gives if they are equal, [v, 1] each.
         """
-        for number in self.within(time_ns):
+        for number in self.open_numbers(time_ns):
             left_s = deadline - time.perf_counter()
             if self.done(time_ns) or left_s <= 0.0 or time.perf_counter() > pause:
                 break
-            if self.known_ns.get(number, np.inf) > time_ns:
+            if self.feasible_ns.get(number, np.inf) > time_ns:
                 replica = self._replica(number, time_ns, backend_name, left_s)
                 if replica is not None and self._equal:
                     return self._dealt_alike(replica)
@@ -135,8 +135,8 @@ class ReplicaFeasibility:
     def done(self, time_ns: float) -> bool:
         """Return whether nothing more can be proved for a time: all open numbers are feasible, or one was given
         up."""
-        open_numbers = self.within(time_ns)
-        feasible_ns = [0.0 if number > MOST else self.known_ns.get(number, np.inf) for number in open_numbers]
+        open_numbers = self.open_numbers(time_ns)
+        feasible_ns = [0.0 if number > MOST else self.feasible_ns.get(number, np.inf) for number in open_numbers]
         return all(ns <= time_ns for ns in feasible_ns) or 0.0 in feasible_ns
 
     @property
@@ -168,7 +168,7 @@ class ReplicaFeasibility:
             solution = witnessed(program, limits, backend(name).solve(program, limits))
         except SolverError:
             # An answer that fails the checks proves nothing.
-            self.known_ns[number] = 0.0
+            self.feasible_ns[number] = 0.0
             return None
         if solution.status == "infeasible":
             self.proved_ns[number] = time_ns
@@ -177,10 +177,10 @@ class ReplicaFeasibility:
             times = self.times
             taken_ns = pipeline_ns(times.forward[:, chosen], times.backward[:, chosen], times.transfer[chosen])
             # The program rounds durations down.
-            self.known_ns[number] = min(float(taken_ns), time_ns)
+            self.feasible_ns[number] = min(float(taken_ns), time_ns)
             return np.asarray(self.rows[chosen])
         elif seconds == _LONG_S:
-            self.known_ns[number] = 0.0
+            self.feasible_ns[number] = 0.0
         return None
 
     def _least(self) -> list[float]:
@@ -188,13 +188,13 @@ class ReplicaFeasibility:
         last = (self.times.forward[-1] + self.times.backward[-1]).astype(np.float64)
         ahead, behind = (value[:-1] + self.times.transfer for value in (self.times.forward, self.times.backward))
         ramp = float(ahead.sum(axis=0).min() + behind.sum(axis=0).min())
-        slopes = _slopes(last, self.worths.astype(np.float64))
-        constants = (last - slopes[:, None] * self.worths).min(axis=1)
+        slopes = _slopes(last, self.values.astype(np.float64))
+        constants = (last - slopes[:, None] * self.values).min(axis=1)
         numbers = np.arange(1, MOST + 2)
         lines = constants * numbers[:, None] + slopes * self.share
         # For more than MOST only the lines that do not fall are valid.
         lines[-1, constants < 0] = 0.0
-        holds = numbers * int(self.worths.max()) >= self.share
+        holds = numbers * int(self.values.max()) >= self.share
         holds[-1] = True
         min_times = np.where(holds, lines.max(axis=1) * _SAFETY + ramp, np.inf)
         return [float(value) for value in min_times]
@@ -211,7 +211,7 @@ class ReplicaFeasibility:
         builder.add_row(
             "holds_its_share",
             [one for columns in content for one in columns],
-            self.worths.tolist() * number,
+            self.values.tolist() * number,
             self.share,
         )
         forward, backward, transfer = (

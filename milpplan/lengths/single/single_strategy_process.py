@@ -17,7 +17,7 @@ from milpplan.errors import InfeasibleError, MilpplanError
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import LoadsKey
+from milpplan.lengths.strategy_tables import WorkBoundKey
 from milpplan.optimize.search.worker_process import WorkerProcess, can_start, usable_cpus
 
 # Seconds of a slice, and number of slices requested at once, which bridge the searches that do not poll.
@@ -74,7 +74,7 @@ class SingleProcessReply:
     """Bounds by strategy."""
     raised_bounds: dict[int, PipelineWorkBound]
     """Work bounds that programs raised."""
-    work_bound_cache: dict[LoadsKey, PipelineWorkBound]
+    work_bound_cache: dict[WorkBoundKey, PipelineWorkBound]
     """Other new entries of ``StrategyTables.work_bound_cache``."""
     cpu_s: float
     """CPU seconds so far."""
@@ -89,7 +89,7 @@ class SingleStrategyWorker:
     search: SingleStrategySearch
     # Bounds that were reported before.
     reported_bounds: dict[int, PipelineWorkBound] = field(default_factory=dict)
-    reported_cache: dict[LoadsKey, PipelineWorkBound] = field(default_factory=dict)
+    reported_cache: dict[WorkBoundKey, PipelineWorkBound] = field(default_factory=dict)
 
     def reply(self, request: SingleProcessRequest) -> SingleProcessReply:
         """Search for a slice and return its result."""

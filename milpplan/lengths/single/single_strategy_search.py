@@ -23,10 +23,10 @@ from milpplan.groups.strategies import SwitchTimes
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
 from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
 from milpplan.lengths.bounds.work_bounds import DEEP, PipelineWorkBound
-from milpplan.lengths.side_by_side.sequence_duals import alone_ns
-from milpplan.lengths.single.incumbents import HOPELESS, MOST_TIMES, Incumbents
+from milpplan.lengths.side_by_side.sequence_duals import single_strategy_bound_ns
+from milpplan.lengths.single.incumbents import HOPELESS, MAX_EFFORT_RATIO, Incumbents
 from milpplan.lengths.single.replica_feasibility import ReplicaFeasibility
-from milpplan.lengths.steps import GAP_SHARE, Step, enough_ns
+from milpplan.lengths.steps import GAP_SHARE, Step, cutoff_ns
 from milpplan.lengths.strategy_tables import StrategyTables, recomputes_less
 from milpplan.lengths.switches import NEVER_NS
 
@@ -59,7 +59,7 @@ class SingleStrategySearch:
         self.pool, self.gap, self.backend, self.deadline = pool, gap, backend, deadline
         self.incumbents = Incumbents(pool)
         members = range(len(pool.members))
-        self.bounds_ns: dict[int, float] = {member: pool.step_bound_ns(member, beside=False) for member in members}
+        self.bounds_ns: dict[int, float] = {member: pool.step_bound_ns(member, shared_memory=False) for member in members}
         self.next_step = {member: 0 for member in members if pool.num_stages(member) > 1}
         self.configuration_bounds: dict[int, ConfigurationBound] = {}
         self.replica_feasibility: dict[int, ReplicaFeasibility | None] = {}
@@ -98,7 +98,7 @@ class SingleStrategySearch:
     @property
     def open_pipelines(self) -> bool:
         """Whether a pipeline's step may beat the incumbent by more than the gap."""
-        cutoff_ns = self._enough_ns(float("inf"))
+        cutoff_ns = self._cutoff_ns(float("inf"))
         return any(
             self.bounds_ns[member] < cutoff_ns for member in self.bounds_ns if self.pool.num_stages(member) > 1
         )
@@ -170,7 +170,7 @@ class SingleStrategySearch:
             return False
         if incumbents.restart(best.home):
             return True
-        if incumbents.is_finished(best.home) or self._late(deadline - MOST_TIMES * incumbents.pack_time_s):
+        if incumbents.is_finished(best.home) or self._late(deadline - MAX_EFFORT_RATIO * incumbents.pack_time_s):
             return False
         incumbents.improve(best.home, maximum=True)
         return True
@@ -186,8 +186,8 @@ class SingleStrategySearch:
         if self.proved_here.isdisjoint(open_pipelines):
             self.proved_here.update(open_pipelines[1:2])
         own = [key for key in open_pipelines if key in self.proved_here]
-        while own and time.perf_counter() < end and self.bounds_ns[own[0]] < self._enough_ns(np.inf):
-            if not self._fill_one(own[0], self._enough_ns(np.inf), end):
+        while own and time.perf_counter() < end and self.bounds_ns[own[0]] < self._cutoff_ns(np.inf):
+            if not self._fill_one(own[0], self._cutoff_ns(np.inf), end):
                 self.exhausted.add(own[0])
                 break
         return bool(own)
@@ -215,7 +215,7 @@ class SingleStrategySearch:
             )
         self._prove_in_integers(min(best.time_ns, below_ns), deadline)
         # Bounds come first, except for the time of maximum effort; with a worker the other process packs.
-        reserved_s = 0.0 if eager else MOST_TIMES * self.incumbents.pack_time_s
+        reserved_s = 0.0 if eager else MAX_EFFORT_RATIO * self.incumbents.pack_time_s
         self._fill(below_ns, min(pause, deadline - reserved_s))
         if best.time_ns <= below_ns * (1.0 + HOPELESS) and time.perf_counter() < pause:
             best = self._polish(deadline)
@@ -230,16 +230,16 @@ class SingleStrategySearch:
     def _open_below(self, below_ns: float) -> list[int]:
         """Return the strategies that may beat the incumbent and ``below_ns`` by more than the gap, the lowest
         bound first."""
-        cutoff_ns = self._enough_ns(below_ns)
+        cutoff_ns = self._cutoff_ns(below_ns)
         return sorted(
             (member for member, bound_ns in self.bounds_ns.items() if bound_ns < cutoff_ns),
             key=self.bounds_ns.__getitem__,
         )
 
-    def _enough_ns(self, below_ns: float) -> float:
+    def _cutoff_ns(self, below_ns: float) -> float:
         """Return the cutoff: a pipeline whose bound reaches it needs nothing more."""
         time_ns = below_ns if self.best is None else min(below_ns, self.best.time_ns)
-        return enough_ns(time_ns, self.gap)
+        return cutoff_ns(time_ns, self.gap)
 
     def _pipelines(self, below_ns: float, deadline: float) -> None:
         """Bound, pack and bound further the pipelines, the lowest bound first."""
@@ -247,18 +247,18 @@ class SingleStrategySearch:
         while next_step:
             member = min(next_step, key=lambda key: self.bounds_ns[key])
             is_late = self.best is not None and time.perf_counter() > deadline
-            if is_late or self.bounds_ns[member] >= self._enough_ns(below_ns):
+            if is_late or self.bounds_ns[member] >= self._cutoff_ns(below_ns):
                 break
             if not np.isfinite(self.bounds_ns[member]) or next_step[member] == _NUM_STEPS:
                 del next_step[member]
                 continue
-            if next_step[member] > 1 and self._close(member, self._enough_ns(below_ns)):
+            if next_step[member] > 1 and self._close(member, self._cutoff_ns(below_ns)):
                 continue
             if next_step[member] in (5, 6) and not self.packs:
                 break
             self._next_way(member, next_step[member], deadline)
             # The worker process may have raised its bound.
-            self.bounds_ns[member] = max(self.bounds_ns[member], pool.step_bound_ns(member, beside=False))
+            self.bounds_ns[member] = max(self.bounds_ns[member], pool.step_bound_ns(member, shared_memory=False))
             next_step[member] += 1
 
     def _next_way(self, member: int, step: int, deadline: float) -> None:
@@ -283,7 +283,7 @@ class SingleStrategySearch:
             fixed_cost_ns = pool.reduce_ns(member) + pool.finish_ns(member)
             pool.work_bound_with_longest(member, self.best.time_ns - fixed_cost_ns)
         elif step == 0 or (step == 3 and not self._closed_by_longest(member)):
-            pool.work_bound(member, beside=False, exact=step == 3)
+            pool.work_bound(member, shared_memory=False, exact=step == 3)
 
     def _closed_by_longest(self, member: int) -> bool:
         """Return whether the term of the longest sequence closes a deep pipeline without the expensive programs of
@@ -292,12 +292,12 @@ class SingleStrategySearch:
         if pool.num_stages(member) < DEEP or best is None:
             return False
         pool.work_bound_with_longest(member, best.time_ns - pool.reduce_ns(member) - pool.finish_ns(member))
-        return pool.step_bound_ns(member, beside=False) >= self._enough_ns(best.time_ns)
+        return pool.step_bound_ns(member, shared_memory=False) >= self._cutoff_ns(best.time_ns)
 
     def _fill(self, below_ns: float, deadline: float) -> None:
         """Run configuration bounds, always for the pipeline with the lowest bound; pipelines that the other
         process proves come last."""
-        cutoff_ns = self._enough_ns(below_ns)
+        cutoff_ns = self._cutoff_ns(below_ns)
         while time.perf_counter() < deadline:
             member = min(self.bounds_ns, key=lambda key: self.bounds_ns[key])
             if self.bounds_ns[member] >= cutoff_ns or self.pool.num_stages(member) == 1:
@@ -331,7 +331,7 @@ class SingleStrategySearch:
             return self._lead(member, target_ns, deadline)
         configuration.run(target_ns, min(deadline, time.perf_counter() + _SLICE_S))
         pool.store_bound(member, configuration.loads)
-        self.bounds_ns[member] = max(self.bounds_ns[member], pool.step_bound_ns(member, beside=False))
+        self.bounds_ns[member] = max(self.bounds_ns[member], pool.step_bound_ns(member, shared_memory=False))
         self._share(member, cutoff_ns - fixed_cost_ns)
         return True
 
@@ -348,13 +348,13 @@ class SingleStrategySearch:
         feasibility = self.replica_feasibility[member]
         if feasibility is None or not np.isfinite(cutoff_ns) or time.perf_counter() >= self.deadline:
             return False
-        time_ns = feasibility.asked(cutoff_ns - fixed_cost_ns)
+        time_ns = feasibility.provable_ns(cutoff_ns - fixed_cost_ns)
         if time_ns + fixed_cost_ns <= self.bounds_ns[member] or feasibility.done(time_ns):
             return False
         replicas = feasibility.run(time_ns, self.backend, time.perf_counter() + _CLOSE_S, self.deadline)
         if replicas is not None:
             self.incumbents.offer(member, replicas)
-        if not feasibility.within(time_ns):
+        if not feasibility.open_numbers(time_ns):
             self.bounds_ns[member] = max(self.bounds_ns[member], time_ns + fixed_cost_ns)
         return True
 
@@ -381,7 +381,7 @@ class SingleStrategySearch:
             rival
             for rival, rival_candidate in enumerate(members)
             if recomputes_less(members[member], rival_candidate)
-            and self.bounds_ns[rival] < self._enough_ns(np.inf)
+            and self.bounds_ns[rival] < self._cutoff_ns(np.inf)
         ]
 
     def _share(self, member: int, time_ns: float) -> None:
@@ -393,10 +393,10 @@ class SingleStrategySearch:
         pool, work_bound, capacity = (
             self.pool,
             self.pool.best_own_memory_bound(member),
-            self.pool.max_quanta(member, beside=False),
+            self.pool.max_quanta(member, shared_memory=False),
         )
         for rival in self._dearer(member):
-            rival_bound, items = pool.work_bound(rival, beside=False), pool.micro_batch_pricing(rival).items
+            rival_bound, items = pool.work_bound(rival, shared_memory=False), pool.micro_batch_pricing(rival).items
             if (member, rival) not in self.larger_windows:
                 larger = around_larger(rival_bound, items, capacity, rival_bound.total_load, time_ns)
                 self.larger_windows[member, rival] = larger.boxes
@@ -416,7 +416,7 @@ class SingleStrategySearch:
             pass
         while True:
             previous = self._best()
-            if incumbents.is_finished(previous.home) or self._late(deadline - MOST_TIMES * incumbents.pack_time_s):
+            if incumbents.is_finished(previous.home) or self._late(deadline - MAX_EFFORT_RATIO * incumbents.pack_time_s):
                 return previous
             incumbents.improve(previous.home, maximum=True)
             if self._best().time_ns == previous.time_ns:
@@ -433,12 +433,12 @@ class SingleStrategySearch:
 
     def _late(self, deadline: float) -> bool:
         """Return whether the gap is closed by the bounds of this process or the deadline has passed."""
-        is_proved = self.bound_ns >= self._enough_ns(np.inf) and not self.eager
+        is_proved = self.bound_ns >= self._cutoff_ns(np.inf) and not self.eager
         return is_proved or time.perf_counter() > deadline
 
     def _open_singles(self, below_ns: float) -> list[int]:
         """Return the strategies of one stage that may beat the incumbent by more than the gap."""
-        cutoff_ns = self._enough_ns(below_ns)
+        cutoff_ns = self._cutoff_ns(below_ns)
         return [
             member
             for member in sorted(self.bounds_ns)
@@ -452,7 +452,7 @@ class SingleStrategySearch:
         members = [member for member in self._open_singles(below_ns) if member not in self.in_integers]
         self.in_integers.update(members)
         for member in [] if pool.load.rules.padded else members:
-            self.bounds_ns[member] = max(self.bounds_ns[member], alone_ns(pool, member, below_ns, deadline))
+            self.bounds_ns[member] = max(self.bounds_ns[member], single_strategy_bound_ns(pool, member, below_ns, deadline))
         members = [member for member in self._open_singles(below_ns) if member in members]
         num_open = len(members)
         if not num_open:
@@ -463,7 +463,7 @@ class SingleStrategySearch:
         problem = GroupedProblem(
             pool.load.lengths,
             pool.load.counts,
-            tuple(pool.strategy(member, beside=False) for member in members),
+            tuple(pool.strategy(member, shared_memory=False) for member in members),
             SwitchTimes(switches, switches),
             max_strategies=1,
             finish_ns=tuple(pool.finish_ns(member) for member in members),

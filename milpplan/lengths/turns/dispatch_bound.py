@@ -27,7 +27,7 @@ from milpplan.groups.bounds.long_sequence import LongSequenceBound, group_ns
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import Mixture, StageLoads
 from milpplan.lengths.bounds.stage_lines import MOST_STAGES, stage_loads
-from milpplan.lengths.bounds.work_bounds import ramp, serial_times
+from milpplan.lengths.bounds.work_bounds import ramp, latencies
 from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Load, Tables
 from milpplan.simulation.layout_columns import IntArray
@@ -139,40 +139,40 @@ class PipelineBound:
     in micro-batches of up to ``most_grains``."""
 
     tables: Tables
-    one: SizedCandidate
-    most_grains: int
+    strategy: SizedCandidate
+    max_quanta: int
     ranges: tuple[_Ranges, ...]
     boxes: tuple[tuple[_Boxes, ...], ...]
 
     @staticmethod
-    def of(tables: Tables, one: SizedCandidate, most_grains: int) -> PipelineBound:
+    def of(tables: Tables, one: SizedCandidate, max_quanta: int) -> PipelineBound:
         """Learned from the workload of ``tables``, whose sequences are typical."""
         layout, load = one.candidate.layout, tables.load
         num_stages = min(layout.pp, MOST_STAGES)
         typical = _held(tables, np.flatnonzero(load.counts), load.counts[load.counts > 0])
-        stages = stage_loads(typical, layout.pp, most_grains, max(1.0, _AT * most_grains))
-        full = float(typical.load.counts @ stages.last) * most_grains / typical.load.num_quanta
+        stages = stage_loads(typical, layout.pp, max_quanta, max(1.0, _AT * max_quanta))
+        full = float(typical.load.counts @ stages.last) * max_quanta / typical.load.num_quanta
         even = replace(stages, most=np.full(len(stages.most), full))
         ranges = [_Ranges.of(even, num_stages, number * full) for number in _LOADS]
         boxes = [
             tuple(_Boxes.of(even, num_stages, number * full, share * full) for share in _SHARES)
             for number in _BOX_LOADS
         ]
-        return PipelineBound(tables, one, most_grains, tuple(ranges), tuple(boxes))
+        return PipelineBound(tables, one, max_quanta, tuple(ranges), tuple(boxes))
 
     def group_ns(self, lengths: IntArray, counts: IntArray) -> float:
         """What ``counts`` [k] sequences of ascending ``lengths`` [k] (tokens, of those in the tables) take at
         least, however they are packed, without reduction and finish; nothing is said of those that do not fit."""
-        layout = self.one.candidate.layout
+        layout = self.strategy.candidate.layout
         tables = _held(self.tables, np.searchsorted(self.tables.load.lengths, lengths), counts)
-        stages = stage_loads(tables, layout.pp, self.most_grains, max(1.0, _AT * self.most_grains))
-        ramp_ns = ramp(tables, layout.pp, self.most_grains)
+        stages = stage_loads(tables, layout.pp, self.max_quanta, max(1.0, _AT * self.max_quanta))
+        ramp_ns = ramp(tables, layout.pp, self.max_quanta)
         load = float(counts @ stages.last) / layout.dp
         least = float(stages.last[-1])
-        unit = float(counts @ stages.last) * self.most_grains / tables.load.num_quanta
+        unit = float(counts @ stages.last) * self.max_quanta / tables.load.num_quanta
         known = [self.ranges[one].at(stages, ramp_ns, load) for one in _nearest(_LOADS, load / unit)[:_NEAREST]]
         plain = max(known, key=lambda one: one.at(load))
-        found = [plain.at(load), float(serial_times(tables, self.one, self.most_grains)[-1])]
+        found = [plain.at(load), float(latencies(tables, self.strategy, self.max_quanta)[-1])]
         for index in _nearest(_BOX_LOADS, load / unit)[:_NEAREST]:
             boxes = self.boxes[index][_nearest(_SHARES, least / unit)[0]]
             long = boxes.at(stages, plain, max(load, least), least)

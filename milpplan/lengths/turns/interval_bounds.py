@@ -83,7 +83,7 @@ class IntervalBounds:
         work_bound = (
             self.own_memory[strategy][0]
             if level == "alone"
-            else self.pool.work_bound(self.members[strategy], beside=True)
+            else self.pool.work_bound(self.members[strategy], shared_memory=True)
         )
         return work_bound.sequence_loads, _edges(level) * work_bound.total_load
 
@@ -148,7 +148,7 @@ class IntervalBounds:
     def add_longest(self, strategy: int) -> bool:
         """Add the term of the longest sequence to an own-memory bound; return whether that is new."""
         pool, member = self.pool, self.members[strategy]
-        is_unavailable = not self._renew(strategy) or not np.isfinite(pool.latency_bound_ns(member, beside=True))
+        is_unavailable = not self._renew(strategy) or not np.isfinite(pool.latency_bound_ns(member, shared_memory=True))
         if is_unavailable or pool.best_own_memory_bound(member).classes:
             return False
         pool.work_bound_with_longest(member, np.inf)
@@ -168,13 +168,13 @@ class IntervalBounds:
     def _able(self, strategy: int) -> bool:
         """Return whether a strategy may hold the longest sequence and its programs are affordable."""
         pool, member = self.pool, self.members[strategy]
-        return bool(np.isfinite(pool.latency_bound_ns(member, beside=True))) and pool.num_stages(member) < DEEP
+        return bool(np.isfinite(pool.latency_bound_ns(member, shared_memory=True))) and pool.num_stages(member) < DEEP
 
     def _loads(self, strategy: int, level: Kind) -> PipelineWorkBound:
         """Return the work bound of a level."""
         pool, member = self.pool, self.members[strategy]
         if level == "coarse":
-            return pool.work_bound(member, beside=True)
+            return pool.work_bound(member, shared_memory=True)
         if level == "alone":
             bound = self.own_memory[strategy][0]
             all_lengths = LengthClass(0, len(bound.sequence_loads) - 1)
@@ -202,7 +202,7 @@ class IntervalBounds:
         key = (strategy, interval)
         if key not in self.configuration_bounds:
             self.configuration_bounds[key] = ConfigurationBound.for_load(
-                pool.fine_work_bound(member), pool.micro_batch_pricing(member, beside=True), load
+                pool.fine_work_bound(member), pool.micro_batch_pricing(member, shared_memory=True), load
             )
         configuration = self.configuration_bounds[key]
         if configuration.done:

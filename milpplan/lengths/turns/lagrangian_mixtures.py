@@ -114,7 +114,7 @@ class Bounded:
         return shares, constants, counts
 
 
-def sharpened_ns(problem: Bounded, strategies: IntArray) -> float:
+def lp_bound_ns(problem: Bounded, strategies: IntArray) -> float:
     """Return the bound of one set [q] in ns with the dual values of the linear program over x as weights."""
     min_bound = np.inf
     for index in range(len(strategies)):
@@ -182,7 +182,7 @@ def _solved(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> tu
     return np.where(sums > 0, weights / np.maximum(sums, 1e-300), np.eye(1, num_bounds + 1)[0]), parts
 
 
-def cheap_ns(problem: Bounded, sets: IntArray, weights: FloatArray) -> FloatArray:
+def single_row_bound_ns(problem: Bounded, sets: IntArray, weights: FloatArray) -> FloatArray:
     """Return bounds of sets [N, q] in ns, [N], by given weights of every strategy.
 
     Args:
@@ -206,7 +206,7 @@ def cheap_ns(problem: Bounded, sets: IntArray, weights: FloatArray) -> FloatArra
     return np.asarray(min_bounds * SAFETY + problem.fixed_cost_ns(sets))
 
 
-def raised_ns(
+def subgradient_bound_ns(
     problem: Bounded, sets: IntArray, target_ns: float, weights: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return bounds of sets [N, q] with weights improved by subgradients until they reach the target.

@@ -67,21 +67,21 @@ class NodeLP:
         """
         first_holder = len(self.holders)
         for used in classes:
-            used.number = self._column(0.0, [num_replicas])
-            used.first = self._column(0.0, self.counts[used.holds])
+            used.count_column = self._column(0.0, [num_replicas])
+            used.first_column = self._column(0.0, self.counts[used.holds])
             columns, lengths = np.array(used.columns, dtype=np.int64), np.flatnonzero(used.holds)
             self.holders.append((columns, lengths))
             for row in used.rows:
-                self._row(np.append(columns, used.number), np.append(row, -1.0), 0.0)
-            first = used.kind.leaders[0] if used.kind.leaders else 0
+                self._row(np.append(columns, used.count_column), np.append(row, -1.0), 0.0)
+            first = used.replica_class.longest_range[0] if used.replica_class.longest_range else 0
             if first:
                 long_columns = columns[lengths >= first]
                 self._row(
-                    np.append(long_columns, used.number), np.append(np.full(len(long_columns), -1.0), 1.0), 0.0
+                    np.append(long_columns, used.count_column), np.append(np.full(len(long_columns), -1.0), 1.0), 0.0
                 )
-        self._row([used.number for used in classes], 1.0, float(num_replicas))
+        self._row([used.count_column for used in classes], 1.0, float(num_replicas))
         for first, needed in needs.items():
-            longer = [used.number for used in classes if used.kind.leaders and used.kind.leaders[1] > first]
+            longer = [used.count_column for used in classes if used.replica_class.longest_range and used.replica_class.longest_range[1] > first]
             self._least(np.array(longer, dtype=np.int64), float(needed))
         empty = np.zeros(0, dtype=np.int64)
         holders = [(empty, empty), *self.holders[first_holder:]]
@@ -171,9 +171,9 @@ class NodeSolution:
 
     def parts(self, classes: Sequence[UsedKind]) -> list[tuple[ReplicaClass, float, FloatArray]]:
         """Return the number of replicas of each class and what they hold together, [n]."""
-        numbers = [float(self.values[used.number]) for used in classes]
+        numbers = [float(self.values[used.count_column]) for used in classes]
         return [
-            (used.kind, number, self.held(np.array(used.columns), np.flatnonzero(used.holds)))
+            (used.replica_class, number, self.held(np.array(used.columns), np.flatnonzero(used.holds)))
             for used, number in zip(classes, numbers, strict=True)
             if number > _FEW
         ]

@@ -40,14 +40,14 @@ _PRICES = 4
 
 
 @dataclass(frozen=True, eq=False)
-class _LedRoom(CapacityRow):
+class _ClassCapacity(CapacityRow):
     """Limit on the work of a replica of one class, by one dual vector."""
 
-    led: ReplicaClassBound
-    place: int
+    class_bound: ReplicaClassBound
+    class_index: int
 
-    def within(self, time_ns: float) -> float:
-        return self.led.max_load(self.place, time_ns)
+    def max_load(self, time_ns: float) -> float:
+        return self.class_bound.max_load(self.class_index, time_ns)
 
 
 class ReplicaInequalities:
@@ -56,7 +56,7 @@ class ReplicaInequalities:
     def __init__(self, pool: StrategyTables, member: int, time_ns: float) -> None:
         self.pool, self.member, self.time_ns = pool, member, time_ns
         self.num_replicas = pool.members[member].candidate.layout.dp
-        self.kind = ReplicaClass.of(pool, member, beside=True)
+        self.kind = ReplicaClass.of(pool, member, shared_memory=True)
         # For pipelines, once bounds of all replicas together do not suffice.
         self.branching: LongestSequenceBranching | None = None
         self._asked: list[tuple[bytes, float]] = []
@@ -68,14 +68,14 @@ class ReplicaInequalities:
             classes = []
             for index, lengths in enumerate(self.branching.classes):
                 rooms = tuple(
-                    _LedRoom(bound.duals.sequence_loads, (), bound, index) for bound in self.branching.class_bounds
+                    _ClassCapacity(bound.duals.sequence_loads, (), bound, index) for bound in self.branching.class_bounds
                 )
-                classes.append(replace(self.kind, leaders=lengths, rooms=rooms))
+                classes.append(replace(self.kind, longest_range=lengths, capacity_rows=rooms))
         used = []
         for replica_class in classes:
-            holds = replica_class.held(time_ns)
+            holds = replica_class.can_hold(time_ns)
             if holds.any() and len(rows := replica_class.rows(time_ns)):
-                used.append(UsedKind(replica_class, holds, rows).sharpened)
+                used.append(UsedKind(replica_class, holds, rows).strengthened)
         return used
 
     def min_replicas(self, first: int, time_ns: float) -> int:
@@ -99,13 +99,13 @@ class ReplicaInequalities:
             self.branching = self._led()
             return True
         branching = self.branching
-        if any(replica_class.leaders is None for replica_class, _, _ in parts):
+        if any(replica_class.longest_range is None for replica_class, _, _ in parts):
             # The program is older than the branching.
             return True
         assignment = np.zeros(len(branching.classes))
         counts = np.zeros(len(self.pool.load.counts))
         for replica_class, number, held in parts:
-            index = branching.classes.index(replica_class.leaders or (0, 0))
+            index = branching.classes.index(replica_class.longest_range or (0, 0))
             assignment[index] = number if number > _FEW else 0.0
             counts += held
         if not assignment.any():
@@ -139,7 +139,7 @@ class ReplicaInequalities:
 
     def _led(self) -> LongestSequenceBranching:
         """Return the branching on the longest sequence of each replica."""
-        pricing = self.pool.micro_batch_pricing(self.member, beside=True)
+        pricing = self.pool.micro_batch_pricing(self.member, shared_memory=True)
         if pricing.items.fits[-1]:
             work_bound = self.pool.work_bound_with_longest(self.member, np.inf)
         else:
@@ -153,7 +153,7 @@ class ReplicaInequalities:
         if not parts or len(self.kind.prices) == _PRICES:
             return False
         wanted = parts[0][2] + _ALL * self.pool.load.counts
-        fitting = np.where(self.kind.held(self.time_ns), wanted, 0.0)
+        fitting = np.where(self.kind.can_hold(self.time_ns), wanted, 0.0)
         prices = replica_prices(self.pool, self.member, fitting, self.time_ns, np.inf)
         self.kind = replace(self.kind, prices=(*self.kind.prices, prices))
         return True

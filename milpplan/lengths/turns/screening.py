@@ -21,10 +21,10 @@ from milpplan.errors import InvalidInputError
 from milpplan.lengths.turns.lagrangian_mixtures import (
     SAFETY,
     Bounded,
-    cheap_ns,
+    single_row_bound_ns,
     even_weights,
-    raised_ns,
-    sharpened_ns,
+    subgradient_bound_ns,
+    lp_bound_ns,
 )
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
@@ -260,7 +260,7 @@ class _Choices:
         can_hold = self.problem.can_hold_workload(rows)
         rows, parents = rows[can_hold], parents[can_hold]
         # First by weights from other sets, then by better ones.
-        bounds, closed = cheap_ns(self.problem, rows, self.last), self.closed.copy()
+        bounds, closed = single_row_bound_ns(self.problem, rows, self.last), self.closed.copy()
         sets, is_closed = self.sets[parents], bounds >= target_ns
         np.minimum.at(closed, sets[is_closed], bounds[is_closed])
         rows, sets, parents = rows[~is_closed], sets[~is_closed], parents[~is_closed]
@@ -269,7 +269,7 @@ class _Choices:
         weights[:, :, position] = self.last[rows[:, position, None], is_longest[:, position]]
         # A weight of zero would stay zero.
         weights = (1.0 - _FRESH) * weights + _FRESH * even_weights(self.problem)[is_longest]
-        bounds, weights = raised_ns(self.problem, rows, target_ns, weights)
+        bounds, weights = subgradient_bound_ns(self.problem, rows, target_ns, weights)
         self.last[rows[:, None, :], is_longest] = weights
         is_closed = bounds >= target_ns
         np.minimum.at(closed, sets[is_closed], bounds[is_closed])
@@ -303,5 +303,5 @@ def _sharpest(
     heapq.heapify(open_sets)
     while open_sets and open_sets[0][0] < target_ns and not open_sets[0][2]:
         bound, row, _ = open_sets[0]
-        heapq.heapreplace(open_sets, (max(bound, sharpened_ns(problem, sets[row])), row, True))
+        heapq.heapreplace(open_sets, (max(bound, lp_bound_ns(problem, sets[row])), row, True))
     return (open_sets[0][0], sets[open_sets[0][1]]) if open_sets else (np.inf, None)

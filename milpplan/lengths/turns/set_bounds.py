@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.lengths.bounds.exclusive_programs import ExclusiveProgram
-from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, serial_times
+from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.interval_bounds import IntervalBounds, Kind
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded
@@ -63,7 +63,7 @@ class SetBounds:
         """Return the sets that may hold a step below ``target_ns``: by cheap bounds, by work bounds of pipelines,
         then by intervals."""
         pool, members = self.pool, self.members
-        self.linear_bounds = [pool.linear_bounds(member, beside=True) for member in members]
+        self.linear_bounds = [pool.linear_bounds(member, shared_memory=True) for member in members]
         self.interval_bounds = IntervalBounds(pool, members, self.linear_bounds)
         end = time.perf_counter() + _SCREEN_SHARE * (deadline - time.perf_counter())
         result = screened(
@@ -77,7 +77,7 @@ class SetBounds:
         ):
             if pool.num_stages(members[strategy]) > 1 and time.perf_counter() < end:
                 self.pipelines_with_loads.add(strategy)
-                pool.work_bound(members[strategy], beside=True)
+                pool.work_bound(members[strategy], shared_memory=True)
         end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
         result = self.split_by_intervals(result.sets, target_ns, end)
         num_sets = Counter(strategy for strategy_set in result.sets for strategy in strategy_set.strategies)
@@ -156,7 +156,7 @@ class SetBounds:
 
     def _loads(self, member: int) -> PipelineWorkBound:
         """Return the strongest work bound of a pipeline with shared memory."""
-        return self.pool.fine_work_bounds.get(member, self.pool.work_bound(member, beside=True))
+        return self.pool.fine_work_bounds.get(member, self.pool.work_bound(member, shared_memory=True))
 
     def num_exclusive(self, strategies: tuple[int, ...]) -> list[int]:
         """Return the number of sequences that only each strategy of a set can hold."""
@@ -172,7 +172,7 @@ class SetBounds:
         """Return the screening problem of strategies, or of parts of them, with the range of the workload that
         each may hold."""
         members = [self.members[strategy] for strategy in strategies]
-        latency_ns = np.array([self.pool.latency_bound_ns(member, beside=True) for member in members])
+        latency_ns = np.array([self.pool.latency_bound_ns(member, shared_memory=True) for member in members])
         reduce_ns = np.array([float(self.pool.reduce_ns(member)) for member in members])
         finish_ns = np.array([float(self.pool.finish_ns(member)) for member in members])
         return Bounded.of(bounds, latency_ns, reduce_ns, finish_ns, self.pool.load.counts, load_range)
@@ -221,11 +221,11 @@ class SetBounds:
         member, key = self.members[strategy], (strategy, first)
         if key not in self.last_programs:
             loads, contents = (
-                self.pool.work_bound(member, beside=True),
-                self.pool.micro_batch_pricing(member, beside=True),
+                self.pool.work_bound(member, shared_memory=True),
+                self.pool.micro_batch_pricing(member, shared_memory=True),
             )
             self.last_programs[key] = ExclusiveProgram(loads, contents, first, other_costs)
-        self.last_programs[key] = self.last_programs[key].beside(other_costs)
+        self.last_programs[key] = self.last_programs[key].with_other_costs(other_costs)
         return self.last_programs[key]
 
     def _worths(self, strategy: int, counts: FloatArray) -> FloatArray:
@@ -267,8 +267,8 @@ class SetBounds:
         for strategy, number in zip(strategies, self.num_exclusive(strategies), strict=True):
             member = self.members[strategy]
             bounds = self._linear(strategies, strategy, number)
-            latency_ns = serial_times(
-                pool.tables[member], pool.members[member], pool.max_quanta(member, beside=True)
+            latency_ns = latencies(
+                pool.tables[member], pool.members[member], pool.max_quanta(member, shared_memory=True)
             )
             work_bounds = [self._loads(member)] if pool.num_stages(member) > 1 else []
             work_bounds += (

@@ -254,7 +254,7 @@ class SetBranchAndBound:
         group = self.participants[node.leader].inequalities()
         counts, classes = group.pool.load.counts, group.replica_classes(node.high)
         # The leader holds all sequences from the node's end on.
-        firsts = {used.kind.leaders[0] for used in classes if used.kind.leaders} | {node.end}
+        firsts = {used.replica_class.longest_range[0] for used in classes if used.replica_class.longest_range} | {node.end}
         needs = {
             first: group.min_replicas(first, node.high) for first in firsts if node.end <= first < len(counts)
         }

@@ -180,7 +180,7 @@ class SetProcess:
         search = self.search
         return max(
             node.screened.strategies,
-            key=lambda strategy: search.pool.max_quanta(search.members[strategy], beside=True),
+            key=lambda strategy: search.pool.max_quanta(search.members[strategy], shared_memory=True),
         )
 
     def _open(self, nodes: Iterable[Node]) -> list[Node]:

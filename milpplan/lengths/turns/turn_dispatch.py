@@ -32,12 +32,12 @@ from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import MAX_DISTINCT, GroupedProblem, Kind
 from milpplan.groups.strategies import Strategy
 from milpplan.groups.tours import best_tour
-from milpplan.lengths.candidates import candidates, grain_problem, sized
+from milpplan.lengths.candidates import candidates, quantum_problem, sized
 from milpplan.lengths.cost_tables import Load, Tables, typical_pipeline
 from milpplan.lengths.records import LengthsResult, MicroBatches, RanStep
 from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.single.packing_local_search import Timer, improved
-from milpplan.lengths.strategy_tables import MAX_GRAINS, Packed, StrategyTables
+from milpplan.lengths.strategy_tables import MAX_QUANTA, Packed, StrategyTables
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.turns.dispatch_bound import PipelineBound
 from milpplan.problem.problem import Problem
@@ -131,7 +131,7 @@ class TurnDispatcher:
             self._bounding = PipelineBound.of(self.pool.tables[0], self.pool.members[0], self._most_grains(0))
         else:
             proved = [
-                self.pool.strategy_with_true_reduction(member, beside=len(members) > 1) for member in members
+                self.pool.strategy_with_true_reduction(member, shared_memory=len(members) > 1) for member in members
             ]
             self.plan = self._plan(result, proved)
             self._bounding = self._placing = Dispatcher(self.plan)
@@ -151,7 +151,7 @@ class TurnDispatcher:
         }
 
     def _most_grains(self, member: int) -> int:
-        return self.pool.max_quanta(member, beside=len(self.pool.members) > 1)
+        return self.pool.max_quanta(member, shared_memory=len(self.pool.members) > 1)
 
     def _tokens(self) -> int:
         """Most tokens of a micro-batch under any strategy."""
@@ -161,7 +161,7 @@ class TurnDispatcher:
         """A strategy that takes about what it takes, for packing."""
         one = self.pool.members[member]
         if one.candidate.layout.pp == 1:
-            return self.pool.strategy(member, beside=len(self.pool.members) > 1)
+            return self.pool.strategy(member, shared_memory=len(self.pool.members) > 1)
         pipeline = typical_pipeline(self.pool.tables[member], one, self._most_grains(member))
         return Strategy.of(pipeline, one.candidate.layout.dp, self.pool.reduce_ns(member), one.candidate.name)
 
@@ -236,7 +236,7 @@ class TurnDispatcher:
                 for replica in placed.micro_batches(member)
             ]
             return tuple(np.array(one).reshape(-1, width) for one in rows)
-        timer = self._timers[member].among(known.lengths)
+        timer = self._timers[member].for_lengths(known.lengths)
         effort = _EFFORT * _FEW // max(_FEW, self._work(placed, member)) // len(placed.order)
         return tuple(improved(timer, self._best_numbers(known, placed, member, timer), effort, _CHANGES))
 
@@ -288,7 +288,7 @@ class _Held:
 
 def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
     """The result's strategies, with tables for every length that one of them holds."""
-    one = grain_problem(problem, result.alignment)
+    one = quantum_problem(problem, result.alignment)
     names = {group.strategy for group in result.groups} | {result.home}
     chosen = [candidate for candidate in candidates(one) if candidate.name in names]
     if len(chosen) < len(names):
@@ -298,7 +298,7 @@ def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
             "Expected the problem that was solved.",
             "Give the same model, cluster, formats and space.",
         )
-    members = tuple(sized(one, chosen, MAX_GRAINS))
+    members = tuple(sized(one, chosen, MAX_QUANTA))
     most = max(max(member.own_memory_quanta, member.shared_memory_quanta) for member in members)
     lengths = np.arange(1, min(most, MAX_DISTINCT) + 1, dtype=np.int64) * result.alignment
     counts = np.zeros_like(lengths)

@@ -39,7 +39,7 @@ import numpy as np
 
 from milpplan.groups.search import solve_set
 from milpplan.groups.strategies import SwitchTimes
-from milpplan.lengths.steps import AnyStep, Step, enough_ns
+from milpplan.lengths.steps import AnyStep, Step, cutoff_ns
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.switches import Switches
 from milpplan.lengths.turn_order import Orders
@@ -112,7 +112,7 @@ class TurnSearch:
     @property
     def target_ns(self) -> float:
         """Cutoff: a set whose bound reaches it is closed."""
-        return enough_ns(min(self.best.time_ns, self.below_ns), self.gap)
+        return cutoff_ns(min(self.best.time_ns, self.below_ns), self.gap)
 
     def take(self, step: AnyStep) -> None:
         """Keep a step from another search if it is shorter than the incumbent."""
@@ -239,7 +239,7 @@ class TurnSearch:
                 continue
             for member, one in step.packed.items():
                 if loss_ns[member] > _LOSS * step.time_ns:
-                    packed[member] = self.pool.polish(member, one, self.pool.max_quanta(member, beside=True))
+                    packed[member] = self.pool.polish(member, one, self.pool.max_quanta(member, shared_memory=True))
             self._keep(self.orders.best(sorted(packed), packed))
 
     def _keep(self, step: Step) -> None:
