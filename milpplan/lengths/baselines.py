@@ -1,16 +1,16 @@
-"""What others' rules make of the same sequences, strategies and exact times: something to compare a step with.
+"""Steps by other planners' published rules for the same sequences, strategies and exact times, for comparison.
 
- - *bucketing*: one strategy for all. Sequences of one bucket share micro-batches, filled to what the strategy
-   holds; the strategy is the one whose step is shortest.
- - *HotSPa*: a strategy for every bucket. Buckets end at the longest sequence and at published lengths; a
-   bucket's sequences, longest first, are packed greedily up to the bucket's end, one pack a micro-batch; pack i
-   goes to replica i mod dp; the shortest bucket runs first, the longest last, and its strategy is the home.
-   HotSPa is given its strategies by hand: here every bucket has the one under which it takes least by itself,
-   reduction included. What its runtime drops (packs beyond a multiple of dp) runs here.
- - *FlexSP*: ``side_by_side``.
+ - *bucketing*: one strategy for all. Sequences of one bucket share micro-batches, filled to the strategy's
+   capacity; the strategy is the one with the shortest step.
+ - *HotSPa*: a strategy for every bucket. Buckets end at the longest sequence and at published lengths; a bucket's
+   sequences, longest first, are packed greedily up to the bucket's end, one pack a micro-batch; pack i goes to
+   replica i mod dp; the shortest bucket runs first, the longest last, and its strategy is the home. HotSPa is
+   given its strategies by hand: here every bucket has the strategy under which it takes least time by itself,
+   reduction included. Packs beyond a multiple of dp, which its runtime drops, run here.
+ - *FlexSP*: ``flexsp_rule``.
 
-Every figure is the exact time of a plan that fits (``pool``, ``switches``): strategies of several buckets have
-the memory of a step of several strategies. Sequences of the same strategy are one group.
+Every figure is the exact time of a plan that fits (``strategy_tables``, ``switches``): strategies of several
+buckets have the memory of a step of several strategies. Sequences of one strategy form one group.
 
 Source: HotSPa (SOSP 2024), artefact ccchengff/HotSPa-AE 941a18d: hotspa/scripts/llama_hot_switch.sh (ends of
 buckets c1 and c2), hotspa/llama_hot_switch.py (packing, order); as in ``groups.hetu``, which exports for it.
@@ -46,8 +46,15 @@ Degrees = tuple[int, int, int]
 def baseline_steps(
     pool: StrategyTables, switches: Switches, time_limit_s: float, backend: str, given: Sequence[Degrees] = ()
 ) -> tuple[BaselineStep, ...]:
-    """Steps of the three rules; with ``given`` degrees of HotSPa's strategies (longest bucket first) one more, by
-    these on its first buckets. FlexSP's programs stop after ``time_limit_s``."""
+    """Return the steps of the three rules, whose programs stop after ``time_limit_s``.
+
+    Args:
+        pool: the strategies.
+        switches: their switches.
+        time_limit_s: limit of FlexSP's programs.
+        backend: solver.
+        given: degrees of HotSPa's strategies, longest bucket first: adds a step with these on its first buckets.
+    """
     steps = [bucketing_step(pool), hotspa_step(pool, switches)]
     if given:
         steps.append(hotspa_step(pool, switches, given))
@@ -56,47 +63,47 @@ def baseline_steps(
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Lengths above the end of the next shorter bucket, up to its own ``end``; [n] by place."""
+    """Lengths above the end of the next shorter bucket, up to its own ``end``, as a slice of indices."""
 
     places: slice
     end: int
 
 
 def buckets(lengths: IntArray, boundaries: Sequence[int]) -> list[Bucket]:
-    """Buckets of the ascending ``lengths`` [n] that hold some, the longest first, up to the longest length."""
+    """Return the nonempty buckets of the ascending ``lengths`` [n], the longest first."""
     ends = [*(end for end in sorted(boundaries) if end < lengths[-1]), int(lengths[-1])]
     edges = [0, *np.searchsorted(lengths, ends, side="right").tolist()]
-    found = [Bucket(slice(a, b), end) for (a, b), end in zip(pairwise(edges), ends, strict=True) if b > a]
-    return found[::-1]
+    filled = [Bucket(slice(a, b), end) for (a, b), end in zip(pairwise(edges), ends, strict=True) if b > a]
+    return filled[::-1]
 
 
-def packs(lengths: IntArray, counts: IntArray, most_tokens: int) -> IntArray:
-    """Sequences in every pack [m, n]: longest first, each to the first pack with room for it."""
+def packs(lengths: IntArray, counts: IntArray, max_tokens: int) -> IntArray:
+    """Pack sequences by first fit, longest first; return the packs, [m, n]."""
     rows: list[IntArray] = []
-    rooms = np.zeros(int(counts.sum()), dtype=np.int64)
-    for place in np.repeat(np.arange(len(lengths)), counts)[::-1].tolist():
-        length = int(lengths[place])
-        fitting = np.flatnonzero(rooms[: len(rows)] >= length)
-        at = int(fitting[0]) if len(fitting) else len(rows)
-        if at == len(rows):
+    tokens_left = np.zeros(int(counts.sum()), dtype=np.int64)
+    for index in np.repeat(np.arange(len(lengths)), counts)[::-1].tolist():
+        length = int(lengths[index])
+        fitting = np.flatnonzero(tokens_left[: len(rows)] >= length)
+        pack = int(fitting[0]) if len(fitting) else len(rows)
+        if pack == len(rows):
             rows.append(np.zeros(len(lengths), dtype=np.int64))
-            rooms[at] = most_tokens
-        rows[at][place] += 1
-        rooms[at] -= length
+            tokens_left[pack] = max_tokens
+        rows[pack][index] += 1
+        tokens_left[pack] -= length
     return np.array(rows).reshape(-1, len(lengths))
 
 
 def dealt(rows: IntArray, num_replicas: int) -> tuple[IntArray, ...]:
-    """Pack i on replica i mod dp."""
+    """Return the packs of every replica: pack i on replica i mod dp."""
     return tuple(rows[first::num_replicas] for first in range(num_replicas))
 
 
 def bucketing_step(pool: StrategyTables) -> BaselineStep:
-    """The shortest step of one strategy whose micro-batches hold sequences of one bucket."""
-    found = bucketed_step(pool)
-    # A pool without room for the longest sequence is refused.
-    assert found is not None
-    member, packed = found
+    """Return the shortest step of one strategy whose micro-batches hold sequences of one bucket."""
+    bucketed = bucketed_step(pool)
+    # Pools in which the longest sequence does not fit are refused.
+    assert bucketed is not None
+    member, packed = bucketed
     total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
     return BaselineStep("bucketing", (pool.members[member].candidate.name,), total / NS_PER_S, "")
 
@@ -104,33 +111,33 @@ def bucketing_step(pool: StrategyTables) -> BaselineStep:
 def bucketed_step(
     pool: StrategyTables, below_ns: float = float("inf"), deadline: float = float("inf")
 ) -> tuple[int, Packed] | None:
-    """The member with the shortest step of ``bucketing``, and its packing; None if none is below ``below_ns`` of
-    those looked at before the ``deadline`` (of ``perf_counter``)."""
+    """Return the member with the shortest step of *bucketing* below ``below_ns``, and its packing; None if none
+    was found before the ``deadline`` (of ``perf_counter``)."""
     best: tuple[int, Packed] | None = None
-    for member in sorted(range(len(pool.members)), key=lambda one: pool.step_bound_ns(one, shared_memory=False)):
+    for member in sorted(range(len(pool.members)), key=lambda key: pool.step_bound_ns(key, shared_memory=False)):
         if pool.step_bound_ns(member, shared_memory=False) >= below_ns or time.perf_counter() > deadline:
             break
-        grains = pool.max_quanta(member, shared_memory=False)
-        if grains * pool.load.token_quantum < pool.load.lengths[-1]:
+        quanta = pool.max_quanta(member, shared_memory=False)
+        if quanta * pool.load.token_quantum < pool.load.lengths[-1]:
             continue
-        packed = _bucketed(pool, member, grains)
+        packed = _bucketed(pool, member, quanta)
         total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
         if total < below_ns:
             best, below_ns = (member, packed), total
     return best
 
 
-def _bucketed(pool: StrategyTables, member: int, grains: int) -> Packed:
-    tokens = grains * pool.load.token_quantum
-    rows = [_of_bucket(pool, one, tokens) for one in buckets(pool.load.lengths, BOUNDARIES[0])]
-    return pool.time_packing(member, dealt(np.concatenate(rows), _replicas(pool, member)), grains)
+def _bucketed(pool: StrategyTables, member: int, quanta: int) -> Packed:
+    tokens = quanta * pool.load.token_quantum
+    rows = [_of_bucket(pool, bucket, tokens) for bucket in buckets(pool.load.lengths, BOUNDARIES[0])]
+    return pool.time_packing(member, dealt(np.concatenate(rows), _replicas(pool, member)), quanta)
 
 
-def _of_bucket(pool: StrategyTables, bucket: Bucket, most_tokens: int) -> IntArray:
-    """Packs of a bucket over all lengths of the workload, [m, n]."""
-    held = np.zeros_like(pool.load.counts)
-    held[bucket.places] = pool.load.counts[bucket.places]
-    return packs(pool.load.lengths, held, most_tokens)
+def _of_bucket(pool: StrategyTables, bucket: Bucket, max_tokens: int) -> IntArray:
+    """Return the packs of a bucket over all lengths of the workload, [m, n]."""
+    counts = np.zeros_like(pool.load.counts)
+    counts[bucket.places] = pool.load.counts[bucket.places]
+    return packs(pool.load.lengths, counts, max_tokens)
 
 
 def _replicas(pool: StrategyTables, member: int) -> int:
@@ -138,10 +145,10 @@ def _replicas(pool: StrategyTables, member: int) -> int:
 
 
 def hotspa_step(pool: StrategyTables, switches: Switches, given: Sequence[Degrees] = ()) -> BaselineStep:
-    """HotSPa's step, the shorter one of its two sets of buckets; ``given``: see ``baseline_steps``."""
+    """Return HotSPa's step, the shorter one of its two sets of buckets; ``given``: see ``baseline_steps``."""
     name = "HotSPa, its strategies" if given else "HotSPa"
     steps = [_Buckets(pool, switches, name, ends, given).step() for ends in BOUNDARIES[: 1 if given else None]]
-    return min(steps, key=lambda one: float("inf") if one.step_time_s is None else one.step_time_s)
+    return min(steps, key=lambda step: float("inf") if step.step_time_s is None else step.step_time_s)
 
 
 class _Buckets:
@@ -154,20 +161,20 @@ class _Buckets:
         self.buckets = buckets(pool.load.lengths, ends)
 
     def step(self) -> BaselineStep:
-        """The step, or why there is none."""
+        """Return the step, or the reason why there is none."""
         try:
             return self._made()
         except InfeasibleError as error:
             return BaselineStep(self.name, (), None, str(error))
 
     def _made(self) -> BaselineStep:
-        chosen = [self._chosen(number, bucket) for number, bucket in enumerate(self.buckets)]
-        # Longest bucket first; one group a strategy, where its longest bucket is.
+        chosen = [self._chosen(index, bucket) for index, bucket in enumerate(self.buckets)]
+        # Longest bucket first; the group of a strategy runs where its longest bucket is.
         order = tuple(dict.fromkeys(chosen))[::-1]
         groups = {member: self._group(member, chosen) for member in order}
         self.switches.price(order)
         times = self.switches.times(order)
-        number = range(len(order))
+        index = range(len(order))
         total = tour_time_ns(
             GroupedProblem(
                 self.pool.load.lengths,
@@ -178,8 +185,8 @@ class _Buckets:
                 finish_ns=tuple(self.pool.finish_ns(member) for member in order),
             ),
             len(order) - 1,
-            tuple(number),
-            {place: groups[member].time_ns for place, member in enumerate(order)},
+            tuple(index),
+            {position: groups[member].time_ns for position, member in enumerate(order)},
         )
         names = tuple(self.pool.members[member].candidate.name for member in order)
         if total >= NEVER_NS:
@@ -190,22 +197,22 @@ class _Buckets:
         return self.pool.strategy_with_true_reduction(member, shared_memory=True)
 
     def _group(self, member: int, chosen: Sequence[int]) -> Packed:
-        """The group of a strategy: its buckets, the longest first."""
-        mine = [bucket for bucket, one in zip(self.buckets, chosen, strict=True) if one == member]
-        return self._timed(member, np.concatenate([self._packs(bucket) for bucket in mine]))
+        """Return the group of a strategy: its buckets, the longest first."""
+        own = [bucket for bucket, owner in zip(self.buckets, chosen, strict=True) if owner == member]
+        return self._timed(member, np.concatenate([self._packs(bucket) for bucket in own]))
 
     def _packs(self, bucket: Bucket) -> IntArray:
         return _of_bucket(self.pool, bucket, bucket.end)
 
     def _timed(self, member: int, rows: IntArray) -> Packed:
-        grains = self.pool.max_quanta(member, shared_memory=True)
-        return self.pool.time_packing(member, dealt(rows, _replicas(self.pool, member)), grains)
+        quanta = self.pool.max_quanta(member, shared_memory=True)
+        return self.pool.time_packing(member, dealt(rows, _replicas(self.pool, member)), quanta)
 
-    def _chosen(self, number: int, bucket: Bucket) -> int:
-        """The strategy of a bucket: least time by itself, of those that hold a full pack."""
+    def _chosen(self, index: int, bucket: Bucket) -> int:
+        """Return the strategy with the shortest time for a bucket, of those that hold a full pack."""
         rows, best = self._packs(bucket), None
-        for least_ns, member in sorted(self._candidates(number, bucket)):
-            if best is not None and least_ns >= best[0]:
+        for bound_ns, member in sorted(self._candidates(index, bucket)):
+            if best is not None and bound_ns >= best[0]:
                 break
             total = self._timed(member, rows).time_ns + self.pool.reduce_ns(member)
             best = (total, member) if best is None or total < best[0] else best
@@ -213,14 +220,16 @@ class _Buckets:
             raise InfeasibleError(f"No strategy of the rule holds packs of {bucket.end:,} tokens beside others.")
         return best[1]
 
-    def _candidates(self, number: int, bucket: Bucket) -> Iterator[tuple[float, int]]:
-        """Strategies with room for the bucket's packs, and what it takes under them at least, ns."""
+    def _candidates(self, index: int, bucket: Bucket) -> Iterator[tuple[float, int]]:
+        """Yield strategies that hold the bucket's packs, each after its lower bound in ns."""
         load, part = self.pool.load, bucket.places
-        for member, one in enumerate(self.pool.members):
-            layout = one.candidate.layout
-            asked = self.given[min(number, len(self.given) - 1)] if self.given else None
-            plain = (layout.dp, layout.tp, layout.pp) == asked and layout.cp == layout.ep == 1
-            if one.shared_memory_quanta * load.token_quantum < bucket.end or not (asked is None or plain):
+        for member, candidate in enumerate(self.pool.members):
+            layout = candidate.candidate.layout
+            required = self.given[min(index, len(self.given) - 1)] if self.given else None
+            is_required = (layout.dp, layout.tp, layout.pp) == required and layout.cp == layout.ep == 1
+            if candidate.shared_memory_quanta * load.token_quantum < bucket.end or not (
+                required is None or is_required
+            ):
                 continue
             pipeline, replicas = self.pool.strategy(member, shared_memory=True).pipelines[0]
             work = float(load.counts[part] @ pipeline.units(load.lengths[part])) * pipeline.parts

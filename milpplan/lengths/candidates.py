@@ -105,7 +105,7 @@ def quantum_problem(problem: Problem, token_quantum: int) -> Problem:
     }
     if any(unsupported.values()):
         raise InvalidInputError(
-            f"Lengths are given with {' and '.join(name for name, is_present in unsupported.items() if is_present)}.",
+            f"Lengths are given with {' and '.join(name for name, is_so in unsupported.items() if is_so)}.",
             "Expected training on one node type with flash attention: memory is then linear in tokens.",
             "Leave that out, or plan for one length.",
         )
@@ -145,7 +145,7 @@ def quantum_problem(problem: Problem, token_quantum: int) -> Problem:
 
 
 def candidates(problem: Problem) -> list[Candidate]:
-    """Return all strategies of ``grain_problem``.
+    """Return all strategies of ``quantum_problem``.
 
     Raises:
         InfeasibleError: there is none.
@@ -187,7 +187,7 @@ class SizedCandidate:
 
 
 def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) -> list[SizedCandidate]:
-    """Return all candidates that hold something, with capacities of at most ``most_grains`` quanta.
+    """Return all candidates that hold something, with capacities of at most ``max_quanta`` quanta.
 
     Raises:
         InfeasibleError: no candidate holds anything.
@@ -201,8 +201,8 @@ def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) ->
             max(rank.peak_bytes for rank in ranks) for ranks in peaks.at(np.ones(len(strategies), np.int64))
         )
         raise InfeasibleError(
-            f"No strategy holds {problem.job.sequence_length} tokens: the smallest peak over {len(strategies)} of them "
-            f"is {gib_text(min_peak)}; a GPU has {gib_text(usable)}.",
+            f"No strategy holds {problem.job.sequence_length} tokens: the smallest peak over {len(strategies)} "
+            f"of them is {gib_text(min_peak)}; a GPU has {gib_text(usable)}.",
             "Expected one that fits.",
             "Use more GPUs.",
         )
@@ -268,7 +268,7 @@ class _Peaks:
 
 
 def _most_grains(peaks: _Peaks, states: IntArray, usable: int, limit: int) -> IntArray:
-    """Return the maximum number of quanta up to ``most`` that fits, [n]; 0 if a single quantum does not.
+    """Return the maximum number of quanta up to ``limit`` that fits, [n]; 0 if a single quantum does not.
 
     The peak never falls with the tokens and is nearly straight, so a secant finds it in a few evaluations.
     """

@@ -148,7 +148,7 @@ class Tables:
 
     @staticmethod
     def of(problem: Problem, candidate: Candidate, load: Load, max_quanta: int) -> Tables:
-        """Build the tables of one candidate for micro-batches of up to ``most_grains`` quanta."""
+        """Build the tables of one candidate for micro-batches of up to ``max_quanta`` quanta."""
         return tables_of(problem, [candidate], load, [max_quanta])[0]
 
     def values(self, stages: list[int], phase: int, max_quanta: int) -> tuple[FloatArray, FloatArray]:
@@ -180,7 +180,7 @@ class Tables:
     def stage(self, stages: list[int], max_quanta: int, at: float) -> tuple[Affine, Affine]:
         """Return lower bounds of the forward and backward time of any of ``stages``.
 
-        They hold for micro-batches of up to ``most_grains`` quanta and are highest at ``at`` quanta.
+        They hold for micro-batches of up to ``max_quanta`` quanta and are highest at ``at`` quanta.
         """
         layers = stage_layers(self.problem, self.candidate)[stages].min(axis=0)
         lines = []
@@ -250,7 +250,7 @@ def _slopes(problem: Problem, candidate: Candidate) -> tuple[float, float]:
 
 
 def strategy_of(tables: Tables, candidate: SizedCandidate, max_quanta: int) -> Strategy:
-    """Return the strategy for ``groups`` with micro-batches of up to ``most_grains`` quanta, never slower than in
+    """Return the strategy for ``groups`` with micro-batches of up to ``max_quanta`` quanta, never slower than in
     reality."""
     layout, load = candidate.candidate.layout, tables.load
     reduce_ns = once_ns(candidate, Term.REDUCE)

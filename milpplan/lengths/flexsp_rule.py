@@ -1,19 +1,19 @@
-"""FlexSP's rule on our own times: groups of context parallelism of different degree side by side.
+"""FlexSP's rule on this project's times: groups of context parallelism of different degree side by side.
 
-A step is a few rounds of one micro-batch each. Sequences, longest first, are cut into M rounds so that the
-fullest holds the fewest tokens, M from the least that fits to four more. In a round the cluster is filled with
+A step is a few rounds of one micro-batch each. Sequences, longest first, are cut into M rounds so that the fullest
+holds the fewest tokens, with M from the minimum that fits to four more. In a round the cluster is filled with
 groups of d = 2, 4, ... GPUs, each runs one packed micro-batch, and the round takes as long as its slowest group;
-the next one waits. FlexSP's groups have the sequence over all their GPUs and the model sharded over the cluster;
-ours have tp common to all groups and the context over d / tp (its all-to-all in place of our ring is the one
-thing that is not restated), pp = 1, and one recompute setting. States are where they are in any of these: with
-one tp all ranks of the data- and context-parallel groups together hold the same, so nothing is switched.
+then the next one starts. FlexSP's groups have the sequence over all their GPUs and the model sharded over the
+cluster; here groups have a common tp and the context over d / tp (its all-to-all in place of the ring is the only
+thing that is not reproduced), pp = 1, and one recompute setting. States stay where they are: with one tp all ranks
+of the data- and context-parallel groups together hold equal states, so nothing is switched.
 
-Which group a sequence runs in is decided as FlexSP does, by an integer program with a time limit for every
-round; ours, ``groups``, over the sequences' own lengths in place of its 16 buckets. What is reported is the
-exact time of its answer.
+As in FlexSP an integer program with a time limit assigns the sequences of every round to groups; here that of
+``groups``, over the sequences' own lengths in place of its 16 buckets. The reported time is the exact time of its
+answer.
 
-A round with groups of different degree is no step of equal replicas; it is one of ``teams``, whose bound holds
-for this rule.
+A round with groups of different degree is no step of equal replicas; it is one of ``teams``, whose bound holds for
+this rule.
 
 Source: FlexSP (2412.01523); PKU-DAIR/Hetu-Galvatron, branch flexsp, b466689, galvatron/flexsp_solver/solver.py.
 """
@@ -39,7 +39,7 @@ from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
 
-# Numbers of rounds tried, and the least GPUs of a group.
+# Number of values of M that are tried, and the minimum number of GPUs of a group.
 _OPTIONS, _LEAST_DEGREE = 5, 2
 _GAP = 0.01
 _ROUND_S = 3.0
@@ -52,7 +52,7 @@ class _Family:
     members: dict[int, int]
 
     def most_tokens(self, pool: StrategyTables, num_gpus: int) -> int:
-        """Most tokens of a round."""
+        """Return the maximum number of tokens of a round."""
         return max(
             num_gpus // degree * pool.max_quanta(member, shared_memory=False) * pool.load.token_quantum
             for degree, member in self.members.items()
@@ -60,14 +60,14 @@ class _Family:
 
 
 def flexsp_step(pool: StrategyTables, time_limit_s: float, backend: str) -> BaselineStep:
-    """The shortest step of the rule found in the time, or why there is none."""
+    """Return the shortest step of the rule found in the time, or the reason why there is none."""
     deadline = time.perf_counter() + time_limit_s
     best: BaselineStep | None = None
     for family in _families(pool):
-        for number in _numbers(pool, family):
+        for num_rounds in _numbers(pool, family):
             if best is not None and time.perf_counter() > deadline:
                 return best
-            best = _shorter(pool, family, number, best, (backend, min(_ROUND_S, time_limit_s)))
+            best = _shorter(pool, family, num_rounds, best, (backend, min(_ROUND_S, time_limit_s)))
     if best is None:
         return BaselineStep(
             "FlexSP", (), None, "No groups of GPUs without stages hold the model and the longest sequence."
@@ -76,22 +76,27 @@ def flexsp_step(pool: StrategyTables, time_limit_s: float, backend: str) -> Base
 
 
 def _families(pool: StrategyTables) -> list[_Family]:
-    """Least work first."""
-    found: dict[tuple[object, ...], dict[int, int]] = {}
+    """Return the families, the lowest bound first."""
+    members_of: dict[tuple[object, ...], dict[int, int]] = {}
     for member, one in enumerate(pool.members):
         layout = one.candidate.layout
         degree = layout.tp * layout.cp
         if layout.pp == 1 and degree >= _LEAST_DEGREE and degree & (degree - 1) == 0:
             key = (layout.tp, layout.ep, layout.etp, one.candidate.recompute)
-            found.setdefault(key, {})[degree] = member
+            members_of.setdefault(key, {})[degree] = member
     longest = int(pool.load.lengths[-1])
     kept = [
         members
-        for members in found.values()
-        if any(pool.max_quanta(one, shared_memory=False) * pool.load.token_quantum >= longest for one in members.values())
+        for members in members_of.values()
+        if any(
+            pool.max_quanta(one, shared_memory=False) * pool.load.token_quantum >= longest
+            for one in members.values()
+        )
     ]
-    least = {id(one): min(pool.step_bound_ns(member, shared_memory=False) for member in one.values()) for one in kept}
-    return [_Family(one) for one in sorted(kept, key=lambda one: least[id(one)])]
+    bound_ns = {
+        id(one): min(pool.step_bound_ns(member, shared_memory=False) for member in one.values()) for one in kept
+    }
+    return [_Family(one) for one in sorted(kept, key=lambda one: bound_ns[id(one)])]
 
 
 def _num_gpus(pool: StrategyTables) -> int:
@@ -99,41 +104,44 @@ def _num_gpus(pool: StrategyTables) -> int:
 
 
 def _numbers(pool: StrategyTables, family: _Family) -> range:
-    fewest = -(-pool.load.num_quanta * pool.load.token_quantum // family.most_tokens(pool, _num_gpus(pool)))
-    return range(fewest, min(fewest + _OPTIONS, int(pool.load.counts.sum()) + 1))
+    min_rounds = -(-pool.load.num_quanta * pool.load.token_quantum // family.most_tokens(pool, _num_gpus(pool)))
+    return range(min_rounds, min(min_rounds + _OPTIONS, int(pool.load.counts.sum()) + 1))
 
 
-def rounds(lengths: IntArray, counts: IntArray, number: int) -> list[IntArray]:
-    """Counts [n] of ``number`` runs of the sequences, longest first, the fullest with the fewest tokens.
+def rounds(lengths: IntArray, counts: IntArray, num_rounds: int) -> list[IntArray]:
+    """Return the counts [n] of ``num_rounds`` runs of the sequences, longest first, the fullest with the fewest
+    tokens.
 
     Dynamic program over the ends of the runs: F[m, i] = min_j max(F[m - 1, j], tokens from j to i).
     """
-    places = np.repeat(np.arange(len(lengths)), counts)[::-1]
-    sums = np.concatenate(([0], np.cumsum(lengths[places])))
-    least, starts = sums.copy(), []
+    items = np.repeat(np.arange(len(lengths)), counts)[::-1]
+    sums = np.concatenate(([0], np.cumsum(lengths[items])))
+    min_fullest, starts = sums.copy(), []
     later = np.triu_indices(len(sums), 1)
-    for _ in range(number - 1):
-        table = np.maximum(least[None, :], sums[:, None] - sums[None, :])
+    for _ in range(num_rounds - 1):
+        table = np.maximum(min_fullest[None, :], sums[:, None] - sums[None, :])
         table[later] = sums[-1] + 1
         starts.append(table.argmin(axis=1))
-        least = table.min(axis=1)
-    end, found = len(places), []
+        min_fullest = table.min(axis=1)
+    end, runs = len(items), []
     for start in [*reversed(starts), None]:
         first = 0 if start is None else int(start[end])
-        found.append(np.bincount(places[first:end], minlength=len(lengths)))
+        runs.append(np.bincount(items[first:end], minlength=len(lengths)))
         end = first
-    return [one for one in reversed(found) if one.any()]
+    return [run for run in reversed(runs) if run.any()]
 
 
 def _shorter(
-    pool: StrategyTables, family: _Family, number: int, best: BaselineStep | None, solver: tuple[str, float]
+    pool: StrategyTables, family: _Family, num_rounds: int, best: BaselineStep | None, solver: tuple[str, float]
 ) -> BaselineStep | None:
-    """The step of so many rounds, if it is shorter than the best; ``solver``: backend, seconds a round."""
-    used = list(family.members.values())
-    total = max(map(pool.reduce_ns, used)) + max(map(pool.finish_ns, used))
+    """Return the step of some rounds if it is shorter than the best; ``solver``: backend, seconds a round."""
+    members = list(family.members.values())
+    total = max(map(pool.reduce_ns, members)) + max(map(pool.finish_ns, members))
     limit = np.inf if best is None or best.step_time_s is None else best.step_time_s * NS_PER_S
     try:
-        problems = [_round(pool, family, counts) for counts in rounds(pool.load.lengths, pool.load.counts, number)]
+        problems = [
+            _round(pool, family, counts) for counts in rounds(pool.load.lengths, pool.load.counts, num_rounds)
+        ]
     except InfeasibleError:
         return best
     if total + sum(map(_least_ns, problems)) >= limit:
@@ -141,26 +149,26 @@ def _shorter(
     names: list[str] = []
     for problem in problems:
         try:
-            found = solve_groups(problem, solver[0], _GAP, solver[1]).plan
+            plan = solve_groups(problem, solver[0], _GAP, solver[1]).plan
         except (InfeasibleError, SolverError):
-            # Whole sequences do not fit where their tokens would.
+            # Whole sequences may not fit where their tokens would.
             return best
-        total += _exact_ns(pool, family, found)
-        names += found.names
+        total += _exact_ns(pool, family, plan)
+        names += plan.names
         if total >= limit:
             return best
     return BaselineStep("FlexSP", tuple(names), total / NS_PER_S, "")
 
 
 def _least_ns(problem: GroupedProblem) -> int:
-    """The first bound of the search for a round."""
+    """Return the first bound of the search for a round."""
     return ranked_sets(problem, {kind: PipelineCuts(kind) for kind in problem.kinds})[0].bound_ns
 
 
 def _round(pool: StrategyTables, family: _Family, counts: IntArray) -> GroupedProblem:
-    """One round: every way to fill the cluster is a strategy, of which one is chosen."""
-    held = np.flatnonzero(counts)
-    lengths = pool.load.lengths[held]
+    """Return the problem of one round: every way to fill the cluster is a strategy, of which one is chosen."""
+    present = np.flatnonzero(counts)
+    lengths = pool.load.lengths[present]
     pipelines = {
         degree: replace(
             pool.strategy(member, shared_memory=False).pipelines[0][0],
@@ -175,10 +183,10 @@ def _round(pool: StrategyTables, family: _Family, counts: IntArray) -> GroupedPr
         )
         for mix in _mixes(_num_gpus(pool), sorted(pipelines))
     ]
-    fitting = tuple(one for one in strategies if one.holds(lengths).all())
+    fitting = tuple(strategy for strategy in strategies if strategy.holds(lengths).all())
     if not fitting:
         raise InfeasibleError(f"A sequence of {int(lengths[-1]):,} tokens fits into no group.")
-    return GroupedProblem(lengths, counts[held], fitting, SwitchTimes.free(len(fitting)), max_strategies=1)
+    return GroupedProblem(lengths, counts[present], fitting, SwitchTimes.free(len(fitting)), max_strategies=1)
 
 
 def _pipelines(pipelines: dict[int, Pipeline], mix: Sequence[tuple[int, int]]) -> tuple[tuple[Pipeline, int], ...]:
@@ -186,19 +194,19 @@ def _pipelines(pipelines: dict[int, Pipeline], mix: Sequence[tuple[int, int]]) -
 
 
 def _mixes(num_gpus: int, degrees: list[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Pairs (degree, groups) that use all GPUs, the largest degrees first."""
+    """Yield pairs (degree, groups) that use all GPUs, the largest degrees first."""
     if not degrees:
         if num_gpus == 0:
             yield ()
         return
     largest = degrees[-1]
     for count in range(num_gpus // largest + 1):
-        mine = ((largest, count),) if count else ()
-        yield from (mine + others for others in _mixes(num_gpus - count * largest, degrees[:-1]))
+        own = ((largest, count),) if count else ()
+        yield from (own + others for others in _mixes(num_gpus - count * largest, degrees[:-1]))
 
 
 def _exact_ns(pool: StrategyTables, family: _Family, plan: GroupedPlan) -> int:
-    """The slowest group of a round."""
+    """Return the time of the slowest group of a round."""
     slowest = 0
     for group in plan.groups:
         for packing in group.packings:

@@ -6,7 +6,7 @@ Stage p of P runs min(P - p - 1, v) forwards first, then a forward and a backwar
     F[p, m] = f[p, m] + max(F[p-1, m] + l_m, previous item of p)
     B[p, m] = b[p, m] + max(B[p+1, m] + l_m, previous item of p)
 
-with f, b and l_m the times of the packed micro-batch (``costs.packed``); the time is B[0, v-1].
+with f, b and l_m the times of the packed micro-batch (``simulation.packed_sequences``); the time is B[0, v-1].
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from milpplan.simulation.packed_sequences import PackedTimes, packed_times_of, s
 
 
 def pipeline_ns(forward: IntArray, backward: IntArray, transfer: IntArray) -> int:
-    """Time of a 1F1B pipeline, ``forward`` and ``backward`` [P, v], ``transfer`` [v] in ns."""
-    num_stages, number = forward.shape
+    """Return the time of a 1F1B pipeline in ns, with ``forward`` and ``backward`` [P, v] and ``transfer`` [v] in
+    ns."""
+    num_stages, num_micro_batches = forward.shape
     if num_stages == 1:
         return int(forward.sum() + backward.sum())
     ahead, back = forward.T.tolist(), backward.T.tolist()
     lag = transfer.tolist()
-    ends, done = [0] * num_stages, [0] * (num_stages + 1)
-    for turn in range(number + num_stages):
+    ends, finished = [0] * num_stages, [0] * (num_stages + 1)
+    for turn in range(num_micro_batches + num_stages):
         arrival = 0
         for stage in range(num_stages):
-            old = turn - num_stages + stage
-            if 0 <= old < number:
-                # Its backward on the next stage ended in the turn before.
-                ready = done[stage + 1] + lag[old] if stage + 1 < num_stages else 0
-                ends[stage] = done[stage] = max(ends[stage], ready) + back[old][stage]
-            if turn < number:
+            backward_index = turn - num_stages + stage
+            if 0 <= backward_index < num_micro_batches:
+                # Its backward on the next stage ended in the previous turn.
+                ready = finished[stage + 1] + lag[backward_index] if stage + 1 < num_stages else 0
+                ends[stage] = finished[stage] = max(ends[stage], ready) + back[backward_index][stage]
+            if turn < num_micro_batches:
                 ready = arrival + lag[turn] if stage else 0
                 ends[stage] = arrival = max(ends[stage], ready) + ahead[turn][stage]
     return int(ends[0])
@@ -56,7 +57,7 @@ class StageTimes:
 
 
 def stage_layers(problem: Problem, candidate: Candidate) -> IntArray:
-    """Layers of each kind on every stage, [P, K]."""
+    """Return the number of layers of each kind on every stage, [P, K]."""
     kinds = np.array(problem.model.layer_kinds)
     return np.array(
         [
@@ -69,44 +70,45 @@ def stage_layers(problem: Problem, candidate: Candidate) -> IntArray:
 def stage_times(
     problem: Problem, candidate: Candidate, times: PackedTimes, *, launches: bool = True
 ) -> StageTimes:
-    """What every stage takes for the micro-batches of ``times``, recomputation in the backward."""
+    """Return the times of ``times``' micro-batches on every stage, with recomputation in the backward."""
     phases = times.phases(launches=launches)
     layers = stage_layers(problem, candidate)
     backward = phases[:, Phase.BACKWARD]
     if candidate.recompute != "none":
         backward = backward + phases[:, Phase.FULL if candidate.recompute == "full" else Phase.SELECTIVE]
-    each = np.stack([layers @ phases[:, Phase.FORWARD], layers @ backward])
-    each[:, 0] += times.ends[0]
-    each[:, -1] += times.ends[1]
-    return StageTimes(each[0], each[1], times.transfer)
+    by_phase = np.stack([layers @ phases[:, Phase.FORWARD], layers @ backward])
+    by_phase[:, 0] += times.ends[0]
+    by_phase[:, -1] += times.ends[1]
+    return StageTimes(by_phase[0], by_phase[1], times.transfer)
 
 
 def micro_batch_times(
     problem: Problem, candidate: Candidate, lengths: IntArray, packed: IntArray, mask: Mask = "causal"
 ) -> StageTimes:
-    """Exact times of micro-batches: ``packed`` [m, n] sequences of the ascending ``lengths`` [n], none empty."""
+    """Return the exact times of micro-batches: ``packed`` [m, n] sequences of the ascending ``lengths`` [n], none
+    empty."""
     return times_of_several(problem, [(candidate, packed)], lengths, mask)[0]
 
 
 def times_of_several(
     problem: Problem, parts: Sequence[tuple[Candidate, IntArray]], lengths: IntArray, mask: Mask = "causal"
 ) -> list[StageTimes]:
-    """``micro_batch_times`` of several strategies, each with its micro-batches; all in one go, as what is little
-    for one strategy is little for all of them."""
+    """Return ``micro_batch_times`` of several strategies in one call of the cost model, which has a high fixed
+    cost."""
     packed = np.concatenate([rows for _, rows in parts])
     ends = np.cumsum([len(rows) for _, rows in parts]).tolist()
     slices = [slice(end - len(rows), end) for end, (_, rows) in zip(ends, parts, strict=True)]
-    grains = packed @ lengths // problem.job.sequence_length
-    # The longest sequence of each decides the last tiles.
+    quanta = packed @ lengths // problem.job.sequence_length
+    # The longest sequence of each micro-batch decides its last tiles.
     longest = packed.shape[1] - 1 - np.argmax(packed[:, ::-1] > 0, axis=1)
     cores = np.empty((len(problem.model.kinds), 2, len(packed)))
-    for place, kind in enumerate(problem.model.kinds):
+    for index, kind in enumerate(problem.model.kinds):
         for (candidate, rows), part in zip(parts, slices, strict=True):
-            each = sequence_cores(problem, kind, candidate.layout, lengths, mask)
-            cores[place, :, part] = each.sequence_s @ rows.T + each.once_s[:, longest[part]]
+            kernels = sequence_cores(problem, kind, candidate.layout, lengths, mask)
+            cores[index, :, part] = kernels.sequence_s @ rows.T + kernels.once_s[:, longest[part]]
     owners = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
     layouts = [candidate.layout for candidate, _ in parts]
-    times = packed_times_of(problem, layouts, owners, grains, cores)
+    times = packed_times_of(problem, layouts, owners, quanta, cores)
     return [
         stage_times(problem, candidate, times.part(part))
         for (candidate, _), part in zip(parts, slices, strict=True)
@@ -120,7 +122,8 @@ def replicas_ns(
     replicas: tuple[IntArray, ...],
     mask: Mask = "causal",
 ) -> IntArray:
-    """Exact time of every replica of a strategy, each given as micro-batches [v, n] of counts of ``lengths``."""
+    """Return the exact time of every replica of a strategy, each given as micro-batches [v, n] of counts of
+    ``lengths``."""
     return replicas_of_several(problem, [(candidate, replicas)], lengths, mask)[0]
 
 
@@ -130,17 +133,19 @@ def replicas_of_several(
     lengths: IntArray,
     mask: Mask = "causal",
 ) -> list[IntArray]:
-    """``replicas_ns`` of several strategies, each with its replicas; all in one go."""
-    held = [(one, np.concatenate(replicas)) for one, replicas in parts if sum(map(len, replicas))]
-    timed = iter(times_of_several(problem, held, lengths, mask) if held else [])
-    found = []
+    """Return ``replicas_ns`` of several strategies in one call of the cost model."""
+    nonempty = [(replica, np.concatenate(replicas)) for replica, replicas in parts if sum(map(len, replicas))]
+    timed = iter(times_of_several(problem, nonempty, lengths, mask) if nonempty else [])
+    times_ns = []
     for _, replicas in parts:
         times, start = next(timed) if sum(map(len, replicas)) else None, 0
-        each = np.zeros(len(replicas), dtype=np.int64)
-        for place, one in enumerate(replicas):
-            part = slice(start, start + len(one))
+        replica_ns = np.zeros(len(replicas), dtype=np.int64)
+        for index, replica in enumerate(replicas):
+            part = slice(start, start + len(replica))
             start = part.stop
-            if times is not None and len(one):
-                each[place] = pipeline_ns(times.forward[:, part], times.backward[:, part], times.transfer[part])
-        found.append(each)
-    return found
+            if times is not None and len(replica):
+                replica_ns[index] = pipeline_ns(
+                    times.forward[:, part], times.backward[:, part], times.transfer[part]
+                )
+        times_ns.append(replica_ns)
+    return times_ns

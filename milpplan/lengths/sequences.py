@@ -1,12 +1,13 @@
-"""How the sequences of a step are attended to and put together, and the buckets that they are padded to.
+"""Rules and checks of a step's sequences, and the buckets that they are padded to.
 
- - *mask*: causal, or full (every query attends to all keys of its sequence, as encoders and diffusion models do).
-   Attention is then twice as much work, at the rates of causal kernels; all else stays.
+ - *mask*: causal, or full (every query attends to all keys of its sequence, as in encoders and diffusion models).
+   A full mask doubles the work of attention, at the rates of causal kernels; nothing else changes.
  - *packed* or *padded*: a packed micro-batch has sequences of any lengths one after another; a padded one is a
-   rectangle, all of its sequences as long as their bucket's end. What is padded is computed and communicated like
+   rectangle, whose sequences all have the length of their bucket's end. Padding is computed and communicated like
    any token, attention included.
 
-Rectangles are packings, so what no packing undercuts holds for them, too (``tables``); ``rectangles`` makes them.
+Rectangles are packings, so lower bounds of packings hold for them, too (``cost_tables``); ``padded_packing`` makes
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from milpplan.simulation.layers.parameters import model_flops_per_token
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 MAX_SEQUENCES = 8192
-"""Most sequences of a step: every one is packed."""
+"""Maximum number of sequences of a step, as every one is packed."""
 
 
 def check_rules(
@@ -37,11 +38,11 @@ def check_rules(
     side_by_side: bool = False,
     unlike_replicas: bool = False,
 ) -> None:
-    """Refuse rules that the problem, the baselines, degrees side by side or unlike replicas do not know.
+    """Refuse rules that the problem, the baselines, degrees side by side or heterogeneous replicas do not support.
 
     Raises:
-        InvalidInputError: a mask that does not exist, a full one beside sliding windows, or baselines, degrees
-            side by side or unlike replicas, which pack, of padded sequences.
+        InvalidInputError: the mask does not exist, a full one meets sliding windows, or sequences are padded with
+            baselines, degrees side by side or heterogeneous replicas, which pack.
     """
     if rules.mask not in ("causal", "full"):
         raise InvalidInputError(f"The mask is {rules.mask!r}.", "Expected causal or full.", "Correct the rules.")
@@ -73,25 +74,26 @@ def check_rules(
 
 
 def sequence_flops(model: ModelSpec, lengths: IntArray, mask: str = "causal") -> FloatArray:
-    """Model FLOPs of one sequence of each length, forward and backward, [n]; ``costs.flops`` has the formula.
+    """Return the model FLOPs of one sequence of each length, forward and backward, [n].
 
-    A full mask has as many keys a query as a causal one of twice the length (without windows).
+    ``simulation.layers.flops`` has the formula. A full mask has as many keys per query as a causal one of twice
+    the length (without windows).
     """
-    times = 2 if mask == "full" else 1
-    return np.array([length * model_flops_per_token(model, times * length) for length in lengths.tolist()])
+    factor = 2 if mask == "full" else 1
+    return np.array([length * model_flops_per_token(model, factor * length) for length in lengths.tolist()])
 
 
 def least_padding(model: ModelSpec, workload: Workload, num_buckets: int, mask: str = "causal") -> IntArray:
-    """Ends of at most ``num_buckets`` buckets with the fewest FLOPs of sequences padded to them."""
+    """Return the ends of at most ``num_buckets`` buckets with the fewest FLOPs of sequences padded to them."""
     flops = sequence_flops(model, workload.lengths, mask)
     return optimal_buckets(workload.lengths, workload.counts, flops, num_buckets)
 
 
 def bucketed(workload: Workload, ends: Sequence[int] | IntArray, alignment: int) -> Workload:
-    """The sequences, each as long as the end of its bucket.
+    """Return the sequences, each as long as the end of its bucket.
 
     Raises:
-        InvalidInputError: ends that do not rise, are no multiples of the alignment, or are below the longest.
+        InvalidInputError: the ends do not rise, are no multiples of the alignment, or are below the longest.
     """
     rising = np.asarray(ends, dtype=np.int64)
     if not len(rising) or (np.diff(rising, prepend=0) <= 0).any() or (rising % alignment).any():
@@ -106,10 +108,10 @@ def bucketed(workload: Workload, ends: Sequence[int] | IntArray, alignment: int)
 
 
 def check_search(max_strategies: int, gap: float, time_limit_s: float, backend: str) -> None:
-    """Refuse a search that makes no sense.
+    """Refuse invalid parameters of a search.
 
     Raises:
-        InvalidInputError: no whole number of strategies, no share, no seconds, or no solver.
+        InvalidInputError: the number of strategies, the gap, the time limit or the solver is invalid.
     """
     if not (isinstance(max_strategies, (int, np.integer)) and max_strategies >= 1):
         raise InvalidInputError(
@@ -130,11 +132,11 @@ def check_search(max_strategies: int, gap: float, time_limit_s: float, backend: 
 
 
 def check_step(problem: Problem, workload: Workload, alignment: int) -> None:
-    """Refuse what would end in nonsense later.
+    """Refuse an invalid workload.
 
     Raises:
-        InvalidInputError: lengths that do not rise or are not aligned, lengths without sequences, too many or too
-            long sequences.
+        InvalidInputError: lengths do not rise or are not aligned, a length has no sequences, or there are too many
+            or too long sequences.
     """
     lengths, counts = workload.lengths, workload.counts
     if not (lengths.shape == counts.shape == (counts.size,) and counts.size and counts.min() > 0):
@@ -160,10 +162,10 @@ def check_step(problem: Problem, workload: Workload, alignment: int) -> None:
 
 
 def check_longest(problem: Problem, longest: int) -> None:
-    """Refuse sequences that are longer than any may be.
+    """Refuse sequences beyond the maximum length.
 
     Raises:
-        InvalidInputError: they are, or the model has no positions for them.
+        InvalidInputError: the length exceeds the limit or the model's positions.
     """
     if longest > MAX_SEQUENCE:
         raise InvalidInputError(
@@ -181,11 +183,11 @@ def check_longest(problem: Problem, longest: int) -> None:
 
 
 def checked_batch(lengths: Sequence[int] | IntArray, longest: int, do: str) -> IntArray:
-    """The lengths of a batch, [n].
+    """Return the lengths of a batch, [n].
 
     Raises:
-        InvalidInputError: no sequences, lengths that are no row of whole numbers, or one that is empty or longer
-            than ``longest``; ``do`` says what helps.
+        InvalidInputError: there are no sequences, the lengths are no row of whole numbers, or one is empty or
+            longer than ``longest``; ``do`` is the advice in the message.
     """
     try:
         given = np.asarray(lengths)
@@ -200,9 +202,9 @@ def checked_batch(lengths: Sequence[int] | IntArray, longest: int, do: str) -> I
             f"A row of whole numbers from 1 to {longest:,} expected.",
             "Give lengths in tokens, one a sequence.",
         )
-    least, most = int(given.min()), int(given.max())
-    if least < 1 or most > longest:
+    minimum, maximum = int(given.min()), int(given.max())
+    if minimum < 1 or maximum > longest:
         raise InvalidInputError(
-            f"The batch has {given.size} sequences of {least:,} to {most:,} tokens.", expected, do
+            f"The batch has {given.size} sequences of {minimum:,} to {maximum:,} tokens.", expected, do
         )
     return given.astype(np.int64)

@@ -120,7 +120,7 @@ class StrategyTables:
         Args:
             problem: problem of one token quantum per sequence.
             load: the workload.
-            most_grains: upper limit of a micro-batch in quanta; None: the size of the workload.
+            max_quanta: upper limit of a micro-batch in quanta; None: the size of the workload.
 
         Raises:
             InfeasibleError: the longest sequence fits under no strategy.
@@ -138,13 +138,14 @@ class StrategyTables:
         ]
         if not any(candidate.own_memory_quanta * load.token_quantum >= load.lengths[-1] for candidate in kept):
             largest = max(kept, key=lambda candidate: candidate.own_memory_quanta)
-            longest, capacity = int(load.lengths[-1]), largest.own_memory_quanta * load.token_quantum
+            longest, quantum = int(load.lengths[-1]), load.token_quantum
+            capacity = largest.own_memory_quanta * quantum
             if largest.own_memory_quanta == MAX_QUANTA:
                 raise InvalidInputError(
-                    f"A sequence of {longest:,} tokens is {longest // load.token_quantum:,} times the {load.token_quantum} tokens "
+                    f"A sequence of {longest:,} tokens is {longest // quantum:,} times the {quantum} tokens "
                     "that every sequence is padded to.",
                     f"At most {MAX_QUANTA:,} times expected: micro-batches are tabled up to there.",
-                    f"Pad to more (--align {load.token_quantum * -(-longest // capacity)}), or cut sequences (--seq-len).",
+                    f"Pad to more (--align {quantum * -(-longest // capacity)}), or cut sequences (--seq-len).",
                 )
             raise InfeasibleError(
                 f"A sequence of {longest:,} tokens fits under no strategy.",
@@ -225,7 +226,10 @@ class StrategyTables:
         # Lines and classes differ even if the capacity does not.
         key = (member, shared_memory, exact)
         if key not in self.work_bound_cache:
-            share, capacity = SHARED_MEMORY_SHARE if shared_memory else 1.0, self.max_quanta(member, shared_memory=shared_memory)
+            share, capacity = (
+                SHARED_MEMORY_SHARE if shared_memory else 1.0,
+                self.max_quanta(member, shared_memory=shared_memory),
+            )
             self.work_bound_cache[key] = PipelineWorkBound.of(
                 self.tables[member], self.members[member], capacity, share, exact=exact
             )
@@ -308,7 +312,9 @@ class StrategyTables:
         capacity = self.max_quanta(member, shared_memory=shared_memory)
         if capacity * self.load.token_quantum < self.load.lengths[-1]:
             return float("inf")
-        bounds_ns = [self.linear_bounds(member, shared_memory=shared_memory).at(self.load.counts.astype(np.float64))]
+        bounds_ns = [
+            self.linear_bounds(member, shared_memory=shared_memory).at(self.load.counts.astype(np.float64))
+        ]
         bounds_ns.append(self.latency_bound_ns(member, shared_memory=shared_memory))
         work_bounds = [self.work_bound_cache.get((member, shared_memory, exact)) for exact in (False, True)]
         bounds_ns += [bound.workload_bound_ns for bound in work_bounds if bound is not None]
@@ -344,7 +350,7 @@ class StrategyTables:
         Args:
             member: index of the strategy.
             counts: sequences of every length, [n].
-            most_grains: capacity of a micro-batch in quanta.
+            max_quanta: capacity of a micro-batch in quanta.
             deadline: of ``perf_counter``; later the first packing found is returned, slightly improved.
             num_replicas: number of replicas; None: all of the strategy.
 

@@ -1,8 +1,8 @@
-"""What moves between the strategies of a step, priced by the planner of switches when a step asks for it.
+"""Switches between the strategies of a step, priced on demand by the planner of switches.
 
-A pair that has not been priced counts as free, or as what its receivers take in at least (``least_times``), which
-no switch undercuts: what is proved with it holds. Strategies of one layout hold the same, whatever they recompute:
-nothing moves between them.
+A pair that has not been priced counts as free, or with the time in which its receivers take in their data
+(``least_times``), which is a lower bound: what is proved with it holds. Strategies of one layout hold equal
+states, whatever they recompute, so nothing moves between them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from milpplan.switching.ownership import ShardRules
 from milpplan.units import NS_PER_S
 
 NEVER_NS = 10**15
-"""Nanoseconds of a switch that must not be."""
+"""Nanoseconds of a forbidden switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,22 @@ class Arc:
 
 
 class Switches:
-    """Switches between layouts of a pool, with relays; those asked for are priced once."""
+    """Switches between layouts of a pool, with relays; each is priced once."""
 
     def __init__(self, pool: StrategyTables) -> None:
         self.pool = pool
         self.known: dict[tuple[LayoutKey, LayoutKey], Arc] = {}
-        # Seconds that nothing undercuts, (parameters, gradients).
+        # Lower bounds in seconds, (parameters, gradients).
         self.least: dict[tuple[LayoutKey, LayoutKey], tuple[float, float]] = {}
-        states = max(int(stage.state_bytes[2]) for one in pool.members for stage in one.stages)
-        # Beside parameters on the move: optimizer states, and the gradients summed so far.
+        states = max(int(stage.state_bytes[2]) for member in pool.members for stage in member.stages)
+        # Memory beside moving parameters: optimizer states, and the gradients summed so far.
         self.beside_bytes = states + -(-states * grad_bytes(pool.problem) // ADAM_STATE_BYTES)
 
     def _place(self, member: int) -> LayoutKey:
         return self.pool.members[member].candidate.layout_key
 
     def price(self, members: Sequence[int]) -> bool:
-        """Price all pairs of the members' layouts; whether some were new."""
+        """Price all pairs of the members' layouts; return whether some were new."""
         layouts = {self._place(member): self.pool.members[member].candidate.plan for member in members}
         if all(pair in self.known for pair in permutations(layouts, 2)):
             return False
@@ -72,25 +72,25 @@ class Switches:
         return Links.of(hardware, num_gpus), ShardRules(sharding_group=hardware.software.sharding_group)
 
     def least_times(self, members: Sequence[int]) -> SwitchTimes:
-        """Times between members, [from, to], that no switch undercuts, rounded down to whole ns; a sixth of the
-        work of pricing."""
+        """Return lower bounds of the times between members, [from, to], rounded down to whole ns; much faster than
+        pricing."""
         layouts = {self._place(member): self.pool.members[member].candidate.plan for member in members}
         if any(pair not in self.least for pair in permutations(layouts, 2)):
             problem, plans = self.pool.problem, list(layouts.values())
             links, rules = self._links(plans[0].layout.num_gpus)
-            found = least_switch_s(problem.model, plans, links, grad_bytes(problem), rules)
+            seconds_of = least_switch_s(problem.model, plans, links, grad_bytes(problem), rules)
             for (row, source), (column, target) in permutations(enumerate(layouts), 2):
-                self.least[source, target] = (float(found[0][row, column]), float(found[1][row, column]))
+                self.least[source, target] = (float(seconds_of[0][row, column]), float(seconds_of[1][row, column]))
         table = np.zeros((2, len(members), len(members)), dtype=np.int64)
-        for a, before in enumerate(members):
-            for b, after in enumerate(members):
-                arc = self.least.get((self._place(before), self._place(after)), (0.0, 0.0))
+        for a, source_member in enumerate(members):
+            for b, target_member in enumerate(members):
+                arc = self.least.get((self._place(source_member), self._place(target_member)), (0.0, 0.0))
                 table[:, a, b] = [int(seconds * NS_PER_S) for seconds in arc]
         return SwitchTimes(table[0], table[1])
 
     def times(self, members: Sequence[int]) -> SwitchTimes:
-        """Times between members, [from, to], rounded up to whole ns; parameters that do not fit while they move
-        take for ever."""
+        """Return the times between members, [from, to], rounded up to whole ns; forbidden if parameters do not fit
+        while they move."""
         usable = self.pool.problem.hardware.usable_bytes
         table = np.zeros((2, len(members), len(members)), dtype=np.int64)
         for a, source in enumerate(members):
@@ -103,15 +103,16 @@ class Switches:
         return SwitchTimes(table[0], table[1])
 
     def of_step(self, home: int, order: Sequence[int]) -> list[LengthSwitch]:
-        """What moves in a step, in order: parameters before every group, gradients beside it and back home."""
-        found = []
+        """Return the transfers of a step, in order: parameters before every group, gradients beside it and back
+        home."""
+        transfers = []
         for position, (a, b) in enumerate(pairwise([home, *order, home])):
             arc = self.known.get((self._place(a), self._place(b)))
             if arc is None:
                 continue
             names = (self.pool.members[a].candidate.name, self.pool.members[b].candidate.name)
             if position < len(order):
-                found.append(LengthSwitch(*names, "parameters", arc.num_bytes[0], arc.seconds[0]))
+                transfers.append(LengthSwitch(*names, "parameters", arc.num_bytes[0], arc.seconds[0]))
             if position:
-                found.append(LengthSwitch(*names, "gradients", arc.num_bytes[1], arc.seconds[1]))
-        return found
+                transfers.append(LengthSwitch(*names, "gradients", arc.num_bytes[1], arc.seconds[1]))
+        return transfers

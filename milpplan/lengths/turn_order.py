@@ -1,4 +1,4 @@
-"""The best order of strategies that take turns, and what it adds to their groups' times."""
+"""The best order of strategies that take turns, and its cost beyond the times of their groups."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from milpplan.simulation.layout_columns import IntArray
 
 @dataclass(frozen=True, eq=False)
 class Orders:
-    """Of strategies of a pool, with the ``switches`` that were priced."""
+    """Orders of strategies of a pool, under the ``switches`` that were priced."""
 
     pool: StrategyTables
     switches: Switches
 
     def problem(self, members: list[int], times: SwitchTimes) -> GroupedProblem:
-        """That of ``groups`` for some strategies, all of which may take turns, with their true reductions."""
+        """Return the problem of ``groups`` for some strategies, all of which may take turns, with their true
+        reductions."""
         return GroupedProblem(
             self.pool.load.lengths,
             self.pool.load.counts,
@@ -33,27 +34,33 @@ class Orders:
         )
 
     def least_ns(self, members: list[int], times: SwitchTimes) -> int:
-        """What the cheapest order of all of them adds to their reductions and the least finish, ns."""
+        """Return the cost of the cheapest order of all members beyond their reductions and the minimum finish,
+        ns."""
         whole_ns = least_overhead_ns(self.problem(members, times), tuple(range(len(members))))
         return whole_ns - self.pool.fixed_cost_ns(members)
 
     def best(self, members: list[int], packed: Mapping[int, Packed]) -> Step:
-        """Groups in their best order; the home is one of the ``members`` that runs something: sets are bounded
-        with all of their members at work."""
+        """Return the step of packed groups in their best order.
+
+        The home is one of the ``members`` that runs something, as sets are bounded with all of their members at
+        work.
+        """
         running = [member for member in members if member in packed]
-        times = {place: packed[member].time_ns for place, member in enumerate(running)}
+        times = {index: packed[member].time_ns for index, member in enumerate(running)}
         tour = best_tour(self.problem(running, self.switches.times(running)), tuple(times), times)
-        return Step(running[tour.home], tuple(running[one] for one in tour.order), dict(packed), tour.time_ns)
+        return Step(running[tour.home], tuple(running[index] for index in tour.order), dict(packed), tour.time_ns)
 
     def arranged(
         self, members: list[int], counts: Mapping[int, IntArray], deadline: float = float("inf")
     ) -> Step | None:
-        """The groups packed and timed exactly, in the best order, with little care after the ``deadline``; none
-        where one was not packed."""
+        """Pack and time the groups exactly, in the best order; None if one was not packed.
+
+        After the ``deadline`` packings get little effort.
+        """
         packed = {}
-        for member, held in counts.items():
-            found = self.pool.pack(member, held, self.pool.members[member].shared_memory_quanta, deadline)
-            if found is None:
+        for member, sequences in counts.items():
+            packing = self.pool.pack(member, sequences, self.pool.members[member].shared_memory_quanta, deadline)
+            if packing is None:
                 return None
-            packed[member] = found
+            packed[member] = packing
         return self.best(members, packed)

@@ -23,7 +23,8 @@ def random_turns(found: Family, random: np.random.Generator) -> list[Turn]:
         size = int(load.lengths[k]) // load.token_quantum
         open_ = [
             row for row in rows
-            if found.max_quanta(row[0]) >= size + int(row[2] @ load.lengths) // load.token_quantum and random.random() < 0.3
+            if found.max_quanta(row[0]) >= size + int(row[2] @ load.lengths) // load.token_quantum
+            and random.random() < 0.3
         ]  # fmt: skip
         if not open_:
             members = [one for one in found.members if found.max_quanta(one) >= size]

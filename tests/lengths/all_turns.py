@@ -31,7 +31,9 @@ class AllTurns:
     def single_ns(self, member: int) -> int:
         """The least time of a step of one strategy, which has its memory to itself."""
         pool = self.pool
-        group_ns = self.group(member, pool.max_quanta(member, shared_memory=False), self.counts, self._replicas(member))
+        group_ns = self.group(
+            member, pool.max_quanta(member, shared_memory=False), self.counts, self._replicas(member)
+        )
         return group_ns + pool.reduce_ns(member) + pool.finish_ns(member)
 
     def pair_ns(self, pair: tuple[int, int], switches: Switches) -> int:

@@ -133,7 +133,10 @@ def test_flexsps_rounds_hold_every_sequence() -> None:
     flat = [one for one in range(len(found.members)) if found.num_stages(one) == 1]
     work = []
     for member in flat:
-        (pipeline, replicas), lengths = found.strategy(member, shared_memory=False).pipelines[0], found.load.lengths
+        (pipeline, replicas), lengths = (
+            found.strategy(member, shared_memory=False).pipelines[0],
+            found.load.lengths,
+        )
         share = pipeline.units(lengths) * pipeline.parts / replicas
         work.append(np.where(pipeline.holds(lengths), share, np.inf))
     assert step.step_time_s * 1e9 >= float(np.min(work, axis=0) @ found.load.counts)

@@ -217,7 +217,9 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
         slope = mixture.bound(loads.stages, float(needed @ last), 0.0).slope
         bound, rows = filling.prove_price_bound(mixture, slope * last)
         start, time_ns = Start(mixture, slope * last, rows), bound.at(needed)
-        shared = optimise_prices(filling, needed, dearest, start, None, time_ns, lambda one: one.at(needed), near=True)
+        shared = optimise_prices(
+            filling, needed, dearest, start, None, time_ns, lambda one: one.at(needed), near=True
+        )
         assert shared is not None
         found_bound, begun, _ = shared
         # The mixture that it comes with proves that.

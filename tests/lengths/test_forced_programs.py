@@ -32,7 +32,10 @@ def _program(found: StrategyTables, member: int, first: int, share: float) -> Ex
     """Others are worth so many times what linear bounds say."""
     worths = share * found.linear_bounds(member, shared_memory=True).shares[0]
     return ExclusiveProgram(
-        found.work_bound(member, shared_memory=True), found.micro_batch_pricing(member, shared_memory=True), first, worths
+        found.work_bound(member, shared_memory=True),
+        found.micro_batch_pricing(member, shared_memory=True),
+        first,
+        worths,
     )
 
 

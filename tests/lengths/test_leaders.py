@@ -218,7 +218,8 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
         best = found.pack(member, counts, grains)
         assert best is not None
         filled = ConfigurationBound(
-            found.work_bound(member, shared_memory=False).with_longest(float("inf")), found.micro_batch_pricing(member)
+            found.work_bound(member, shared_memory=False).with_longest(float("inf")),
+            found.micro_batch_pricing(member),
         )
         time_ns = 0.99 * best.time_ns
         filled.run(time_ns, time.perf_counter() + 1.0)

@@ -13,7 +13,7 @@ import pytest
 from milpplan.lengths.bounds.work_bounds import LinearBounds
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.turns.lagrangian_mixtures import Bounded, single_row_bound_ns, lp_bound_ns
+from milpplan.lengths.turns.lagrangian_mixtures import Bounded, lp_bound_ns, single_row_bound_ns
 from milpplan.lengths.turns.screening import StrategySet, screened, split
 from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.simulation.layout_columns import FloatArray
@@ -193,11 +193,15 @@ def test_floors_of_programs_hold_for_random_groups(found: object) -> None:
                         left.open_loads[place] = loads.sequence_loads, 0.9 * load, 1.1 * load
             floors = search.bounds.floors(left, [np.array(held)])
             for position, (member, mine) in enumerate(zip(members, held, strict=True)):
-                packed = known.pack(member, mine, known.max_quanta(member, shared_memory=True)) if mine.any() else None
+                packed = (
+                    known.pack(member, mine, known.max_quanta(member, shared_memory=True)) if mine.any() else None
+                )
                 if packed is None:
                     continue
                 values = [float(shares @ mine) + constant for shares, constant in floors[position]]
                 assert max(values) <= packed.time_ns
-                assert max(values) >= known.linear_bounds(member, shared_memory=True).at(mine.astype(float)) * (1 - 1e-9)
+                assert max(values) >= known.linear_bounds(member, shared_memory=True).at(mine.astype(float)) * (
+                    1 - 1e-9
+                )
                 checked += 1
     assert checked > 8

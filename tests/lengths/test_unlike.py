@@ -24,8 +24,8 @@ from milpplan.lengths.heterogeneous.replicas import (
     HeterogeneousStep,
     close,
     have_places,
-    replica_gpus,
     heterogeneous_members,
+    replica_gpus,
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousSearch
 from milpplan.lengths.heterogeneous.step_bound import HeterogeneousBound
@@ -66,7 +66,8 @@ def random_step(found: StrategyTables, random: np.random.Generator) -> Heterogen
             left -= numbers[member] * replica_gpus(found, member)
         numbers = Counter({member: number for member, number in numbers.items() if number})
         holds = (
-            max((found.max_quanta(one, shared_memory=False) for one in numbers), default=0) * GRAIN >= load.lengths[-1]
+            max((found.max_quanta(one, shared_memory=False) for one in numbers), default=0) * GRAIN
+            >= load.lengths[-1]
         )
         if holds and len(numbers) > 1 and have_places(found, numbers):
             break
@@ -74,7 +75,9 @@ def random_step(found: StrategyTables, random: np.random.Generator) -> Heterogen
     held = np.zeros((len(replicas), len(load.lengths)), dtype=np.int64)
     for k in np.repeat(np.arange(len(load.lengths)), load.counts).tolist():
         fits = [
-            r for r, one in enumerate(replicas) if found.max_quanta(one, shared_memory=False) * GRAIN >= load.lengths[k]
+            r
+            for r, one in enumerate(replicas)
+            if found.max_quanta(one, shared_memory=False) * GRAIN >= load.lengths[k]
         ]
         held[int(random.choice(fits)), k] += 1
     packed = {}
@@ -199,7 +202,11 @@ def test_no_step_breaks_what_is_learned(make: Callable[[], StrategyTables]) -> N
             for replica in packed.replicas:
                 held = replica.sum(axis=0)
                 top = int(np.flatnonzero(held)[-1]) if held.any() else 0
-                (kind,) = [of for of in kinds if of.longest_range is None or of.longest_range[0] <= top < of.longest_range[1]]
+                (kind,) = [
+                    of
+                    for of in kinds
+                    if of.longest_range is None or of.longest_range[0] <= top < of.longest_range[1]
+                ]
                 time_ns = one.time_ns - kind.fixed_cost_ns
                 assert kind.can_hold(time_ns)[held > 0].all()
                 assert (kind.rows(time_ns) @ held).max() <= 1.0 + 1e-9
@@ -322,7 +329,9 @@ def test_a_packing_that_is_improved_keeps_every_sequence() -> None:
             assert len(packed.replicas) == len(step.packed[member].replicas)
             assert isinstance(packed, Packed)
             for replica in packed.replicas:
-                assert (replica @ found.load.lengths <= found.max_quanta(member, shared_memory=False) * GRAIN).all()
+                assert (
+                    replica @ found.load.lengths <= found.max_quanta(member, shared_memory=False) * GRAIN
+                ).all()
 
 
 @cache

@@ -48,10 +48,12 @@ class ConfigurationBound:
     """Configuration bounds of a pipeline; ``done`` if nothing more can be gained."""
 
     def __init__(self, work_bound: PipelineWorkBound, pricing: MicroBatchPricing) -> None:
-        """Args:
-        loads: work bound; if it covers the whole workload, it has the term of the longest sequence
+        """Start with the windows of the work bound.
+
+        Args:
+        work_bound: work bound; if it covers the whole workload, it has the term of the longest sequence
             (``PipelineWorkBound.with_longest``).
-        contents: pricing problem of the micro-batches.
+        pricing: pricing problem of the micro-batches.
         """
         self.work_bound, self.done, self.turn = work_bound, False, 0
         # Dual values of the sequences as work, and whether they were optimised for the loosest window.
@@ -231,7 +233,7 @@ class ConfigurationBound:
             self.large_thresholds = self.large_thresholds[:end]
 
     def _around(self, threshold: int, load: float, time_ns: float) -> LongSequenceBound:
-        """Return the bound for a load with a micro-batch of more than ``number`` quanta, up to a time."""
+        """Return the bound for a load with a micro-batch of more than ``threshold`` quanta, up to a time."""
         return around_larger(self.lines, self.ordinary.pricing.items, threshold, load, time_ns)
 
     @property
@@ -244,7 +246,7 @@ class ConfigurationBound:
         return replace(original, bounds=(bound,), sequence_loads=stage_ns / original.num_replicas)
 
     def _tell(self, threshold: int, around: LongSequenceBound, others: Sequence[WindowTree]) -> None:
-        """Separate replicas with a micro-batch of more than ``number`` quanta from the trees ``others``."""
+        """Separate replicas with a micro-batch of more than ``threshold`` quanta from the trees ``others``."""
         pricing = self.ordinary.pricing
         windows = [self.duals.convert_window(window, self.work_bound.stages.last) for window in around.boxes]
         nodes = [WindowNode(window.window, window.bounds) for window in windows]
@@ -254,7 +256,7 @@ class ConfigurationBound:
             tree.nodes = [node.reset for node in tree.nodes]
 
     def _weigh(self, values: FloatArray) -> None:
-        """Replace the dual values by ``worths`` [n], scaled to the same total."""
+        """Replace the dual values by ``values`` [n], scaled to the same total."""
         counts, earlier_loads = self.ordinary.pricing.items.counts, self.duals.sequence_loads
         values = np.maximum(values / float(counts @ values) * self.total, _LEAST_WORTH * earlier_loads)
         duals = self.duals = self.duals.with_loads(values / float(counts @ values) * self.total)
@@ -269,8 +271,8 @@ class ConfigurationBound:
 def around_larger(
     work_bound: PipelineWorkBound, items: Items, quanta: int, load: float, time_ns: float
 ) -> LongSequenceBound:
-    """Return the bound of a replica for a ``load`` with a micro-batch of more than ``grains`` quanta, by lines, up
-    to a time; ``loads`` is in the measure of its lines."""
+    """Return the bound of a replica for a ``load`` with a micro-batch of more than ``quanta`` quanta, by lines, up
+    to a time; ``work_bound`` is in the measure of its lines."""
     stages, bound = work_bound.stages, work_bound.bound_near(work_bound.total_load)
     min_load = float((stages.last[items.fits] / items.sizes[items.fits]).min()) * (quanta + 1)
     return long_bound(stages, work_bound.num_stages, bound, min_load, max(load, min_load), time_ns, _LARGE_EFFORT)
@@ -279,7 +281,7 @@ def around_larger(
 def with_larger(
     work_bound: PipelineWorkBound, other: PipelineWorkBound, larger: Sequence[WindowBound]
 ) -> PipelineWorkBound:
-    """Return the bound ``loads`` of a strategy for another strategy that is no faster and holds larger
+    """Return the bound ``work_bound`` of a strategy for another strategy that is no faster and holds larger
     micro-batches, too.
 
     A replica of the other strategy has such a micro-batch, for which the windows ``larger`` hold in the measure of

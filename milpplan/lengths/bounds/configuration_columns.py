@@ -1,7 +1,8 @@
-"""The programs of ``filling``: contents that join, and the mixtures, slopes and prices of those that are there.
+"""Column generation for the configuration LP: mixtures, slopes and prices from the contents in the program.
 
-``improved`` seeks the mixture and the slope by which least can be done within a time; ``shared_out`` those and a
-price for the sequences of every length, by which some that are given take most.
+``improved`` seeks the mixture and the slope that prove the tightest limit on the work within a time.
+``optimise_prices`` seeks a mixture and a price for the sequences of every length that prove the longest time for
+given sequences.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ from milpplan.groups.bounds.path_mixtures import Graph, Mixture
 from milpplan.lengths.bounds.configuration_lp import ConfigurationLP, PriceBound
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
-# Rounds of a program, how near what it finds and what is proved come, and rounds that may gain less than a share
-# of that one after another.
+# Maximum number of rounds, relative gap at which they end, number of idle rounds, and the share of that gap that a
+# round must gain.
 _ROUNDS, NEAR, _IDLE, _LITTLE = 14, 3e-4, 2, 0.2
-# How much longer a time is looked at where the least contents take too long, at a time and at most.
+# Factor on the time if the smallest contents take too long, and its maximum.
 _LONGER, _MOST_TIMES = 1.03, 2.0
-# How far mixtures go back to the best known one.
+# Weight of the best known point in the smoothing of duals.
 BACK = 0.5
-# Rounds of a program with prices of all lengths, and how far from the best known ones these are sought: so far
-# first, and at most; and where prices are known well.
+# Maximum number of rounds with prices of all lengths, and relative width of the box around the best prices: first,
+# maximum, and near good prices.
 _WHOLE_ROUNDS, _WIDTH, WIDEST, NARROW = 45, 0.1, 0.8, 0.02
-# A micro-batch that holds less of a core, or of anything else, holds it or does not.
+# Share of a pinned item in a micro-batch that counts as integral.
 _DIVIDED = 0.05
-# What is at the end of an interval of prices.
+# Factor within which a price is at the end of its box.
 _INSIDE = 1.0 - 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where a search of prices [n] begins: with a mixture, and contents ``rows`` [v, n]."""
+    """Start of a search of prices [n]: a mixture and contents ``rows`` [v, n]."""
 
     mixture: Mixture
     prices: FloatArray
     rows: IntArray
 
     def mixed_with(self, other: Start) -> Start:
-        """Part of the way to another."""
+        """Return the point between this one and another."""
         prices = BACK * self.prices + (1.0 - BACK) * other.prices
         return Start(self.mixture.towards(other.mixture, 1.0 - BACK), prices, self.rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Contents ``rows`` [c, n] of micro-batches at ``places`` [c] of a window, and how much of each these are,
-    ``parts`` [c]."""
+    """Columns of a solved program: contents ``rows`` [c, n] of the micro-batches ``places`` [c], with their
+    ``shares`` [c]."""
 
     configuration: ConfigurationLP
     places: IntArray
@@ -60,203 +61,242 @@ class Columns:
 
     @property
     def branch_candidate(self) -> int | None:
-        """How far behind the window's core the micro-batch is that holds a core by half most nearly; none where
-        each holds one or does not."""
-        filling, core, window = self.configuration, self.configuration.pinned_item, self.configuration.window
-        if core is None or window.fewest < window.number or any(window.open):
+        """Distance behind the pinned micro-batch of the one whose share of pinned items is nearest to a half; None
+        if all are integral."""
+        configuration, pinned, window = (
+            self.configuration,
+            self.configuration.pinned_item,
+            self.configuration.window,
+        )
+        if pinned is None or window.fewest < window.number or any(window.open):
             return None
-        held = core.is_held(self.rows, filling.pricing.items.sizes)
-        parts = np.bincount(self.places[held], self.shares[held], window.number)
-        behind = np.minimum(parts, 1.0 - parts)[window.ahead[1] + 1 :]
-        place = int(behind.argmax()) if len(behind) else 0
-        return place + 1 if len(behind) and behind[place] > _DIVIDED else None
+        has_item = pinned.is_held(self.rows, configuration.pricing.items.sizes)
+        item_shares = np.bincount(self.places[has_item], self.shares[has_item], window.number)
+        fractionality = np.minimum(item_shares, 1.0 - item_shares)[window.ahead[1] + 1 :]
+        index = int(fractionality.argmax()) if len(fractionality) else 0
+        return index + 1 if len(fractionality) and fractionality[index] > _DIVIDED else None
 
-    def shifted_to(self, to: ConfigurationLP) -> tuple[IntArray, IntArray]:
-        """The same as far from the ends of another window, or from what it is around."""
-        ends = [0, to.window.number - self.configuration.window.number]
-        if to.pinned_item is not None:
-            ends.append(to.window.ahead[1] - self.configuration.window.ahead[1])
+    def shifted_to(self, other: ConfigurationLP) -> tuple[IntArray, IntArray]:
+        """Return the columns at equal distances from the ends of another window, or from its pinned
+        micro-batch."""
+        ends = [0, other.window.number - self.configuration.window.number]
+        if other.pinned_item is not None:
+            ends.append(other.window.ahead[1] - self.configuration.window.ahead[1])
         places = np.concatenate([self.places + end for end in ends])
-        cores = np.tile(self.configuration.holds_pinned[self.places], len(ends))
+        holds_pinned = np.tile(self.configuration.holds_pinned[self.places], len(ends))
         rows = np.tile(self.rows, (len(ends), 1))
-        there = (places >= 0) & (places < to.window.number)
-        there[there] = to.holds_pinned[places[there]] == cores[there]
-        return places[there], rows[there]
+        is_valid = (places >= 0) & (places < other.window.number)
+        is_valid[is_valid] = other.holds_pinned[places[is_valid]] == holds_pinned[is_valid]
+        return places[is_valid], rows[is_valid]
 
 
 def improved(
-    filling: ConfigurationLP,
+    configuration: ConfigurationLP,
     mixture: Mixture,
     slope: float,
     rows: IntArray,
-    known: Columns | None,
+    other_columns: Columns | None,
     time_ns: float,
-    enough: float,
+    cutoff_load: float,
 ) -> tuple[PathBound, Mixture, Columns]:
-    """The bound by which least can be done within the time, beginning with what ``mixture`` proves and with
-    what is ``known`` of another window, no better than that less than ``enough`` is done; its mixture, and the
-    contents that do most."""
-    kept = mixture
-    best, found_rows = filling.prove_load_bound(mixture, slope)
-    program = Program.started(filling, np.concatenate([rows, found_rows]), known, time_ns)
-    idle = 0
+    """Improve a mixture by column generation, until the work within the time is below ``cutoff_load`` or it
+    stalls.
+
+    Args:
+        configuration: the configuration LP.
+        mixture: first mixture.
+        slope: first slope.
+        rows: first contents.
+        other_columns: columns of another window.
+        time_ns: time of the replica.
+        cutoff_load: work at which to stop.
+
+    Returns:
+        The bound, its mixture and the columns of the last program.
+    """
+    best_mixture = mixture
+    best, new_rows = configuration.prove_load_bound(mixture, slope)
+    program = Program.started(configuration, np.concatenate([rows, new_rows]), other_columns, time_ns)
+    num_idle = 0
     for _ in range(_ROUNDS):
-        found = program.solve()
-        while found is None and program.time_factor < _MOST_TIMES:
-            # Not even what must be there is done in the time: what proves that is best for longer.
+        solution = program.solve()
+        while solution is None and program.time_factor < _MOST_TIMES:
+            # The smallest contents take too long: a longer time still gives useful duals.
             program.time_factor *= _LONGER
-            found = program.solve()
-        if found is None:
+            solution = program.solve()
+        if solution is None:
             break
-        mixture, slope, most = found
-        left = best.within(time_ns)
-        if left <= max(enough, most * (1.0 + NEAR) if program.time_factor == 1.0 else 0.0) or idle == _IDLE:
+        mixture, slope, lp_load = solution
+        max_load = best.within(time_ns)
+        if (
+            max_load <= max(cutoff_load, lp_load * (1.0 + NEAR) if program.time_factor == 1.0 else 0.0)
+            or num_idle == _IDLE
+        ):
             break
-        drawn = kept.towards(mixture, 1.0 - BACK)
-        bound, rows = filling.prove_load_bound(drawn, BACK * best.slope + (1.0 - BACK) * slope)
-        idle = 0 if bound.within(time_ns) < left * (1.0 - _LITTLE * NEAR) else idle + 1
-        if bound.within(time_ns) < left:
-            best, kept = bound, drawn
+        smoothed = best_mixture.towards(mixture, 1.0 - BACK)
+        bound, rows = configuration.prove_load_bound(smoothed, BACK * best.slope + (1.0 - BACK) * slope)
+        num_idle = 0 if bound.within(time_ns) < max_load * (1.0 - _LITTLE * NEAR) else num_idle + 1
+        if bound.within(time_ns) < max_load:
+            best, best_mixture = bound, smoothed
         program.add_columns(np.arange(len(rows)), rows)
-    return best, kept, program.columns
+    return best, best_mixture, program.columns
 
 
 def worths(
-    filling: ConfigurationLP, start: Start, known: Columns | None, time_ns: float, deadline: float
+    configuration: ConfigurationLP, start: Start, other_columns: Columns | None, time_ns: float, deadline: float
 ) -> FloatArray:
-    """What a sequence of every length [n] is worth, as a load, where the window does all of them in the least
-    time. As far as rounds get until the ``deadline``: any will do."""
-    needed = filling.pricing.items.counts.astype(np.float64)
-    dearest = np.full(len(needed), np.inf)
+    """Return values of the sequences as work, [n], by which the window does the whole workload as slowly as
+    possible, as far as rounds get until the ``deadline``."""
+    needed = configuration.pricing.items.counts.astype(np.float64)
+    max_prices = np.full(len(needed), np.inf)
 
     def value(bound: PriceBound) -> float:
         return bound.at(needed)
 
-    found = optimise_prices(filling, needed, dearest, start, known, time_ns, value, deadline=deadline, near=True)
-    return filling.sequence_loads if found is None else found[0].prices
+    solution = optimise_prices(
+        configuration, needed, max_prices, start, other_columns, time_ns, value, deadline=deadline, near=True
+    )
+    return configuration.sequence_loads if solution is None else solution[0].prices
 
 
 def optimise_prices(
-    filling: ConfigurationLP,
+    configuration: ConfigurationLP,
     needed: FloatArray,
-    dearest: FloatArray,
+    max_prices: FloatArray,
     start: Start,
-    known: Columns | None,
+    other_columns: Columns | None,
     time_ns: float,
     value: Callable[[PriceBound], float],
-    enough: float = float("inf"),
+    cutoff: float = float("inf"),
     deadline: float = float("inf"),
     *,
     near: bool = False,
 ) -> tuple[PriceBound, Start, Columns] | None:
-    """The bound of the most ``value``, up to ``enough`` of it, that is high for ``needed`` [n] sequences at
-    prices of at most ``dearest`` [n], with its mixture, and the contents of the last program, which has a row for
-    every length; none where that has no answer. Beginning with what is ``known`` of another window, until the
-    ``deadline``.
+    """Seek prices of the sequences that prove the longest time, by column generation with a row for every length.
 
-    Prices are sought near the best known ones first, nearer where these are good ones (``near``), which spares
-    most rounds, and further away where there are no better ones.
+    Prices are sought near the best known ones first, nearer if these are good (``near``), which saves most rounds,
+    and further away if there are no better ones.
+
+    Args:
+        configuration: the configuration LP.
+        needed: sequences for which the bound is tight, [n].
+        max_prices: maximum prices, [n].
+        start: first mixture, prices and contents.
+        other_columns: columns of another window.
+        time_ns: unit of time of the program.
+        value: value of a bound.
+        cutoff: value at which to stop.
+        deadline: of ``perf_counter``.
+        near: whether the first prices are good.
+
+    Returns:
+        The bound of the highest value, its mixture and prices, and the columns of the last program; None without a
+            solution.
     """
     width = NARROW if near else _WIDTH
-    program = Program.started(filling, start.rows, known, time_ns)
-    best, rows = filling.prove_price_bound(start.mixture, start.prices)
+    program = Program.started(configuration, start.rows, other_columns, time_ns)
+    best, rows = configuration.prove_price_bound(start.mixture, start.prices)
     program.add_columns(np.arange(len(rows)), rows)
-    drawn, solved = start, False
+    smoothed, is_solved = start, False
     for _ in range(_WHOLE_ROUNDS):
-        low, high = (1.0 - width) * drawn.prices, np.minimum((1.0 + width) * drawn.prices, dearest)
-        found = program.solve_prices(needed, low, high)
-        if found is None:
+        low, high = (1.0 - width) * smoothed.prices, np.minimum((1.0 + width) * smoothed.prices, max_prices)
+        solution = program.solve_prices(needed, low, high)
+        if solution is None:
             break
-        solved = True
-        new, most_ns = drawn.mixed_with(found[0]), found[1]
-        bound, rows = filling.prove_price_bound(new.mixture, new.prices)
-        better = value(bound) > value(best)
-        if better:
-            best, drawn = bound, new
-        if most_ns <= best.at(needed) * (1.0 + NEAR):
-            if inside(found[0].prices, low, high, dearest):
+        is_solved = True
+        candidate, lp_ns = smoothed.mixed_with(solution[0]), solution[1]
+        bound, rows = configuration.prove_price_bound(candidate.mixture, candidate.prices)
+        is_better = value(bound) > value(best)
+        if is_better:
+            best, smoothed = bound, candidate
+        if lp_ns <= best.at(needed) * (1.0 + NEAR):
+            if inside(solution[0].prices, low, high, max_prices):
                 break
-            width *= 1.0 if better else 2.0
-        if value(best) >= enough or time.perf_counter() > deadline or width > WIDEST:
+            width *= 1.0 if is_better else 2.0
+        if value(best) >= cutoff or time.perf_counter() > deadline or width > WIDEST:
             break
         program.add_columns(np.arange(len(rows)), rows)
-    return (best, drawn, program.columns) if solved else None
+    return (best, smoothed, program.columns) if is_solved else None
 
 
-def inside(prices: FloatArray, low: FloatArray, high: FloatArray, dearest: FloatArray | float = np.inf) -> bool:
-    """Whether none of the prices [n] is at the end of its interval, but at the ``dearest``: others would be no
-    better."""
-    return bool(((prices * _INSIDE > low) & ((prices < high * _INSIDE) | (high >= dearest))).all())
+def inside(prices: FloatArray, low: FloatArray, high: FloatArray, max_prices: FloatArray | float = np.inf) -> bool:
+    """Return whether all prices [n] are inside of their box, or at their absolute maximum, so that a wider box
+    gains nothing."""
+    return bool(((prices * _INSIDE > low) & ((prices < high * _INSIDE) | (high >= max_prices))).all())
 
 
 class Program:
-    """The program of the module over some contents, in units of the time."""
+    """The restricted program over some contents, in units of the time."""
 
-    def __init__(self, filling: ConfigurationLP, graph: Graph, time_ns: float) -> None:
-        self.configuration, self.graph, self.time_ns = filling, graph, time_ns
-        # How many times the time may be taken.
+    def __init__(self, configuration: ConfigurationLP, graph: Graph, time_ns: float) -> None:
+        self.configuration, self.graph, self.time_ns = configuration, graph, time_ns
+        # Factor on the time.
         self.time_factor = 1.0
-        number, contents = filling.window.number, filling.pricing
-        begin, end = filling.window.there
-        # The least that every micro-batch may hold, but for a core.
-        self.places = np.flatnonzero(~filling.holds_pinned)
-        rows = np.zeros((number, len(contents.items.sizes)), dtype=np.int64)
-        rows[begin:end, np.flatnonzero(contents.items.fits)[0]] = 1
+        number, pricing = configuration.window.number, configuration.pricing
+        begin, end = configuration.window.there
+        # The smallest contents of every micro-batch, except pinned ones.
+        self.places = np.flatnonzero(~configuration.holds_pinned)
+        rows = np.zeros((number, len(pricing.items.sizes)), dtype=np.int64)
+        rows[begin:end, np.flatnonzero(pricing.items.fits)[0]] = 1
         self.rows = rows[self.places]
-        # Those that stand for any number hold any number of single sequences.
+        # Merged micro-batches hold any number of single sequences.
         self.merged = np.zeros(number, dtype=bool)
-        self.merged[filling.window.merged] = True
+        self.merged[configuration.window.merged] = True
         self.num_whole = int((~self.merged).sum())
-        singles = np.diag(contents.items.fits.astype(np.int64))[contents.items.fits]
-        kept, merged = ~self.merged[self.places], np.flatnonzero(self.merged)
-        self.places = np.concatenate([self.places[kept], np.repeat(merged, len(singles))])
-        self.rows = np.concatenate([self.rows[kept], np.tile(singles, (len(merged), 1))])
+        singles = np.diag(pricing.items.fits.astype(np.int64))[pricing.items.fits]
+        is_kept, merged = ~self.merged[self.places], np.flatnonzero(self.merged)
+        self.places = np.concatenate([self.places[is_kept], np.repeat(merged, len(singles))])
+        self.rows = np.concatenate([self.rows[is_kept], np.tile(singles, (len(merged), 1))])
         micro_batch = graph.micro_batch[graph.heads]
-        # What an arc and its head take of the times of contents; transfers of those that are there.
+        # Weights of an arc and its head on the times of contents; optional micro-batches have no transfers.
         self.parts = graph.parts
         self.parts[(micro_batch < begin) | (micro_batch >= end), 3] = 0.0
         self.used, self.shares = np.zeros(0, dtype=np.int64), np.zeros(0)
-        self.arcs = [np.flatnonzero(micro_batch == place) for place in range(number)]
+        self.arcs = [np.flatnonzero(micro_batch == index) for index in range(number)]
 
     @staticmethod
-    def started(filling: ConfigurationLP, rows: IntArray, known: Columns | None, time_ns: float) -> Program:
-        """Of some contents [v, n] (or several times so many), of what is ``known`` of another window, and of the
-        fullest ones, so that time is what limits the load."""
-        program = Program(filling, Graph.of(filling.num_stages, filling.window), time_ns)
-        program.add_columns(np.arange(len(rows)) % filling.window.number, rows)
-        program.add_columns(np.arange(filling.window.number), filling.fullest_contents)
-        if known is not None:
-            program.add_columns(*known.shifted_to(filling))
+    def started(
+        configuration: ConfigurationLP, rows: IntArray, other_columns: Columns | None, time_ns: float
+    ) -> Program:
+        """Build the program with contents [v, n] (or several of each), those of another window, and the fullest
+        ones, so that time limits the work."""
+        program = Program(configuration, Graph.of(configuration.num_stages, configuration.window), time_ns)
+        program.add_columns(np.arange(len(rows)) % configuration.window.number, rows)
+        program.add_columns(np.arange(configuration.window.number), configuration.fullest_contents)
+        if other_columns is not None:
+            program.add_columns(*other_columns.shifted_to(configuration))
         return program
 
     def add_columns(self, places: IntArray, rows: IntArray) -> None:
-        """Contents [c, n] of micro-batches at ``places`` [c], which their neighbours may have, too, but for those
-        that these may not have."""
-        filling, kinds = self.configuration, self.configuration.pin_states
-        able = filling.allows(places, rows)
-        places, rows = places[able], rows[able]
+        """Add contents [c, n] of the micro-batches ``places`` [c] and of their neighbours, as far as they may have
+        them."""
+        configuration, pin_states = self.configuration, self.configuration.pin_states
+        is_allowed = configuration.allows(places, rows)
+        places, rows = places[is_allowed], rows[is_allowed]
         for step in (-1, 0, 1):
-            others = places + step
-            there = (others >= 0) & (others < len(kinds))
-            there[there] = (kinds[others[there]] == kinds[places[there]]) & ~self.merged[others[there]]
-            self.places = np.append(self.places, others[there])
-            self.rows = np.concatenate([self.rows, rows[there]])
+            neighbours = places + step
+            is_valid = (neighbours >= 0) & (neighbours < len(pin_states))
+            is_valid[is_valid] = (pin_states[neighbours[is_valid]] == pin_states[places[is_valid]]) & ~self.merged[
+                neighbours[is_valid]
+            ]
+            self.places = np.append(self.places, neighbours[is_valid])
+            self.rows = np.concatenate([self.rows, rows[is_valid]])
 
     @property
     def columns(self) -> Columns:
-        """Those of the last answer."""
+        """Columns of the last solution."""
         return Columns(self.configuration, self.places[self.used], self.rows[self.used], self.shares)
 
     def solve(self) -> tuple[Mixture, float, float] | None:
-        """The mixture, the slope, and the load that these contents do at most; none where they take too long."""
+        """Return the mixture, the slope, and the maximum work of these contents; None if they take too long."""
         nodes, columns = len(self.graph.kinds), len(self.places)
-        each = self.rows @ self.configuration.sequence_loads / self.time_ns
-        ends = np.concatenate([np.full(nodes - 1, np.inf), [self.time_factor], np.full(columns, np.inf)])
+        loads = self.rows @ self.configuration.sequence_loads / self.time_ns
+        high = np.concatenate([np.full(nodes - 1, np.inf), [self.time_factor], np.full(columns, np.inf)])
         answer = glop.least(
-            np.concatenate([np.zeros(nodes), -each]),
+            np.concatenate([np.zeros(nodes), -loads]),
             (glop.Entries.of(*self.path_rows()), np.zeros(len(self.parts))),
             (self.convexity_rows(), np.ones(self.num_whole)),
-            high=ends,
+            high=high,
         )
         if answer is None:
             return None
@@ -267,53 +307,57 @@ class Program:
         return self.mixture(answer.at_most), 1.0 / per_time, -answer.value * self.time_ns
 
     def solve_prices(self, needed: FloatArray, low: FloatArray, high: FloatArray) -> tuple[Start, float] | None:
-        """The mixture and the prices of every length [n] ns, between ``low`` and ``high``, at which these contents
-        take most for the ``needed`` [n] sequences, and that, ns: what they do not hold costs the high price, and
-        what they hold beyond it is worth the low one."""
+        """Return the mixture and the prices [n] between ``low`` and ``high`` by which these contents take longest
+        for ``needed`` [n] sequences, and that time in ns.
+
+        A shortage costs the high price, and a surplus is worth the low one.
+        """
         nodes, columns = len(self.graph.kinds), len(self.places)
         arcs, lengths = len(self.parts), np.arange(len(needed))
         cost = np.concatenate([np.zeros(nodes), -self.rows @ low, high - low]) / self.time_ns
         cost[nodes - 1] = 1.0
-        # Of what stands for any number of micro-batches at most all there is.
-        ends, merged = np.full(len(cost), np.inf), self.merged[self.places]
-        ends[nodes : nodes + columns][merged] = self.rows[merged] @ self.configuration.pricing.items.counts
+        # Merged micro-batches hold at most all sequences.
+        upper, merged = np.full(len(cost), np.inf), self.merged[self.places]
+        upper[nodes : nodes + columns][merged] = self.rows[merged] @ self.configuration.pricing.items.counts
         content, length = np.nonzero(self.rows)
-        held = arcs + length, nodes + content, -self.rows[content, length].astype(np.float64)
-        missing = arcs + lengths, nodes + columns + lengths, -np.ones(len(lengths))
-        rows = glop.Entries.of(*self.path_rows(), held, missing)
+        held_entries = arcs + length, nodes + content, -self.rows[content, length].astype(np.float64)
+        shortage_entries = arcs + lengths, nodes + columns + lengths, -np.ones(len(lengths))
+        rows = glop.Entries.of(*self.path_rows(), held_entries, shortage_entries)
         sides = -np.concatenate([np.zeros(arcs), needed])
-        answer = glop.least(cost, (rows, sides), (self.convexity_rows(), np.ones(self.num_whole)), high=ends)
+        answer = glop.least(cost, (rows, sides), (self.convexity_rows(), np.ones(self.num_whole)), high=upper)
         if answer is None:
             return None
         self._use(answer.values[nodes : nodes + columns])
         prices = low + np.maximum(0.0, -answer.at_most[arcs:]) * self.time_ns
-        most_ns = answer.value * self.time_ns + float(low @ needed)
-        return Start(self.mixture(answer.at_most), prices, self.rows), most_ns
+        time_ns = answer.value * self.time_ns + float(low @ needed)
+        return Start(self.mixture(answer.at_most), prices, self.rows), time_ns
 
     def _use(self, shares: FloatArray) -> None:
-        """The contents of an answer."""
+        """Record the contents of a solution."""
         self.used = np.flatnonzero(shares > 0.0)
         self.shares = shares[self.used]
 
     def mixture(self, prices: FloatArray) -> Mixture:
-        """That of the ``prices`` of rows, of which those of the paths are the first."""
+        """Return the mixture of the rows' dual values, of which those of the paths come first."""
         return self.graph.mixture(np.maximum(0.0, -prices[: len(self.parts)]), self.configuration.window)
 
     def convexity_rows(self) -> glop.Entries:
-        """Rows by which every micro-batch is one, but for those that stand for any number."""
-        kept, row = np.flatnonzero(~self.merged[self.places]), np.cumsum(~self.merged) - 1
-        return glop.Entries(row[self.places[kept]], len(self.graph.kinds) + kept, np.ones(len(kept)))
+        """Return the rows by which the shares of every micro-batch add up to one, except for merged ones."""
+        columns, row = np.flatnonzero(~self.merged[self.places]), np.cumsum(~self.merged) - 1
+        return glop.Entries(row[self.places[columns]], len(self.graph.kinds) + columns, np.ones(len(columns)))
 
     def path_rows(self) -> list[tuple[IntArray, IntArray, FloatArray]]:
-        """Rows by which what is behind an arc ends no earlier than it may."""
+        """Return the rows by which the head of an arc ends no earlier than its tail plus the work between."""
         graph, nodes = self.graph, len(self.graph.kinds)
         arcs, inner = np.arange(len(graph.tails)), np.flatnonzero(graph.tails >= 0)
         times = self.configuration.pricing.times(self.rows) / self.time_ns
         merged = self.merged[self.places]
         times[merged, 0] = self.rows[merged] @ self.configuration.last_stage_ns / self.time_ns
-        found = [(arcs, graph.heads, -np.ones(len(arcs))), (inner, graph.tails[inner], np.ones(len(inner)))]
-        for place, own in enumerate(self.arcs):
-            held = np.flatnonzero(self.places == place)
-            taken = self.parts[own] @ times[held].T
-            found.append((np.repeat(own, len(held)), np.tile(nodes + held, len(own)), taken.ravel()))
-        return found
+        entries = [(arcs, graph.heads, -np.ones(len(arcs))), (inner, graph.tails[inner], np.ones(len(inner)))]
+        for index, own_arcs in enumerate(self.arcs):
+            columns = np.flatnonzero(self.places == index)
+            weighted = self.parts[own_arcs] @ times[columns].T
+            entries.append(
+                (np.repeat(own_arcs, len(columns)), np.tile(nodes + columns, len(own_arcs)), weighted.ravel())
+            )
+        return entries

@@ -1,19 +1,18 @@
-"""What a pipeline of one replica takes at least with the longest sequences in it for sure: programs of whole ones.
+"""Configuration programs of a pipeline of one replica that must hold the longest sequences.
 
-What fits under no other strategy of a set runs under the one that holds it. ``forced_pipelines`` puts the longest
-few of such sequences into places in every way; here are all of them, in configuration programs (``filling``) of
-windows around the longest. The dual of such a program is a mixture of paths, and a price for every sequence, which
-prove
+Sequences that fit under only one strategy of a set run under it. ``exclusive_pipelines`` assigns the longest few
+of them to positions in every way; here all of them are in configuration LPs (``configuration_lp``) of windows
+around the longest. The dual of such a program is a mixture of paths and a price for every sequence, which prove
 
     time >= sum_m min_x (weights of m on the mixture . times of x - prices . x) + prices . held
 
-for whatever is held. Those that are there for sure may have any price. The others may be elsewhere, where they are
-of some worth: with prices of no more than that, the bound of all of them together is one of this group and of what
-it leaves to others. They are *loose*: by grains of a few kinds, each with the least attention of its sequences.
+for any sequences that are held. Exclusive sequences may have any price. The others may be elsewhere, at some cost:
+with prices of at most that, the bound of all of them together is one of this group and of what it leaves to
+others. They are *loose*: by quanta of a few kinds, each with the minimum attention of its sequences.
 
-All numbers of micro-batches around the longest are covered by windows, each with prices of its own. For n_k others
-of which a window has the price p_k, and another one a higher price q_k, p_k x_k >= q_k x_k - (q_k - p_k) n_k: so
-the highest prices hold for all windows, with the least bound of all n.
+Windows cover all numbers of micro-batches around the longest, each with its own prices. For n_k others for which a
+window has the price p_k, and another one a higher price q_k, p_k x_k >= q_k x_k - (q_k - p_k) n_k: so the highest
+prices hold for all windows, with the lowest bound of all n.
 """
 
 from __future__ import annotations
@@ -33,145 +32,154 @@ from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, Pinne
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray
 
-# From so many micro-batches on, ahead or behind, windows are open.
+# Number of micro-batches, ahead or behind, from which windows are open.
 _OPEN = 8
-# Kinds of loose sequences end at these parts of the longest.
+# Upper ends of the kinds of loose sequences, as shares of the longest.
 _KINDS = (0.1, 0.2, 0.4, 0.7, 1.0)
-# Mixes of stages in the programs of real loads that these begin with.
+# Number of stage mixes in programs of divisible loads.
 _MIXES = 2
-# What sums of floats may add.
+# Factor that covers the rounding of float sums.
 _SAFETY = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class _Piece:
-    """A window, what is known of it, and with what a program of it begins; whether it had one, and the contents of
-    the last one, perhaps of other worths."""
+class _Node:
+    """A window with its bound, the start of its program, and the columns of its last one."""
 
     configuration: ConfigurationLP
     bound: PriceBound
     start: Start
     solved: bool = False
+    """Whether its program was solved."""
     columns: Columns | None = None
+    """Columns, perhaps for other prices."""
 
 
 class ExclusiveProgram:
-    """Bounds of groups that hold all sequences from length number ``first`` on, where others are of ``worths`` [n]
-    elsewhere, ns."""
+    """Bounds of groups that hold all sequences from length index ``first`` on, while others cost ``other_costs``
+    [n] elsewhere, ns."""
 
     def __init__(
-        self, loads: PipelineWorkBound, contents: MicroBatchPricing, first: int, worths: FloatArray
+        self, work_bound: PipelineWorkBound, pricing: MicroBatchPricing, first: int, other_costs: FloatArray
     ) -> None:
-        """``loads`` and ``contents`` are those of a pipeline of one replica beside other strategies, which holds
-        the longest sequence of all."""
-        self.work_bound, self.items, self.first = loads, contents.items, first
-        sizes = contents.items.sizes
+        """Start with windows of divisible loads.
+
+        Args:
+        work_bound: work bound of a pipeline of one replica with shared memory, which holds the longest sequence.
+        pricing: pricing problem of its micro-batches.
+        first: first exclusive length index.
+        other_costs: costs elsewhere, [n] ns.
+        """
+        self.work_bound, self.items, self.first = work_bound, pricing.items, first
+        sizes = pricing.items.sizes
         ends = np.array(_KINDS) * int(sizes[:first].max(initial=1))
         self.kinds = np.unique(np.searchsorted(ends, sizes[:first]), return_inverse=True)[1]
-        number = int(self.kinds.max(initial=-1)) + 1
-        each = loads.stages.last[:first] / sizes[:first]
-        of_kinds = [self.kinds == one for one in range(number)]
-        self.pricing = contents.with_loose_quanta(self.kinds)
+        num_kinds = int(self.kinds.max(initial=-1)) + 1
+        ns_per_quantum = work_bound.stages.last[:first] / sizes[:first]
+        is_of_kind = [self.kinds == kind for kind in range(num_kinds)]
+        self.pricing = pricing.with_loose_quanta(self.kinds)
         self.needed = self.pricing.items.counts.astype(np.float64)
-        self.last = np.append([each[one].min() for one in of_kinds], loads.stages.last[first:])
+        self.last = np.append([ns_per_quantum[kind].min() for kind in is_of_kind], work_bound.stages.last[first:])
         self.columns: Columns | None = None
-        self.other_costs, self.max_prices = self._worth(worths)
+        self.other_costs, self.max_prices = self._worth(other_costs)
         self.nodes = [self._piece(window) for window in _windows()]
 
-    def _worth(self, worths: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """What others are worth elsewhere, and a grain of every kind at most; those that are held may have any
-        price."""
-        worths = worths[: self.first]
-        each = worths / self.items.sizes[: self.first]
-        dearest = [each[self.kinds == one].max() for one in range(self.pricing.items.num_loose)]
-        return worths, np.append(dearest, np.full(len(self.needed) - len(dearest), np.inf))
+    def _worth(self, other_costs: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the costs of others elsewhere, and the maximum prices per quantum of every kind; exclusive
+        sequences may have any price."""
+        other_costs = other_costs[: self.first]
+        cost_per_quantum = other_costs / self.items.sizes[: self.first]
+        max_prices = [cost_per_quantum[self.kinds == kind].max() for kind in range(self.pricing.items.num_loose)]
+        return other_costs, np.append(max_prices, np.full(len(self.needed) - len(max_prices), np.inf))
 
-    def with_other_costs(self, worths: FloatArray) -> ExclusiveProgram:
-        """The same where others are of these ``worths``. What is proved holds there, too: lower prices leave a
-        window no less. Programs begin with what the last ones gave."""
-        if np.array_equal(worths[: self.first], self.other_costs):
+    def with_other_costs(self, other_costs: FloatArray) -> ExclusiveProgram:
+        """Return the program for other costs elsewhere.
+
+        Its bounds stay valid, as lower prices leave a window no less. Programs begin with the last solutions.
+        """
+        if np.array_equal(other_costs[: self.first], self.other_costs):
             return self
-        found = copy(self)
-        found.other_costs, found.max_prices = self._worth(worths)
-        found.nodes = [replace(one, solved=False) for one in self.nodes]
-        return found
+        program = copy(self)
+        program.other_costs, program.max_prices = self._worth(other_costs)
+        program.nodes = [replace(node, solved=False) for node in self.nodes]
+        return program
 
     @property
     def bound_ns(self) -> float:
-        """What a group takes at least where all that it does not hold costs its worth."""
-        return min(self._value(one.bound) for one in self.nodes)
+        """Minimum time of a group if everything that it does not hold costs its price elsewhere."""
+        return min(self._value(node.bound) for node in self.nodes)
 
     @property
     def bounds(self) -> LinearBounds:
-        """By what else a group holds."""
-        shares = np.max([self._shares(one.bound) for one in self.nodes], axis=0)
-        # A lower price is the highest one for all there is, and less by a constant.
+        """Linear bound by the other sequences that a group holds."""
+        shares = np.max([self._shares(node.bound) for node in self.nodes], axis=0)
+        # A lower price is the highest one less a constant for all sequences.
         constant = self.bound_ns - float(shares @ self.items.counts[: self.first])
         shares = np.append(shares, np.zeros(len(self.items.sizes) - self.first))
         return LinearBounds(shares[None] * _SAFETY, np.array([constant - abs(constant) * (1.0 - _SAFETY)]))
 
     def _shares(self, bound: PriceBound) -> FloatArray:
-        """What others take at least by a bound, but no more than they are worth, ns."""
+        """Return the minimum times of others by a bound, at most their costs elsewhere, ns."""
         return np.minimum(bound.prices[self.kinds] * self.items.sizes[: self.first], self.other_costs)
 
     def _value(self, bound: PriceBound) -> float:
-        """What it says where all that a group does not hold costs its worth, ns."""
-        loose = self.pricing.items.num_loose
-        held = float(bound.prices[loose:] @ self.needed[loose:])
-        return bound.constant + held + float(self._shares(bound) @ self.items.counts[: self.first])
+        """Return the value of a bound if everything that a group does not hold costs its price elsewhere, ns."""
+        num_loose = self.pricing.items.num_loose
+        exclusive_ns = float(bound.prices[num_loose:] @ self.needed[num_loose:])
+        return bound.constant + exclusive_ns + float(self._shares(bound) @ self.items.counts[: self.first])
 
     def run(self, cutoff_ns: float, deadline: float) -> bool:
-        """Look at windows that give least, until all give so much, or the ``deadline``; whether there is more to
-        look at."""
+        """Refine the windows of the lowest value until all reach the cutoff, or the ``deadline``; return whether
+        more can be gained."""
         while time.perf_counter() < deadline:
-            worst = min(self.nodes, key=lambda one: self._value(one.bound))
-            if self._value(worst.bound) >= cutoff_ns:
+            lowest = min(self.nodes, key=lambda node: self._value(node.bound))
+            if self._value(lowest.bound) >= cutoff_ns:
                 return False
-            parts = halved(worst.configuration.window) if worst.solved else (worst.configuration.window,)
-            if not parts:
+            windows = halved(lowest.configuration.window) if lowest.solved else (lowest.configuration.window,)
+            if not windows:
                 return False
-            self.nodes.remove(worst)
-            if worst.solved:
-                self.nodes += [replace(self._piece(window), bound=worst.bound) for window in parts]
+            self.nodes.remove(lowest)
+            if lowest.solved:
+                self.nodes += [replace(self._piece(window), bound=lowest.bound) for window in windows]
             else:
-                self.nodes.append(self._solved(worst, cutoff_ns, deadline))
+                self.nodes.append(self._solved(lowest, cutoff_ns, deadline))
         return True
 
-    def _solved(self, piece: _Piece, cutoff_ns: float, deadline: float) -> _Piece:
-        """With the bound of a program."""
-        found = optimise_prices(
-            piece.configuration,
+    def _solved(self, node: _Node, cutoff_ns: float, deadline: float) -> _Node:
+        """Return the node with the bound of its program."""
+        solution = optimise_prices(
+            node.configuration,
             self.needed,
             self.max_prices,
-            replace(piece.start, prices=np.minimum(piece.start.prices, self.max_prices)),
-            piece.columns or self.columns,
+            replace(node.start, prices=np.minimum(node.start.prices, self.max_prices)),
+            node.columns or self.columns,
             float(self.last @ self.needed),
             self._value,
             cutoff_ns,
             deadline,
-            near=piece.columns is not None,
+            near=node.columns is not None,
         )
-        if found is None:
-            return replace(piece, solved=True)
-        bound, start, self.columns = found
-        better = max(bound, piece.bound, key=self._value)
-        return replace(piece, bound=better, start=start, solved=True, columns=self.columns)
+        if solution is None:
+            return replace(node, solved=True)
+        bound, start, self.columns = solution
+        best_bound = max(bound, node.bound, key=self._value)
+        return replace(node, bound=best_bound, start=start, solved=True, columns=self.columns)
 
-    def _piece(self, window: Window) -> _Piece:
-        """A window with what real loads tell."""
-        loads, load = self.work_bound, float(self.last @ self.needed)
-        filling = ConfigurationLP(
-            self.pricing, self.last, self.last, loads.num_stages, window, PinnedItem(len(self.last) - 1)
+    def _piece(self, window: Window) -> _Node:
+        """Return a window with the bound of divisible loads."""
+        work_bound, load = self.work_bound, float(self.last @ self.needed)
+        configuration = ConfigurationLP(
+            self.pricing, self.last, self.last, work_bound.num_stages, window, PinnedItem(len(self.last) - 1)
         )
-        stages = loads.stages.with_kinds(_MIXES)
-        mixture = best_mixture(stages, loads.num_stages, window, load, float(self.last[-1]))
+        stages = work_bound.stages.with_kinds(_MIXES)
+        mixture = best_mixture(stages, work_bound.num_stages, window, load, float(self.last[-1]))
         prices = np.minimum(self.last, self.max_prices)
-        bound, rows = filling.prove_price_bound(mixture, prices)
-        return _Piece(filling, bound, Start(mixture, prices, rows))
+        bound, rows = configuration.prove_price_bound(mixture, prices)
+        return _Node(configuration, bound, Start(mixture, prices, rows))
 
 
 def _windows() -> list[Window]:
-    """Windows that cover all numbers."""
+    """Return windows that cover all numbers."""
     inside, beyond = ((0, _OPEN - 1), False), ((_OPEN, _OPEN), True)
     sides = (inside, beyond)
-    return [Window(one[0], other[0], (one[1], other[1])) for one in sides for other in sides]
+    return [Window(ahead[0], behind[0], (ahead[1], behind[1])) for ahead in sides for behind in sides]

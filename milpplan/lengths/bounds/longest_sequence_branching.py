@@ -1,25 +1,25 @@
-"""A pipeline's bound by the longest sequence of every replica.
+"""A pipeline's bound by branching on the longest sequence of every replica.
 
-Whether D replicas can do a workload within a time Z is in ``filled`` the question of what one with the longest
-sequence does, and D - 1 others. But every replica has a longest sequence, its *leader*, around which stages wait,
-and not all of the others lead with short ones: sequences longer than a leader are elsewhere. So replicas are told
-apart by their leaders, in classes c of lengths. One led by class c does no more than V_c(Z), which windows around
-a micro-batch with such a sequence leave for contents without longer ones. In the order of their leaders, the
-longest first, replicas 1 to i - 1 hold all sequences that are longer than those of the class of replica i:
+Whether D replicas can do a workload within a time Z is decided in ``configuration_bound`` by one replica with the
+longest sequence and D - 1 others. But every replica has a longest sequence, around which stages wait, and not all
+of the others have a short one: longer sequences are elsewhere. So replicas are divided into classes c by the
+length of their longest sequence. A replica of class c does no more than V_c(Z), by windows around a micro-batch
+with such a sequence and without longer ones. In descending order of their longest sequence replicas 1 to i - 1
+hold all sequences that are longer than those of the class of replica i:
 
-    V_c1 + ... + V_c(i-1) >= load of all classes above ci,        V_c1 + ... + V_cD >= load of all,
+    V_c1 + ... + V_c(i-1) >= work of all classes above ci,        V_c1 + ... + V_cD >= work of all,
 
-and they are as many as these sequences need at least (``together``). If no chain of classes (``leader_chains``)
-has that, Z is too short.
+and they are at least as many as these sequences need (``min_replicas``). If no assignment of classes
+(``class_assignments``) satisfies that, Z is too short.
 
-**Prices of chains.** V_c counts what is done most cheaply, of all classes the same sequences. What is true of
-loads is true whatever sequences are worth: so the windows that do most in the chain that does most are asked
-together for the prices by which they do least of the workload (``chain_programs``), and chains are looked at with
-these worths, too; windows that do most then join, and are asked again.
+**Dual values.** V_c counts the work that is done most cheaply, in all classes the same sequences. The inequalities
+hold for any value of the sequences as work. So the windows that do most in the loosest assignment give a
+restricted master problem for the values by which they do the smallest part of the workload
+(``restricted_master``), and assignments are checked with these values, too. Windows that then do most join it.
 
-**More than one.** Programs share out what a micro-batch holds, the second long sequence of a replica among all of
-them, where it makes no stage wait. A leader is the foremost of its class, and windows are parted by whether the
-micro-batch of which programs share one out most holds one, too.
+**Second long sequence.** The LP divides the second long sequence of a replica among all its micro-batches, where
+it makes no stage wait. So the window is around the foremost sequence of the class, and branches on whether the
+micro-batch with the most fractional second one holds it.
 """
 
 from __future__ import annotations
@@ -42,112 +42,142 @@ from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_ma
 from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
-# Classes begin at these parts of the load of the longest sequence: around shorter ones stages wait no longer.
+# Shares of the longest sequence's work at which classes begin: around shorter ones stages wait no longer.
 _EDGES = (0.55, 0.7, 0.8, 0.9)
-# Programs of real loads for a class.
+# Number of programs of divisible loads for a class.
 _EFFORT = 30
-# Halvings of the interval of the bound, and how much longer an interval is looked at first.
+# Number of halvings of the bound's interval, and the factor between the first trial times.
 _HALVINGS, _LONGER = 14, 1.01
-# Where a time for which nothing more is to be had is so near what is proved, nothing more is tried.
+# Ratio of the smallest failed time to the bound at which the search ends.
 _NEAR = 1.002
-# Micro-batches of which it is told whether they hold a long sequence, too.
+# Maximum number of branching decisions on a window.
 _MOST_TOLD = 12
-# Of a leader's load that a replica has at least, whatever sums of floats may lose.
+# Relative slack that keeps float sums on the safe side of a replica's minimum work.
 _SAFETY = 1.0 - 1e-6
 _NONE = -np.inf
-# All of more micro-batches than programs of all of them are for.
+# Window for more than 63 micro-batches on either side of the longest; bounded by the last stage's work only.
 _MANY = Window((0, 0), (63, 63), (False, True))
-# Seconds in which it is asked what sequences are worth for a chain, how often that is, and what a sequence is
-# worth at least of what it was before.
+# Seconds per search of dual values, number of searches, and the minimum ratio of a value to the one before.
 _ASK_S, _ASKED, _LEAST_WORTH = 4.0, 12, 0.5
 
 Classes = list[tuple[int, int]]
-"""Of lengths: from which number on, up to one before which."""
+"""First length index of each class, and the index after its last one."""
 
 
 Coverings = dict[int, tuple[tuple[WindowTree, ...], ...]]
-"""By class: sides that cover all replicas that it leads, in one way or another."""
+"""By class: collections of trees, each of which covers all replicas of the class."""
 
 
 @dataclass(eq=False)
 class ReplicaClassBound:
-    """What replicas led by each class do at most, by one of some ``ways`` to cover them, as loads by a measure: at
-    least that of a leader, ``least`` [C] (its own is there); all sequences longer than those of a class are
-    ``above`` [C]. ``windows``: those by which sequences are worth so much; ``looked_at``: how often, by class."""
+    """Maximum work of a replica of each class, in one measure of the sequences."""
 
     duals: Duals
+    """Values of the sequences as work."""
     coverings: Coverings
+    """Trees by class."""
     least: FloatArray
+    """Minimum work of a replica of the class, [C]: that of its longest sequence."""
     above: FloatArray
+    """Work of all sequences that are longer than those of the class, [C]."""
     windows: tuple[ClassWindow, ...] = ()
+    """Windows of the restricted master that gave the values."""
     num_visits: Counter[int] = field(default_factory=Counter)
+    """Number of refinements by class."""
 
     @staticmethod
     def of(
-        measure: Duals, classes: Classes, ways: Coverings, windows: tuple[ClassWindow, ...] = ()
+        duals: Duals, classes: Classes, coverings: Coverings, windows: tuple[ClassWindow, ...] = ()
     ) -> ReplicaClassBound:
-        """By a measure."""
-        each, counts = measure.sequence_loads, measure.counts
-        least = [float(each[first:end].min()) * _SAFETY for first, end in classes]
-        above = [float(counts[end:] @ each[end:]) for _, end in classes]
-        return ReplicaClassBound(measure, ways, np.array(least), np.array(above), windows)
+        """Build the bound in a measure of the sequences."""
+        sequence_loads, counts = duals.sequence_loads, duals.counts
+        min_load = [float(sequence_loads[first:end].min()) * _SAFETY for first, end in classes]
+        above = [float(counts[end:] @ sequence_loads[end:]) for _, end in classes]
+        return ReplicaClassBound(duals, coverings, np.array(min_load), np.array(above), windows)
 
-    def loosest_nodes(self, place: int, time_ns: float) -> list[tuple[WindowTree, WindowNode]]:
-        """The piece of a class that leaves most for a time, by every way, the way that leaves least first."""
-        found = [[(side, side.loosest(time_ns)) for side in way] for way in self.coverings[place]]
-        most = [max(way, key=lambda one: one[1].max_load(time_ns)) for way in found]
-        return sorted(most, key=lambda one: one[1].max_load(time_ns))
+    def loosest_nodes(self, index: int, time_ns: float) -> list[tuple[WindowTree, WindowNode]]:
+        """Return the loosest node of a class within a time, by every covering, the tightest covering first."""
+        pairs = [[(tree, tree.loosest(time_ns)) for tree in covering] for covering in self.coverings[index]]
+        loosest = [max(covering, key=lambda pair: pair[1].max_load(time_ns)) for covering in pairs]
+        return sorted(loosest, key=lambda pair: pair[1].max_load(time_ns))
 
-    def least_visited(self, chain: IntArray | FloatArray) -> list[int]:
-        """The classes of a chain, first those that lead more replicas, and were looked at less."""
-        return sorted(np.flatnonzero(chain).tolist(), key=lambda at: float(self.num_visits[at] / chain[at]))
+    def least_visited(self, assignment: IntArray | FloatArray) -> list[int]:
+        """Return the classes of an assignment, first those with more replicas and fewer visits."""
+        return sorted(
+            np.flatnonzero(assignment).tolist(),
+            key=lambda index: float(self.num_visits[index] / assignment[index]),
+        )
 
-    def max_load(self, place: int, time_ns: float) -> float:
-        """What a replica led by a class does at most, as a load; ``-inf`` where there is none."""
-        left = self.loosest_nodes(place, time_ns)[0][1].max_load(time_ns)
-        return left if left >= self.least[place] else _NONE
+    def max_load(self, index: int, time_ns: float) -> float:
+        """Return the maximum work of a replica of a class within a time; ``-inf`` if there is no such replica."""
+        load = self.loosest_nodes(index, time_ns)[0][1].max_load(time_ns)
+        return load if load >= self.least[index] else _NONE
 
-    def with_duals(self, measure: Duals, classes: Classes, windows: tuple[ClassWindow, ...]) -> ReplicaClassBound:
-        """The same with other worths of sequences, with mixtures of some ``windows``."""
-        every = {side for ways in self.coverings.values() for way in ways for side in way}
-        copies = {side: copied(side, measure, self.duals) for side in every}
-        ways = {
-            place: tuple(tuple(copies[side] for side in way) for way in of) for place, of in self.coverings.items()
+    def with_duals(self, duals: Duals, classes: Classes, windows: tuple[ClassWindow, ...]) -> ReplicaClassBound:
+        """Return the bound in another measure, with the mixtures of some ``windows``."""
+        trees = {
+            tree for covering_sets in self.coverings.values() for covering in covering_sets for tree in covering
         }
-        for one in windows:
-            begin({side for way in ways[one.length_class] for side in way}, one)
-        return ReplicaClassBound.of(measure, classes, ways, windows)
+        copy_of = {tree: copied(tree, duals, self.duals) for tree in trees}
+        covering_sets = {
+            index: tuple(tuple(copy_of[tree] for tree in covering) for covering in old_coverings)
+            for index, old_coverings in self.coverings.items()
+        }
+        for window in windows:
+            begin({tree for covering in covering_sets[window.length_class] for tree in covering}, window)
+        return ReplicaClassBound.of(duals, classes, covering_sets, windows)
 
 
 class LongestSequenceBranching:
-    """Bounds of a pipeline of several replicas; ``done`` where nothing more is to be had."""
+    """Bounds of a pipeline of several replicas; ``done`` if nothing more can be gained."""
 
-    def __init__(self, filled: ConfigurationBound, time_ns: float) -> None:
-        """Beyond ``filled``, of which nothing changes any more; for about a time of a replica."""
-        self.configuration_bound, self.done, self.bound_ns = filled, False, filled.loads.workload_bound_ns
-        # The least time for which nothing more is to be had.
+    def __init__(self, configuration_bound: ConfigurationBound, time_ns: float) -> None:
+        """Divide the replicas into classes.
+
+        Args:
+        configuration_bound: configuration bound, which no longer changes.
+        time_ns: approximate time of a replica.
+        """
+        self.configuration_bound, self.done, self.bound_ns = (
+            configuration_bound,
+            False,
+            configuration_bound.loads.workload_bound_ns,
+        )
+        # The shortest time that could not be excluded.
         self.failed_ns = np.inf
-        last, counts = filled.work_bound.stages.last, filled.duals.counts
-        # Of what fits.
-        number = int(np.flatnonzero(filled.full_pricing.items.fits)[-1]) + 1
+        last, counts = configuration_bound.work_bound.stages.last, configuration_bound.duals.counts
+        # Number of lengths up to the longest fitting one.
+        num_fitting = int(np.flatnonzero(configuration_bound.full_pricing.items.fits)[-1]) + 1
         edges = list(_EDGES)
-        while ClassAssignments.num_assignments(len(edges) + 2, filled.num_other_replicas + 1) > MAX_ASSIGNMENTS:
+        while (
+            ClassAssignments.num_assignments(len(edges) + 2, configuration_bound.num_other_replicas + 1)
+            > MAX_ASSIGNMENTS
+        ):
             edges.pop()
-        starts = {int(np.searchsorted(last[:number], part * last[number - 1])) for part in edges} | {0, number - 1}
+        starts = {int(np.searchsorted(last[:num_fitting], edge * last[num_fitting - 1])) for edge in edges} | {
+            0,
+            num_fitting - 1,
+        }
         firsts = sorted(starts)
-        self.classes: Classes = list(zip(firsts, [*firsts[1:], number], strict=True))
-        ways = {place: self._ways(first, end, time_ns) for place, (first, end) in enumerate(self.classes)}
-        # By what ``filled`` counts, and by what sequences are worth for a chain; those that were asked for, and by
-        # which worths.
-        self.class_bounds = [ReplicaClassBound.of(filled.duals, self.classes, ways)]
+        self.classes: Classes = list(zip(firsts, [*firsts[1:], num_fitting], strict=True))
+        coverings = {index: self._ways(first, end, time_ns) for index, (first, end) in enumerate(self.classes)}
+        # Bounds in the measure of the configuration bound and in others; searches of dual values by time, measure
+        # and assignment.
+        self.class_bounds = [ReplicaClassBound.of(configuration_bound.duals, self.classes, coverings)]
         self.asked: set[tuple[float, int, bytes]] = set()
-        self.assignments = ClassAssignments.of(len(self.classes), filled.num_other_replicas + 1)
-        shares = [share * (filled.work_bound.num_stages - 1) for share in filled.work_bound.stages.shares]
+        self.assignments = ClassAssignments.of(len(self.classes), configuration_bound.num_other_replicas + 1)
+        shares = [
+            share * (configuration_bound.work_bound.num_stages - 1)
+            for share in configuration_bound.work_bound.stages.shares
+        ]
         self.min_replicas = MinReplicas.of(np.repeat(last, counts) * _SAFETY, (shares[0], shares[1]))
 
     def run(self, time_ns: float, deadline: float) -> None:
-        """Refine the classes that leave most for a time, until nothing is left of the question or of the time (of
-        ``perf_counter``). Where too much is left of a time, and nothing more to be had, for shorter ones."""
+        """Refine the loosest classes until ``time_ns`` is excluded, nothing more can be gained, or the
+        ``deadline`` (of ``perf_counter``).
+
+        If a time cannot be excluded, shorter ones are tried.
+        """
         while time.perf_counter() < deadline and not self.done and self.bound_ns < time_ns:
             goal = time_ns if time_ns < self.failed_ns else (self.bound_ns + self.failed_ns) / 2
             closed = self._closed(goal, deadline)
@@ -160,150 +190,155 @@ class LongestSequenceBranching:
         self.bound_ns = max(self.bound_ns, self._least())
 
     def _closed(self, time_ns: float, deadline: float) -> bool | None:
-        """Refine until a time is too short (True), nothing more is to be had (False), or the deadline (None)."""
-        enough = self.assignments.has_min_replicas(self._fewest(time_ns))
+        """Refine until a time is excluded (True), nothing more can be gained (False), or the deadline (None)."""
+        has_min_replicas = self.assignments.has_min_replicas(self._fewest(time_ns))
         while time.perf_counter() < deadline:
-            beyond = self._beyond(time_ns)
-            most = np.where(enough, beyond.min(axis=0), _NONE)
-            worst = int(most.argmax())
-            if most[worst] < 0.0:
+            excess = self._beyond(time_ns)
+            max_excess = np.where(has_min_replicas, excess.min(axis=0), _NONE)
+            loosest = int(max_excess.argmax())
+            if max_excess[loosest] < 0.0:
                 return True
-            if not self._refine(self.assignments.numbers[worst], beyond[:, worst], time_ns):
+            if not self._refine(self.assignments.numbers[loosest], excess[:, loosest], time_ns):
                 return False
         return None
 
     def is_feasible(self, time_ns: float) -> bool:
-        """Whether it is not known that replicas do less than the workload within a time."""
-        beyond = self._beyond(time_ns).min(axis=0)
-        return bool((beyond[self.assignments.has_min_replicas(self._fewest(time_ns))] >= 0.0).any())
+        """Return whether the replicas may do the workload within a time, by what is proved so far."""
+        excess = self._beyond(time_ns).min(axis=0)
+        return bool((excess[self.assignments.has_min_replicas(self._fewest(time_ns))] >= 0.0).any())
 
     def _beyond(self, time_ns: float) -> FloatArray:
-        """How much more than the workload chains do at most, by all worths, [w, m]."""
-        found = []
-        for one in self.class_bounds:
-            left = np.array([one.max_load(place, time_ns) for place in range(len(self.classes))])
-            found.append(self.assignments.excess_load(left, one.above, one.duals.total_load))
-        return np.array(found)
+        """Return the excess of assignments over the workload by every measure, [w, m]."""
+        excesses = []
+        for class_bound in self.class_bounds:
+            max_loads = np.array([class_bound.max_load(index, time_ns) for index in range(len(self.classes))])
+            excesses.append(
+                self.assignments.excess_load(max_loads, class_bound.above, class_bound.duals.total_load)
+            )
+        return np.array(excesses)
 
-    def _refine(self, chain: IntArray, beyond: FloatArray, time_ns: float) -> bool:
-        """Know more of the classes of a chain that does so much more than the workload by all worths [w]; whether
-        there was any."""
-        # By the worths by which least is beyond.
-        for number in np.argsort(beyond, kind="stable").tolist():
-            if self.refine_class(self.class_bounds[number], chain, time_ns, float(beyond[number])):
+    def _refine(self, assignment: IntArray, excess: FloatArray, time_ns: float) -> bool:
+        """Refine the classes of an assignment with these excesses by measure [w]; return whether that was
+        possible."""
+        # The tightest measure first.
+        for measure in np.argsort(excess, kind="stable").tolist():
+            if self.refine_class(self.class_bounds[measure], assignment, time_ns, float(excess[measure])):
                 return True
-        number = int(beyond.argmin())
-        key = time_ns, number, chain.tobytes()
-        # First, and when nothing else tells replicas apart.
-        if not self.asked and self._ask(key, chain):
+        measure = int(excess.argmin())
+        key = time_ns, measure, assignment.tobytes()
+        # Dual values are sought once at first, and again when branching is exhausted.
+        if not self.asked and self._ask(key, assignment):
             return True
-        return self._part(chain, beyond, time_ns) or self._ask(key, chain) or self._tell_smaller(time_ns)
+        return self._part(assignment, excess, time_ns) or self._ask(key, assignment) or self._tell_smaller(time_ns)
 
-    def _ask(self, key: tuple[float, int, bytes], chain: IntArray) -> bool:
-        """``ask`` of the whole workload, a few times, and once of the same."""
+    def _ask(self, key: tuple[float, int, bytes], assignment: IntArray) -> bool:
+        """Seek dual values for the whole workload, a few times, and once for an assignment."""
         if key in self.asked or len(self.asked) >= _ASKED:
             return False
         self.asked.add(key)
-        needed = self.configuration_bound.duals.counts.astype(np.float64)
-        return self.add_duals(self.class_bounds[key[1]], chain, needed, key[0], _ASK_S)
+        wanted = self.configuration_bound.duals.counts.astype(np.float64)
+        return self.add_duals(self.class_bounds[key[1]], assignment, wanted, key[0], _ASK_S)
 
-    def _part(self, chain: IntArray, beyond: FloatArray, time_ns: float) -> bool:
-        """Tell replicas of a class of a chain apart by whether one more micro-batch holds one of its longest;
-        whether there was any."""
-        for number in np.argsort(beyond, kind="stable").tolist():
-            one = self.class_bounds[number]
-            for place in one.least_looked_at(chain):
-                for side, piece in one.worst(place, time_ns):
-                    if piece.divided is not None and len(piece.told) < _MOST_TOLD:
-                        side.put(piece, piece.parted)
+    def _part(self, assignment: IntArray, excess: FloatArray, time_ns: float) -> bool:
+        """Branch a class of an assignment on whether one more micro-batch holds one of its longest sequences;
+        return whether a branch was made."""
+        for measure in np.argsort(excess, kind="stable").tolist():
+            class_bound = self.class_bounds[measure]
+            for index in class_bound.least_looked_at(assignment):
+                for tree, node in class_bound.worst(index, time_ns):
+                    if node.divided is not None and len(node.told) < _MOST_TOLD:
+                        tree.put(node, node.parted)
                         return True
         return False
 
     def refine_class(
-        self, one: ReplicaClassBound, chain: IntArray | FloatArray, time_ns: float, more: float
+        self, class_bound: ReplicaClassBound, assignment: IntArray | FloatArray, time_ns: float, excess: float
     ) -> bool:
-        """Know more of a class of a chain, which is to do less by so much ``more`` than the load it may; whether
-        there was any."""
-        for place in one.least_visited(chain):
-            for side, piece in one.loosest_nodes(place, time_ns):
-                if not piece.done:
-                    one.num_visits[place] += 1
-                    enough = max(0.0, piece.max_load(time_ns) - more / float(chain[place]))
-                    one.duals.refine(side, piece, time_ns, enough)
+        """Refine a class of an assignment whose work is to fall by ``excess``; return whether that was
+        possible."""
+        for index in class_bound.least_visited(assignment):
+            for tree, node in class_bound.loosest_nodes(index, time_ns):
+                if not node.done:
+                    class_bound.num_visits[index] += 1
+                    cutoff_load = max(0.0, node.max_load(time_ns) - excess / float(assignment[index]))
+                    class_bound.duals.refine(tree, node, time_ns, cutoff_load)
                     return True
         return False
 
     def _tell_smaller(self, time_ns: float) -> bool:
-        """Tell replicas that short sequences lead apart by a smaller micro-batch; whether there was any."""
-        base, filled = self.class_bounds[0], self.configuration_bound
-        if not filled.branch_on_smaller(time_ns):
+        """Branch the class of the shortest sequences on its largest micro-batch; return whether a branch was
+        made."""
+        base, configuration_bound = self.class_bounds[0], self.configuration_bound
+        if not configuration_bound.branch_on_smaller(time_ns):
             return False
-        base.coverings[0] = ((filled.ordinary, *filled.with_large),)
-        for one in self.class_bounds[1:]:
-            ((plain, *large),) = one.coverings[0]
-            pieces = [piece.reset for piece in plain.nodes]
-            plain = replace(plain, pricing=filled.ordinary.pricing, nodes=pieces)
-            one.coverings[0] = ((plain, *large, copied(filled.with_large[-1], one.duals, base.duals)),)
+        base.coverings[0] = ((configuration_bound.ordinary, *configuration_bound.with_large),)
+        for class_bound in self.class_bounds[1:]:
+            ((ordinary, *with_large),) = class_bound.coverings[0]
+            nodes = [node.reset for node in ordinary.nodes]
+            ordinary = replace(ordinary, pricing=configuration_bound.ordinary.pricing, nodes=nodes)
+            class_bound.coverings[0] = (
+                (ordinary, *with_large, copied(configuration_bound.with_large[-1], class_bound.duals, base.duals)),
+            )
         return True
 
     def add_duals(
         self,
         base: ReplicaClassBound,
-        chain: IntArray | FloatArray,
+        assignment: IntArray | FloatArray,
         needed: FloatArray,
         time_ns: float,
         seconds: float,
     ) -> bool:
-        """What sequences are worth where a chain does least of what is ``needed`` [n] within a time; whether that
-        is less than by the worths there are."""
-        measure, windows = base.duals, self.windows(base, chain, time_ns)
+        """Seek dual values by which an assignment does the smallest part of ``needed`` [n] within a time; return
+        whether they improve on those of ``base``."""
+        duals, windows = base.duals, self.windows(base, assignment, time_ns)
         if windows is None:
             return False
-        found = restricted_master_duals(
-            windows, chain, needed, measure.sequence_loads, time_ns, time.perf_counter() + seconds
+        solution = restricted_master_duals(
+            windows, assignment, needed, duals.sequence_loads, time_ns, time.perf_counter() + seconds
         )
-        if found is None:
+        if solution is None:
             return False
-        each = np.maximum(found[0], _LEAST_WORTH * measure.sequence_loads)
-        times = measure.total_load / float(measure.counts @ each)
-        begun = tuple(replace(one, flow=one.flow * times) for one in found[1])
-        self.class_bounds.append(base.with_duals(measure.with_loads(times * each), self.classes, begun))
+        values = np.maximum(solution[0], _LEAST_WORTH * duals.sequence_loads)
+        scale = duals.total_load / float(duals.counts @ values)
+        started = tuple(replace(window, flow=window.flow * scale) for window in solution[1])
+        self.class_bounds.append(base.with_duals(duals.with_loads(scale * values), self.classes, started))
         return True
 
     def windows(
-        self, base: ReplicaClassBound, chain: IntArray | FloatArray, time_ns: float
+        self, base: ReplicaClassBound, assignment: IntArray | FloatArray, time_ns: float
     ) -> tuple[ClassWindow, ...] | None:
-        """Windows of the classes of a chain: those by which sequences are worth what they are, and those that do
-        most within a time; none where nothing is known of one of them."""
-        present = np.flatnonzero(chain).tolist()
-        found = [one for one in base.windows if one.length_class in present]
-        known = {
+        """Return the windows of an assignment's classes for the restricted master: those of ``base``, and those
+        that do most within a time; None if one has no mixture yet."""
+        present = np.flatnonzero(assignment).tolist()
+        windows = [window for window in base.windows if window.length_class in present]
+        keys = {
             (
-                one.length_class,
-                one.configuration.window,
-                one.configuration.pinned_item,
-                one.configuration.decisions,
+                window.length_class,
+                window.configuration.window,
+                window.configuration.pinned_item,
+                window.configuration.decisions,
             )
-            for one in found
+            for window in windows
         }
-        for place in present:
-            side, piece = base.loosest_nodes(place, time_ns)[0]
-            if piece.window is None or piece.start is None:
+        for index in present:
+            tree, node = base.loosest_nodes(index, time_ns)[0]
+            if node.window is None or node.start is None:
                 return None
-            mixture, slope, rows = piece.start
-            if (place, piece.window, side.pinned_item, piece.decisions) not in known:
-                filling = base.duals.configuration(side, piece)
-                found.append(ClassWindow(place, filling, mixture, 1.0 / slope, rows, side.columns))
-        return tuple(found)
+            mixture, slope, rows = node.start
+            if (index, node.window, tree.pinned_item, node.decisions) not in keys:
+                configuration = base.duals.configuration(tree, node)
+                windows.append(ClassWindow(index, configuration, mixture, 1.0 / slope, rows, tree.columns))
+        return tuple(windows)
 
     def _fewest(self, time_ns: float) -> IntArray:
-        """How many replicas what is longer than each class needs at least."""
+        """Return the minimum number of replicas for the sequences longer than each class."""
         counts = self.configuration_bound.duals.counts
-        longer = [int(counts[end:].sum()) for _, end in self.classes]
-        return np.array([self.min_replicas.min_replicas(one, time_ns) for one in longer])
+        num_longer = [int(counts[end:].sum()) for _, end in self.classes]
+        return np.array([self.min_replicas.min_replicas(number, time_ns) for number in num_longer])
 
     def _least(self) -> float:
-        """A time within which the replicas do not do the workload, ns."""
+        """Return the longest time that is excluded by what is proved so far, by bisection, ns."""
         low = high = self.bound_ns
         while not self.is_feasible(high):
             low, high = high, high * _LONGER
@@ -312,68 +347,85 @@ class LongestSequenceBranching:
             low, high = (low, middle) if self.is_feasible(middle) else (middle, high)
         return low
 
-    def _begun(self, box: WindowBound) -> list[WindowNode]:
-        """What is known of a box, with windows and mixtures that were found around the longest sequence."""
-        known = [
-            one
-            for one in self.configuration_bound.with_longest.nodes
-            if one.window and _inside(one.window, box.window)
+    def _begun(self, window: WindowBound) -> list[WindowNode]:
+        """Return the nodes of a window, with the mixtures found around the longest sequence."""
+        contained = [
+            node
+            for node in self.configuration_bound.with_longest.nodes
+            if node.window and _inside(node.window, window.window)
         ]
-        begun = [replace(one, bounds=box.bounds).reset for one in known]
-        return begun or [WindowNode(box.window, box.bounds)]
+        nodes = [replace(node, bounds=window.bounds).reset for node in contained]
+        return nodes or [WindowNode(window.window, window.bounds)]
 
     def _ways(self, first: int, end: int, time_ns: float) -> tuple[tuple[WindowTree, ...], ...]:
-        """Replicas led by one of ``first`` to ``end`` - 1: as one, and where those with a large micro-batch do
-        less than the class may, with these apart. What is known of any replica is enough for the shortest ones."""
-        filled = self.configuration_bound
+        """Return the coverings of replicas whose longest sequence has index ``first`` to ``end`` - 1.
+
+        One tree covers all; a second covering separates those with a large micro-batch if these do less. The class
+        of the shortest sequences has the trees of any replica.
+        """
+        configuration_bound = self.configuration_bound
         if not first:
-            return ((filled.ordinary, *filled.with_large),)
-        around = filled.lines.around_long_sequence(first, filled.work_bound.total_load, _EFFORT)
-        boxes = [filled.duals.convert_window(box, filled.work_bound.stages.last) for box in around.boxes]
-        begun = [piece for box in boxes for piece in self._begun(box)]
-        found = WindowTree(
-            shorter(filled.full_pricing, end), halved, PinnedItem(first, foremost=True), around.alone, begun
+            return ((configuration_bound.ordinary, *configuration_bound.with_large),)
+        around = configuration_bound.lines.around_long_sequence(
+            first, configuration_bound.work_bound.total_load, _EFFORT
         )
-        most = max((one.loosest(time_ns).max_load(time_ns) for one in filled.with_large), default=np.inf)
-        if most >= found.loosest(time_ns).max_load(time_ns):
-            return ((found,),)
-        return (found,), (replace(found, pricing=shorter(filled.ordinary.pricing, end)), *filled.with_large)
+        windows = [
+            configuration_bound.duals.convert_window(window, configuration_bound.work_bound.stages.last)
+            for window in around.boxes
+        ]
+        nodes = [node for window in windows for node in self._begun(window)]
+        tree = WindowTree(
+            shorter(configuration_bound.full_pricing, end),
+            halved,
+            PinnedItem(first, foremost=True),
+            around.alone,
+            nodes,
+        )
+        max_large = max(
+            (tree.loosest(time_ns).max_load(time_ns) for tree in configuration_bound.with_large), default=np.inf
+        )
+        if max_large >= tree.loosest(time_ns).max_load(time_ns):
+            return ((tree,),)
+        return (tree,), (
+            replace(tree, pricing=shorter(configuration_bound.ordinary.pricing, end)),
+            *configuration_bound.with_large,
+        )
 
 
-def begin(sides: Iterable[WindowTree], one: ClassWindow) -> None:
-    """The mixture of a window for the pieces of sides that are of it."""
-    start = one.mixture, 1.0 / one.flow, one.rows
-    for side in [side for side in sides if side.pinned_item == one.configuration.pinned_item]:
-        here = one.configuration.window, one.configuration.decisions
-        for piece in [piece for piece in side.nodes if (piece.window, piece.decisions) == here]:
-            side.replace_node(piece, [replace(piece, start=start, stale=True)])
+def begin(trees: Iterable[WindowTree], window: ClassWindow) -> None:
+    """Start the nodes of a window in some trees with its mixture."""
+    start = window.mixture, 1.0 / window.flow, window.rows
+    for tree in [tree for tree in trees if tree.pinned_item == window.configuration.pinned_item]:
+        key = window.configuration.window, window.configuration.decisions
+        for node in [node for node in tree.nodes if (node.window, node.decisions) == key]:
+            tree.replace_node(node, [replace(node, start=start, stale=True)])
 
 
-def copied(side: WindowTree, measure: Duals, before: Duals) -> WindowTree:
-    """What is known of a side, by other worths than those ``before``."""
-    # No sequence is worth so many times as much.
-    times = float((measure.sequence_loads / before.sequence_loads).max())
-    pieces = [
+def copied(tree: WindowTree, measure: Duals, earlier: Duals) -> WindowTree:
+    """Return a tree in another measure than ``before``."""
+    # No value has grown by more.
+    max_ratio = float((measure.sequence_loads / earlier.sequence_loads).max())
+    nodes = [
         replace(
-            one,
-            window=one.window or _MANY,
-            bounds=tuple(PathBound(bound.constant, bound.slope / times) for bound in one.bounds),
+            node,
+            window=node.window or _MANY,
+            bounds=tuple(PathBound(bound.constant, bound.slope / max_ratio) for bound in node.bounds),
         ).reset
-        for one in side.nodes
+        for node in tree.nodes
     ]
-    return replace(side, nodes=pieces)
+    return replace(tree, nodes=nodes)
 
 
 def _inside(window: Window, other: Window) -> bool:
-    """Whether all numbers of a window are numbers of another."""
-    sides = zip((window.ahead, window.behind), (other.ahead, other.behind), window.open, other.open, strict=True)
+    """Return whether all numbers of micro-batches of a window belong to another."""
+    pairs = zip((window.ahead, window.behind), (other.ahead, other.behind), window.open, other.open, strict=True)
     return all(
-        first >= least and (other_open or (last <= most and not is_open))
-        for (first, last), (least, most), is_open, other_open in sides
+        first >= other_first and (other_open or (last <= other_last and not is_open))
+        for (first, last), (other_first, other_last), is_open, other_open in pairs
     )
 
 
-def shorter(contents: MicroBatchPricing, end: int) -> MicroBatchPricing:
-    """Those without sequences of length number ``end`` or longer."""
-    fits = contents.items.fits & (np.arange(len(contents.items.fits)) < end)
-    return replace(contents, items=replace(contents.items, fits=fits))
+def shorter(pricing: MicroBatchPricing, end: int) -> MicroBatchPricing:
+    """Return the pricing problem without sequences of length index ``end`` or longer."""
+    fits = pricing.items.fits & (np.arange(len(pricing.items.fits)) < end)
+    return replace(pricing, items=replace(pricing.items, fits=fits))

@@ -1,16 +1,17 @@
-"""What the micro-batches of a pipeline may hold at most, at given prices of sequences and weights of stages.
+"""Pricing problem of a pipeline's micro-batches: the best contents at given prices of sequences and weights of
+stages.
 
-On a mixture of paths (``unequal``) micro-batch m weighs some w_m0 of its time on the last stage, forward and
-backward, and w_m1 and w_m2 of its forward and backward on the others, at least; and of its *tolls*, w_m3 of its
-transfers between stages, w_m4 and w_m5 of what the first stage takes more forward and backward. With prices
-lambda_k of the sequences the question is how little
+On a mixture of paths (``groups.bounds.path_mixtures``) micro-batch m weighs w_m0 of its time on the last stage,
+forward and backward, and w_m1 and w_m2 of its forward and backward on the others, at least; and of its *transfer
+terms*, w_m3 of its transfers between stages, w_m4 and w_m5 of the first stage's extra forward and backward time.
+With prices lambda_k of the sequences the pricing problem is the minimum of
 
-    w_m0 last(x) + w_m1 forward(x) + w_m2 backward(x) + sum_t w_m,3+t toll_t(x) - sum_k lambda_k x_k
+    w_m0 last(x) + w_m1 forward(x) + w_m2 backward(x) + sum_t w_m,3+t transfer_term_t(x) - sum_k lambda_k x_k
 
-may be for any x that fits. Lines in the tokens are not needed for that, nor even shares of last tiles: as in
-``team_contents`` every time is the larger of *ring exposed* and *ring hidden*, which is at least any mixture of
-both, and for each of a few mixtures ``knapsacks`` finds the least over all x of so many grains: for those that
-decide, which of most micro-batches are one or two.
+over all x that fit. It needs neither lines in the tokens nor even shares of last tiles: as in ``team_contents``
+every time is the larger of *ring exposed* and *ring hidden*, which is at least any mixture of both, and for each
+of a few mixtures ``knapsack_dp`` finds the minimum over all x of every number of quanta. Only mixtures that matter
+are evaluated: one or two for most micro-batches.
 """
 
 from __future__ import annotations
@@ -25,51 +26,59 @@ from milpplan.lengths.bounds.stage_lines import tolls
 from milpplan.lengths.cost_tables import Tables
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
-# Parts of the way *hidden* in the forward and in the backward: equal ones alone lose up to 2 %.
+# Weights of *hidden* in the forward and in the backward; equal ones in both lose a few percent.
 _PARTS = (0.0, 0.5, 1.0)
-# Where what is said of a micro-batch is this part of its time from what one is worth, no more is looked at.
+# Relative difference between the bound of a micro-batch and the value of its contents at which the evaluation
+# ends.
 _NEAR = 5e-5
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedItem:
-    """What a micro-batch has at least: a sequence of length number ``first`` or longer, and so many ``grains``.
-    ``foremost``: those ahead of it have not."""
+    """Requirement on a micro-batch: a sequence of length index ``first`` or longer, and at least ``quanta``."""
 
     first: int = 0
     quanta: int = 1
     foremost: bool = False
+    """Whether the micro-batches ahead of it do not satisfy it."""
 
     def is_held(self, rows: IntArray, sizes: IntArray) -> BoolArray:
-        """Which contents [c, n] of sequences of so many grains have it."""
+        """Return which contents [c, n] of sequences of some ``sizes`` satisfy it."""
         return np.asarray(rows[:, self.first :].any(axis=1) & (rows @ sizes >= self.quanta))
 
 
 HOLDS, FREE, WITHOUT = 1, 0, -1
-"""A micro-batch holds a core for sure, may hold one, or holds none."""
+"""States of a micro-batch: it must hold, may hold or must not hold the pinned item."""
 
 
 @dataclass(frozen=True, eq=False)
 class MicroBatchPricing:
-    """Times never above the exact ones: ``base`` [2 (last stage, others), 2 phases, 2 ways, G], ``attention`` and
-    ``once`` [2, 2, 2, n] ns; ``mixed`` are mixtures of the ways, [R, 2, 2, ...]; ``tolls`` [3, G] ns."""
+    """Times that never exceed the exact ones, in ns."""
 
     base: FloatArray
+    """[2 (last stage, others), 2 phases, 2 (ring exposed, hidden), G]."""
     attention: FloatArray
+    """Attention of a sequence, [2, 2, 2, n]."""
     once: FloatArray
+    """Last tiles of the longest sequence, [2, 2, 2, n]."""
     mixed: tuple[FloatArray, FloatArray, FloatArray]
+    """Base, attention and last tiles by mixture, [R, 2, 2, ...]."""
     items: Items
+    """Sequences of the workload."""
     transfer_terms: FloatArray
-    # The mixture that was mostly the least last time, with which ``least`` begins: it mostly is again.
+    """[3, G]."""
+    # Mixture that was best for most micro-batches last time, with which ``best_contents`` begins.
     last_best_mixture: list[int] = field(default_factory=lambda: [0])
 
     @staticmethod
     def of(tables: Tables, num_stages: int, max_quanta: int) -> MicroBatchPricing:
-        """Those of a pipeline of several stages, of up to so many grains."""
-        load, parts = tables.load, ([num_stages - 1], list(range(num_stages - 1)))
+        """Build the pricing problem of a pipeline's micro-batches."""
+        load, stage_groups = tables.load, ([num_stages - 1], list(range(num_stages - 1)))
         slopes = np.array(tables.slopes)[:, None]
-        kernels = np.array([[tables.kernels(stages, phase) for phase in (0, 1)] for stages in parts])
-        base = np.array([[tables.values(stages, phase, max_quanta) for phase in (0, 1)] for stages in parts])
+        kernels = np.array([[tables.kernels(stages, phase) for phase in (0, 1)] for stages in stage_groups])
+        base = np.array(
+            [[tables.values(stages, phase, max_quanta) for phase in (0, 1)] for stages in stage_groups]
+        )
         attention, once = (slopes * kernels[:, :, None, part] for part in (0, 1))
         sizes = load.lengths // load.token_quantum
         hidden = np.array(list(product(_PARTS, _PARTS)) if tables.candidate.layout.cp > 1 else [(1.0, 1.0)])
@@ -81,7 +90,7 @@ class MicroBatchPricing:
         )
 
     def with_max_quanta(self, max_quanta: int) -> MicroBatchPricing:
-        """Those of up to fewer grains."""
+        """Return the problem with a smaller capacity."""
         items = replace(self.items, fits=self.items.fits & (self.items.sizes <= max_quanta))
         base, mixed = self.base[..., :max_quanta], (self.mixed[0][..., :max_quanta], *self.mixed[1:])
         return replace(
@@ -89,137 +98,169 @@ class MicroBatchPricing:
         )
 
     def with_loose_quanta(self, kinds: IntArray) -> MicroBatchPricing:
-        """Those of grains of loose kinds in the place of the first sequences, ``kinds`` [first] of these: with the
-        least of what sequences of a kind take by the grain, and of last tiles."""
-        first, number, sizes = len(kinds), int(kinds.max(initial=-1)) + 1, self.items.sizes
+        """Return the problem with loose quanta of some kinds in the place of the first sequences, whose kinds are
+        ``kinds`` [first].
 
-        def least(values: FloatArray, each: IntArray) -> FloatArray:
-            parts = [(values[..., :first] / each)[..., kinds == kind].min(axis=-1) for kind in range(number)]
+        A kind has the minimum time per quantum of its sequences, and the minimum of their last tiles.
+        """
+        first, num_kinds, sizes = len(kinds), int(kinds.max(initial=-1)) + 1, self.items.sizes
+
+        def minima(values: FloatArray, divisors: IntArray) -> FloatArray:
+            parts = [
+                (values[..., :first] / divisors)[..., kinds == kind].min(axis=-1) for kind in range(num_kinds)
+            ]
             return np.concatenate([*(part[..., None] for part in parts), values[..., first:]], axis=-1)
 
-        ones = np.ones(number, dtype=np.int64)
-        grains = np.bincount(kinds, self.items.counts[:first] * sizes[:first], number).astype(np.int64)
+        ones = np.ones(num_kinds, dtype=np.int64)
+        num_quanta = np.bincount(kinds, self.items.counts[:first] * sizes[:first], num_kinds).astype(np.int64)
         items = Items(
             np.append(ones, sizes[first:]),
-            np.append(grains, self.items.counts[first:]),
+            np.append(num_quanta, self.items.counts[first:]),
             np.append(ones > 0, self.items.fits[first:]),
-            number,
+            num_kinds,
         )
-        attention, once = least(self.attention, sizes[:first]), least(self.once, np.ones(first, dtype=np.int64))
-        mixed = least(self.mixed[1], sizes[:first]), least(self.mixed[2], np.ones(first, dtype=np.int64))
+        attention, once = minima(self.attention, sizes[:first]), minima(self.once, np.ones(first, dtype=np.int64))
+        mixed = minima(self.mixed[1], sizes[:first]), minima(self.mixed[2], np.ones(first, dtype=np.int64))
         return replace(self, attention=attention, once=once, mixed=(self.mixed[0], *mixed), items=items)
 
     @property
     def entries(self) -> int:
-        """Numbers in the tables of one micro-batch of ``least``."""
-        room = int(self.base.shape[-1])
-        return len(self.mixed[0]) * room * self.items.num_passes(room)
+        """Number of table entries of one micro-batch in ``best_contents``."""
+        capacity = int(self.base.shape[-1])
+        return len(self.mixed[0]) * capacity * self.items.num_passes(capacity)
 
     def times(self, rows: IntArray) -> FloatArray:
-        """Least times of micro-batches [v, n] on the last stage, forward and backward on the others, and their
-        tolls, [v, 6] ns; nothing of one that holds nothing."""
+        """Return the minimum times of micro-batches [v, n] on the last stage, forward and backward on the others,
+        and their transfer terms, [v, 6] ns; 0 if empty."""
         longest = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)
-        grains = np.maximum(1, rows @ self.items.sizes)
-        ways = self.base[..., grains - 1] + self.attention @ rows.T + self.once[..., longest]
-        ways = ways.max(axis=2)
-        found = np.stack([ways[0].sum(axis=0), *ways[1], *self.transfer_terms[:, grains - 1]], axis=1)
-        found[~rows.any(axis=1)] = 0.0
-        return np.asarray(found)
+        quanta = np.maximum(1, rows @ self.items.sizes)
+        options = self.base[..., quanta - 1] + self.attention @ rows.T + self.once[..., longest]
+        options = options.max(axis=2)
+        times = np.stack([options[0].sum(axis=0), *options[1], *self.transfer_terms[:, quanta - 1]], axis=1)
+        times[~rows.any(axis=1)] = 0.0
+        return np.asarray(times)
 
     def best_contents(
-        self, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: PinnedItem
+        self, weights: FloatArray, prices: FloatArray, pin_states: IntArray, pinned_item: PinnedItem
     ) -> tuple[FloatArray, IntArray]:
-        """The least over what every micro-batch may hold of its time by ``weights`` [6, v] less ``prices`` [n],
-        [v] ns, and that [v, n]; ``kinds`` [v] say which hold a ``core``. Of one that can hold nothing -``NOTHING``
-        ns, more than any time, and nothing."""
-        found = _ReducedCosts.of(self, weights, prices, kinds, core)
-        every = np.arange(weights.shape[1])
-        left, turns = every, np.full(len(every), self.last_best_mixture[0])
-        values, rows = np.zeros(len(every)), np.zeros((len(every), len(prices)), dtype=np.int64)
-        said = np.zeros(len(every), dtype=np.int64)
-        while len(left):
-            values[left], rows[left], said[left], lines = found.evaluate(left, turns)
-            times_ns = (self.times(rows[left]) * weights[:, left].T).sum(axis=1)
-            # What no other mixture makes less is the least of all mixtures.
-            new = np.where(found.evaluated[left], np.inf, lines)
-            least = np.maximum(new.min(axis=1), rows[left] @ prices - times_ns)
-            open_, turns = least < values[left] - _NEAR * times_ns, new.argmin(axis=1)
-            left, turns = left[open_], turns[open_]
-        self.last_best_mixture[0] = int(np.bincount(said).argmax())
+        """Solve the pricing problem of every micro-batch.
+
+        Args:
+            weights: weights of its times, [6, v].
+            prices: prices of the sequences, [n] ns.
+            pin_states: whether each must hold, may hold or must not hold the pinned item, [v].
+            pinned_item: the pinned item.
+
+        Returns:
+            Minimum reduced cost, [v] ns, and its contents, [v, n]; -``NOTHING`` and empty if nothing may be held.
+        """
+        reduced_costs = _ReducedCosts.of(self, weights, prices, pin_states, pinned_item)
+        indices = np.arange(weights.shape[1])
+        open_indices, mixtures = indices, np.full(len(indices), self.last_best_mixture[0])
+        values, rows = np.zeros(len(indices)), np.zeros((len(indices), len(prices)), dtype=np.int64)
+        proving_mixtures = np.zeros(len(indices), dtype=np.int64)
+        while len(open_indices):
+            values[open_indices], rows[open_indices], proving_mixtures[open_indices], costs_by_mixture = (
+                reduced_costs.evaluate(open_indices, mixtures)
+            )
+            times_ns = (self.times(rows[open_indices]) * weights[:, open_indices].T).sum(axis=1)
+            # If no other mixture lowers the value, it is the minimum over all mixtures.
+            unseen = np.where(reduced_costs.evaluated[open_indices], np.inf, costs_by_mixture)
+            min_values = np.maximum(unseen.min(axis=1), rows[open_indices] @ prices - times_ns)
+            is_open, mixtures = min_values < values[open_indices] - _NEAR * times_ns, unseen.argmin(axis=1)
+            open_indices, mixtures = open_indices[is_open], mixtures[is_open]
+        self.last_best_mixture[0] = int(np.bincount(proving_mixtures).argmax())
         return -values, rows
 
 
 @dataclass(frozen=True, eq=False)
 class _ReducedCosts:
-    """What micro-batches are worth at most beyond their times, ``most`` [v, k, G] by the longest of the lengths
-    that fit and grains: the least of the mixtures of ways that were looked at. Few of them are of any use to one,
-    so they are looked at one after another: the one next that makes what is worth most worth least.
+    """Maximum value of micro-batches beyond their times, as the minimum over the mixtures evaluated so far.
 
-    ``base`` [v, R, G], ``attention`` and ``once`` [v, R, n] are the parts of the times by mixture; ``seen`` [v, R]
-    which were looked at."""
+    Few mixtures matter to a micro-batch, so they are evaluated one after another: next is the one that lowers the
+    value of the best contents most.
+    """
 
     pricing: MicroBatchPricing
     prices: FloatArray
     base: FloatArray
+    """[v, R, G]."""
     attention: FloatArray
+    """[v, R, n]."""
     once: FloatArray
+    """[v, R, n]."""
     max_values: FloatArray
+    """Values by the longest fitting length and quanta, [v, k, G]."""
     evaluated: BoolArray
+    """Whether a mixture was evaluated, [v, R]."""
     tables: list[tuple[KnapsackDP, IntArray, IntArray]]
 
     @staticmethod
     def of(
-        contents: MicroBatchPricing, weights: FloatArray, prices: FloatArray, kinds: IntArray, core: PinnedItem
+        pricing: MicroBatchPricing,
+        weights: FloatArray,
+        prices: FloatArray,
+        pin_states: IntArray,
+        pinned_item: PinnedItem,
     ) -> _ReducedCosts:
-        """Before any mixture."""
+        """Build the values before any mixture."""
         parts = np.stack([weights[[0, 0]], weights[1:3]])
-        base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in contents.mixed)
-        base += (weights[3:].T @ contents.transfer_terms)[:, None]
-        fitting = np.flatnonzero(contents.items.fits)
-        most, held = np.full((len(kinds), len(fitting), base.shape[-1]), np.inf), kinds == HOLDS
-        most[held, :, : core.quanta - 1] = -np.inf
-        most[np.ix_(held, fitting < core.first)] = -np.inf
-        with_core = fitting >= core.first, np.arange(base.shape[-1]) >= core.quanta - 1
-        most[np.ix_(kinds == WITHOUT, *with_core)] = -np.inf
-        return _ReducedCosts(contents, prices, base, attention, once, most, np.zeros(base.shape[:2], dtype=bool), [])
+        base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in pricing.mixed)
+        base += (weights[3:].T @ pricing.transfer_terms)[:, None]
+        fitting = np.flatnonzero(pricing.items.fits)
+        max_values, must_hold = (
+            np.full((len(pin_states), len(fitting), base.shape[-1]), np.inf),
+            pin_states == HOLDS,
+        )
+        max_values[must_hold, :, : pinned_item.quanta - 1] = -np.inf
+        max_values[np.ix_(must_hold, fitting < pinned_item.first)] = -np.inf
+        with_core = fitting >= pinned_item.first, np.arange(base.shape[-1]) >= pinned_item.quanta - 1
+        max_values[np.ix_(pin_states == WITHOUT, *with_core)] = -np.inf
+        return _ReducedCosts(
+            pricing, prices, base, attention, once, max_values, np.zeros(base.shape[:2], dtype=bool), []
+        )
 
-    def evaluate(self, some: IntArray, turns: IntArray) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
-        """Look at a mixture each for ``some`` [s] of the micro-batches: what these are worth at most then, [s],
-        the contents of which that is said [s, n], by which mixture [s], and what each says of those, [s, R]."""
-        base, once = self.base[some, turns], self.once[some, turns]
-        room = base.shape[-1]
-        table = KnapsackDP(self.pricing.items, self.prices - self.attention[some, turns], room)
-        most = self.max_values[some]
-        for place, (k, held) in enumerate(table.rows()):
-            worth = held - base
-            worth -= once[:, k, None]
-            np.minimum(most[:, place], worth, out=most[:, place])
-        self.max_values[some], self.evaluated[some, turns] = most, True
-        self.tables.append((table, some, turns))
-        every, where = np.arange(len(some)), most.reshape(len(some), -1).argmax(axis=1)
-        longest, grains = np.flatnonzero(self.pricing.items.fits)[where // room], where % room
-        # Where nothing is in exactly so many grains, or nothing may be held at all, values are about NOTHING.
-        values = np.maximum(NOTHING, most.reshape(len(some), -1)[every, where])
-        there = (values > NOTHING / 2).tolist()
-        given = zip(some.tolist(), longest.tolist(), grains.tolist(), there, strict=True)
-        told = [self._content(*one) if is_there else self._none for *one, is_there in given]
-        rows, said = np.array([row for _, row in told]), np.array([turn for turn, _ in told])
-        each = self.prices - self.attention[some]
-        beyond = self.base[some][every, :, grains] + self.once[some][every, :, longest]
-        return values, rows, said, (each @ rows[:, :, None])[:, :, 0] - beyond
+    def evaluate(self, some: IntArray, mixtures: IntArray) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
+        """Evaluate one mixture for each of ``some`` [s] micro-batches.
+
+        Returns:
+            Maximum values then, [s]; their contents, [s, n]; the mixtures that prove them, [s]; and the values of
+                these contents by every mixture, [s, R].
+        """
+        base, once = self.base[some, mixtures], self.once[some, mixtures]
+        capacity = base.shape[-1]
+        table = KnapsackDP(self.pricing.items, self.prices - self.attention[some, mixtures], capacity)
+        max_values = self.max_values[some]
+        for index, (k, values_of_k) in enumerate(table.rows()):
+            value = values_of_k - base
+            value -= once[:, k, None]
+            np.minimum(max_values[:, index], value, out=max_values[:, index])
+        self.max_values[some], self.evaluated[some, mixtures] = max_values, True
+        self.tables.append((table, some, mixtures))
+        indices, where = np.arange(len(some)), max_values.reshape(len(some), -1).argmax(axis=1)
+        longest, quanta = np.flatnonzero(self.pricing.items.fits)[where // capacity], where % capacity
+        # If nothing has exactly so many quanta, or nothing may be held, values are about NOTHING.
+        values = np.maximum(NOTHING, max_values.reshape(len(some), -1)[indices, where])
+        is_possible = (values > NOTHING / 2).tolist()
+        entries = zip(some.tolist(), longest.tolist(), quanta.tolist(), is_possible, strict=True)
+        solutions = [self._content(*entry) if is_real else self._none for *entry, is_real in entries]
+        rows, proving_mixtures = np.array([row for _, row in solutions]), np.array([turn for turn, _ in solutions])
+        net_prices = self.prices - self.attention[some]
+        times = self.base[some][indices, :, quanta] + self.once[some][indices, :, longest]
+        return values, rows, proving_mixtures, (net_prices @ rows[:, :, None])[:, :, 0] - times
 
     @property
     def _none(self) -> tuple[int, IntArray]:
-        """Nothing, by any mixture."""
+        """Empty contents, by any mixture."""
         return int(self.tables[-1][2][0]), np.zeros_like(self.pricing.items.counts)
 
-    def _content(self, micro_batch: int, longest: int, grains: int) -> tuple[int, IntArray]:
-        """The mixture that says least, and what is worth so much by it."""
-        ways = []
-        for number, (table, some, turns) in enumerate(self.tables):
-            for row in np.flatnonzero(some == micro_batch).tolist():
-                turn = int(turns[row])
-                beyond = self.base[micro_batch, turn, grains] + self.once[micro_batch, turn, longest]
-                ways.append((float(table.steps[longest][1][row, grains + 1] - beyond), number, row, turn))
-        _, number, row, turn = min(ways)
-        return turn, self.tables[number][0].content(longest, grains + 1, row)
+    def _content(self, micro_batch: int, longest: int, quanta: int) -> tuple[int, IntArray]:
+        """Return the mixture with the lowest value, and contents of that value."""
+        candidates = []
+        for index, (table, micro_batches, mixtures) in enumerate(self.tables):
+            for row in np.flatnonzero(micro_batches == micro_batch).tolist():
+                mixture = int(mixtures[row])
+                time_ns = self.base[micro_batch, mixture, quanta] + self.once[micro_batch, mixture, longest]
+                candidates.append((float(table.steps[longest][1][row, quanta + 1] - time_ns), index, row, mixture))
+        _, index, row, mixture = min(candidates)
+        return mixture, self.tables[index][0].content(longest, quanta + 1, row)

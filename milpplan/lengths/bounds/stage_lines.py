@@ -1,5 +1,5 @@
-"""Lines below the times of a pipeline's stages, for programs of real loads (``unequal``), and what the stages of
-whole micro-batches have beyond one another."""
+"""Lines below the times of a pipeline's stages, for programs of divisible loads, and differences between the
+stages of whole micro-batches."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from milpplan.lengths.cost_tables import Load, Tables, line_below, turns_down
 from milpplan.simulation.layout_columns import FloatArray
 
 MOST_STAGES = 8
-"""Of deeper pipelines the last stages may have programs alone: they are a pipeline of the same schedule."""
+"""Maximum number of stages in programs: of deeper pipelines the last stages suffice, as they form a pipeline of
+the same schedule."""
 
-# What rounding of sums may take from what micro-batches hold at most.
+# Factor that covers the rounding of sums in the capacity of micro-batches.
 _MORE = 1.0 + 1e-9
 
 
 def stage_loads(tables: Tables, num_stages: int, max_quanta: int, at: float) -> StageLoads:
-    """Least times of a pipeline under the lines that are highest ``at`` so many grains."""
+    """Return the minimum times of a pipeline's stages under the lines that are highest at ``at`` quanta."""
     ahead, back = tables.stage([num_stages - 1], max_quanta, at)
     others = tables.stage(list(range(num_stages - 1)), max_quanta, at)
     last = ahead + back
-    # Of sequences that fit: longer ones may leave the other stages less to do for each second of the last one.
+    # Only fitting sequences: longer ones may have smaller shares.
     fits = tables.load.lengths <= max_quanta * tables.load.token_quantum
     pairs = np.stack([line.sequence / last.sequence for line in others])[:, fits]
     shares = pairs.min(axis=1).tolist()
-    # Transfers and what the first stage has more grow with grains, of which a unit of load has so many at least.
-    grains = float((tables.load.lengths / last.sequence)[fits].min()) / tables.load.token_quantum
-    transfer, *more = tolls(tables, max_quanta)
+    # Transfers and the extra time of the first stage grow with the quanta, of which a unit of work has at least so
+    # many.
+    quanta_per_ns = float((tables.load.lengths / last.sequence)[fits].min()) / tables.load.token_quantum
+    transfer, *extras = tolls(tables, max_quanta)
     transfer_ns, slope = line_below(transfer, at)
-    slopes = slope, *(float((one / np.arange(1, max_quanta + 1)).min()) for one in more)
+    slopes = slope, *(float((extra / np.arange(1, max_quanta + 1)).min()) for extra in extras)
     return StageLoads(
         last.sequence,
         last.constant,
@@ -39,46 +41,48 @@ def stage_loads(tables: Tables, num_stages: int, max_quanta: int, at: float) -> 
         transfer_ns,
         heaviest(last.sequence, tables.load, max_quanta),
         corners(pairs),
-        (slopes[0] * grains, slopes[1] * grains, slopes[2] * grains),
+        (slopes[0] * quanta_per_ns, slopes[1] * quanta_per_ns, slopes[2] * quanta_per_ns),
     )
 
 
 def corners(pairs: FloatArray) -> FloatArray:
-    """Those of ``pairs`` [2, n] of which every other one has at least a mixture, [c, 2]; the first place rises."""
-    found: list[tuple[float, float]] = []
+    """Return the ``pairs`` [2, n] that are not above a mixture of others, [c, 2], the first entry ascending."""
+    kept: list[tuple[float, float]] = []
     for pair in sorted(set(zip(*pairs.tolist(), strict=True))):
-        if found and pair[1] >= found[-1][1]:
+        if kept and pair[1] >= kept[-1][1]:
             continue
-        while len(found) > 1 and turns_down(found[-2], found[-1], pair):
-            found.pop()
-        found.append(pair)
-    return np.array(found)
+        while len(kept) > 1 and turns_down(kept[-2], kept[-1], pair):
+            kept.pop()
+        kept.append(pair)
+    return np.array(kept)
 
 
-def heaviest(each: FloatArray, load: Load, max_quanta: int) -> FloatArray:
-    """How much more j micro-batches hold at most than j - 1, of what ``each`` [n] of the workload's sequences
-    weighs: the heaviest for their tokens, cut where a micro-batch ends; [MAX_MICRO_BATCHES], falling.
+def heaviest(sequence_weights: FloatArray, load: Load, max_quanta: int) -> FloatArray:
+    """Return how much more j micro-batches can hold than j - 1, [MAX_MICRO_BATCHES], descending.
 
-    Of sequences that fit, all together in j times the tokens of one: whichever the micro-batches hold, no more.
+    The weights are ``sequence_weights`` [n] of the workload's sequences. The fractional knapsack of the heaviest
+    fitting sequences per token, in j times the capacity, limits any contents.
     """
-    grains = load.lengths / load.token_quantum
-    fits = grains <= max_quanta
-    order = np.argsort(-(each / grains)[fits], kind="stable")
-    held = (load.counts * grains)[fits][order]
-    weights = (load.counts * each)[fits][order]
-    room = np.arange(MAX_MICRO_BATCHES + 1.0) * max_quanta
-    sums = np.interp(room, np.append(0.0, np.cumsum(held)), np.append(0.0, np.cumsum(weights)))
+    quanta = load.lengths / load.token_quantum
+    fits = quanta <= max_quanta
+    order = np.argsort(-(sequence_weights / quanta)[fits], kind="stable")
+    quanta_held = (load.counts * quanta)[fits][order]
+    weights = (load.counts * sequence_weights)[fits][order]
+    capacities = np.arange(MAX_MICRO_BATCHES + 1.0) * max_quanta
+    sums = np.interp(capacities, np.append(0.0, np.cumsum(quanta_held)), np.append(0.0, np.cumsum(weights)))
     return np.asarray(np.diff(sums) * _MORE)
 
 
 def tolls(tables: Tables, max_quanta: int) -> FloatArray:
-    """What transfers between stages take, and the first stage more than the least of all before the last one,
-    forward and backward, of micro-batches of so many grains, [3, most_grains] ns; nothing more where programs may
-    be for the last stages alone."""
-    num_stages, more = tables.candidate.layout.pp, []
+    """Return the transfer terms of micro-batches by quanta, [3, max_quanta] ns.
+
+    They are the transfers between stages, and the extra time of the first stage over the minimum of all stages
+    before the last one, forward and backward; 0 if programs may have the last stages only.
+    """
+    num_stages, extras = tables.candidate.layout.pp, []
     others = list(range(num_stages - 1 if num_stages <= MOST_STAGES else 1))
     for phase in (0, 1):
-        ways = zip(tables.values([0], phase, max_quanta), tables.values(others, phase, max_quanta), strict=True)
-        # The larger of two ways is higher by no less than both are.
-        more.append(np.minimum(*(first - least for first, least in ways)))
-    return np.array([tables.bare.transfer[:max_quanta], *more], dtype=np.float64)
+        pairs = zip(tables.values([0], phase, max_quanta), tables.values(others, phase, max_quanta), strict=True)
+        # The maximum of both cases exceeds the other's maximum by at least the smaller excess.
+        extras.append(np.minimum(*(first - other for first, other in pairs)))
+    return np.array([tables.bare.transfer[:max_quanta], *extras], dtype=np.float64)

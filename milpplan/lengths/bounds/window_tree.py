@@ -164,7 +164,7 @@ class Duals:
         return ConfigurationLP(*arguments, node.window, tree.pinned_item, node.decisions)
 
     def refine(self, tree: WindowTree, node: WindowNode, time_ns: float, cutoff_load: float) -> None:
-        """Refine a node of a tree, no further than to less than the work ``enough`` within the time."""
+        """Refine a node of a tree, no further than to less than the work ``cutoff_load`` within the time."""
         tree.replace_node(node, self._refined(tree, node, time_ns, cutoff_load))
 
     def _refined(self, tree: WindowTree, node: WindowNode, time_ns: float, cutoff_load: float) -> list[WindowNode]:

@@ -145,8 +145,8 @@ class PipelineWorkBound:
 
         Args:
             tables: cost tables of the strategy.
-            one: the strategy.
-            most_grains: capacity of a micro-batch in quanta.
+            strategy: the strategy.
+            max_quanta: capacity of a micro-batch in quanta.
             share: share of the workload; 1: the strategy has the memory to itself.
             exact: whether programs are exact.
         """
@@ -281,7 +281,7 @@ def _chord_rows(ends: tuple[float, float], values: list[float]) -> list[tuple[fl
 
 
 def work_bounds(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> LinearBounds:
-    """Return the linear bounds of a strategy with micro-batches of up to ``most_grains`` quanta."""
+    """Return the linear bounds of a strategy with micro-batches of up to ``max_quanta`` quanta."""
     layout, load = strategy.candidate.layout, tables.load
     quanta = load.lengths / load.token_quantum
     last = [layout.pp - 1]
@@ -338,7 +338,7 @@ def passages(tables: Tables, stages: list[int], max_quanta: int, num_links: int 
     Args:
         tables: cost tables of the strategy.
         stages: stages that it passes forward and backward.
-        most_grains: capacity of a micro-batch in quanta.
+        max_quanta: capacity of a micro-batch in quanta.
         num_links: number of transfers in each direction; None: one per stage.
     """
     load = tables.load

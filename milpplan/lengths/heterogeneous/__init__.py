@@ -1,0 +1,1 @@
+"""Steps of heterogeneous replicas, whose pipelines have different parallelism at the same time."""

@@ -1,10 +1,11 @@
-"""What a replica of a pipeline does at most within a time, told apart by the longest sequence that it holds.
+"""Capacity of a pipeline's replica within a time, by class of its longest sequence.
 
-The bounds are those of ``filled`` and ``leaders``, of one replica: windows around a micro-batch with a sequence of
-some length or longer, for contents without longer ones than those of its class; of the class of the shortest, all
-micro-batches, large ones told apart. Where a program of ``unlike_bound`` puts nearly as much on a replica as is
-known to be too much, windows are refined; where nothing more is to be had, it is asked for prices by which a
-replica does least of just that (``chain_programs``): another measure of the load, with rooms of its own.
+The bounds are those of ``configuration_bound`` and ``longest_sequence_branching`` for one replica: windows around
+a micro-batch with a sequence of some length or longer, without longer ones than those of its class; for the class
+of the shortest, all micro-batches, with large ones separate. If a program of ``step_bound`` assigns nearly as much
+to a replica as its capacity, windows are refined. If that gains nothing, dual values are sought by which a replica
+does the smallest part of the assignment (``restricted_master``): another measure of the work, with a capacity of
+its own.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from milpplan.lengths.heterogeneous.capacity_rows import CapacityRow
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray
 
-# Classes begin at these parts of the load of the longest sequence that fits, if that is so much of a replica's.
+# Shares of the longest fitting sequence's work at which classes begin, and the minimum share of a replica's work.
 _EDGES, _MUCH = (0.3, 0.55, 0.8), 0.03
-# Programs of real loads for a class.
+# Number of programs of divisible loads for a class.
 _EFFORT = 24
-# Times that a class is asked for worths, for so many seconds, what they are at least of what they were, and the
-# share of all sequences that count beside those that are held.
+# Maximum number of searches of dual values, seconds per search, minimum ratio of a value to the one before, and
+# the share of all sequences that is added to an assignment.
 _ASKED, _ASK_S, _LEAST_WORTH, _ALL = 4, 1.0, 0.5, 0.03
-# What bounds are asked to add to the time of what a program puts on a replica.
+# Share by which the capacity is to fall below an assignment.
 _RISE = 0.02
 
 
 @dataclass(eq=False)
 class _View:
-    """What replicas of a class do at most by a measure: sides that cover them all, and ``windows`` that sequences
-    are worth so much by."""
+    """Capacity of a class in one measure of the work: trees that cover its replicas, and the windows that gave the
+    measure."""
 
     duals: Duals
     trees: tuple[WindowTree, ...]
@@ -47,105 +48,113 @@ class _View:
 
     @property
     def capacity_row(self) -> CapacityRow:
-        """What is known by now."""
-        bounds = tuple(bound for side in self.trees for piece in side.nodes for bound in piece.bounds)
+        """Capacity by the bounds so far."""
+        bounds = tuple(bound for tree in self.trees for node in tree.nodes for bound in node.bounds)
         return CapacityRow(self.duals.sequence_loads, bounds)
 
     def loosest(self, time_ns: float) -> tuple[WindowTree, WindowNode]:
-        """What leaves most for a time."""
-        found = [(side, side.loosest(time_ns)) for side in self.trees]
-        return max(found, key=lambda one: one[1].max_load(time_ns))
+        """Return the loosest node within a time, with its tree."""
+        pairs = [(tree, tree.loosest(time_ns)) for tree in self.trees]
+        return max(pairs, key=lambda pair: pair[1].max_load(time_ns))
 
     def max_share(self, time_ns: float, held: FloatArray) -> float:
-        """What is done at most within a time, of so many sequences [n]."""
+        """Return the maximum work within a time, as a share of ``held`` [n] sequences."""
         return self.loosest(time_ns)[1].max_load(time_ns) / float(self.duals.sequence_loads @ held)
 
-    def with_loads(self, each: FloatArray, windows: tuple[ClassWindow, ...]) -> _View:
-        """By other worths [n], with the mixtures of windows that were found with them."""
-        times = self.duals.total_load / float(self.duals.counts @ each)
-        measure = self.duals.with_loads(times * each)
-        sides = tuple(copied(side, measure, self.duals) for side in self.trees)
-        begun = tuple(replace(one, flow=one.flow * times) for one in windows)
-        for one in begun:
-            begin(sides, one)
-        return _View(measure, sides, begun)
+    def with_loads(self, sequence_loads: FloatArray, windows: tuple[ClassWindow, ...]) -> _View:
+        """Return the view in another measure [n], with the mixtures of its windows."""
+        scale = self.duals.total_load / float(self.duals.counts @ sequence_loads)
+        duals = self.duals.with_loads(scale * sequence_loads)
+        trees = tuple(copied(tree, duals, self.duals) for tree in self.trees)
+        started = tuple(replace(window, flow=window.flow * scale) for window in windows)
+        for window in started:
+            begin(trees, window)
+        return _View(duals, trees, started)
 
 
 class LongestSequenceClass:
-    """Replicas whose longest sequence is one of numbers ``first`` to ``end`` - 1; the shortest class begins at 0,
-    and has replicas without sequences, too."""
+    """Replicas whose longest sequence has index ``first`` to ``end`` - 1; the class that begins at 0 includes
+    empty replicas."""
 
-    def __init__(self, first: int, end: int, measure: Duals, sides: tuple[WindowTree, ...]) -> None:
+    def __init__(self, first: int, end: int, duals: Duals, trees: tuple[WindowTree, ...]) -> None:
         self.first, self.end = first, end
-        self._views = [_View(measure, sides)]
-        # What was asked for worths.
+        self._views = [_View(duals, trees)]
+        # Number of searches of dual values.
         self._asked = 0
 
     @property
     def capacity_rows(self) -> tuple[CapacityRow, ...]:
-        """What is known by now, by every measure."""
-        return tuple(one.capacity_row for one in self._views)
+        """Capacities so far, in every measure."""
+        return tuple(view.capacity_row for view in self._views)
 
     def sharpen(self, time_ns: float, held: FloatArray, deadline: float) -> bool:
-        """Know more, so that a replica does not hold so many sequences [n], and a little less, within a time,
-        until the ``deadline`` (of ``perf_counter``); whether there was anything."""
-        found = False
+        """Refine bounds until a replica cannot hold ``held`` [n] sequences, less a margin, within a time, or the
+        ``deadline``; return whether there was work."""
+        has_worked = False
         while time.perf_counter() < deadline:
-            view = min(self._views, key=lambda one: one.max_share(time_ns, held))
+            view = min(self._views, key=lambda candidate: candidate.max_share(time_ns, held))
             if view.max_share(time_ns, held) <= 1.0 - _RISE:
                 break
-            side, worst = view.loosest(time_ns)
-            if worst.done and not self._ask(view, time_ns, held):
+            tree, node = view.loosest(time_ns)
+            if node.done and not self._ask(view, time_ns, held):
                 break
-            if not worst.done:
+            if not node.done:
                 load = float(view.duals.sequence_loads @ held) * (1.0 - _RISE)
-                view.duals.refine(side, worst, time_ns, load)
-            found = True
-        return found
+                view.duals.refine(tree, node, time_ns, load)
+            has_worked = True
+        return has_worked
 
     def _ask(self, view: _View, time_ns: float, held: FloatArray) -> bool:
-        """What sequences are worth where a replica does least of what is held [n] within a time, as long as that
-        is little known; whether that is less than by the worths there are."""
-        side, worst = view.loosest(time_ns)
-        if self._asked == _ASKED or worst.window is None or worst.start is None:
+        """Seek dual values by which a replica does the smallest part of ``held`` [n] within a time, a few times;
+        return whether they improve on the view's."""
+        tree, node = view.loosest(time_ns)
+        if self._asked == _ASKED or node.window is None or node.start is None:
             return False
         self._asked += 1
-        mixture, slope, rows = worst.start
-        filling = view.duals.configuration(side, worst)
-        new = ClassWindow(0, filling, mixture, 1.0 / slope, rows, side.columns)
-        known = [
-            one
-            for one in view.windows
-            if (one.configuration.window, one.configuration.pinned_item) != (worst.window, side.pinned_item)
+        mixture, slope, rows = node.start
+        configuration = view.duals.configuration(tree, node)
+        window = ClassWindow(0, configuration, mixture, 1.0 / slope, rows, tree.columns)
+        other_windows = [
+            other
+            for other in view.windows
+            if (other.configuration.window, other.configuration.pinned_item) != (node.window, tree.pinned_item)
         ]
-        counts, each, end = view.duals.counts, view.duals.sequence_loads, time.perf_counter() + _ASK_S
-        wanted = held + _ALL * counts * (float(each @ held) / float(each @ counts))
-        found = restricted_master_duals((*known, new), np.array([1]), wanted, each, time_ns, end)
-        if found is None:
+        counts, sequence_loads, end = view.duals.counts, view.duals.sequence_loads, time.perf_counter() + _ASK_S
+        wanted = held + _ALL * counts * (float(sequence_loads @ held) / float(sequence_loads @ counts))
+        solution = restricted_master_duals(
+            (*other_windows, window), np.array([1]), wanted, sequence_loads, time_ns, end
+        )
+        if solution is None:
             return False
-        self._views.append(view.with_loads(np.maximum(found[0], _LEAST_WORTH * each), found[1]))
+        self._views.append(view.with_loads(np.maximum(solution[0], _LEAST_WORTH * sequence_loads), solution[1]))
         return True
 
 
-def longest_sequence_classes(pool: StrategyTables, member: int, time_ns: float, held: FloatArray) -> list[LongestSequenceClass]:
-    """The classes of a pipeline whose replicas hold about so many sequences [n] within about a time."""
-    known, contents = pool.best_own_memory_bound(member), pool.micro_batch_pricing(member)
-    each = known.sequence_loads * known.num_replicas
-    load = float(each @ held)
-    fits = contents.items.fits
+def longest_sequence_classes(
+    pool: StrategyTables, member: int, time_ns: float, held: FloatArray
+) -> list[LongestSequenceClass]:
+    """Return the classes of a pipeline whose replicas hold about ``held`` [n] within about a time."""
+    work_bound, pricing = pool.best_own_memory_bound(member), pool.micro_batch_pricing(member)
+    sequence_loads = work_bound.sequence_loads * work_bound.num_replicas
+    load = float(sequence_loads @ held)
+    fits = pricing.items.fits
     end = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else len(fits)
-    parts = [part * each[end - 1] for part in _EDGES]
-    starts = {int(np.searchsorted(each[:end], part)) for part in parts if part > _MUCH * load}
+    min_loads = [part * sequence_loads[end - 1] for part in _EDGES]
+    starts = {int(np.searchsorted(sequence_loads[:end], part)) for part in min_loads if part > _MUCH * load}
     classes = []
-    for first, last in pairwise([*sorted({0, *(one for one in starts if one < end)}), end]):
-        filled = ConfigurationBound.for_load(known, shorter(contents, last), load)
+    for first, last in pairwise([*sorted({0, *(start for start in starts if start < end)}), end]):
+        configuration = ConfigurationBound.for_load(work_bound, shorter(pricing, last), load)
         if not first:
-            filled.branch_on_large(time_ns, load)
-            classes.append(LongestSequenceClass(first, last, filled.duals, (filled.ordinary, *filled.with_large)))
+            configuration.branch_on_large(time_ns, load)
+            classes.append(
+                LongestSequenceClass(
+                    first, last, configuration.duals, (configuration.ordinary, *configuration.with_large)
+                )
+            )
             continue
-        around = filled.lines.around_long_sequence(first, load, _EFFORT)
-        boxes = [filled.duals.convert_window(box, known.stages.last) for box in around.boxes]
-        pieces = [WindowNode(box.window, box.bounds) for box in boxes]
-        side = WindowTree(filled.full_pricing, halved, PinnedItem(first), around.alone, pieces)
-        classes.append(LongestSequenceClass(first, last, filled.duals, (side,)))
+        around = configuration.lines.around_long_sequence(first, load, _EFFORT)
+        windows = [configuration.duals.convert_window(window, work_bound.stages.last) for window in around.boxes]
+        nodes = [WindowNode(window.window, window.bounds) for window in windows]
+        tree = WindowTree(configuration.full_pricing, halved, PinnedItem(first), around.alone, nodes)
+        classes.append(LongestSequenceClass(first, last, configuration.duals, (tree,)))
     return classes

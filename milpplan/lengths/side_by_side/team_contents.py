@@ -9,7 +9,7 @@ seats), the question is by how much
 every sequence's attention adds, and once what the longest adds. The larger is at least any mixture of both, so
 each of a few mixtures, for both phases, makes it linear in x for a given number of grains, and never too long.
 
-**Knapsack.** For a mixture, ``knapsacks`` says what sequences are worth at most, less their attention, in exactly
+**Knapsack.** For a mixture, ``knapsack_dp`` says what sequences are worth at most, less their attention, in exactly
 G grains with k the longest. The least of that less the values of G and of the longest over all mixtures is what
 any such micro-batch is worth at most beyond its time.
 

@@ -1,12 +1,12 @@
-"""Degrees side by side during training: one batch after another on the teams of one tensor parallelism.
+"""Dispatcher for degrees side by side during training: batch after batch on the teams of one tensor parallelism.
 
-``TeamDispatcher(problem, tp, longest)`` works out once what sequences of every length up to ``longest`` take under
-every degree; ``dispatch(lengths)`` then plans a batch in milliseconds (``team_quick``): which sequence runs on
-which GPUs, in which micro-batch and when, with the exact time and the proved bound of ``team_bound``. A second or
-two of search (``thorough``) finds a little more, and proves that of ``team_prices``. Nothing is switched between
-batches either: the parameters are where they are. A dispatcher holds nothing but what follows from its arguments,
-so threads share it and processes get it pickled; the same batch gets the same answer (attempts are counted, not
-timed).
+``TeamDispatcher(problem, tp, longest)`` computes once the times of sequences of every length up to ``longest``
+under every degree. ``dispatch(lengths)`` then plans a batch in milliseconds (``team_quick``): which sequence runs
+on which GPUs, in which micro-batch and when, with the exact time and the proved bound of ``team_bound``. A search
+of a second or two (``thorough``) finds a slightly shorter step, and proves the bound of ``sequence_duals``.
+Nothing is switched between batches: the parameters stay where they are. A dispatcher holds nothing but what
+follows from its arguments, so threads share it and processes get it pickled; equal batches get equal answers
+(attempts are counted, not timed).
 """
 
 from __future__ import annotations
@@ -33,21 +33,24 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
 
-# Bunches of lengths in the program of a quick bound.
+# Number of bunches of lengths in the program of a quick bound.
 _BUNCHES = 32
-# Efforts of a search for one batch, and the gap at which that ends: a solve makes more.
+# Efforts of a search for one batch, which are lower than those of a solve, and the gap at which it ends.
 _FIRST, _LATER, _GAP = Effort(4, 200, 4), Effort(0, 200, 10), 5e-3
 
 
 @dataclass(frozen=True, slots=True)
 class TeamDispatch:
-    """One batch: its padded ``lengths``, ``turns`` in the order of their starts, whose micro-batches hold indices
-    of the batch's sequences; the exact step and what no step of these degrees undercuts, in seconds."""
+    """Plan of one batch."""
 
     lengths: tuple[int, ...]
+    """Padded lengths of its sequences."""
     turns: tuple[TeamTurn, ...]
+    """Turns in the order of their starts, whose micro-batches hold indices of the batch's sequences."""
     step_time_s: float
+    """Exact time of the step."""
     lower_bound_s: float
+    """Lower bound of all steps of these degrees."""
 
     @property
     def gap(self) -> float:
@@ -55,14 +58,14 @@ class TeamDispatch:
         return (self.step_time_s - self.lower_bound_s) / self.step_time_s
 
     def file(self) -> TeamDispatchFile:
-        """The batch as a document (``milpplan schema team-dispatch``) for a loader of any framework."""
-        turns = tuple(TeamTurnRecord(**one.to_dict()) for one in self.turns)
+        """Return the batch as a document (``milpplan schema team-dispatch``) for a loader of any framework."""
+        turns = tuple(TeamTurnRecord(**turn.to_dict()) for turn in self.turns)
         times = {"step_time_s": self.step_time_s, "lower_bound_s": self.lower_bound_s}
         return TeamDispatchFile(lengths=self.lengths, turns=turns, **times)
 
 
 class TeamDispatcher:
-    """Plans batches of sequences of up to ``longest`` tokens, each padded to a multiple of ``alignment``."""
+    """Planner of batches of sequences of up to ``longest`` tokens, each padded to a multiple of ``alignment``."""
 
     def __init__(
         self,
@@ -73,14 +76,21 @@ class TeamDispatcher:
         rules: SequenceRules = PACKED,
         etp: int | None = None,
     ) -> None:
-        """``problem`` and ``rules``: as for ``solve_lengths``; ``tp``, ``etp``: the tensor parallelism of all
-        degrees, and that of their experts, where there are several.
+        """Prepare the tables.
+
+        Args:
+            problem: as for ``solve_lengths``.
+            tp: tensor parallelism of all degrees.
+            longest: maximum length in tokens.
+            alignment: every length is padded to a multiple of so many tokens.
+            rules: as for ``solve_lengths``.
+            etp: tensor parallelism of the experts, if there are several.
 
         Raises:
             InfeasibleError: no strategy holds the longest sequence.
-            InvalidInputError: there are no two degrees under this tensor parallelism, or those of several of the
-                experts' and none is named; numbers that are none or below one; lengths that the model does not
-                know; or rules that the problem or degrees side by side do not know.
+            InvalidInputError: there are no two degrees under this tensor parallelism, or several tensor
+                parallelisms of the experts and none is given; a number is below one; the model does not know these
+                lengths; or the problem or degrees side by side do not support the rules.
         """
         check_rules(problem, rules, baselines=False, side_by_side=True)
         for name, value in (("tp", tp), ("longest", longest), ("alignment", alignment), ("etp", etp)):
@@ -89,17 +99,17 @@ class TeamDispatcher:
                     f"{name} is {value!r}.", "A whole number of at least 1 expected.", "Correct it."
                 )
         check_longest(problem, longest)
-        found = families(_pool(problem, tp, longest, alignment, rules))
-        known = sorted({_etp(one) for one in found})
+        candidates = families(_pool(problem, tp, longest, alignment, rules))
+        known_etps = sorted({_etp(family) for family in candidates})
         if etp is not None:
-            found = [one for one in found if _etp(one) == etp]
-        if len(found) > 1:
+            candidates = [family for family in candidates if _etp(family) == etp]
+        if len(candidates) > 1:
             raise InvalidInputError(
-                f"tp={tp} has experts of tensor parallelism {', '.join(map(str, known))}.",
+                f"tp={tp} has experts of tensor parallelism {', '.join(map(str, known_etps))}.",
                 "Expected one of them: parameters stay where they are from batch to batch.",
-                f"Give the etp of a step that was planned side by side (etp={known[0]}, say).",
+                f"Give the etp of a step that was planned side by side (etp={known_etps[0]}, say).",
             )
-        if not found:
+        if not candidates:
             raise InvalidInputError(
                 f"tp={tp}{'' if etp is None else f', etp={etp}'} has no two degrees of context parallelism that "
                 f"hold the model, one of them with a sequence of {longest:,} tokens, next to each other in the "
@@ -107,24 +117,24 @@ class TeamDispatcher:
                 "Expected a tensor parallelism that has.",
                 "Give the tp (and, of experts, the etp) of a step that was planned side by side.",
             )
-        load = found[0].pool.load
-        self.alignment, self.longest, self.family = alignment, int(load.lengths[-1]), found[0]
+        load = candidates[0].pool.load
+        self.alignment, self.longest, self.family = alignment, int(load.lengths[-1]), candidates[0]
         self.lines, self.tables = lines(self.family), SharedTables.of(self.family)
         glop.ready()
 
     def dispatch(self, lengths: Sequence[int] | IntArray, *, thorough: bool = False) -> TeamDispatch:
-        """The batch of sequences of these lengths; ``thorough``: by a search, with a higher bound.
+        """Plan the batch of sequences of some lengths; ``thorough``: by a search, with a higher bound.
 
         Raises:
-            InvalidInputError: no sequences, or one that is empty or longer than the longest.
+            InvalidInputError: there are no sequences, or one is empty or longer than the longest.
         """
-        do = "Make the dispatcher for longer sequences, or cut them."
-        given = checked_batch(lengths, self.longest, do)
-        places = -(-given // self.alignment) - 1
-        counts = np.bincount(places, minlength=len(self.family.pool.load.lengths)).astype(np.int64)
+        advice = "Make the dispatcher for longer sequences, or cut them."
+        checked = checked_batch(lengths, self.longest, advice)
+        length_indices = -(-checked // self.alignment) - 1
+        counts = np.bincount(length_indices, minlength=len(self.family.pool.load.lengths)).astype(np.int64)
         step, bound_ns = self._searched(counts) if thorough else self._quick(counts)
-        turns = _indexed(team_turns(step), places, self.alignment)
-        padded = tuple(((places + 1) * self.alignment).tolist())
+        turns = _indexed(team_turns(step), length_indices, self.alignment)
+        padded = tuple(((length_indices + 1) * self.alignment).tolist())
         return TeamDispatch(padded, turns, step.time_ns / NS_PER_S, bound_ns / NS_PER_S)
 
     def _searched(self, counts: IntArray) -> tuple[TeamStep, float]:
@@ -133,40 +143,50 @@ class TeamDispatcher:
         return planned(replace(self.family, pool=replace(pool, load=load)), _FIRST, _LATER, _GAP)
 
     def _quick(self, counts: IntArray) -> tuple[TeamStep, float]:
-        """With nothing but the lengths that there are."""
-        pool, held = self.family.pool, np.flatnonzero(counts)
-        load = replace(pool.load, lengths=pool.load.lengths[held], counts=counts[held])
-        timers = {member: self.family.timer(member).for_lengths(held) for member in self.family.members}
+        """Plan the batch with tables of its lengths only."""
+        pool, present = self.family.pool, np.flatnonzero(counts)
+        load = replace(pool.load, lengths=pool.load.lengths[present], counts=counts[present])
+        timers = {member: self.family.timer(member).for_lengths(present) for member in self.family.members}
         family = Family(replace(pool, load=load), self.family.members, timers)
-        among = {degree: [one.for_lengths(held) for one in found] for degree, found in self.lines.items()}
-        step = quick_step(family, among)
-        shared = self.tables.for_lengths(held).shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES)
+        lines_of = {
+            degree: [line.for_lengths(present) for line in degree_lines]
+            for degree, degree_lines in self.lines.items()
+        }
+        step = quick_step(family, lines_of)
+        shared = self.tables.for_lengths(present).shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES)
         return step, shared.bound_ns
 
 
 def _pool(problem: Problem, tp: int, longest: int, alignment: int, rules: SequenceRules) -> StrategyTables:
-    """One stage under a tensor parallelism, with every length once. A micro-batch holds what memory does: batches
-    have more of one length."""
+    """Return the strategies of one stage under a tensor parallelism, with every length once.
+
+    The capacity is that of the memory, as batches have several sequences of one length.
+    """
     space = problem.space.model_copy(update={"tp": (tp,), "pp": (1,), "ep": (1,)})
-    grains = np.arange(1, -(-longest // alignment) + 1, dtype=np.int64)
-    load = Load(grains * alignment, np.ones_like(grains), alignment, rules)
-    of_one = quantum_problem(problem.model_copy(update={"space": space}), alignment)
-    return StrategyTables.of(of_one, load, MAX_QUANTA)
+    quanta = np.arange(1, -(-longest // alignment) + 1, dtype=np.int64)
+    load = Load(quanta * alignment, np.ones_like(quanta), alignment, rules)
+    quantum_job = quantum_problem(problem.model_copy(update={"space": space}), alignment)
+    return StrategyTables.of(quantum_job, load, MAX_QUANTA)
 
 
 def _etp(family: Family) -> int:
-    """Tensor parallelism of the experts."""
+    """Return the tensor parallelism of the experts."""
     return family.pool.members[family.members[0]].candidate.layout.etp
 
 
-def _indexed(turns: tuple[TeamTurn, ...], places: IntArray, alignment: int) -> tuple[TeamTurn, ...]:
-    """The turns with indices of sequences in place of their lengths: of each length, the first ones first."""
-    waiting = {int(place): np.flatnonzero(places == place)[::-1].tolist() for place in np.unique(places)}
+def _indexed(turns: tuple[TeamTurn, ...], length_indices: IntArray, alignment: int) -> tuple[TeamTurn, ...]:
+    """Return the turns with indices of sequences in place of their lengths; of equal lengths the first sequences
+    come first."""
+    left = {
+        int(length): np.flatnonzero(length_indices == length)[::-1].tolist()
+        for length in np.unique(length_indices)
+    }
     return tuple(
         replace(
             turn,
             micro_batches=tuple(
-                tuple(waiting[length // alignment - 1].pop() for length in one) for one in turn.micro_batches
+                tuple(left[length // alignment - 1].pop() for length in micro_batch)
+                for micro_batch in turn.micro_batches
             ),
         )
         for turn in turns

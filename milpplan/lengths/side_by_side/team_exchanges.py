@@ -1,16 +1,16 @@
-"""Making a step of teams shorter by exchanges of sequences between its micro-batches.
+"""Local search on a step of teams: exchanges of sequences between its micro-batches.
 
-Heuristic; answers are simulated exactly (``teams``). Degrees nest, so a seat is done after the sum of all
-micro-batches that run on it, and the step is the largest of these ends e_s. What is made smaller is
+A heuristic; the results are simulated exactly (``teams``). Degrees nest, so a slot ends after the sum of all
+micro-batches that run on it, and the step is the maximum of these ends e_s. The objective is
 
-    sum over seats of exp(e_s / tau)
+    sum over slots of exp(e_s / tau)
 
-with tau falling from a hundredth of the step or so, where all time counts, to a fraction of a thousandth, where
-only the seats count that end last. Exchanges change few ends by one amount each, so many are compared at once:
-for a pair of micro-batches every sequence of one, or none, against every one of the other, or none, at the exact
-times of both (``dealing.Timer``). Besides, a micro-batch moves to another team, of any degree, or a new one opens.
-The best exchange of the pair is made if it helps. Every micro-batch runs under the strategy of its degree that
-recomputes least and holds it. Random numbers are seeded, and rounds are counted.
+with tau falling from about a hundredth of the step, where all time counts, to a fraction of a thousandth, where
+only the slots that end last count. Exchanges change few ends by one amount each, so many are compared at once: for
+a pair of micro-batches every sequence of one, or none, against every one of the other, or none, at the exact times
+of both (``packing_local_search.Timer``). Besides, a micro-batch moves to another team, of any degree, or a new one
+opens. The best exchange of the pair is made if it improves. Every micro-batch runs under the strategy of its
+degree that recomputes least and holds it. Random numbers are seeded, and rounds are counted.
 """
 
 from __future__ import annotations
@@ -27,66 +27,69 @@ from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 # tau at first and in the end, as a share of the step.
 _FIRST, _LAST = 1e-2, 2e-4
-# What share of the rounds moves a micro-batch, and opens one; in what share the first one is of the seat that ends
-# last, and of another seat.
+# Shares of the rounds that move a micro-batch and that open one; shares in which the first micro-batch is of the
+# slot that ends last, and of another slot.
 _MOVES, _OPENS, _SLOWEST, _SEAT = 0.08, 0.07, 0.5, 0.3
-# What counts as less.
+# Relative change that counts as an improvement.
 _LESS = 1e-9
-# No potential is larger than exp of this.
+# Maximum exponent.
 _STEEP = 200.0
-# Rounds between two looks at the clock.
+# Number of rounds between two checks of the deadline.
 _LOOK = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Degree:
-    """The members of a degree, from the least capacity, with their times: ``rooms`` grains; per member ``base``
-    [2 ways, 2 phases, G], ``attention`` and ``once`` [2, 2, n] ns with nothing as the last place of
-    ``attention``, which is the last place of ``sizes``, too."""
+    """The members of a degree in the order of their capacity, with their times."""
 
     size: int
     members: tuple[int, ...]
     rooms: tuple[int, ...]
+    """Capacities in quanta."""
     base: tuple[FloatArray, ...]
+    """By member: times without attention, [2 (ring exposed, hidden), 2 phases, G] ns."""
     attention: tuple[FloatArray, ...]
+    """By member: attention of a sequence, [2, 2, n + 1] ns; 0 at the last index, which means no sequence."""
     once: tuple[FloatArray, ...]
+    """By member: last tiles of the longest sequence, [2, 2, n] ns."""
     sizes: IntArray
+    """Quanta of a sequence, [n + 1]; 0 at the last index."""
 
     @staticmethod
     def of(family: Family, degree: int) -> Degree:
-        """That of a family."""
+        """Build the tables of a family's degree."""
         pairs = zip(family.members, family.degrees, strict=True)
-        members = sorted((member for member, mine in pairs if mine == degree), key=family.max_quanta)
+        members = sorted((member for member, own in pairs if own == degree), key=family.max_quanta)
         timers = [family.timer(member) for member in members]
         return Degree(
             degree,
             tuple(members),
             tuple(map(family.max_quanta, members)),
-            tuple(one.base[:, :, 0] for one in timers),
-            tuple(np.pad(one.attention[:, :, 0], ((0, 0), (0, 0), (0, 1))) for one in timers),
-            tuple(one.once[:, :, 0] for one in timers),
+            tuple(timer.base[:, :, 0] for timer in timers),
+            tuple(np.pad(timer.attention[:, :, 0], ((0, 0), (0, 0), (0, 1))) for timer in timers),
+            tuple(timer.once[:, :, 0] for timer in timers),
             np.append(timers[0].quanta, 0),
         )
 
-    def member(self, grains: int) -> int:
-        """The member that runs so many grains."""
-        return self.members[self.place(grains)]
+    def member(self, quanta: int) -> int:
+        """Return the member that runs so many quanta."""
+        return self.members[self.place(quanta)]
 
-    def place(self, grains: int) -> int:
-        """Its place among the members."""
-        return bisect_left(self.rooms, grains)
+    def place(self, quanta: int) -> int:
+        """Return the index of that member."""
+        return bisect_left(self.rooms, quanta)
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A micro-batch ``held`` [n] on a team of a degree, and what follows: grains, attention under every member
-    [2 ways, 2 phases], time in ns."""
+    """A micro-batch ``held`` [n] on a team of a degree."""
 
     degree: Degree
     team: int
     held: IntArray
     grains: int = 0
     sums: tuple[FloatArray, ...] = ()
+    """Attention under every member, [2, 2] ns."""
     time_ns: float = 0.0
 
     def __post_init__(self) -> None:
@@ -98,58 +101,60 @@ class Batch:
             place, longest = degree.place(self.grains), self.held.nonzero()[0][-1:]
             ways = degree.base[place][:, :, self.grains - 1] + self.sums[place]
             ways = ways[:, :, None] + degree.once[place][:, :, longest]
-            # Of one length, or of none: nothing takes no time.
+            # With one longest length, or none: an empty micro-batch takes no time.
             self.time_ns = float(ways.max(axis=0).sum())
 
-    def with_(self, goes: int, comes: int) -> Batch:
-        """After an exchange; the number of lengths is nothing."""
+    def with_(self, removed: int, added: int) -> Batch:
+        """Return the micro-batch after an exchange; the number of lengths means no sequence."""
         held = self.held.copy()
-        for place, sign in ((goes, -1), (comes, 1)):
-            if place < len(held):
-                held[place] += sign
+        for length, sign in ((removed, -1), (added, 1)):
+            if length < len(held):
+                held[length] += sign
         return Batch(self.degree, self.team, held)
 
     @property
     def choices(self) -> IntArray:
-        """Lengths that are there, and nothing."""
+        """Lengths that it holds, and none."""
         return np.append(np.flatnonzero(self.held), len(self.held))
 
     @property
     def seats(self) -> slice:
-        """Those of its team."""
+        """Slots of its team."""
         return slice(self.degree.size * self.team, self.degree.size * (self.team + 1))
 
-    def exchanged(self, goes: IntArray, comes: IntArray) -> FloatArray:
-        """Times [K, L] with one sequence of ``goes`` [K] less and one of ``comes`` [L] more; infinite where that
-        does not fit."""
+    def exchanged(self, removed: IntArray, added: IntArray) -> FloatArray:
+        """Return times [K, L] with one sequence of ``removed`` [K] less and one of ``added`` [L] more; infinite
+        where that does not fit."""
         degree, number = self.degree, len(self.held)
-        grains = self.grains - degree.sizes[goes][:, None] + degree.sizes[comes]
-        longest = np.maximum(self._longest_without(goes)[:, None], np.where(comes < number, comes, 0))
-        times = np.where(grains == 0, 0.0, np.inf)
-        least = 0
-        for place, room in enumerate(degree.rooms):
-            mine = (grains > least) & (grains <= room)
-            least = max(least, room)
-            if not mine.any():
+        quanta = self.grains - degree.sizes[removed][:, None] + degree.sizes[added]
+        longest = np.maximum(self._longest_without(removed)[:, None], np.where(added < number, added, 0))
+        times = np.where(quanta == 0, 0.0, np.inf)
+        previous = 0
+        for index, capacity in enumerate(degree.rooms):
+            in_range = (quanta > previous) & (quanta <= capacity)
+            previous = max(previous, capacity)
+            if not in_range.any():
                 continue
-            rows, columns = np.nonzero(mine)
-            each = degree.attention[place]
-            sums = self.sums[place][:, :, None] - each[:, :, goes[rows]] + each[:, :, comes[columns]]
-            ways = degree.base[place][:, :, grains[mine] - 1] + sums + degree.once[place][:, :, longest[mine]]
-            times[mine] = ways.max(axis=0).sum(axis=0)
+            rows, columns = np.nonzero(in_range)
+            attention = degree.attention[index]
+            sums = self.sums[index][:, :, None] - attention[:, :, removed[rows]] + attention[:, :, added[columns]]
+            options = (
+                degree.base[index][:, :, quanta[in_range] - 1] + sums + degree.once[index][:, :, longest[in_range]]
+            )
+            times[in_range] = options.max(axis=0).sum(axis=0)
         return times
 
-    def _longest_without(self, goes: IntArray) -> IntArray:
-        """The longest that stays, 0 if none does."""
-        there = np.flatnonzero(self.held)
-        if not len(there):
-            return np.zeros_like(goes)
-        second = there[-2] if len(there) > 1 else 0
-        return np.where((goes == there[-1]) & (self.held[there[-1]] == 1), second, there[-1])
+    def _longest_without(self, removed: IntArray) -> IntArray:
+        """Return the longest length that stays, 0 if none does."""
+        present = np.flatnonzero(self.held)
+        if not len(present):
+            return np.zeros_like(removed)
+        second = present[-2] if len(present) > 1 else 0
+        return np.where((removed == present[-1]) & (self.held[present[-1]] == 1), second, present[-1])
 
 
 class _Board:
-    """All micro-batches, and the ends of the seats [M] ns."""
+    """All micro-batches, and the ends of the slots [M] ns."""
 
     def __init__(self, family: Family, turns: Sequence[Turn]) -> None:
         self.family = family
@@ -162,29 +167,29 @@ class _Board:
                 self.add(Batch(degree, turn.team, held))
 
     def add(self, batch: Batch) -> None:
-        """Nothing, if it is empty."""
+        """Add a micro-batch unless it is empty."""
         if batch.grains:
             self.batches.append(batch)
             self.ends[batch.seats] += batch.time_ns
 
     def remove(self, batch: Batch) -> None:
-        """One that is there, or empty."""
+        """Remove a micro-batch unless it is empty."""
         if batch.grains:
             self.batches.remove(batch)
             self.ends[batch.seats] -= batch.time_ns
 
     def chosen(self, random: np.random.Generator) -> Batch:
-        """A micro-batch: of the seat that ends last, of another seat, or any."""
-        kind = random.random()
-        if kind < _SLOWEST + _SEAT:
-            seat = int(self.ends.argmax() if kind < _SLOWEST else random.integers(len(self.ends)))
-            there = [one for one in self.batches if one.team == seat // one.degree.size]
-            if there:
-                return there[int(random.integers(len(there)))]
+        """Return a random micro-batch: of the slot that ends last, of another slot, or any."""
+        draw = random.random()
+        if draw < _SLOWEST + _SEAT:
+            slot = int(self.ends.argmax() if draw < _SLOWEST else random.integers(len(self.ends)))
+            batches = [batch for batch in self.batches if batch.team == slot // batch.degree.size]
+            if batches:
+                return batches[int(random.integers(len(batches)))]
         return self.batches[int(random.integers(len(self.batches)))]
 
     def moved(self, batch: Batch, tau: float) -> bool:
-        """A micro-batch to the team, of any degree, where it adds least."""
+        """Move a micro-batch to the best team of any degree; return whether that improves."""
         latest, now = self.ends.max(), np.exp((self.ends - self.ends.max()) / tau).sum()
         without = self.ends.copy()
         without[batch.seats] -= batch.time_ns
@@ -192,9 +197,9 @@ class _Board:
         for degree in self.degrees.values():
             if batch.grains > degree.rooms[-1]:
                 continue
-            there = batch if degree is batch.degree else Batch(degree, 0, batch.held)
+            copy = batch if degree is batch.degree else Batch(degree, 0, batch.held)
             before = _power((without - latest) / tau)
-            after = _power((without + there.time_ns - latest) / tau)
+            after = _power((without + copy.time_ns - latest) / tau)
             sums = (after - before).reshape(-1, degree.size).sum(axis=1)
             team, total = int(sums.argmin()), float(before.sum() + sums.min())
             if best is None or total < best[0]:
@@ -206,42 +211,47 @@ class _Board:
         return True
 
     def exchanged(self, here: Batch, there: Batch, tau: float) -> bool:
-        """The best exchange of at most one sequence of each, if it helps."""
-        mine, other = here.choices, there.choices
-        changes = here.exchanged(mine, other) - here.time_ns, there.exchanged(other, mine).T - there.time_ns
+        """Make the best exchange of at most one sequence of each, if it improves; return whether it did."""
+        removed, added_choices = here.choices, there.choices
+        changes = (
+            here.exchanged(removed, added_choices) - here.time_ns,
+            there.exchanged(added_choices, removed).T - there.time_ns,
+        )
         masks = np.zeros((2, len(self.ends)), dtype=bool)
         masks[0, here.seats] = masks[1, there.seats] = True
-        both = masks[0] & masks[1]
-        added = self._added(masks[0] & ~both, changes[0], tau) + self._added(masks[1] & ~both, changes[1], tau)
-        added = added + self._added(both, changes[0] + changes[1], tau)
-        added[~np.isfinite(changes[0] + changes[1])] = np.inf
-        k, other_k = np.unravel_index(int(added.argmin()), added.shape)
-        now = _power((self.ends - self.ends.max()) / tau).sum()
-        if added[k, other_k] >= -_LESS * now:
+        shared = masks[0] & masks[1]
+        changes_of_potential = self._added(masks[0] & ~shared, changes[0], tau) + self._added(
+            masks[1] & ~shared, changes[1], tau
+        )
+        changes_of_potential = changes_of_potential + self._added(shared, changes[0] + changes[1], tau)
+        changes_of_potential[~np.isfinite(changes[0] + changes[1])] = np.inf
+        row, column = np.unravel_index(int(changes_of_potential.argmin()), changes_of_potential.shape)
+        potential = _power((self.ends - self.ends.max()) / tau).sum()
+        if changes_of_potential[row, column] >= -_LESS * potential:
             return False
         self.remove(here)
         self.remove(there)
-        self.add(here.with_(int(mine[k]), int(other[other_k])))
-        self.add(there.with_(int(other[other_k]), int(mine[k])))
+        self.add(here.with_(int(removed[row]), int(added_choices[column])))
+        self.add(there.with_(int(added_choices[column]), int(removed[row])))
         return True
 
     def _added(self, seats: BoolArray, change: FloatArray, tau: float) -> FloatArray:
-        """What the seats' ends add to the potential when all change so."""
+        """Return the change of the potential if the ends of some slots all change by an amount."""
         if not seats.any():
             return np.zeros_like(change)
-        latest, mine = self.ends.max(), self.ends[seats]
-        last = mine.max()
-        weight = np.exp((mine - last) / tau).sum()
+        latest, own_ends = self.ends.max(), self.ends[seats]
+        last = own_ends.max()
+        weight = np.exp((own_ends - last) / tau).sum()
         return np.asarray(weight * (_power((last - latest + change) / tau) - _power((last - latest) / tau)))
 
     def turns(self, batches: list[Batch]) -> list[Turn]:
-        """Turns, the largest degree first, the strategies of a team one after another."""
-        found: dict[tuple[int, int, int], list[IntArray]] = {}
-        for one in batches:
-            key = -one.degree.size, one.team, one.degree.member(one.grains)
-            found.setdefault(key, []).append(one.held)
+        """Return the turns, the largest degree first, the strategies of a team one after another."""
+        rows_of: dict[tuple[int, int, int], list[IntArray]] = {}
+        for batch in batches:
+            key = -batch.degree.size, batch.team, batch.degree.member(batch.grains)
+            rows_of.setdefault(key, []).append(batch.held)
         return [
-            Turn(member, team, np.array(rows)) for (_, team, member), rows in sorted(found.items(), key=_first)
+            Turn(member, team, np.array(rows)) for (_, team, member), rows in sorted(rows_of.items(), key=_first)
         ]
 
 
@@ -256,25 +266,25 @@ def _power(exponents: FloatArray) -> FloatArray:
 def improved(
     family: Family, turns: Sequence[Turn], rounds: int, cutoff_ns: float, deadline: float, seed: int = 1
 ) -> list[Turn]:
-    """The best turns met in so many rounds; stops when all are done within ``enough_ns``, or at the ``deadline``
-    (of ``perf_counter``)."""
+    """Return the best turns met in some rounds; stop at ``cutoff_ns`` or at the ``deadline`` (of
+    ``perf_counter``)."""
     random = np.random.default_rng(seed)
     board = _Board(family, turns)
-    best, least = list(board.batches), float(board.ends.max())
-    for turn in range(rounds):
-        if least <= cutoff_ns or (turn % _LOOK == 0 and time.perf_counter() > deadline):
+    best, best_ns = list(board.batches), float(board.ends.max())
+    for round_index in range(rounds):
+        if best_ns <= cutoff_ns or (round_index % _LOOK == 0 and time.perf_counter() > deadline):
             break
-        tau = float(board.ends.max()) * _FIRST * (_LAST / _FIRST) ** (turn / rounds)
-        kind, here = random.random(), board.chosen(random)
-        if kind < _MOVES:
+        tau = float(board.ends.max()) * _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
+        draw, here = random.random(), board.chosen(random)
+        if draw < _MOVES:
             changed = board.moved(here, tau)
-        elif kind < _MOVES + _OPENS:
+        elif draw < _MOVES + _OPENS:
             size = int(random.choice(family.degree_chain))
             team = int(random.integers(family.num_slots // size))
             changed = board.exchanged(here, Batch(board.degrees[size], team, np.zeros_like(here.held)), tau)
         else:
             there = board.batches[int(random.integers(len(board.batches)))]
             changed = there is not here and board.exchanged(here, there, tau)
-        if changed and board.ends.max() < least:
-            best, least = list(board.batches), float(board.ends.max())
+        if changed and board.ends.max() < best_ns:
+            best, best_ns = list(board.batches), float(board.ends.max())
     return board.turns(best)

@@ -1,4 +1,4 @@
-"""A batch on degrees side by side as JSON that a loader of any framework can read."""
+"""JSON document of a batch on degrees side by side, for a loader of any framework."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from milpplan.problem.records import Count, NonNegativeFloat, PositiveFloat, Pos
 
 
 class TeamTurnRecord(Record):
-    """Micro-batches, as indices of the batch's sequences, that one strategy runs one after another on
-    ``num_gpus`` GPUs from ``first_gpu`` on (as Megatron ranks count), and when, in seconds of the step."""
+    """Micro-batches, as indices of the batch's sequences, that one strategy runs one after another on ``num_gpus``
+    GPUs from ``first_gpu`` on (as Megatron ranks count), with their times in seconds of the step."""
 
     strategy: str
     first_gpu: Count
@@ -22,8 +22,8 @@ class TeamTurnRecord(Record):
 
 
 class TeamDispatchFile(Record):
-    """One batch on degrees side by side: its padded ``lengths``, what runs where in the order of the starts, the
-    exact step and what no step of these degrees undercuts."""
+    """One batch on degrees side by side: its padded ``lengths``, its turns in the order of their starts, the exact
+    step and the lower bound of all steps of these degrees."""
 
     schema_version: Literal[1] = 1
     lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]

@@ -1,15 +1,15 @@
-"""Dealing sequences out to teams: under which degree each runs, on which team, in which micro-batches.
+"""Assignment of sequences to teams: the degree, the team and the micro-batch of each.
 
-Heuristic. Degrees run largest first, so that teams nest: a team of c seats waits for nothing but the teams of more
-seats around it, and small teams level what large ones leave uneven.
+A heuristic. Degrees run in descending order, so that teams nest: a team of c slots waits only for the teams of
+more slots around it, and small teams level what large ones leave uneven.
 
- 1. *Degrees.* Every length goes to the degree where its price, times a factor of the degree, is least.
- 2. *Teams.* From the largest degree to the smallest, the longest work first, each sequence to the team that
-    would be done first.
- 3. *Micro-batches* of a team: few full ones, or as even ones, for every capacity of the degree's strategies, each
-    then under the strategy that takes least; the shortest of these.
+ 1. *Degrees.* Every length goes to the degree with the minimum price, times a factor of the degree.
+ 2. *Teams.* From the largest degree to the smallest, the longest work first, each sequence goes to the team that
+    would finish first.
+ 3. *Micro-batches* of a team: few full ones, or even ones, for every capacity of the degree's strategies, each
+    then under the fastest strategy; the shortest packing is kept.
 
-Times are those of ``dealing.Timer``, which are exact.
+Times are those of ``packing_local_search.Timer``, which are exact.
 """
 
 from __future__ import annotations
@@ -35,108 +35,108 @@ class PackedTeam:
 
 @dataclass(frozen=True, eq=False)
 class Packer:
-    """A family with what packing asks again and again."""
+    """A family with the tables that packing uses repeatedly."""
 
     family: Family
     shared: SharedWork
 
     @cached_property
     def lines(self) -> dict[int, list[AffineTime]]:
-        """Those of ``team_quick``."""
+        """Lines of ``team_quick``."""
         return lines(self.family)
 
     def members(self, degree: int) -> list[int]:
-        """Members of a degree."""
+        """Return the members of a degree."""
         pairs = zip(self.family.members, self.family.degrees, strict=True)
-        return [member for member, mine in pairs if mine == degree]
+        return [member for member, own in pairs if own == degree]
 
     @cached_property
     def prices(self) -> FloatArray:
-        """Least price of every length under every degree, [degrees, n] ns of all seats."""
+        """Minimum price of every length under every degree, [degrees, n] ns over all slots."""
         rows = np.array(self.family.degrees)
         return np.array([self.shared.prices[rows == degree].min(axis=0) for degree in self.family.degree_chain])
 
     @cached_property
     def each(self) -> FloatArray:
-        """Time of a sequence on a team of every degree, about, [degrees, n] ns."""
+        """Approximate time of a sequence on a team of every degree, [degrees, n] ns."""
         return np.asarray(self.prices * self.family.num_slots / np.array(self.family.degree_chain)[:, None])
 
     def filled(self, degree: int, teams: IntArray) -> list[PackedTeam]:
-        """Micro-batches of teams of a degree with so many sequences [T, n]: their times are asked for all at
-        once."""
-        grains = self.family.pool.load.lengths // self.family.pool.load.token_quantum
-        ways = [
-            (team, way(grains, held, room))
-            for team, held in enumerate(teams)
-            if held.any()
-            for room in self.rooms[degree]
-            for way in (_full, _even)
+        """Pack teams of a degree that hold ``teams`` [T, n] sequences; all packings are timed in one call."""
+        quanta = self.family.pool.load.lengths // self.family.pool.load.token_quantum
+        trials = [
+            (team, method(quanta, counts, capacities))
+            for team, counts in enumerate(teams)
+            if counts.any()
+            for capacities in self.rooms[degree]
+            for method in (_full, _even)
         ]
-        found = [PackedTeam({}, np.inf if held.any() else 0.0) for held in teams]
-        if not ways:
-            return found
-        members, rows = self.members(degree), np.concatenate([one for _, one in ways])
+        best_packings = [PackedTeam({}, np.inf if counts.any() else 0.0) for counts in teams]
+        if not trials:
+            return best_packings
+        members, rows = self.members(degree), np.concatenate([batches for _, batches in trials])
         times = np.array([self.times(member, rows) for member in members])
-        # Every micro-batch under the member that takes least.
-        best, least = times.argmin(axis=0), times.min(axis=0)
+        # Every micro-batch under the fastest member.
+        best, times_ns = times.argmin(axis=0), times.min(axis=0)
         end = 0
-        for team, one in ways:
-            begin, end = end, end + len(one)
-            time_ns = float(least[begin:end].sum())
-            if time_ns < found[team].time_ns:
-                mine = best[begin:end]
-                packed = {members[place]: one[mine == place] for place in np.unique(mine).tolist()}
-                found[team] = PackedTeam(packed, time_ns)
-        return found
+        for team, batches in trials:
+            begin, end = end, end + len(batches)
+            time_ns = float(times_ns[begin:end].sum())
+            if time_ns < best_packings[team].time_ns:
+                members_of = best[begin:end]
+                packed = {members[index]: batches[members_of == index] for index in np.unique(members_of).tolist()}
+                best_packings[team] = PackedTeam(packed, time_ns)
+        return best_packings
 
     @cached_property
     def rooms(self) -> dict[int, list[IntArray]]:
-        """For every capacity of a degree's members: grains of a micro-batch whose longest sequence has each
-        length, [n]; so many, or more only for a sequence that is longer."""
-        grains, found = self.family.pool.load.lengths // self.family.pool.load.token_quantum, {}
+        """For every capacity of a degree's members: the capacity of a micro-batch by its longest sequence, [n],
+        which is larger only for a sequence that needs it."""
+        quanta, rooms_of = self.family.pool.load.lengths // self.family.pool.load.token_quantum, {}
         for degree in self.family.degree_chain:
             capacities = np.unique([self.family.max_quanta(member) for member in self.members(degree)])
-            least = capacities[np.minimum(np.searchsorted(capacities, grains), len(capacities) - 1)]
-            found[degree] = [np.maximum(least, most) for most in capacities]
-        return found
+            needed = capacities[np.minimum(np.searchsorted(capacities, quanta), len(capacities) - 1)]
+            rooms_of[degree] = [np.maximum(needed, capacity) for capacity in capacities]
+        return rooms_of
 
     def times(self, member: int, rows: IntArray) -> FloatArray:
-        """Time of every micro-batch, infinite where it does not fit, [v]."""
+        """Return the time of every micro-batch, [v]; infinite where it does not fit."""
         timer = self.family.timer(member)
         return np.where(rows @ timer.quanta <= timer.max_quanta, timer.phases(rows).sum(axis=(0, 1)), np.inf)
 
 
-def _full(grains: IntArray, held: IntArray, room: IntArray) -> IntArray:
-    """Longest first, each into the first micro-batch with room."""
-    items = np.repeat(np.arange(len(held)), held)[::-1]
+def _full(quanta: IntArray, counts: IntArray, capacities: IntArray) -> IntArray:
+    """Pack sequences by first fit, the longest first."""
+    items = np.repeat(np.arange(len(counts)), counts)[::-1]
     places: list[int] = []
     left: list[int] = []
-    for size, most in zip(grains[items].tolist(), room[items].tolist(), strict=True):
-        place = next((one for one, free in enumerate(left) if free >= size), len(left))
-        if place == len(left):
-            left.append(most)
-        places.append(place)
-        left[place] -= size
-    return _rows(places, items, len(left), len(held))
+    for size, capacity in zip(quanta[items].tolist(), capacities[items].tolist(), strict=True):
+        position = next((index for index, space in enumerate(left) if space >= size), len(left))
+        if position == len(left):
+            left.append(capacity)
+        places.append(position)
+        left[position] -= size
+    return _rows(places, items, len(left), len(counts))
 
 
-def _even(grains: IntArray, held: IntArray, room: IntArray) -> IntArray:
-    """As many micro-batches as tokens need, the longest sequences first, each to the one with most room."""
-    items = np.repeat(np.arange(len(held)), held)[::-1]
-    most = int(room[0])
-    number = max(1, -(-int(grains @ held) // most))
+def _even(quanta: IntArray, counts: IntArray, capacities: IntArray) -> IntArray:
+    """Pack sequences, the longest first, into as many micro-batches as the tokens need, each into the emptiest
+    one."""
+    items = np.repeat(np.arange(len(counts)), counts)[::-1]
+    capacity = int(capacities[0])
+    number = max(1, -(-int(quanta @ counts) // capacity))
     places: list[int] = []
-    left = [most] * number
-    for size, alone in zip(grains[items].tolist(), room[items].tolist(), strict=True):
-        place = left.index(max(left))
-        if size > most and left[place] == most:
-            left[place] = alone
-        if left[place] < size:
-            place = len(left)
-            left.append(alone)
-        places.append(place)
-        left[place] -= size
-    rows = _rows(places, items, len(left), len(held))
+    left = [capacity] * number
+    for size, own_capacity in zip(quanta[items].tolist(), capacities[items].tolist(), strict=True):
+        position = left.index(max(left))
+        if size > capacity and left[position] == capacity:
+            left[position] = own_capacity
+        if left[position] < size:
+            position = len(left)
+            left.append(own_capacity)
+        places.append(position)
+        left[position] -= size
+    rows = _rows(places, items, len(left), len(counts))
     return rows[rows.any(axis=1)]
 
 

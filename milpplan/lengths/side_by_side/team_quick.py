@@ -1,15 +1,15 @@
-"""A step of teams in milliseconds: for batches in training, where nobody waits for a search.
+"""A step of teams in milliseconds, for batches during training.
 
-Heuristic; what it gives is simulated exactly (``teams``). A micro-batch takes about a constant, and for each of
-its sequences an amount that its length says (``AffineTime``): a line of its products at many grains, and its
+A heuristic; the results are simulated exactly (``teams``). A micro-batch takes about a constant, and for each of
+its sequences an amount that depends on the length (``AffineTime``): a line of its products in the quanta, and its
 attention.
 
- 1. Every length goes to the degree where it takes least of the seats' time, its part of the constants included,
-    and no longer than the whole step, or some part of it: where sequences are few, the best of several parts.
- 2. From the largest degree to the smallest, the longest first, each sequence goes to the team that would be done
-    first, into the fullest micro-batch with room for it, or a new one. Before the next degree the micro-batches
-    are timed exactly.
- 3. Sequences of the seats that end last move to those that end first, as long as that is known to help; then all
+ 1. Every length goes to the degree with the minimum slot time, its part of the constants included, where it takes
+    no longer than the whole step, or some part of it: for few sequences the best of several parts.
+ 2. From the largest degree to the smallest, the longest first, each sequence goes to the team that would finish
+    first, into the fullest micro-batch with enough capacity left, or a new one. Before the next degree the
+    micro-batches are timed exactly.
+ 3. Sequences of the slots that end last move to those that end first, as long as the estimate improves; then all
     are timed again.
 """
 
@@ -25,56 +25,61 @@ from milpplan.lengths.side_by_side.teams import Family, TeamStep, Turn, simulate
 from milpplan.lengths.single.packing_local_search import Timer
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
-# A sequence runs under degrees where it takes no longer than some part of the step: parts that are tried for so
-# few sequences, and for more, until seats wait for no more than a part of the step; how often that is estimated.
+# Number of sequences up to which all parts of the step are tried, the parts, the number of parts for more
+# sequences, the relative idle time at which the trials end, and the number of estimates of the step.
 _FEW, _PARTS, _MANY, _NEAR, _ESTIMATES = 400, (1.0, 1.4, 0.7, 2.0, 0.4), 3, 0.02, 3
-# How often seats are levelled and timed anew, and moves of each time.
+# Number of levelling passes with exact times, and moves in each.
 _PASSES, _MOVES = 3, 48
-# Of the time that two seats differ by, the least and the most that a move may take over.
+# Minimum and maximum share of the difference between two slots that a move may transfer.
 _LEAST, _MOST = 0.05, 0.75
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AffineTime:
-    """A strategy about linear: ``empty`` ns of a micro-batch, ``each`` [n] ns of a sequence, ``alone`` [n] ns of
-    one that has a micro-batch to itself; infinite where it does not fit into ``room`` grains."""
+    """Approximate linear time of a strategy's micro-batches."""
 
     member: int
     capacity: int
+    """Quanta of a micro-batch."""
     constant_ns: float
+    """Time of an empty micro-batch."""
     sequence_ns: FloatArray
+    """Time that a sequence adds, [n]; infinite where it does not fit."""
     single_ns: FloatArray
+    """Time of a micro-batch with one sequence, [n]; infinite where it does not fit."""
 
     @staticmethod
     def of(member: int, timer: Timer) -> AffineTime:
-        """Through the times at half the room and at all of it."""
-        room = timer.max_quanta
-        half = max(1, room // 2)
+        """Fit the line through the times at half the capacity and at all of it."""
+        capacity = timer.max_quanta
+        half = max(1, capacity // 2)
         bare = timer.base[:, :, 0].sum(axis=1).max(axis=0)
-        slope = float(bare[room - 1] - bare[half - 1]) / max(1, room - half)
+        slope = float(bare[capacity - 1] - bare[half - 1]) / max(1, capacity - half)
         attention = timer.attention[:, :, 0].sum(axis=1).max(axis=0)
-        fits = timer.quanta <= room
-        alone = timer.phases(np.eye(len(fits), dtype=np.int64)).sum(axis=(0, 1))
+        fits = timer.quanta <= capacity
+        single_ns = timer.phases(np.eye(len(fits), dtype=np.int64)).sum(axis=(0, 1))
         return AffineTime(
             member,
-            room,
-            max(0.0, float(bare[room - 1]) - slope * room),
+            capacity,
+            max(0.0, float(bare[capacity - 1]) - slope * capacity),
             np.where(fits, slope * timer.quanta + attention, np.inf),
-            np.where(fits, alone, np.inf),
+            np.where(fits, single_ns, np.inf),
         )
 
-    def cost(self, grains: IntArray) -> FloatArray:
-        """Time of a sequence of every length with its part of a full micro-batch's constant, [n] ns."""
-        return self.sequence_ns + self.constant_ns * grains / self.capacity
+    def cost(self, quanta: IntArray) -> FloatArray:
+        """Return the time of a sequence of every length with its part of a full micro-batch's constant, [n] ns."""
+        return self.sequence_ns + self.constant_ns * quanta / self.capacity
 
-    def for_lengths(self, held: IntArray) -> AffineTime:
-        """That of some lengths."""
-        return AffineTime(self.member, self.capacity, self.constant_ns, self.sequence_ns[held], self.single_ns[held])
+    def for_lengths(self, lengths: IntArray) -> AffineTime:
+        """Return the line restricted to some lengths."""
+        return AffineTime(
+            self.member, self.capacity, self.constant_ns, self.sequence_ns[lengths], self.single_ns[lengths]
+        )
 
 
 @dataclass(slots=True, eq=False)
 class _Micro:
-    """A micro-batch: its line, what room is left, its lengths."""
+    """A micro-batch: its line, the capacity left, its lengths."""
 
     line: AffineTime
     left: int
@@ -90,64 +95,64 @@ class _Degree:
         self.teams: list[list[_Micro]] = [[] for _ in range(num_seats // size)]
 
     def deal(self, items: list[int], done: list[float]) -> None:
-        """Sequences, each to the team that would be done first; what teams take before is ``done``."""
-        queue = [(ns, team) for team, ns in enumerate(done)]
+        """Assign sequences, each to the team that would finish first; ``done`` is when the teams become free."""
+        queue = [(end_ns, team) for team, end_ns in enumerate(done)]
         heapq.heapify(queue)
-        # Rooms of each team's micro-batches, ascending.
-        rooms: list[list[tuple[int, int]]] = [[] for _ in queue]
+        # Capacity left of each team's micro-batches, ascending.
+        capacities_left: list[list[tuple[int, int]]] = [[] for _ in queue]
         for k in items:
-            ns, team = queue[0]
-            mine, micros, size = rooms[team], self.teams[team], self.grains[k]
-            place = bisect_left(mine, (size, 0))
-            if place < len(mine):
-                left, number = mine.pop(place)
+            end_ns, team = queue[0]
+            own_left, batches, size = capacities_left[team], self.teams[team], self.grains[k]
+            position = bisect_left(own_left, (size, 0))
+            if position < len(own_left):
+                left, number = own_left.pop(position)
             else:
-                line = next(one for one in self.lines if np.isfinite(one.sequence_ns[k]))
-                left, number = line.capacity, len(micros)
-                micros.append(_Micro(line, 0))
-                ns += line.constant_ns
-            one = micros[number]
-            one.held.append(k)
-            one.left = left - size
-            insort(mine, (one.left, number))
-            heapq.heapreplace(queue, (ns + float(one.line.sequence_ns[k]), team))
+                line = next(batch for batch in self.lines if np.isfinite(batch.sequence_ns[k]))
+                left, number = line.capacity, len(batches)
+                batches.append(_Micro(line, 0))
+                end_ns += line.constant_ns
+            batch = batches[number]
+            batch.held.append(k)
+            batch.left = left - size
+            insort(own_left, (batch.left, number))
+            heapq.heapreplace(queue, (end_ns + float(batch.line.sequence_ns[k]), team))
 
     def timed(self, family: Family, number: int) -> FloatArray:
-        """Exact time of every team, [T] ns, for so many lengths."""
+        """Return the exact time of every team, [T] ns, for ``number`` lengths."""
         for line in self.lines:
-            micros = [one for team in self.teams for one in team if one.line is line and one.held]
-            if micros:
-                times = family.timer(line.member).phases(_rows(micros, number)).sum(axis=(0, 1))
-                for one, time_ns in zip(micros, times.tolist(), strict=True):
-                    one.time_ns = time_ns
-        return np.array([sum(one.time_ns for one in team if one.held) for team in self.teams])
+            batches = [batch for team in self.teams for batch in team if batch.line is line and batch.held]
+            if batches:
+                times = family.timer(line.member).phases(_rows(batches, number)).sum(axis=(0, 1))
+                for batch, time_ns in zip(batches, times.tolist(), strict=True):
+                    batch.time_ns = time_ns
+        return np.array([sum(batch.time_ns for batch in team if batch.held) for team in self.teams])
 
     def turns(self, number: int) -> list[Turn]:
-        """What runs on every team, strategy by strategy."""
-        found = []
-        for team, micros in enumerate(self.teams):
+        """Return what runs on every team, strategy by strategy."""
+        turns = []
+        for team, batches in enumerate(self.teams):
             for line in self.lines:
-                mine = [one for one in micros if one.line is line and one.held]
-                if mine:
-                    found.append(Turn(line.member, team, _rows(mine, number)))
-        return found
+                own = [batch for batch in batches if batch.line is line and batch.held]
+                if own:
+                    turns.append(Turn(line.member, team, _rows(own, number)))
+        return turns
 
     def move(self, slow: int, fast: int, difference: float) -> float:
-        """A sequence of team ``slow`` to a micro-batch of ``fast`` that has room, the one that takes about half of
-        the difference; what it takes, 0 where there is none."""
-        best, found = np.inf, None
+        """Move a sequence of team ``slow`` to a micro-batch of ``fast``, the one nearest to half of the
+        difference; return its time, 0 if there is none."""
+        best, best_move = np.inf, None
         for here in self.teams[slow]:
             for k in set(here.held):
-                each = float(here.line.sequence_ns[k])
-                off = abs(each - difference / 2)
-                if off < best and _LEAST * difference < each < _MOST * difference:
+                sequence_ns = float(here.line.sequence_ns[k])
+                distance = abs(sequence_ns - difference / 2)
+                if distance < best and _LEAST * difference < sequence_ns < _MOST * difference:
                     size = self.grains[k]
-                    there = next((one for one in self.teams[fast] if one.held and one.left >= size), None)
+                    there = next((batch for batch in self.teams[fast] if batch.held and batch.left >= size), None)
                     if there is not None:
-                        best, found = off, (here, there, k)
-        if found is None:
+                        best, best_move = distance, (here, there, k)
+        if best_move is None:
             return 0.0
-        here, there, k = found
+        here, there, k = best_move
         here.held.remove(k)
         here.left += self.grains[k]
         there.held.append(k)
@@ -157,62 +162,63 @@ class _Degree:
 
 def _rows(micros: list[_Micro], number: int) -> IntArray:
     rows = np.zeros((len(micros), number), dtype=np.int64)
-    sizes = [len(one.held) for one in micros]
-    held = np.array([k for one in micros for k in one.held], dtype=np.int64)
+    sizes = [len(batch.held) for batch in micros]
+    held = np.array([k for batch in micros for k in batch.held], dtype=np.int64)
     np.add.at(rows, (np.repeat(np.arange(len(micros)), sizes), held), 1)
     return rows
 
 
 def lines(family: Family) -> dict[int, list[AffineTime]]:
-    """Those of every degree of the family's chain, the least room first."""
+    """Return the lines of every degree of the family's chain, the smallest capacity first."""
     pairs = list(zip(family.members, family.degrees, strict=True))
     return {
         degree: sorted(
-            (AffineTime.of(member, family.timer(member)) for member, mine in pairs if mine == degree),
-            key=lambda one: one.capacity,
+            (AffineTime.of(member, family.timer(member)) for member, own in pairs if own == degree),
+            key=lambda line: line.capacity,
         )
         for degree in family.degree_chain
     }
 
 
-def quick_step(family: Family, known: dict[int, list[AffineTime]]) -> TeamStep:
-    """The step of the sequences that there are, by the lines of all degrees."""
-    return simulated(family, quick_turns(family, known))
+def quick_step(family: Family, lines_of: dict[int, list[AffineTime]]) -> TeamStep:
+    """Return the step of the workload, by the lines of all degrees."""
+    return simulated(family, quick_turns(family, lines_of))
 
 
-def quick_turns(family: Family, known: dict[int, list[AffineTime]]) -> list[Turn]:
-    """Its turns, the largest degree first."""
+def quick_turns(family: Family, lines_of: dict[int, list[AffineTime]]) -> list[Turn]:
+    """Return the turns of the workload, the largest degree first."""
     few = int(family.pool.load.counts.sum()) <= _FEW
-    costs, ways = _Costs.of(family, known), []
+    costs, trials = _Costs.of(family, lines_of), []
     for part in _PARTS if few else _PARTS[:_MANY]:
-        ways.append(_Dealt(family, known, costs.chosen(part)))
-        if ways[-1].last_ns <= costs.least_ns * (1.0 + _NEAR):
+        trials.append(_Dealt(family, lines_of, costs.chosen(part)))
+        if trials[-1].last_ns <= costs.least_ns * (1.0 + _NEAR):
             break
-    return min(ways, key=lambda one: one.last_ns).turns()
+    return min(trials, key=lambda trial: trial.last_ns).turns()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Costs:
-    """What a sequence of every length takes under the degrees of a family's chain, of all ``seats``' time, and
-    ``alone``, [degrees, n] ns; ``counts`` [n] of them."""
+    """Costs of sequences under the degrees of a family's chain."""
 
     seats: FloatArray
+    """Slot time of a sequence of every length, [degrees, n] ns."""
     alone: FloatArray
+    """Time of a sequence by itself, [degrees, n] ns."""
     counts: IntArray
     num_seats: int
 
     @staticmethod
-    def of(family: Family, known: dict[int, list[AffineTime]]) -> _Costs:
-        """Each under the strategy of the degree that takes least."""
-        load, ways = family.pool.load, [known[size] for size in family.degree_chain]
-        grains = load.lengths // load.token_quantum
-        each = np.array([np.min([one.cost(grains) for one in mine], axis=0) for mine in ways])
-        alone = np.array([np.min([one.single_ns for one in mine], axis=0) for mine in ways])
-        return _Costs(each * np.array(family.degree_chain)[:, None], alone, load.counts, family.num_slots)
+    def of(family: Family, lines_of: dict[int, list[AffineTime]]) -> _Costs:
+        """Build the costs, each under the cheapest strategy of the degree."""
+        load, lines_by_degree = family.pool.load, [lines_of[size] for size in family.degree_chain]
+        quanta = load.lengths // load.token_quantum
+        costs = np.array([np.min([line.cost(quanta) for line in own], axis=0) for own in lines_by_degree])
+        single_ns = np.array([np.min([line.single_ns for line in own], axis=0) for own in lines_by_degree])
+        return _Costs(costs * np.array(family.degree_chain)[:, None], single_ns, load.counts, family.num_slots)
 
     @property
     def least_ns(self) -> float:
-        """About what the step takes where no seat waits."""
+        """Approximate time of the step if no slot waits."""
         return self._step_ns(self.seats)
 
     def _step_ns(self, seats: FloatArray) -> float:
@@ -220,8 +226,8 @@ class _Costs:
         return max(longest, float(self.counts @ seats.min(axis=0)) / self.num_seats)
 
     def chosen(self, part: float) -> IntArray:
-        """The degree of every length, [n], as a place in the chain: the cheapest of those where it takes no longer
-        than a part of the step, or least of all."""
+        """Return the index of the degree of every length, [n]: the cheapest where it takes no longer than a part
+        of the step, or where it is fastest."""
         limited = self.seats
         for _ in range(_ESTIMATES):
             fits = (self.alone <= part * self._step_ns(limited)) | (self.alone == self.alone.min(axis=0))
@@ -232,44 +238,44 @@ class _Costs:
 class _Dealt:
     """All sequences under the degree that is ``chosen`` [n] for every length."""
 
-    def __init__(self, family: Family, known: dict[int, list[AffineTime]], chosen: IntArray) -> None:
-        load, seats = family.pool.load, family.num_slots
+    def __init__(self, family: Family, lines_of: dict[int, list[AffineTime]], chosen: IntArray) -> None:
+        load, num_slots = family.pool.load, family.num_slots
         self.family, self.number, self.grains = family, len(load.lengths), load.lengths // load.token_quantum
-        ends = np.zeros(seats)
+        ends = np.zeros(num_slots)
         self.degrees: list[_Degree] = []
         for row, size in enumerate(family.degree_chain):
-            mine = np.flatnonzero((chosen == row) & (load.counts > 0))
-            one = _Degree(size, self._cheapest_first(known[size], mine), self.grains.tolist(), seats)
-            items = mine[np.argsort(-one.lines[-1].sequence_ns[mine], kind="stable")]
-            before = ends.reshape(-1, size).max(axis=1)
-            one.deal(np.repeat(items, load.counts[items]).tolist(), before.tolist())
-            ends = np.repeat(before + one.timed(family, self.number), size)
-            self.degrees.append(one)
+            own = np.flatnonzero((chosen == row) & (load.counts > 0))
+            degree = _Degree(size, self._cheapest_first(lines_of[size], own), self.grains.tolist(), num_slots)
+            items = own[np.argsort(-degree.lines[-1].sequence_ns[own], kind="stable")]
+            free_ns = ends.reshape(-1, size).max(axis=1)
+            degree.deal(np.repeat(items, load.counts[items]).tolist(), free_ns.tolist())
+            ends = np.repeat(free_ns + degree.timed(family, self.number), size)
+            self.degrees.append(degree)
         self.last_ns = self._levelled(ends)
 
     def turns(self) -> list[Turn]:
-        """What runs where."""
-        return [turn for one in self.degrees for turn in one.turns(self.number)]
+        """Return what runs where."""
+        return [turn for degree in self.degrees for turn in degree.turns(self.number)]
 
-    def _cheapest_first(self, found: list[AffineTime], mine: IntArray) -> list[AffineTime]:
-        """Lines of a degree without those of less room than the one that takes least for its sequences."""
-        counts, costs = self.family.pool.load.counts[mine], [one.cost(self.grains)[mine] for one in found]
-        totals = [float(counts @ np.where(np.isfinite(one), one, costs[-1])) for one in costs]
-        return found[int(np.argmin(totals)) :]
+    def _cheapest_first(self, degree_lines: list[AffineTime], own: IntArray) -> list[AffineTime]:
+        """Return the lines of a degree from the capacity of the cheapest one for its sequences on."""
+        counts, costs = self.family.pool.load.counts[own], [cost.cost(self.grains)[own] for cost in degree_lines]
+        totals = [float(counts @ np.where(np.isfinite(cost), cost, costs[-1])) for cost in costs]
+        return degree_lines[int(np.argmin(totals)) :]
 
     def _levelled(self, ends: FloatArray) -> float:
-        """Move sequences of the smallest degree between its teams until they are done about together; when the
-        last seat is done, ns."""
-        last = self.degrees[-1]
-        done = ends.reshape(-1, last.size).max(axis=1)
-        beneath = done - last.timed(self.family, self.number)
+        """Move sequences of the smallest degree between its teams until they end about together; return the end of
+        the last slot, ns."""
+        smallest = self.degrees[-1]
+        ends_ns = ends.reshape(-1, smallest.size).max(axis=1)
+        free_ns = ends_ns - smallest.timed(self.family, self.number)
         for _ in range(_PASSES):
             for _ in range(_MOVES):
-                slow, fast = int(done.argmax()), int(done.argmin())
-                moved = last.move(slow, fast, float(done[slow] - done[fast]))
+                slow, fast = int(ends_ns.argmax()), int(ends_ns.argmin())
+                moved = smallest.move(slow, fast, float(ends_ns[slow] - ends_ns[fast]))
                 if moved == 0.0:
                     break
-                done[slow] -= moved
-                done[fast] += moved
-            done = beneath + last.timed(self.family, self.number)
-        return float(done.max())
+                ends_ns[slow] -= moved
+                ends_ns[fast] += moved
+            ends_ns = free_ns + smallest.timed(self.family, self.number)
+        return float(ends_ns.max())

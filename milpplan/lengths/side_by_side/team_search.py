@@ -1,18 +1,16 @@
-"""Finding a short step of teams.
+"""Heuristic search for a short step of teams.
 
-Heuristic; what it gives is simulated exactly (``teams``), and what it could gain at most is proved elsewhere
-(``team_prices``).
+The results are simulated exactly (``teams``); bounds come from elsewhere (``sequence_duals``).
 
- 1. *A start*: a quick step (``team_quick``), or sequences dealt out by the linear bound's prices
-    (``team_packing``), which are changed a little at random, many times: what is cheapest by time need not pack
-    well. Or whole micro-batches near those that the
-    program of ``team_prices`` is made of.
+ 1. *Start*: a quick step (``team_quick``), or sequences assigned by the prices of the linear bound
+    (``team_packing``), perturbed at random many times, as the cheapest degrees by time need not pack well; or
+    whole micro-batches near the solution of the program of ``sequence_duals``.
  2. *Exchanges* of single sequences (``team_exchanges``).
- 3. *Again and again*: what runs on the teams inside a block of seats, most often one around the seat that ends
-    last, is dealt out anew at changed prices, with exchanges after; the shorter step stays. Exchanges of single
-    sequences do not merge two micro-batches, or turn two teams into a larger one.
+ 3. *Ruin and recreate*: the sequences of the teams inside a block of slots, most often one around the slot that
+    ends last, are assigned anew at perturbed prices, with exchanges after; the shorter step is kept. Exchanges of
+    single sequences cannot merge two micro-batches, or turn two teams into a larger one.
 
-Random numbers are seeded and attempts counted, so that the same sequences get the same step unless time runs out.
+Random numbers are seeded and attempts counted, so that equal sequences get equal steps unless time runs out.
 """
 
 from __future__ import annotations
@@ -30,28 +28,31 @@ from milpplan.lengths.side_by_side.team_quick import quick_turns
 from milpplan.lengths.side_by_side.teams import TeamStep, Turn, simulated
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
-# How much prices of degrees change, in turns: little matters where sequences are many, and few may go anywhere.
+# Spread of the random price factors, in turns: small for many sequences, large for few.
 _SPREADS = (0.08, 0.08, 0.3)
-# Shares of nearly one are whole; what a micro-batch without a share counts.
+# Share from which a micro-batch is whole; weight of a micro-batch without a share.
 _ONE, _EVEN = 1.0 - 1e-6, 0.3
-# How often the block is around the seat that ends last; how much longer a step may become on the way.
+# Share of blocks around the slot that ends last; relative excess that a step may have on the way.
 _SLOWEST, _LONGER = 0.7, 5e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """``attempts`` at a start, ``rounds`` of exchanges after it, and how often something is dealt out ``again``,
-    with ``fewer`` rounds after each."""
+    """Counted effort of a search."""
 
     attempts: int
+    """Random starts."""
     rounds: int
+    """Rounds of exchanges after the start."""
     again: int
+    """Repetitions of ruin and recreate."""
     fewer: int = 50
+    """Rounds of exchanges after each repetition."""
 
 
 def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: float) -> TeamStep:
-    """The shortest step found before the ``deadline`` (of ``perf_counter``), or the first one after it; one of at
-    most ``enough_ns`` will do."""
+    """Return the shortest step found before the ``deadline`` (of ``perf_counter``), or the first one after it;
+    stop at ``cutoff_ns``."""
     family = packer.family
     random = np.random.default_rng(1)
     quick = quick_turns(family, packer.lines)
@@ -64,87 +65,98 @@ def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: float) 
         factors = np.exp(random.normal(0.0, size, len(family.degree_chain)))
         turns = spread(packer, factors, family.pool.load.counts, slice(0, family.num_slots), ends)
         starts.append((float(ends.max()), turns))
-    _, turns = min(starts, key=lambda one: one[0])
+    _, turns = min(starts, key=lambda start: start[0])
     return reworked(packer, turns, effort, cutoff_ns, deadline)
 
 
-def dealt(packer: Packer, found: Priced, limit_ns: float) -> list[Turn]:
-    """Turns near the program of ``team_prices``: whole micro-batches near its shares, each under the degree that
-    takes least of all seats' time and not the limit, dealt out the largest degree and the longest first."""
+def dealt(packer: Packer, priced: Priced, limit_ns: float) -> list[Turn]:
+    """Return turns near the solution of ``sequence_duals``.
+
+    Whole micro-batches near its shares each take the degree with the minimum of slot time below the limit; they
+    are assigned in order of degree and time, the largest first.
+    """
     family = packer.family
     degrees = [Degree.of(family, degree) for degree in family.degree_chain]
     batches = []
-    for held in _whole(family.pool.load, found):
-        ways = [Batch(degree, 0, held) for degree in degrees if held @ degree.sizes[:-1] <= degree.rooms[-1]]
-        short = [one for one in ways if one.time_ns < limit_ns - family.fixed_cost_ns] or ways
-        batches.append(min(short, key=lambda one: one.degree.size * one.time_ns))
+    for counts in _whole(family.pool.load, priced):
+        options = [
+            Batch(degree, 0, counts) for degree in degrees if counts @ degree.sizes[:-1] <= degree.rooms[-1]
+        ]
+        below_limit = [batch for batch in options if batch.time_ns < limit_ns - family.fixed_cost_ns] or options
+        batches.append(min(below_limit, key=lambda batch: batch.degree.size * batch.time_ns))
     turns, ends = [], np.zeros(family.num_slots)
-    for one in sorted(batches, key=lambda one: (-one.degree.size, -one.time_ns)):
-        size = one.degree.size
+    for batch in sorted(batches, key=lambda batch: (-batch.degree.size, -batch.time_ns)):
+        size = batch.degree.size
         team = int(ends.reshape(-1, size).max(axis=1).argmin())
-        ends[size * team : size * (team + 1)] += one.time_ns
-        turns.append(Turn(one.degree.member(one.grains), team, one.held[None]))
+        ends[size * team : size * (team + 1)] += batch.time_ns
+        turns.append(Turn(batch.degree.member(batch.grains), team, batch.held[None]))
     return turns
 
 
 def _whole(load: Load, priced: Priced) -> list[IntArray]:
-    """Micro-batches of all sequences, every one once: whole shares first, then what is left of one after another,
-    preferably of large shares and where little is gone."""
-    left, found = load.counts.copy(), []
+    """Return micro-batches that hold every sequence once: whole shares first, then the remaining sequences,
+    preferably of large shares that are nearly complete."""
+    remaining, batches = load.counts.copy(), []
     sizes = load.lengths // load.token_quantum
-    rows, parts = priced.rows, priced.shares.copy()
-    while left.any():
-        now = np.minimum(rows, left)
-        most = np.where((now == rows).all(axis=1) & (parts > _ONE), np.inf, (now @ sizes) / (rows @ sizes))
-        place = int((most * (_EVEN + np.maximum(0.0, parts))).argmax())
-        found.append(now[place])
-        left -= now[place]
-        parts[place] -= 1.0
-    return found
+    rows, shares = priced.rows, priced.shares.copy()
+    while remaining.any():
+        available = np.minimum(rows, remaining)
+        scores = np.where(
+            (available == rows).all(axis=1) & (shares > _ONE), np.inf, (available @ sizes) / (rows @ sizes)
+        )
+        best = int((scores * (_EVEN + np.maximum(0.0, shares))).argmax())
+        batches.append(available[best])
+        remaining -= available[best]
+        shares[best] -= 1.0
+    return batches
 
 
 def reworked(
     packer: Packer, turns: list[Turn], effort: Effort, cutoff_ns: float, deadline: float, seed: int = 1
 ) -> TeamStep:
-    """Steps 2 and 3 from nested ``turns``."""
+    """Improve nested ``turns`` by steps 2 and 3."""
     family = packer.family
     random = np.random.default_rng(seed)
     short_ns = cutoff_ns - family.fixed_cost_ns
-    now = improved(family, turns, effort.rounds, short_ns, deadline, seed)
-    last = float(_ends(packer, now).max())
-    best, least = now, last
-    for turn in range(effort.again):
-        if least <= short_ns or time.perf_counter() > deadline:
+    current = improved(family, turns, effort.rounds, short_ns, deadline, seed)
+    end_ns = float(_ends(packer, current).max())
+    best, best_ns = current, end_ns
+    for repetition in range(effort.again):
+        if best_ns <= short_ns or time.perf_counter() > deadline:
             break
-        tried = improved(family, _dealt_anew(packer, now, random, turn), effort.fewer, short_ns, deadline, turn)
-        end = float(_ends(packer, tried).max())
-        if end <= least * (1.0 + _LONGER):
-            now = tried
-        if end < least:
-            best, least = tried, end
+        candidate = improved(
+            family, _dealt_anew(packer, current, random, repetition), effort.fewer, short_ns, deadline, repetition
+        )
+        candidate_ns = float(_ends(packer, candidate).max())
+        if candidate_ns <= best_ns * (1.0 + _LONGER):
+            current = candidate
+        if candidate_ns < best_ns:
+            best, best_ns = candidate, candidate_ns
     return simulated(family, best)
 
 
-def _dealt_anew(packer: Packer, turns: list[Turn], random: np.random.Generator, turn: int) -> list[Turn]:
-    """The turns with those of the teams inside a block of seats replaced."""
+def _dealt_anew(packer: Packer, turns: list[Turn], random: np.random.Generator, repetition: int) -> list[Turn]:
+    """Return the turns with those of the teams inside a block of slots assigned anew."""
     family = packer.family
     ends = _ends(packer, turns)
-    seat = int(ends.argmax() if random.random() < _SLOWEST else random.integers(family.num_slots))
+    slot = int(ends.argmax() if random.random() < _SLOWEST else random.integers(family.num_slots))
     size = int(random.choice([degree for degree in family.degree_chain if degree > 1]))
-    block = slice(seat // size * size, seat // size * size + size)
-    inside = [block.start <= family.slots(one).start and family.slots(one).stop <= block.stop for one in turns]
-    kept = [one for one, gone in zip(turns, inside, strict=True) if not gone]
+    block = slice(slot // size * size, slot // size * size + size)
+    inside_block = [
+        block.start <= family.slots(own).start and family.slots(own).stop <= block.stop for own in turns
+    ]
+    outside = [own for own, is_inside in zip(turns, inside_block, strict=True) if not is_inside]
     counts = sum(
-        (one.packed.sum(axis=0) for one, gone in zip(turns, inside, strict=True) if gone),
+        (own.packed.sum(axis=0) for own, is_inside in zip(turns, inside_block, strict=True) if is_inside),
         np.zeros_like(family.pool.load.counts),
     )
-    factors = np.exp(random.normal(0.0, _SPREADS[turn % len(_SPREADS)], len(family.degree_chain)))
-    return kept + spread(packer, factors, counts, block, _ends(packer, kept))
+    factors = np.exp(random.normal(0.0, _SPREADS[repetition % len(_SPREADS)], len(family.degree_chain)))
+    return outside + spread(packer, factors, counts, block, _ends(packer, outside))
 
 
 def _ends(packer: Packer, turns: list[Turn]) -> FloatArray:
-    """When every seat is done, [M] ns: teams nest, so it is the sum of what runs on it."""
+    """Return the end of every slot, [M] ns: teams nest, so it is the sum of what runs on it."""
     ends = np.zeros(packer.family.num_slots)
-    for one in turns:
-        ends[packer.family.slots(one)] += packer.times(one.member, one.packed).sum()
+    for turn in turns:
+        ends[packer.family.slots(turn)] += packer.times(turn.member, turn.packed).sum()
     return ends

@@ -40,7 +40,7 @@ class Timer:
 
     @staticmethod
     def of(tables: Tables, max_quanta: int) -> Timer:
-        """Build the times for micro-batches of up to ``most_grains`` quanta."""
+        """Build the times for micro-batches of up to ``max_quanta`` quanta."""
         stages = range(tables.candidate.layout.pp)
         times = ring_times(tables.problem, tables.candidate, np.arange(1, max_quanta + 1), launches=True)
         base = [[stage_times.forward, stage_times.backward] for stage_times in times]

@@ -59,13 +59,13 @@ def _spread(kind: Kind, counts: IntArray, portion: IntArray) -> IntArray:
 
 
 def _sizes(number: int, max_size: int) -> list[int]:
-    """Split ``number`` into the fewest parts of at most ``most``, as equal as possible."""
+    """Split ``number`` into the fewest parts of at most ``max_size``, as equal as possible."""
     parts = -(-number // max_size)
     return [number // parts + (index < number % parts) for index in range(parts)]
 
 
 def _micro_batches(held: IntArray, max_sequences: IntArray) -> IntArray:
-    """Return micro-batches [v, K] of one length each, of at most ``room`` [K] sequences."""
+    """Return micro-batches [v, K] of one length each, of at most ``max_sequences`` [K] sequences."""
     rows = []
     for k in np.flatnonzero(held).tolist():
         for size in _sizes(int(held[k]), int(max_sequences[k])):

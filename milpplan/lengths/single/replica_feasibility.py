@@ -264,7 +264,7 @@ def _earlier(
 
 
 def _contents(quanta: IntArray, counts: IntArray, capacity: int) -> IntArray | None:
-    """Return all nonempty sets of sequences, [C, n], of up to ``room`` quanta; None if there are too many."""
+    """Return all nonempty sets of sequences, [C, n], of up to ``capacity`` quanta; None if there are too many."""
     rows, sizes = np.zeros((1, 0), dtype=np.int64), np.zeros(1, dtype=np.int64)
     for size, count in zip(quanta.tolist(), counts.tolist(), strict=True):
         max_counts = np.minimum(count, (capacity - sizes) // size)

@@ -59,7 +59,9 @@ class SingleStrategySearch:
         self.pool, self.gap, self.backend, self.deadline = pool, gap, backend, deadline
         self.incumbents = Incumbents(pool)
         members = range(len(pool.members))
-        self.bounds_ns: dict[int, float] = {member: pool.step_bound_ns(member, shared_memory=False) for member in members}
+        self.bounds_ns: dict[int, float] = {
+            member: pool.step_bound_ns(member, shared_memory=False) for member in members
+        }
         self.next_step = {member: 0 for member in members if pool.num_stages(member) > 1}
         self.configuration_bounds: dict[int, ConfigurationBound] = {}
         self.replica_feasibility: dict[int, ReplicaFeasibility | None] = {}
@@ -209,7 +211,8 @@ class SingleStrategySearch:
         best, num_strategies = self.best, len(self.bounds_ns)
         if best is None:
             raise InfeasibleError(
-                f"No packing of {self.pool.load.counts.sum()} sequences was found under {num_strategies} strategies.",
+                f"No packing of {self.pool.load.counts.sum()} sequences was found under {num_strategies} "
+                "strategies.",
                 "Expected one at least.",
                 "Use more GPUs, or cut sequences.",
             )
@@ -416,7 +419,9 @@ class SingleStrategySearch:
             pass
         while True:
             previous = self._best()
-            if incumbents.is_finished(previous.home) or self._late(deadline - MAX_EFFORT_RATIO * incumbents.pack_time_s):
+            if incumbents.is_finished(previous.home) or self._late(
+                deadline - MAX_EFFORT_RATIO * incumbents.pack_time_s
+            ):
                 return previous
             incumbents.improve(previous.home, maximum=True)
             if self._best().time_ns == previous.time_ns:
@@ -452,7 +457,9 @@ class SingleStrategySearch:
         members = [member for member in self._open_singles(below_ns) if member not in self.in_integers]
         self.in_integers.update(members)
         for member in [] if pool.load.rules.padded else members:
-            self.bounds_ns[member] = max(self.bounds_ns[member], single_strategy_bound_ns(pool, member, below_ns, deadline))
+            self.bounds_ns[member] = max(
+                self.bounds_ns[member], single_strategy_bound_ns(pool, member, below_ns, deadline)
+            )
         members = [member for member in self._open_singles(below_ns) if member in members]
         num_open = len(members)
         if not num_open:

@@ -148,7 +148,9 @@ class IntervalBounds:
     def add_longest(self, strategy: int) -> bool:
         """Add the term of the longest sequence to an own-memory bound; return whether that is new."""
         pool, member = self.pool, self.members[strategy]
-        is_unavailable = not self._renew(strategy) or not np.isfinite(pool.latency_bound_ns(member, shared_memory=True))
+        is_unavailable = not self._renew(strategy) or not np.isfinite(
+            pool.latency_bound_ns(member, shared_memory=True)
+        )
         if is_unavailable or pool.best_own_memory_bound(member).classes:
             return False
         pool.work_bound_with_longest(member, np.inf)
@@ -168,7 +170,9 @@ class IntervalBounds:
     def _able(self, strategy: int) -> bool:
         """Return whether a strategy may hold the longest sequence and its programs are affordable."""
         pool, member = self.pool, self.members[strategy]
-        return bool(np.isfinite(pool.latency_bound_ns(member, shared_memory=True))) and pool.num_stages(member) < DEEP
+        return (
+            bool(np.isfinite(pool.latency_bound_ns(member, shared_memory=True))) and pool.num_stages(member) < DEEP
+        )
 
     def _loads(self, strategy: int, level: Kind) -> PipelineWorkBound:
         """Return the work bound of a level."""

@@ -99,7 +99,7 @@ class Bounded:
         return np.asarray((self.latency_ns[strategies] < _NEVER) & (self.shares[strategies, 0, -1] < _NEVER))
 
     def terms(self, sets: IntArray, index: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the bounds of sets [N, q] if strategy ``place`` of each runs the longest sequence.
+        """Return the bounds of sets [N, q] if strategy ``index`` of each runs the longest sequence.
 
         Returns:
             Shares [N, q, T, n], constants [N, q, T + 1] with the latency of the longest sequence as the last
@@ -232,7 +232,7 @@ def subgradient_bound_ns(
 def _raised(
     problem: Bounded, sets: IntArray, index: int, target: FloatArray, first: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Improve the weights for sets in which strategy ``place`` runs the longest sequence, from the weights
+    """Improve the weights for sets in which strategy ``index`` runs the longest sequence, from the weights
     ``first``.
 
     Returns:

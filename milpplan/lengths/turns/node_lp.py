@@ -21,7 +21,9 @@ class NodeLP:
     """Program over what replica classes and other strategies hold: rows ``values`` @ ``columns`` <= side."""
 
     def __init__(self, counts: IntArray, room: float, missing: float) -> None:
-        """Args:
+        """Start without rows.
+
+        Args:
         counts: sequences of every length, [n].
         room: unit of times, in ns.
         missing: cost of leaving out the whole workload.
@@ -57,7 +59,7 @@ class NodeLP:
         """Add the replica classes of a group with their inequalities.
 
         Args:
-            kinds: classes with their rows.
+            classes: classes with their rows.
             num_replicas: total number of replicas.
             needs: minimum number of replicas whose longest sequence has some length or more, by that length's
                 index.
@@ -77,11 +79,17 @@ class NodeLP:
             if first:
                 long_columns = columns[lengths >= first]
                 self._row(
-                    np.append(long_columns, used.count_column), np.append(np.full(len(long_columns), -1.0), 1.0), 0.0
+                    np.append(long_columns, used.count_column),
+                    np.append(np.full(len(long_columns), -1.0), 1.0),
+                    0.0,
                 )
         self._row([used.count_column for used in classes], 1.0, float(num_replicas))
         for first, needed in needs.items():
-            longer = [used.count_column for used in classes if used.replica_class.longest_range and used.replica_class.longest_range[1] > first]
+            longer = [
+                used.count_column
+                for used in classes
+                if used.replica_class.longest_range and used.replica_class.longest_range[1] > first
+            ]
             self._least(np.array(longer, dtype=np.int64), float(needed))
         empty = np.zeros(0, dtype=np.int64)
         holders = [(empty, empty), *self.holders[first_holder:]]
@@ -126,7 +134,7 @@ class NodeLP:
 
     def hold(self, others: Sequence[tuple[int, IntArray, IntArray]], first: int, latency_ns: float) -> None:
         """Require that the others hold a sequence of length index ``first`` or longer, with its latency
-        ``passage``."""
+        ``latency_ns``."""
         self._least(np.array([time_column for time_column, _, _ in others]), latency_ns / self.room)
         self._least(np.concatenate([columns[lengths >= first] for _, columns, lengths in others]), 1.0)
 

@@ -68,7 +68,8 @@ class ReplicaInequalities:
             classes = []
             for index, lengths in enumerate(self.branching.classes):
                 rooms = tuple(
-                    _ClassCapacity(bound.duals.sequence_loads, (), bound, index) for bound in self.branching.class_bounds
+                    _ClassCapacity(bound.duals.sequence_loads, (), bound, index)
+                    for bound in self.branching.class_bounds
                 )
                 classes.append(replace(self.kind, longest_range=lengths, capacity_rows=rooms))
         used = []

@@ -21,10 +21,10 @@ from milpplan.errors import InvalidInputError
 from milpplan.lengths.turns.lagrangian_mixtures import (
     SAFETY,
     Bounded,
-    single_row_bound_ns,
     even_weights,
-    subgradient_bound_ns,
     lp_bound_ns,
+    single_row_bound_ns,
+    subgradient_bound_ns,
 )
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 

@@ -229,7 +229,7 @@ class SetBounds:
         return self.last_programs[key]
 
     def _worths(self, strategy: int, counts: FloatArray) -> FloatArray:
-        """Return the minimum ns per sequence [n] if a strategy of a set holds ``held`` [n], with all costs
+        """Return the minimum ns per sequence [n] if a strategy of a set holds ``counts`` [n], with all costs
         allocated; infinite where a length does not fit."""
         bounds = self.interval_bounds.bounds_near(strategy, counts)
         fits = np.isfinite(bounds.shares[0])
@@ -364,8 +364,8 @@ class SetBounds:
 def _within(
     measure: FloatArray, fits: BoolArray, sequence_loads: FloatArray, min_load: float, max_load: float
 ) -> tuple[float, float]:
-    """Return the minimum and maximum of a measure [n] over fitting sequences whose work, ``each`` [n] apiece, lies
-    between two amounts."""
+    """Return the minimum and maximum of a measure [n] over fitting sequences whose work, ``sequence_loads`` [n]
+    apiece, lies between two amounts."""
     times = (measure / sequence_loads)[fits]
     return (min_load * float(times.min()), max_load * float(times.max())) if len(times) else (0.0, 0.0)
 

@@ -73,7 +73,7 @@ class Participant:
     """Work that a sequence adds [n], and the minimum and maximum work of steps that may beat the target."""
 
     def bounds_between(self, time_ns: float, shares: tuple[float, float]) -> LinearBounds:
-        """Return bounds of groups within ``room_ns`` that hold between two shares of the whole workload's work."""
+        """Return bounds of groups within ``time_ns`` that hold between two shares of the whole workload's work."""
         bounds, fits = self.bounds, np.isfinite(self.bounds.shares[0])
         for work_bound in self.work_bounds:
             # All measures weigh every sequence about equally.
@@ -99,7 +99,7 @@ class Participant:
         return float(self.work_bounds[0].sequence_loads @ counts) / self.work_bounds[0].total_load
 
     def least_ns(self, counts: FloatArray) -> float:
-        """Return the minimum time of ``held`` [n] sequences."""
+        """Return the minimum time of ``counts`` [n] sequences."""
         return max(
             [
                 self.bounds.at(counts),
@@ -222,7 +222,7 @@ class SetBranchAndBound:
         return self.participants[node.leader].inequalities().learn(node.high, node.replicas, end)
 
     def _passage(self, node: SetNode, length: int) -> float:
-        """Return the minimum latency under the others of a sequence of length index ``number`` or longer."""
+        """Return the minimum latency under the others of a sequence of length index ``length`` or longer."""
         return float(self.passages[node.leader][length]) if length >= 0 else 0.0
 
     def _spread(self, node: SetNode) -> float:
@@ -254,7 +254,9 @@ class SetBranchAndBound:
         group = self.participants[node.leader].inequalities()
         counts, classes = group.pool.load.counts, group.replica_classes(node.high)
         # The leader holds all sequences from the node's end on.
-        firsts = {used.replica_class.longest_range[0] for used in classes if used.replica_class.longest_range} | {node.end}
+        firsts = {used.replica_class.longest_range[0] for used in classes if used.replica_class.longest_range} | {
+            node.end
+        }
         needs = {
             first: group.min_replicas(first, node.high) for first in firsts if node.end <= first < len(counts)
         }

@@ -1,19 +1,19 @@
-"""Strategies in turn during training: one batch after another under the strategies of a step already solved.
+"""Dispatcher for strategies in turn during training: batch after batch under the strategies of a solved step.
 
 ``TurnDispatcher(problem, result)`` takes the strategies and the home of ``solve_lengths``'s result (one strategy
-is a step, too) and works out once what sequences of every length take under each. ``dispatch(lengths)`` then plans
-a batch in milliseconds: which sequence runs under which strategy, on which replica, in which micro-batch, and in
-which order the strategies run, with the exact time of this project's cost model and a proved bound.
+is a step, too) and computes once the times of sequences of every length under each. ``dispatch(lengths)`` then
+plans a batch in milliseconds: which sequence runs under which strategy, on which replica, in which micro-batch,
+and in which order the strategies run, with the exact time of this project's cost model and a proved bound.
 
-Two dispatchers of ``groups`` do the work. The bound is that of one whose tables are never above the exact times
-(``tables.strategy_of``), or where a pipeline is the only strategy, that of mixtures learned for it
-(``dispatch_bound``); the sequences are placed by one whose pipelines are like the real ones
-(``tables.typical_pipeline``), or by the same, where no strategy has stages. On pipelines some numbers of
-micro-batches are tried, and the packing is improved a little (``dealing``). What is placed is timed exactly
-(``replicas``), and the order is the best one for these times. Memory is that of these strategies alone.
+Two dispatchers of ``groups`` do the work. The bound comes from one whose tables never exceed the exact times
+(``cost_tables.strategy_of``), or, if a pipeline is the only strategy, from mixtures learned for it
+(``dispatch_bound``). The sequences are placed by one whose pipelines resemble the real ones
+(``cost_tables.typical_pipeline``), or by the former if no strategy has stages. On pipelines some numbers of
+micro-batches are tried, and the packing is improved a little (``packing_local_search``). The result is timed
+exactly (``replica_time``), and the order is the best one for these times. Memory is that of these strategies only.
 
 A dispatcher holds nothing but what follows from its arguments, so threads share it and processes get it pickled;
-the same batch gets the same answer.
+equal batches get equal answers.
 """
 
 from __future__ import annotations
@@ -44,28 +44,30 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
 
-# Work of improving the packing of pipelines: some 15 ms; of more sequences less, as placing them takes longer.
-# Changes in a round.
+# Effort of the local search on pipelines; it falls from some number of sequences on, as placing them takes longer;
+# changes per round.
 _EFFORT, _FEW, _CHANGES = 5_500, 768, 24
-# Micro-batches of a replica beyond the least, of which the best number is sought; of more sequences, and of most.
+# Numbers of micro-batches beyond the minimum that are tried: for few, many and very many sequences.
 _SPARES, _SPARES_MANY, _SPARES_MOST = (1, 2, 3, 4, 6, 8, 12), (4, 6, 9), (6,)
-# On pipelines of more stages than this, sequences and spare micro-batches count as so many more (rises and falls
-# of the loads are longer); and from how many sequences on they are most.
+# Number of stages beyond which sequences and spare micro-batches count proportionally more, as their ramps are
+# longer; number of sequences that is very many.
 _STAGES, _MOST = 4, 2_048
 
 
 @dataclass(frozen=True, slots=True)
 class TurnDispatch:
-    """One batch: its padded ``lengths``, strategies in the ``order`` in which they run, and for each the indices
-    of the batch's sequences in every micro-batch of every replica; ns of the step, and what no step of these
-    strategies undercuts."""
+    """Plan of one batch."""
 
     lengths: tuple[int, ...]
+    """Padded lengths of its sequences."""
     order: tuple[str, ...]
+    """Strategies in the order in which they run."""
     micro_batches: tuple[MicroBatches, ...]
+    """By strategy: indices of the batch's sequences in every micro-batch of every replica."""
     home: str
     time_ns: int
     bound_ns: int
+    """Lower bound of all steps of these strategies."""
 
     @property
     def step_time_s(self) -> float:
@@ -74,7 +76,7 @@ class TurnDispatch:
 
     @property
     def lower_bound_s(self) -> float:
-        """No step of these strategies takes less, seconds."""
+        """Lower bound of all steps of these strategies, seconds."""
         return self.bound_ns / NS_PER_S
 
     @property
@@ -83,7 +85,7 @@ class TurnDispatch:
         return (self.time_ns - self.bound_ns) / self.time_ns
 
     def file(self) -> DispatchFile:
-        """The batch as a document (``milpplan schema dispatch``) for a loader of any framework."""
+        """Return the batch as a document (``milpplan schema dispatch``) for a loader of any framework."""
         groups = [
             DispatchGroup(strategy=name, replicas=replicas)
             for name, replicas in zip(self.order, self.micro_batches, strict=True)
@@ -98,18 +100,22 @@ class TurnDispatch:
 
 
 class TurnDispatcher:
-    """Plans batches under the strategies of a result of ``solve_lengths``. See the module.
+    """Planner of batches under the strategies of a result of ``solve_lengths``.
 
-    ``plan`` is the result as a plan of ``groups``, whose times are those that sequences are placed by (the exact
-    ones are the result's), and ``layouts`` its degrees: what ``groups.hetu`` takes.
+    ``plan`` is the result as a plan of ``groups``, with the times by which sequences are placed (the exact ones
+    are the result's), and ``layouts`` its degrees, as ``groups.hetu`` takes them.
     """
 
     def __init__(self, problem: Problem, result: LengthsResult | RanStep) -> None:
-        """``problem``: the one that was solved; ``result``: or ``LengthsFile.ran`` of a file of it.
+        """Prepare the tables.
+
+        Args:
+            problem: the problem that was solved.
+            result: its result, or ``LengthsFile.ran`` of a file of it.
 
         Raises:
-            InvalidInputError: the result's degrees or unlike replicas are side by side, its micro-batches are
-                padded, or its strategies are none of the problem's.
+            InvalidInputError: the result has degrees side by side, heterogeneous replicas or padded micro-batches,
+                or its strategies do not belong to the problem.
         """
         if result.beside or result.rules.padded:
             raise InvalidInputError(
@@ -125,17 +131,18 @@ class TurnDispatcher:
         if problem.model.learned_positions:
             self.longest = min(self.longest, problem.model.max_position_embeddings)
         members = range(len(self.names))
-        piped = any(self.pool.num_stages(member) > 1 for member in members)
+        has_pipelines = any(self.pool.num_stages(member) > 1 for member in members)
         self._bounding: Dispatcher | PipelineBound
-        if piped and len(members) == 1:
+        if has_pipelines and len(members) == 1:
             self._bounding = PipelineBound.of(self.pool.tables[0], self.pool.members[0], self._most_grains(0))
         else:
-            proved = [
-                self.pool.strategy_with_true_reduction(member, shared_memory=len(members) > 1) for member in members
+            strategies = [
+                self.pool.strategy_with_true_reduction(member, shared_memory=len(members) > 1)
+                for member in members
             ]
-            self.plan = self._plan(result, proved)
+            self.plan = self._plan(result, strategies)
             self._bounding = self._placing = Dispatcher(self.plan)
-        if piped:
+        if has_pipelines:
             self.plan = self._plan(result, [self._typical(one) for one in members])
             self._placing = Dispatcher(self.plan)
         self._timers = {
@@ -154,26 +161,29 @@ class TurnDispatcher:
         return self.pool.max_quanta(member, shared_memory=len(self.pool.members) > 1)
 
     def _tokens(self) -> int:
-        """Most tokens of a micro-batch under any strategy."""
+        """Return the maximum capacity of a micro-batch under any strategy, in tokens."""
         return self.alignment * max(self._most_grains(member) for member in range(len(self.pool.members)))
 
     def _typical(self, member: int) -> Strategy:
-        """A strategy that takes about what it takes, for packing."""
-        one = self.pool.members[member]
-        if one.candidate.layout.pp == 1:
+        """Return a strategy with typical times, for packing."""
+        strategy = self.pool.members[member]
+        if strategy.candidate.layout.pp == 1:
             return self.pool.strategy(member, shared_memory=len(self.pool.members) > 1)
-        pipeline = typical_pipeline(self.pool.tables[member], one, self._most_grains(member))
-        return Strategy.of(pipeline, one.candidate.layout.dp, self.pool.reduce_ns(member), one.candidate.name)
+        pipeline = typical_pipeline(self.pool.tables[member], strategy, self._most_grains(member))
+        return Strategy.of(
+            pipeline, strategy.candidate.layout.dp, self.pool.reduce_ns(member), strategy.candidate.name
+        )
 
     def _plan(self, result: LengthsResult | RanStep, strategies: list[Strategy]) -> GroupedPlan:
-        """The result as a plan of ``groups`` under such strategies: what a dispatcher learns its loads from."""
+        """Return the result as a plan of ``groups`` under some strategies, from which a dispatcher learns its
+        loads."""
         load, members = self.pool.load, tuple(range(len(strategies)))
-        held = np.flatnonzero(load.counts)
+        present = np.flatnonzero(load.counts)
         switches = Switches(self.pool)
         switches.price(members)
         problem = GroupedProblem(
-            load.lengths[held],
-            load.counts[held],
+            load.lengths[present],
+            load.counts[present],
             tuple(strategies),
             switches.times(members),
             len(members),
@@ -189,35 +199,41 @@ class TurnDispatcher:
         return arranged(problem, groups)
 
     def dispatch(self, lengths: Sequence[int] | IntArray) -> TurnDispatch:
-        """The batch of sequences of these lengths, each padded to a multiple of the alignment.
+        """Plan the batch of sequences of some lengths, each padded to a multiple of the alignment.
 
         Raises:
-            InvalidInputError: no sequences, or one that is empty or longer than any strategy holds.
+            InvalidInputError: there are no sequences, or one is empty or longer than any strategy holds.
             SolverError: no packing within memory was found.
         """
-        do = "Cut sequences, or solve anew with the longest lengths that occur."
-        given = checked_batch(lengths, self.longest, do)
-        padded = -(-given // self.alignment) * self.alignment
+        advice = "Cut sequences, or solve anew with the longest lengths that occur."
+        checked = checked_batch(lengths, self.longest, advice)
+        padded = -(-checked // self.alignment) * self.alignment
         placed = self._placing.dispatch(padded)
-        # Of all lengths that may come a batch has some.
-        held = np.unique(padded) // self.alignment - 1
-        load = replace(self.pool.load, lengths=self.pool.load.lengths[held], counts=self.pool.load.counts[held])
-        known = _Held(replace(self.pool, load=load), held, np.searchsorted(held, padded // self.alignment - 1))
-        parts = [(one, self._group(known, placed, one), self._most_grains(one)) for one in placed.order]
-        packed = dict(zip(placed.order, known.pool.time_packings(parts), strict=True))
-        times = {member: one.time_ns for member, one in packed.items()}
+        # A batch has only some of the lengths of the tables.
+        present = np.unique(padded) // self.alignment - 1
+        load = replace(
+            self.pool.load, lengths=self.pool.load.lengths[present], counts=self.pool.load.counts[present]
+        )
+        batch = _Held(
+            replace(self.pool, load=load), present, np.searchsorted(present, padded // self.alignment - 1)
+        )
+        packings = [
+            (member, self._group(batch, placed, member), self._most_grains(member)) for member in placed.order
+        ]
+        packed = dict(zip(placed.order, batch.pool.time_packings(packings), strict=True))
+        times = {member: packing.time_ns for member, packing in packed.items()}
         tour = best_tour(self._placing.problem, tuple(sorted(times)), times)
         return TurnDispatch(
             tuple(padded.tolist()),
             tuple(self.names[member] for member in tour.order),
-            tuple(self._indices(known, placed, member, packed[member]) for member in tour.order),
+            tuple(self._indices(batch, placed, member, packed[member]) for member in tour.order),
             self.names[self.plan.home],
             tour.time_ns,
             min(self._bound_ns(placed, tour.time_ns), tour.time_ns),
         )
 
     def _bound_ns(self, placed: Dispatch, time_ns: int) -> int:
-        """What no step of the strategies undercuts for the batch that is placed, in a step of so long."""
+        """Return a lower bound for the placed batch, given a step of ``time_ns``."""
         if self._bounding is self._placing:
             return placed.bound_ns
         if isinstance(self._bounding, Dispatcher):
@@ -226,71 +242,77 @@ class TurnDispatcher:
         group_ns = math.floor(self._bounding.group_ns(lengths, counts))
         return group_ns + self.pool.reduce_ns(0) + self.pool.finish_ns(0)
 
-    def _group(self, known: _Held, placed: Dispatch, member: int) -> tuple[IntArray, ...]:
-        """What is placed under one strategy, by replica [v, k]; on pipelines, where few micro-batches make every
-        stage wait, in the best of some numbers of them, and with some sequences moved."""
+    def _group(self, batch: _Held, placed: Dispatch, member: int) -> tuple[IntArray, ...]:
+        """Return the replicas [v, k] of one strategy.
+
+        On pipelines the best of some numbers of micro-batches is taken and improved, as few micro-batches make
+        every stage wait.
+        """
         if self.pool.num_stages(member) == 1:
-            width = len(known.lengths)
+            width = len(batch.lengths)
             rows = [
-                [np.bincount(known.places[list(one)], minlength=width) for one in replica]
+                [np.bincount(batch.places[list(indices)], minlength=width) for indices in replica]
                 for replica in placed.micro_batches(member)
             ]
-            return tuple(np.array(one).reshape(-1, width) for one in rows)
-        timer = self._timers[member].for_lengths(known.lengths)
+            return tuple(np.array(indices).reshape(-1, width) for indices in rows)
+        timer = self._timers[member].for_lengths(batch.lengths)
         effort = _EFFORT * _FEW // max(_FEW, self._work(placed, member)) // len(placed.order)
-        return tuple(improved(timer, self._best_numbers(known, placed, member, timer), effort, _CHANGES))
+        return tuple(improved(timer, self._best_numbers(batch, placed, member, timer), effort, _CHANGES))
 
-    def _indices(self, known: _Held, placed: Dispatch, member: int, packed: Packed) -> MicroBatches:
-        """Its micro-batches as indices of the batch's sequences."""
+    def _indices(self, batch: _Held, placed: Dispatch, member: int, packed: Packed) -> MicroBatches:
+        """Return the micro-batches as indices of the batch's sequences."""
         if self.pool.num_stages(member) == 1:
             return placed.micro_batches(member)
-        mine = np.flatnonzero(placed.strategy == member)
-        return _indexed(packed, mine, known.places[mine])
+        own = np.flatnonzero(placed.strategy == member)
+        return _indexed(packed, own, batch.places[own])
 
     def _work(self, placed: Dispatch, member: int) -> int:
-        """Sequences of a batch, as packing them takes time on a pipeline."""
+        """Return the number of sequences, weighted by the time of packing them on a pipeline."""
         return len(placed.lengths) * max(_STAGES, self.pool.num_stages(member)) // _STAGES
 
-    def _best_numbers(self, known: _Held, placed: Dispatch, member: int, timer: Timer) -> list[IntArray]:
-        """The shortest packing of the sequences of a pipeline in some numbers of micro-batches, by replica [v, n].
+    def _best_numbers(self, batch: _Held, placed: Dispatch, member: int, timer: Timer) -> list[IntArray]:
+        """Return the shortest packing of a pipeline's sequences among some numbers of micro-batches, by replica
+        [v, n].
 
-        The placing dispatcher's pipelines are lines: what small micro-batches take beyond these it does not know.
+        The placing dispatcher's pipelines are lines, which lack the extra time of small micro-batches.
         """
-        mine = np.flatnonzero(placed.strategy == member)
+        own = np.flatnonzero(placed.strategy == member)
         num_replicas = self.pool.members[member].candidate.layout.dp
         work = self._work(placed, member) * len(placed.order)
-        some = _SPARES if work <= _FEW else _SPARES_MANY if work <= _MOST else _SPARES_MOST
+        candidates = _SPARES if work <= _FEW else _SPARES_MANY if work <= _MOST else _SPARES_MOST
         stages = max(_STAGES, self.pool.num_stages(member))
-        spares = [one * stages // _STAGES for one in some]
-        ways = [(placed.replica[mine], placed.micro_batch[mine])]
-        packings = self._placing.packings(member, placed.lengths[mine], spares)
-        ways += [(one.replica, one.micro_batch) for one in packings]
-        best, least = np.zeros((num_replicas, 0, len(known.lengths)), dtype=np.int64), math.inf
-        for replica, micro_batch in ways:
-            shape = num_replicas, int(micro_batch.max()) + 1, len(known.lengths)
-            cells = np.ravel_multi_index((replica, micro_batch, known.places[mine]), shape)
+        spares = [spare * stages // _STAGES for spare in candidates]
+        assignments = [(placed.replica[own], placed.micro_batch[own])]
+        packings = self._placing.packings(member, placed.lengths[own], spares)
+        assignments += [(spare.replica, spare.micro_batch) for spare in packings]
+        best, shortest_ns = np.zeros((num_replicas, 0, len(batch.lengths)), dtype=np.int64), math.inf
+        for replica, micro_batch in assignments:
+            shape = num_replicas, int(micro_batch.max()) + 1, len(batch.lengths)
+            cells = np.ravel_multi_index((replica, micro_batch, batch.places[own]), shape)
             counts = np.bincount(cells, minlength=math.prod(shape)).reshape(shape)
             longest = timer.longest_ns(counts)
-            if longest < least:
-                best, least = counts, longest
-        return [one[one.any(axis=1)] for one in best]
+            if longest < shortest_ns:
+                best, shortest_ns = counts, longest
+        return [spare[spare.any(axis=1)] for spare in best]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """A batch: the ``pool`` with nothing but its ``lengths`` [k], places among all that may come, and where each
-    of its sequences is among these, [n]."""
+    """A batch with its lengths only."""
 
     pool: StrategyTables
+    """Strategies with the batch's lengths."""
     lengths: IntArray
+    """Indices of its lengths among the tables', [k]."""
     places: IntArray
+    """Index of each sequence's length among ``lengths``, [n]."""
 
 
 def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
-    """The result's strategies, with tables for every length that one of them holds."""
-    one = quantum_problem(problem, result.alignment)
+    """Return the result's strategies, with tables for every length that one of them holds."""
+    quantum_job = quantum_problem(problem, result.alignment)
     names = {group.strategy for group in result.groups} | {result.home}
-    chosen = [candidate for candidate in candidates(one) if candidate.name in names]
+    chosen = [candidate for candidate in candidates(quantum_job) if candidate.name in names]
     if len(chosen) < len(names):
         missing = ", ".join(sorted(names - {candidate.name for candidate in chosen}))
         raise InvalidInputError(
@@ -298,33 +320,34 @@ def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
             "Expected the problem that was solved.",
             "Give the same model, cluster, formats and space.",
         )
-    members = tuple(sized(one, chosen, MAX_QUANTA))
-    most = max(max(member.own_memory_quanta, member.shared_memory_quanta) for member in members)
-    lengths = np.arange(1, min(most, MAX_DISTINCT) + 1, dtype=np.int64) * result.alignment
+    members = tuple(sized(quantum_job, chosen, MAX_QUANTA))
+    capacity = max(max(member.own_memory_quanta, member.shared_memory_quanta) for member in members)
+    lengths = np.arange(1, min(capacity, MAX_DISTINCT) + 1, dtype=np.int64) * result.alignment
     counts = np.zeros_like(lengths)
     for group in result.groups:
         for length, count in group.buckets:
             counts[length // result.alignment - 1] += count
     load = Load(lengths, counts, result.alignment, result.rules)
-    tables = tuple(Tables.of(one, member.candidate, load, member.own_memory_quanta) for member in members)
-    return StrategyTables(one, load, members, tables)
+    tables = tuple(Tables.of(quantum_job, member.candidate, load, member.own_memory_quanta) for member in members)
+    return StrategyTables(quantum_job, load, members, tables)
 
 
 def _counted(kind: Kind, replica: tuple[tuple[int, ...], ...]) -> IntArray:
-    """Lengths of the sequences of micro-batches as counts [v, n] of the kind's lengths."""
+    """Return micro-batches as counts [v, n] of the kind's lengths."""
     width = len(kind.lengths)
-    rows = [np.bincount(np.searchsorted(kind.lengths, one), minlength=width) for one in replica]
+    rows = [np.bincount(np.searchsorted(kind.lengths, micro_batch), minlength=width) for micro_batch in replica]
     return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
-def _indexed(packed: Packed, indices: IntArray, places: IntArray) -> MicroBatches:
-    """Micro-batches as indices of sequences, of which each has a length's place: of a length, the first ones
-    first."""
-    waiting = {int(place): indices[places == place][::-1].tolist() for place in np.unique(places)}
+def _indexed(packed: Packed, indices: IntArray, length_indices: IntArray) -> MicroBatches:
+    """Return micro-batches as indices of sequences; of equal lengths the first sequences come first.
+
+    ``length_indices`` gives the index of each sequence's length.
+    """
+    left = {int(length): indices[length_indices == length][::-1].tolist() for length in np.unique(length_indices)}
     return tuple(
         tuple(
-            tuple(waiting[place].pop() for place in np.repeat(np.arange(len(row)), row).tolist())
-            for row in replica
+            tuple(left[length].pop() for length in np.repeat(np.arange(len(row)), row).tolist()) for row in replica
         )
         for replica in packed.replicas
     )

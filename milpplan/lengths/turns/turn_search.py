@@ -239,7 +239,9 @@ class TurnSearch:
                 continue
             for member, one in step.packed.items():
                 if loss_ns[member] > _LOSS * step.time_ns:
-                    packed[member] = self.pool.polish(member, one, self.pool.max_quanta(member, shared_memory=True))
+                    packed[member] = self.pool.polish(
+                        member, one, self.pool.max_quanta(member, shared_memory=True)
+                    )
             self._keep(self.orders.best(sorted(packed), packed))
 
     def _keep(self, step: Step) -> None:
