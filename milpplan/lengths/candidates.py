@@ -214,7 +214,7 @@ def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) ->
     return [
         SizedCandidate(candidate, costs, stages, int(own_memory[row]), int(shared_memory[index]))
         for index, (row, candidate, (costs, stages)) in enumerate(
-            zip(usable_rows, peaks.found, peaks.constants(), strict=True)
+            zip(usable_rows, peaks.candidates, peaks.constants(), strict=True)
         )
     ]
 
@@ -224,11 +224,13 @@ class _Peaks:
     """Exact memory of every candidate for any number of quanta."""
 
     problem: Problem
-    found: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
 
     def constants(self) -> list[tuple[LayoutCosts, tuple[StageOptions, ...]]]:
         """Return constants and stages with micro-batches of one quantum."""
-        return [(costs, stages) for _, costs, stages in self._stages(np.ones(len(self.found), dtype=np.int64))]
+        return [
+            (costs, stages) for _, costs, stages in self._stages(np.ones(len(self.candidates), dtype=np.int64))
+        ]
 
     def _stages(self, num_quanta: IntArray) -> list[tuple[Layout, LayoutCosts, tuple[StageOptions, ...]]]:
         layouts = [
@@ -238,14 +240,14 @@ class _Peaks:
                     "global_batch_size": candidate.layout.dp * candidate.layout.pp * quanta,
                 }
             )
-            for candidate, quanta in zip(self.found, num_quanta.tolist(), strict=True)
+            for candidate, quanta in zip(self.candidates, num_quanta.tolist(), strict=True)
         ]
-        columns = LayoutColumns.of([candidate.layout for candidate in self.found])
+        columns = LayoutColumns.of([candidate.layout for candidate in self.candidates])
         table = layout_costs(self.problem, replace(columns, micro_batch_size=num_quanta))
         kinds = self.problem.model.layer_kinds
         return [
             (layout, costs, tuple(plan_stages(costs, kinds, candidate.plan)))
-            for row, (candidate, layout) in enumerate(zip(self.found, layouts, strict=True))
+            for row, (candidate, layout) in enumerate(zip(self.candidates, layouts, strict=True))
             for costs in [table.at(row)]
         ]
 
@@ -272,7 +274,7 @@ def _most_grains(peaks: _Peaks, states: IntArray, usable: int, limit: int) -> In
 
     The peak never falls with the tokens and is nearly straight, so a secant finds it in a few evaluations.
     """
-    size = len(peaks.found)
+    size = len(peaks.candidates)
     low, high = np.zeros(size, dtype=np.int64), np.full(size, limit + 1)
     at_low, guess = np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64)
     at_high = np.full(size, np.iinfo(np.int64).max)
@@ -280,7 +282,7 @@ def _most_grains(peaks: _Peaks, states: IntArray, usable: int, limit: int) -> In
         open_ = np.flatnonzero(high - low > 1)
         if not len(open_):
             break
-        part = _Peaks(peaks.problem, tuple(peaks.found[row] for row in open_))
+        part = _Peaks(peaks.problem, tuple(peaks.candidates[row] for row in open_))
         peak = part.over(guess[open_], states[open_])
         fits = peak <= usable
         low[open_[fits]], at_low[open_[fits]] = guess[open_[fits]], peak[fits]

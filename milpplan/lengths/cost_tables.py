@@ -218,21 +218,23 @@ def tables_of(
     """
     kinds = problem.model.kinds
     max_by_layout: dict[Layout, int] = {}
-    for one, number in zip(candidates, max_quanta, strict=True):
-        max_by_layout[one.layout] = max(number, max_by_layout.get(one.layout, 0))
+    for candidate, number in zip(candidates, max_quanta, strict=True):
+        max_by_layout[candidate.layout] = max(number, max_by_layout.get(candidate.layout, 0))
     cores: dict[Layout, FloatArray] = {}
     for layout in max_by_layout:
         by_kind = [sequence_cores(problem, kind, layout, load.lengths, load.rules.mask) for kind in kinds]
         # A running minimum from the right never exceeds the exact values and grows with the length.
-        once = [np.minimum.accumulate(one.once_s[:, ::-1], axis=1)[:, ::-1] for one in by_kind]
-        found = np.stack([[one.sequence_s for one in by_kind], once])
-        cores[layout] = np.moveaxis(found, 1, 2)
+        once = [np.minimum.accumulate(kernels.once_s[:, ::-1], axis=1)[:, ::-1] for kernels in by_kind]
+        stacked = np.stack([[kernels.sequence_s for kernels in by_kind], once])
+        cores[layout] = np.moveaxis(stacked, 1, 2)
     layout_parts = layout_times(problem, max_by_layout)
     tables = []
-    for one, number in zip(candidates, max_quanta, strict=True):
-        times = [found.part(slice(number)) for found in layout_parts[one.layout]]
-        bare, hidden = staged(problem, one, times, launches=False)
-        tables.append(Tables(problem, one, load, bare, hidden, _slopes(problem, one), cores[one.layout]))
+    for candidate, number in zip(candidates, max_quanta, strict=True):
+        times = [stacked.part(slice(number)) for stacked in layout_parts[candidate.layout]]
+        bare, hidden = staged(problem, candidate, times, launches=False)
+        tables.append(
+            Tables(problem, candidate, load, bare, hidden, _slopes(problem, candidate), cores[candidate.layout])
+        )
     return tables
 
 

@@ -78,25 +78,26 @@ def flexsp_step(pool: StrategyTables, time_limit_s: float, backend: str) -> Base
 def _families(pool: StrategyTables) -> list[_Family]:
     """Return the families, the lowest bound first."""
     members_of: dict[tuple[object, ...], dict[int, int]] = {}
-    for member, one in enumerate(pool.members):
-        layout = one.candidate.layout
+    for member, strategy in enumerate(pool.members):
+        layout = strategy.candidate.layout
         degree = layout.tp * layout.cp
         if layout.pp == 1 and degree >= _LEAST_DEGREE and degree & (degree - 1) == 0:
-            key = (layout.tp, layout.ep, layout.etp, one.candidate.recompute)
+            key = (layout.tp, layout.ep, layout.etp, strategy.candidate.recompute)
             members_of.setdefault(key, {})[degree] = member
     longest = int(pool.load.lengths[-1])
     kept = [
         members
         for members in members_of.values()
         if any(
-            pool.max_quanta(one, shared_memory=False) * pool.load.token_quantum >= longest
-            for one in members.values()
+            pool.max_quanta(member, shared_memory=False) * pool.load.token_quantum >= longest
+            for member in members.values()
         )
     ]
     bound_ns = {
-        id(one): min(pool.step_bound_ns(member, shared_memory=False) for member in one.values()) for one in kept
+        id(family): min(pool.step_bound_ns(member, shared_memory=False) for member in family.values())
+        for family in kept
     }
-    return [_Family(one) for one in sorted(kept, key=lambda one: bound_ns[id(one)])]
+    return [_Family(family) for family in sorted(kept, key=lambda family: bound_ns[id(family)])]
 
 
 def _num_gpus(pool: StrategyTables) -> int:

@@ -195,7 +195,7 @@ class HeterogeneousReplicas:
 
 
 Beside = Literal["", "degrees side by side", "unlike replicas"]
-"""What runs at the same time in a step, if anything does."""
+"""Kind of steps whose groups overlap; empty for strategies in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,22 +251,22 @@ class LengthsResult:
     rules: SequenceRules = PACKED
     side_by_side: SideBySide | None = None
     interrupted: bool = False
-    """Whether Ctrl-C ended the search; step and bound are those known by then."""
+    """True if Ctrl-C ended the search; step and bound are those known by then."""
     unlike_replicas: HeterogeneousReplicas | None = None
 
     @property
     def is_side_by_side(self) -> bool:
-        """Whether the step has several degrees of context parallelism at the same time."""
+        """True if the step has several degrees of context parallelism at the same time."""
         return self.side_by_side is not None and self.side_by_side.step_time_s == self.step_time_s
 
     @property
     def is_unlike(self) -> bool:
-        """Whether the step has heterogeneous replicas."""
+        """True if the step has heterogeneous replicas."""
         return self.unlike_replicas is not None and self.unlike_replicas.step_time_s == self.step_time_s
 
     @property
     def beside(self) -> Beside:
-        """What runs at the same time in the step, if anything does."""
+        """Kind of the step if its groups overlap."""
         return "unlike replicas" if self.is_unlike else "degrees side by side" if self.turns else ""
 
     @property

@@ -29,7 +29,7 @@ def layout_times(problem: Problem, max_quanta: Mapping[Layout, int]) -> dict[Lay
     attention and with the ring hidden."""
     parts: list[list[Layout]] = [[]]
     for layout in max_quanta:
-        if sum(max_quanta[one] for one in parts[-1]) + max_quanta[layout] > _ROWS and parts[-1]:
+        if sum(max_quanta[other] for other in parts[-1]) + max_quanta[layout] > _ROWS and parts[-1]:
             parts.append([])
         parts[-1].append(layout)
     times_of: dict[Layout, list[PackedTimes]] = {}

@@ -324,7 +324,7 @@ class _Search:
 
     @property
     def _packed(self) -> bool:
-        """Whether the best single strategy has its final packing or cannot be the best step."""
+        """True if the best single strategy has its final packing or cannot be the best step."""
         static = self.statics.best
         return static is not None and (
             not self._static_is_best or self.statics.incumbents.is_finished(static.home)
@@ -332,7 +332,7 @@ class _Search:
 
     @property
     def _static_is_best(self) -> bool:
-        """Whether the incumbent is a step of one strategy."""
+        """True if the incumbent is a step of one strategy."""
         static = self.statics.best
         return static is not None and static.time_ns <= self.sets.best.time_ns
 

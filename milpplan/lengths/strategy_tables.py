@@ -174,8 +174,8 @@ class StrategyTables:
         Tables of pipelines may count the ramp of the first and the last micro-batch with the reduction. Other
         bounds of the group count it, too, and no order of the step hides it.
         """
-        one = self.strategy(member, shared_memory=shared_memory)
-        return replace(one, reduce_ns=self.reduce_ns(member))
+        strategy = self.strategy(member, shared_memory=shared_memory)
+        return replace(strategy, reduce_ns=self.reduce_ns(member))
 
     def linear_bounds(self, member: int, *, shared_memory: bool) -> LinearBounds:
         """Return linear lower bounds of a group's time, valid for any sequences."""

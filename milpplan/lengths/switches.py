@@ -41,26 +41,26 @@ class Switches:
 
     def __init__(self, pool: StrategyTables) -> None:
         self.pool = pool
-        self.known: dict[tuple[LayoutKey, LayoutKey], Arc] = {}
+        self.arcs: dict[tuple[LayoutKey, LayoutKey], Arc] = {}
         # Lower bounds in seconds, (parameters, gradients).
-        self.least: dict[tuple[LayoutKey, LayoutKey], tuple[float, float]] = {}
+        self.min_seconds: dict[tuple[LayoutKey, LayoutKey], tuple[float, float]] = {}
         states = max(int(stage.state_bytes[2]) for member in pool.members for stage in member.stages)
         # Memory beside moving parameters: optimizer states, and the gradients summed so far.
         self.beside_bytes = states + -(-states * grad_bytes(pool.problem) // ADAM_STATE_BYTES)
 
-    def _place(self, member: int) -> LayoutKey:
+    def _layout_key(self, member: int) -> LayoutKey:
         return self.pool.members[member].candidate.layout_key
 
     def price(self, members: Sequence[int]) -> bool:
         """Price all pairs of the members' layouts; return whether some were new."""
-        layouts = {self._place(member): self.pool.members[member].candidate.plan for member in members}
-        if all(pair in self.known for pair in permutations(layouts, 2)):
+        layouts = {self._layout_key(member): self.pool.members[member].candidate.plan for member in members}
+        if all(pair in self.arcs for pair in permutations(layouts, 2)):
             return False
         problem, plans = self.pool.problem, list(layouts.values())
         links, rules = self._links(plans[0].layout.num_gpus)
         costs = switch_costs(problem.model, plans, links, "relay", grad_bytes(problem), rules)
         for (a, source), (b, target) in permutations(enumerate(layouts), 2):
-            self.known[source, target] = Arc(
+            self.arcs[source, target] = Arc(
                 (float(costs.parameters_s[a, b]), float(costs.gradients_s[a, b])),
                 (int(costs.parameters_bytes[a, b]), int(costs.gradients_bytes[a, b])),
                 int(costs.peak_bytes[a, b]),
@@ -74,17 +74,22 @@ class Switches:
     def least_times(self, members: Sequence[int]) -> SwitchTimes:
         """Return lower bounds of the times between members, [from, to], rounded down to whole ns; much faster than
         pricing."""
-        layouts = {self._place(member): self.pool.members[member].candidate.plan for member in members}
-        if any(pair not in self.least for pair in permutations(layouts, 2)):
+        layouts = {self._layout_key(member): self.pool.members[member].candidate.plan for member in members}
+        if any(pair not in self.min_seconds for pair in permutations(layouts, 2)):
             problem, plans = self.pool.problem, list(layouts.values())
             links, rules = self._links(plans[0].layout.num_gpus)
             seconds_of = least_switch_s(problem.model, plans, links, grad_bytes(problem), rules)
             for (row, source), (column, target) in permutations(enumerate(layouts), 2):
-                self.least[source, target] = (float(seconds_of[0][row, column]), float(seconds_of[1][row, column]))
+                self.min_seconds[source, target] = (
+                    float(seconds_of[0][row, column]),
+                    float(seconds_of[1][row, column]),
+                )
         table = np.zeros((2, len(members), len(members)), dtype=np.int64)
         for a, source_member in enumerate(members):
             for b, target_member in enumerate(members):
-                arc = self.least.get((self._place(source_member), self._place(target_member)), (0.0, 0.0))
+                arc = self.min_seconds.get(
+                    (self._layout_key(source_member), self._layout_key(target_member)), (0.0, 0.0)
+                )
                 table[:, a, b] = [int(seconds * NS_PER_S) for seconds in arc]
         return SwitchTimes(table[0], table[1])
 
@@ -95,7 +100,7 @@ class Switches:
         table = np.zeros((2, len(members), len(members)), dtype=np.int64)
         for a, source in enumerate(members):
             for b, target in enumerate(members):
-                arc = self.known.get((self._place(source), self._place(target)))
+                arc = self.arcs.get((self._layout_key(source), self._layout_key(target)))
                 if arc is not None:
                     table[:, a, b] = [int(np.ceil(seconds * NS_PER_S)) for seconds in arc.seconds]
                     if arc.peak_bytes + self.beside_bytes > usable:
@@ -107,7 +112,7 @@ class Switches:
         home."""
         transfers = []
         for position, (a, b) in enumerate(pairwise([home, *order, home])):
-            arc = self.known.get((self._place(a), self._place(b)))
+            arc = self.arcs.get((self._layout_key(a), self._layout_key(b)))
             if arc is None:
                 continue
             names = (self.pool.members[a].candidate.name, self.pool.members[b].candidate.name)

@@ -87,11 +87,15 @@ def test_replicas_hold_what_the_rows_say(pool_: object) -> None:
     found, random = pool_(), np.random.default_rng(5)
     checked = learned = 0
     for member, strategy in enumerate(found.members):
-        if not strategy.beside_grains or not 1 < found.num_stages(member) < 8 or strategy.candidate.layout.dp == 1:
+        if (
+            not strategy.shared_memory_quanta
+            or not 1 < found.num_stages(member) < 8
+            or strategy.candidate.layout.dp == 1
+        ):
             continue
         lengths = found.load.lengths
-        fits = lengths <= strategy.beside_grains * found.load.grain
-        group = ReplicaInequalities(found, member, found.least_ns(member, shared_memory=False))
+        fits = lengths <= strategy.shared_memory_quanta * found.load.token_quantum
+        group = ReplicaInequalities(found, member, found.step_bound_ns(member, shared_memory=False))
         for turn in range(8):
             counts = random.binomial(found.load.counts, random.uniform(0.2, 1.0)) * fits
             replicas = random_packings(found, member, counts, random)
@@ -114,7 +118,7 @@ def test_replicas_hold_what_the_rows_say(pool_: object) -> None:
 def _holds(used: object, mine: np.ndarray) -> bool:
     """Whether a replica with these sequences is one of a kind."""
     kind, holds, rows = used.kind, used.holds, used.rows  # type: ignore[attr-defined]
-    first, _ = kind.leaders or (0, len(mine))
+    first, _ = kind.longest_range or (0, len(mine))
     led = not first or bool(mine[first:].any())
     return led and not mine[~holds].any() and bool((rows @ mine[holds] <= 1.0 + 1e-9).all())
 

@@ -148,7 +148,7 @@ def test_no_step_of_two_strategies_is_below_the_bound() -> None:
         pair = random.choice(several, 2, replace=False)
         share = random.integers(0, found.load.counts + 1)
         parts = [
-            found.pack(int(member), held, found.members[member].beside_grains)
+            found.pack(int(member), held, found.members[member].shared_memory_quanta)
             for member, held in zip(pair, (share, found.load.counts - share), strict=True)
             if held.any()
         ]
@@ -234,7 +234,7 @@ def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
             learn(left)
             bounds.append(left.bound_ns)
         assert bounds == sorted(bounds)
-        held = [search.members[one] for one in with_pipelines[place].used]
+        held = [search.members[one] for one in with_pipelines[place].strategies]
         for _ in range(4):
             share = random.integers(0, found.load.counts + 1)
             parts = {held[0]: share, held[1]: found.load.counts - share}

@@ -31,7 +31,7 @@ def test_exchanged_micro_batches_take_what_new_ones_take(degree: int) -> None:
     found, random = family(), np.random.default_rng(degree)
     own = Degree.of(found, degree)
     number = len(found.pool.load.counts)
-    rows = random_micro_batches(found.pool, own.rooms[-1], random, 6)
+    rows = random_micro_batches(found.pool, own.capacities[-1], random, 6)
     lone = np.zeros_like(rows[0])
     lone[3] = 1
     for held in [*rows, lone]:
@@ -40,14 +40,14 @@ def test_exchanged_micro_batches_take_what_new_ones_take(degree: int) -> None:
         times = batch.exchanged(goes, comes)
         for k, out in enumerate(goes.tolist()):
             for other, into in enumerate(comes.tolist()):
-                after = batch.with_(out, into)
-                if after.grains == 0:
+                after = batch.after_exchange(out, into)
+                if after.quanta == 0:
                     assert times[k, other] == 0.0
-                elif after.grains > own.rooms[-1]:
+                elif after.quanta > own.capacities[-1]:
                     assert np.isinf(times[k, other])
                 else:
                     assert times[k, other] == pytest.approx(after.time_ns, rel=1e-12)
-        turn = Turn(own.member(batch.grains), 0, held[None])
+        turn = Turn(own.member(batch.quanta), 0, held[None])
         exact = int(simulated_alone(found, turn))
         assert batch.time_ns == pytest.approx(exact, abs=100.0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from milpplan.groups.workload.workload import workload_of
-from milpplan.lengths.flexsp_rule import sequence_duals as team_prices
+from milpplan.lengths.side_by_side import sequence_duals as team_prices
 from milpplan.lengths.replica_time import micro_batch_times, replicas_ns
 from milpplan.lengths.side_by_side.sequence_duals import priced, single_strategy_bound_ns
 from milpplan.lengths.side_by_side.team_bound import shared_work
@@ -80,7 +80,7 @@ def test_no_micro_batch_is_worth_more_than_the_factor() -> None:
             prices = random.uniform(0.5, 1.5, len(sizes)) * sizes
             most = float(random.uniform(0.95, 1.1))
             prices *= most / (fitting @ prices / costs).max()
-            factor, worst = contents.worst(prices)
+            factor, worst = contents.price_columns(prices)
             assert max(1.0, most) * (1 - 1e-9) <= factor <= 1.05 * max(1.0, most)
             assert bool(worst) or most <= 1.0
             for held in worst:
@@ -91,7 +91,7 @@ def test_no_micro_batch_is_worth_more_than_the_factor() -> None:
         below = fitting[costs < np.median(costs)]
         assert (below[:, ~short.items.fits] == 0).all()
         assert short.short[below @ sizes - 1].all()
-        assert short.worst(prices)[0] >= (below @ prices / contents.costs(below)).max() * (1 - 1e-9)
+        assert short.price_columns(prices)[0] >= (below @ prices / contents.costs(below)).max() * (1 - 1e-9)
 
 
 def test_what_prices_prove_is_between_the_linear_bound_and_all_steps() -> None:

@@ -71,12 +71,12 @@ class ConfigurationBound:
         # Replicas with a micro-batch above a threshold, and the thresholds that remain.
         self.with_large: list[WindowTree] = []
         items, capacity = pricing.items, pricing.base.shape[-1]
-        shortest_size, longest_size = (int(bound(items.sizes[items.fits])) for bound in (np.min, np.max))
+        shortest_size, longest_size = (int(extreme(items.sizes[items.fits])) for extreme in (np.min, np.max))
         large_sizes, small_sizes = (
             {int(longest_size * count_range) for count_range in parts} for parts in (_LARGE, _SMALL)
         )
-        self.large_thresholds = sorted(bound for bound in large_sizes if bound < _SMALLER * capacity)
-        self.small_thresholds = sorted(bound for bound in small_sizes if bound >= shortest_size)
+        self.large_thresholds = sorted(size for size in large_sizes if size < _SMALLER * capacity)
+        self.small_thresholds = sorted(size for size in small_sizes if size >= shortest_size)
         self.divided = False
         self.best_work_bound = work_bound
 
@@ -96,7 +96,7 @@ class ConfigurationBound:
             for node in tree.nodes
             for bound in node.bounds
         ]
-        return LoadBound(tuple(sorted(ranges, key=lambda bound: bound.first)))
+        return LoadBound(tuple(sorted(ranges, key=lambda count_range: count_range.first)))
 
     @property
     def loads(self) -> PipelineWorkBound:
@@ -181,8 +181,8 @@ class ConfigurationBound:
 
     def _most(self, time_ns: float, tree: WindowTree) -> tuple[WindowTree, WindowNode]:
         """Return the loosest node of a tree or of the trees with a large micro-batch, with its tree."""
-        nodes = [(pair, node) for pair in (tree, *self.with_large) for node in pair.nodes]
-        return max(nodes, key=lambda pair: pair[1].max_load(time_ns))
+        pairs = [(other, node) for other in (tree, *self.with_large) for node in other.nodes]
+        return max(pairs, key=lambda pair: pair[1].max_load(time_ns))
 
     def _deeper(self, tree: WindowTree, node: WindowNode, time_ns: float, deadline: float) -> bool:
         """Refine further when all nodes are done; return whether that was possible.

@@ -66,7 +66,7 @@ class ConfigurationLP:
 
     @property
     def pin_states(self) -> IntArray:
-        """Whether each micro-batch must hold, may hold or must not hold the pinned item, [v]."""
+        """State of each micro-batch, [v]: it must hold, may hold or must not hold the pinned item."""
         states = np.full(self.window.number, FREE)
         if self.pinned_item is not None:
             index = self.window.ahead[1]
@@ -78,7 +78,7 @@ class ConfigurationLP:
 
     @property
     def holds_pinned(self) -> BoolArray:
-        """Which micro-batches must hold the pinned item, [v]."""
+        """Mask of the micro-batches that must hold the pinned item, [v]."""
         return np.asarray(self.pin_states == HOLDS)
 
     def allows(self, places: IntArray, rows: IntArray) -> BoolArray:

@@ -50,7 +50,7 @@ class _Node:
     bound: PriceBound
     start: Start
     solved: bool = False
-    """Whether its program was solved."""
+    """True if its program was solved."""
     columns: Columns | None = None
     """Columns, perhaps for other prices."""
 

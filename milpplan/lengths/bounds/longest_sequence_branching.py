@@ -76,7 +76,7 @@ class ReplicaClassBound:
     """Values of the sequences as work."""
     coverings: Coverings
     """Trees by class."""
-    least: FloatArray
+    min_loads: FloatArray
     """Minimum work of a replica of the class, [C]: that of its longest sequence."""
     above: FloatArray
     """Work of all sequences that are longer than those of the class, [C]."""
@@ -111,7 +111,7 @@ class ReplicaClassBound:
     def max_load(self, index: int, time_ns: float) -> float:
         """Return the maximum work of a replica of a class within a time; ``-inf`` if there is no such replica."""
         load = self.loosest_nodes(index, time_ns)[0][1].max_load(time_ns)
-        return load if load >= self.least[index] else _NONE
+        return load if load >= self.min_loads[index] else _NONE
 
     def with_duals(self, duals: Duals, classes: Classes, windows: tuple[ClassWindow, ...]) -> ReplicaClassBound:
         """Return the bound in another measure, with the mixtures of some ``windows``."""
@@ -244,10 +244,10 @@ class LongestSequenceBranching:
         return whether a branch was made."""
         for measure in np.argsort(excess, kind="stable").tolist():
             class_bound = self.class_bounds[measure]
-            for index in class_bound.least_looked_at(assignment):
-                for tree, node in class_bound.worst(index, time_ns):
-                    if node.divided is not None and len(node.told) < _MOST_TOLD:
-                        tree.put(node, node.parted)
+            for index in class_bound.least_visited(assignment):
+                for tree, node in class_bound.loosest_nodes(index, time_ns):
+                    if node.branch_candidate is not None and len(node.decisions) < _MOST_TOLD:
+                        tree.replace_node(node, node.children)
                         return True
         return False
 

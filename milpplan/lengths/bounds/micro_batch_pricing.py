@@ -40,7 +40,7 @@ class PinnedItem:
     first: int = 0
     quanta: int = 1
     foremost: bool = False
-    """Whether the micro-batches ahead of it do not satisfy it."""
+    """True if the micro-batches ahead of it do not satisfy it."""
 
     def is_held(self, rows: IntArray, sizes: IntArray) -> BoolArray:
         """Return which contents [c, n] of sequences of some ``sizes`` satisfy it."""
@@ -192,7 +192,7 @@ class _ReducedCosts:
     max_values: FloatArray
     """Values by the longest fitting length and quanta, [v, k, G]."""
     evaluated: BoolArray
-    """Whether a mixture was evaluated, [v, R]."""
+    """True if a mixture was evaluated, [v, R]."""
     tables: list[tuple[KnapsackDP, IntArray, IntArray]]
 
     @staticmethod

@@ -40,9 +40,9 @@ class WindowNode:
     tried_mixture: Mixture | None = None
     """Mixture of another window that was tried."""
     stale: bool = False
-    """Whether contents or dual values have changed since ``start``."""
+    """True if contents or dual values have changed since ``start``."""
     done: bool = False
-    """Whether nothing more can be gained."""
+    """True if nothing more can be gained."""
     decisions: Decisions = ()
     """Branching decisions on micro-batches behind the pinned one."""
     branch_candidate: int | None = None

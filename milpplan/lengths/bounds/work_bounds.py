@@ -168,7 +168,7 @@ class PipelineWorkBound:
                     (), sequence_loads, total_load, stages, num_stages, layout.dp, ramp_ns
                 )
                 by_load[total_load] = unbounded.with_bounds_at((share,), effort // _TRY, step, capped=False)
-        best = max(by_load.values(), key=lambda strategy: strategy.at(share * strategy.total_load))
+        best = max(by_load.values(), key=lambda bound: bound.at(share * bound.total_load))
         best = best.with_bounds_at(shares, effort, step, capped=False)
         if not exact:
             return best

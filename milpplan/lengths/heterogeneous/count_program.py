@@ -65,7 +65,7 @@ class Shared:
 
     @property
     def excludes(self) -> bool:
-        """Whether no step does the whole workload, given the solver's tolerance."""
+        """True if no step does the whole workload, given the solver's tolerance."""
         return self.share < 1.0 - _TOLERANCE
 
 
@@ -81,7 +81,7 @@ class UsedKind:
 
     @property
     def strengthened(self) -> UsedKind:
-        """With rows of whole sequences, without dominated rows."""
+        """The class with rows of whole sequences, without dominated rows."""
         rows = self.rows[:, self.holds]
         whole_rows = [whole_shares(rows, parts) for parts in range(1, _WHOLE + 1)]
         rows = np.concatenate([rows, *(row_set[row_set.any(axis=1)] for row_set in whole_rows)])
@@ -89,7 +89,7 @@ class UsedKind:
 
     @property
     def long(self) -> BoolArray:
-        """Which of the lengths that it holds are a tenth of a replica or more."""
+        """Mask of the lengths that are a tenth of a replica or more."""
         return np.asarray(self.rows.max(axis=0) >= _LONG)
 
     @property
@@ -202,9 +202,9 @@ def share_of_sequences(
     """Add sum_k x_kl >= theta n_l, or n_l for long sequences."""
     columns: list[list[int]] = [[] for _ in counts]
     long = np.zeros(len(counts), dtype=bool)
-    for one in used:
-        long[one.holds] |= one.long
-        for length, column in zip(np.flatnonzero(one.holds).tolist(), one.columns, strict=True):
+    for kind in used:
+        long[kind.holds] |= kind.long
+        for length, column in zip(np.flatnonzero(kind.holds).tolist(), kind.columns, strict=True):
             columns[length].append(column)
     for length, (own, count) in enumerate(zip(columns, counts.tolist(), strict=True)):
         name, ones = f"share_of_sequences[{length}]", [1] * len(own)

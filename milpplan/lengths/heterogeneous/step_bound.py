@@ -81,7 +81,7 @@ class HeterogeneousBound:
             holds = replica_class.can_hold(time_ns)
             if replica_class.fixed_cost_ns < level[1] and holds.any() and len(rows := replica_class.rows(time_ns)):
                 used.append(UsedKind(replica_class, holds, rows).strengthened)
-        needed = [lambda replica_class: replica_class.once_ns >= level[0]]
+        needed = [lambda replica_class: replica_class.fixed_cost_ns >= level[0]]
         if some is not None:
             needed.append(lambda replica_class: replica_class.member == some)
         # CP-SAT cannot solve linear relaxations.

@@ -196,7 +196,7 @@ def _beyond(
             continue
         if time.perf_counter() > deadline:
             return float("inf"), [], np.zeros(0)
-        factor, columns = problem.worst(prices, _WORTH * float(problem.items.counts @ prices))
+        factor, columns = problem.price_columns(prices, _WORTH * float(problem.items.counts @ prices))
         max_factor = max(max_factor, factor)
         if columns:
             rows += columns

@@ -44,7 +44,7 @@ class Degree:
 
     size: int
     members: tuple[int, ...]
-    rooms: tuple[int, ...]
+    capacities: tuple[int, ...]
     """Capacities in quanta."""
     base: tuple[FloatArray, ...]
     """By member: times without attention, [2 (ring exposed, hidden), 2 phases, G] ns."""
@@ -73,11 +73,11 @@ class Degree:
 
     def member(self, quanta: int) -> int:
         """Return the member that runs so many quanta."""
-        return self.members[self.place(quanta)]
+        return self.members[self.index(quanta)]
 
-    def place(self, quanta: int) -> int:
+    def index(self, quanta: int) -> int:
         """Return the index of that member."""
-        return bisect_left(self.rooms, quanta)
+        return bisect_left(self.capacities, quanta)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,24 +87,24 @@ class Batch:
     degree: Degree
     team: int
     held: IntArray
-    grains: int = 0
+    quanta: int = 0
     sums: tuple[FloatArray, ...] = ()
     """Attention under every member, [2, 2] ns."""
     time_ns: float = 0.0
 
     def __post_init__(self) -> None:
         degree = self.degree
-        self.grains = int(self.held @ degree.sizes[:-1])
+        self.quanta = int(self.held @ degree.sizes[:-1])
         self.sums = tuple(each[:, :, :-1] @ self.held for each in degree.attention)
         self.time_ns = np.inf
-        if self.grains <= degree.rooms[-1]:
-            place, longest = degree.place(self.grains), self.held.nonzero()[0][-1:]
-            ways = degree.base[place][:, :, self.grains - 1] + self.sums[place]
-            ways = ways[:, :, None] + degree.once[place][:, :, longest]
+        if self.quanta <= degree.capacities[-1]:
+            index, longest = degree.index(self.quanta), self.held.nonzero()[0][-1:]
+            options = degree.base[index][:, :, self.quanta - 1] + self.sums[index]
+            options = options[:, :, None] + degree.once[index][:, :, longest]
             # With one longest length, or none: an empty micro-batch takes no time.
-            self.time_ns = float(ways.max(axis=0).sum())
+            self.time_ns = float(options.max(axis=0).sum())
 
-    def with_(self, removed: int, added: int) -> Batch:
+    def after_exchange(self, removed: int, added: int) -> Batch:
         """Return the micro-batch after an exchange; the number of lengths means no sequence."""
         held = self.held.copy()
         for length, sign in ((removed, -1), (added, 1)):
@@ -118,7 +118,7 @@ class Batch:
         return np.append(np.flatnonzero(self.held), len(self.held))
 
     @property
-    def seats(self) -> slice:
+    def slots(self) -> slice:
         """Slots of its team."""
         return slice(self.degree.size * self.team, self.degree.size * (self.team + 1))
 
@@ -126,11 +126,11 @@ class Batch:
         """Return times [K, L] with one sequence of ``removed`` [K] less and one of ``added`` [L] more; infinite
         where that does not fit."""
         degree, number = self.degree, len(self.held)
-        quanta = self.grains - degree.sizes[removed][:, None] + degree.sizes[added]
+        quanta = self.quanta - degree.sizes[removed][:, None] + degree.sizes[added]
         longest = np.maximum(self._longest_without(removed)[:, None], np.where(added < number, added, 0))
         times = np.where(quanta == 0, 0.0, np.inf)
         previous = 0
-        for index, capacity in enumerate(degree.rooms):
+        for index, capacity in enumerate(degree.capacities):
             in_range = (quanta > previous) & (quanta <= capacity)
             previous = max(previous, capacity)
             if not in_range.any():
@@ -168,15 +168,15 @@ class _Board:
 
     def add(self, batch: Batch) -> None:
         """Add a micro-batch unless it is empty."""
-        if batch.grains:
+        if batch.quanta:
             self.batches.append(batch)
-            self.ends[batch.seats] += batch.time_ns
+            self.ends[batch.slots] += batch.time_ns
 
     def remove(self, batch: Batch) -> None:
         """Remove a micro-batch unless it is empty."""
-        if batch.grains:
+        if batch.quanta:
             self.batches.remove(batch)
-            self.ends[batch.seats] -= batch.time_ns
+            self.ends[batch.slots] -= batch.time_ns
 
     def chosen(self, random: np.random.Generator) -> Batch:
         """Return a random micro-batch: of the slot that ends last, of another slot, or any."""
@@ -192,10 +192,10 @@ class _Board:
         """Move a micro-batch to the best team of any degree; return whether that improves."""
         latest, now = self.ends.max(), np.exp((self.ends - self.ends.max()) / tau).sum()
         without = self.ends.copy()
-        without[batch.seats] -= batch.time_ns
+        without[batch.slots] -= batch.time_ns
         best: tuple[float, Batch] | None = None
         for degree in self.degrees.values():
-            if batch.grains > degree.rooms[-1]:
+            if batch.quanta > degree.capacities[-1]:
                 continue
             copy = batch if degree is batch.degree else Batch(degree, 0, batch.held)
             before = _power((without - latest) / tau)
@@ -218,7 +218,7 @@ class _Board:
             there.exchanged(added_choices, removed).T - there.time_ns,
         )
         masks = np.zeros((2, len(self.ends)), dtype=bool)
-        masks[0, here.seats] = masks[1, there.seats] = True
+        masks[0, here.slots] = masks[1, there.slots] = True
         shared = masks[0] & masks[1]
         changes_of_potential = self._added(masks[0] & ~shared, changes[0], tau) + self._added(
             masks[1] & ~shared, changes[1], tau
@@ -231,8 +231,8 @@ class _Board:
             return False
         self.remove(here)
         self.remove(there)
-        self.add(here.with_(int(removed[row]), int(added_choices[column])))
-        self.add(there.with_(int(added_choices[column]), int(removed[row])))
+        self.add(here.after_exchange(int(removed[row]), int(added_choices[column])))
+        self.add(there.after_exchange(int(added_choices[column]), int(removed[row])))
         return True
 
     def _added(self, seats: BoolArray, change: FloatArray, tau: float) -> FloatArray:
@@ -248,7 +248,7 @@ class _Board:
         """Return the turns, the largest degree first, the strategies of a team one after another."""
         rows_of: dict[tuple[int, int, int], list[IntArray]] = {}
         for batch in batches:
-            key = -batch.degree.size, batch.team, batch.degree.member(batch.grains)
+            key = -batch.degree.size, batch.team, batch.degree.member(batch.quanta)
             rows_of.setdefault(key, []).append(batch.held)
         return [
             Turn(member, team, np.array(rows)) for (_, team, member), rows in sorted(rows_of.items(), key=_first)

@@ -57,18 +57,18 @@ class Packer:
         return np.array([self.shared.prices[rows == degree].min(axis=0) for degree in self.family.degree_chain])
 
     @cached_property
-    def each(self) -> FloatArray:
+    def sequence_ns(self) -> FloatArray:
         """Approximate time of a sequence on a team of every degree, [degrees, n] ns."""
         return np.asarray(self.prices * self.family.num_slots / np.array(self.family.degree_chain)[:, None])
 
-    def filled(self, degree: int, teams: IntArray) -> list[PackedTeam]:
+    def pack_teams(self, degree: int, teams: IntArray) -> list[PackedTeam]:
         """Pack teams of a degree that hold ``teams`` [T, n] sequences; all packings are timed in one call."""
         quanta = self.family.pool.load.lengths // self.family.pool.load.token_quantum
         trials = [
             (team, method(quanta, counts, capacities))
             for team, counts in enumerate(teams)
             if counts.any()
-            for capacities in self.rooms[degree]
+            for capacities in self.capacities[degree]
             for method in (_full, _even)
         ]
         best_packings = [PackedTeam({}, np.inf if counts.any() else 0.0) for counts in teams]
@@ -89,7 +89,7 @@ class Packer:
         return best_packings
 
     @cached_property
-    def rooms(self) -> dict[int, list[IntArray]]:
+    def capacities(self) -> dict[int, list[IntArray]]:
         """For every capacity of a degree's members: the capacity of a micro-batch by its longest sequence, [n],
         which is larger only for a sequence that needs it."""
         quanta, rooms_of = self.family.pool.load.lengths // self.family.pool.load.token_quantum, {}
@@ -158,12 +158,12 @@ def spread(packer: Packer, factors: FloatArray, counts: IntArray, block: slice, 
         done = mine.reshape(-1, degree).max(axis=1)
         held = np.zeros((len(done), len(counts)), dtype=np.int64)
         items = np.repeat(np.arange(len(counts)), np.where(chosen == row, counts, 0))
-        for k in items[np.argsort(-packer.each[row, items], kind="stable")].tolist():
+        for k in items[np.argsort(-packer.sequence_ns[row, items], kind="stable")].tolist():
             team = int(done.argmin())
             held[team, k] += 1
-            done[team] += packer.each[row, k]
-        for team, filled in enumerate(packer.filled(degree, held)):
-            place = block.start // degree + team
-            turns += [Turn(member, place, packed) for member, packed in sorted(filled.packed.items())]
+            done[team] += packer.sequence_ns[row, k]
+        for team, filled in enumerate(packer.pack_teams(degree, held)):
+            index = block.start // degree + team
+            turns += [Turn(member, index, packed) for member, packed in sorted(filled.packed.items())]
             mine[degree * team : degree * (team + 1)] += filled.time_ns
     return turns

@@ -191,7 +191,7 @@ def quick_turns(family: Family, lines_of: dict[int, list[AffineTime]]) -> list[T
     costs, trials = _Costs.of(family, lines_of), []
     for part in _PARTS if few else _PARTS[:_MANY]:
         trials.append(_Dealt(family, lines_of, costs.chosen(part)))
-        if trials[-1].last_ns <= costs.least_ns * (1.0 + _NEAR):
+        if trials[-1].last_ns <= costs.step_ns_without_waits * (1.0 + _NEAR):
             break
     return min(trials, key=lambda trial: trial.last_ns).turns()
 
@@ -200,9 +200,9 @@ def quick_turns(family: Family, lines_of: dict[int, list[AffineTime]]) -> list[T
 class _Costs:
     """Costs of sequences under the degrees of a family's chain."""
 
-    seats: FloatArray
+    slot_ns: FloatArray
     """Slot time of a sequence of every length, [degrees, n] ns."""
-    alone: FloatArray
+    single_ns: FloatArray
     """Time of a sequence by itself, [degrees, n] ns."""
     counts: IntArray
     num_seats: int
@@ -217,21 +217,23 @@ class _Costs:
         return _Costs(costs * np.array(family.degree_chain)[:, None], single_ns, load.counts, family.num_slots)
 
     @property
-    def least_ns(self) -> float:
+    def step_ns_without_waits(self) -> float:
         """Approximate time of the step if no slot waits."""
-        return self._step_ns(self.seats)
+        return self._step_ns(self.slot_ns)
 
     def _step_ns(self, seats: FloatArray) -> float:
-        longest = float(self.alone.min(axis=0)[self.counts > 0].max())
+        longest = float(self.single_ns.min(axis=0)[self.counts > 0].max())
         return max(longest, float(self.counts @ seats.min(axis=0)) / self.num_seats)
 
     def chosen(self, part: float) -> IntArray:
         """Return the index of the degree of every length, [n]: the cheapest where it takes no longer than a part
         of the step, or where it is fastest."""
-        limited = self.seats
+        limited = self.slot_ns
         for _ in range(_ESTIMATES):
-            fits = (self.alone <= part * self._step_ns(limited)) | (self.alone == self.alone.min(axis=0))
-            limited = np.where(fits, self.seats, np.inf)
+            fits = (self.single_ns <= part * self._step_ns(limited)) | (
+                self.single_ns == self.single_ns.min(axis=0)
+            )
+            limited = np.where(fits, self.slot_ns, np.inf)
         return np.asarray(limited.argmin(axis=0))
 
 

@@ -80,7 +80,7 @@ def dealt(packer: Packer, priced: Priced, limit_ns: float) -> list[Turn]:
     batches = []
     for counts in _whole(family.pool.load, priced):
         options = [
-            Batch(degree, 0, counts) for degree in degrees if counts @ degree.sizes[:-1] <= degree.rooms[-1]
+            Batch(degree, 0, counts) for degree in degrees if counts @ degree.sizes[:-1] <= degree.capacities[-1]
         ]
         below_limit = [batch for batch in options if batch.time_ns < limit_ns - family.fixed_cost_ns] or options
         batches.append(min(below_limit, key=lambda batch: batch.degree.size * batch.time_ns))
@@ -89,7 +89,7 @@ def dealt(packer: Packer, priced: Priced, limit_ns: float) -> list[Turn]:
         size = batch.degree.size
         team = int(ends.reshape(-1, size).max(axis=1).argmin())
         ends[size * team : size * (team + 1)] += batch.time_ns
-        turns.append(Turn(batch.degree.member(batch.grains), team, batch.held[None]))
+        turns.append(Turn(batch.degree.member(batch.quanta), team, batch.held[None]))
     return turns
 
 

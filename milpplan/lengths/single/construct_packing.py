@@ -40,7 +40,7 @@ class _Shape:
 
     time_ns: float
     loads: FloatArray
-    place: int
+    longest_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Shapes:
 
     @property
     def late(self) -> bool:
-        """Whether the deadline has passed, so that only missing shapes are computed."""
+        """True if the deadline has passed, so that only missing shapes are computed."""
         return time.perf_counter() > self.deadline
 
     def of(self, number: int, place: int, load: float, least: float) -> _Shape | None:
@@ -72,7 +72,7 @@ class _Shapes:
         if shape is None or least == 0.0:
             return shape
         number = len(shape.loads)
-        return self._least(lambda place: self.of(number, place, load, least), [shape.place])
+        return self._least(lambda place: self.of(number, place, load, least), [shape.longest_index])
 
     def _least(self, shape_at: Callable[[int], _Shape | None], tried: list[int]) -> _Shape | None:
         """Return the shortest shape by descent over integers, from the ones in ``tried``, until the deadline."""
@@ -110,14 +110,14 @@ def shaped(
     if free is None:
         return []
     # Sequences shorter than the largest load leave the shape as it is.
-    longest = [float(shapes.stages.last[one]) for one in items[:num_replicas]]
+    longest = [float(shapes.stages.last[item]) for item in items[:num_replicas]]
     longest = [min_load if min_load > free.loads.max() else 0.0 for min_load in longest]
     longest += [0.0] * (num_replicas - len(longest))
     shape_of = {min_load: shapes.best(work_bound.total_load, min_load) for min_load in {0.0, *longest}}
     divisions = {tuple(longest[:num_long] + [0.0] * (num_replicas - num_long)) for num_long in _held(num_replicas)}
     packings = []
     for division in sorted(divisions):
-        first = [one for one in (shape_of[min_load] for min_load in division) if one is not None]
+        first = [shape for shape in (shape_of[min_load] for min_load in division) if shape is not None]
         if len(first) == num_replicas:
             packings.append(
                 _filled(
@@ -128,7 +128,7 @@ def shaped(
                     max_quanta,
                 )
             )
-    return [one for one in packings if one is not None]
+    return [packing for packing in packings if packing is not None]
 
 
 def _held(num_replicas: int) -> list[int]:
@@ -147,7 +147,9 @@ def _balanced(
     for shape, target_load, min_load in zip(first, target_loads.tolist(), longest, strict=True):
         if (target_load, min_load) not in loads_by_key:
             # A program of this size may take half a second.
-            solved = None if shapes.late else shapes.of(len(shape.loads), shape.place, target_load, min_load)
+            solved = (
+                None if shapes.late else shapes.of(len(shape.loads), shape.longest_index, target_load, min_load)
+            )
             loads_by_key[target_load, min_load] = (
                 shape.loads * (target_load / total_load) if solved is None else solved.loads
             )

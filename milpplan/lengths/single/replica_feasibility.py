@@ -210,13 +210,13 @@ class ReplicaFeasibility:
             builder.add_row(f"one_content[{j}]", columns, [1] * width, 1, 1)
         builder.add_row(
             "holds_its_share",
-            [one for columns in content for one in columns],
+            [column for columns in content for column in columns],
             self.values.tolist() * number,
             self.share,
         )
         forward, backward, transfer = (
-            (one // unit).astype(np.int64)
-            for one in (self.times.forward, self.times.backward, self.times.transfer)
+            (duration // unit).astype(np.int64)
+            for duration in (self.times.forward, self.times.backward, self.times.transfer)
         )
         ends = {
             (kind, p, j): builder.add_variable(f"{kind}[{p},{j}]", 0, horizon, False)
@@ -232,10 +232,10 @@ class ReplicaFeasibility:
                 waits = [(before, duration)] + (
                     [] if predecessor is None else [(predecessor[0], duration + predecessor[1] * transfer)]
                 )
-                for place, (start, taken) in enumerate(waits):
+                for index, (start, taken) in enumerate(waits):
                     starts = [] if start is None else [start]
                     builder.add_row(
-                        f"work_in_order[{kind},{p},{j},{place}]",
+                        f"work_in_order[{kind},{p},{j},{index}]",
                         [end, *starts, *content[j]],
                         [1, *([-1] * len(starts)), *(-taken).tolist()],
                         0,
@@ -295,12 +295,12 @@ def _by_grains(
     np.maximum.at(max_worths, group, worths)
 
     def least(values: IntArray) -> IntArray:
-        found = np.full((*values.shape[:-1], len(sizes)), np.iinfo(np.int64).max)
-        np.minimum.at(found.T, group, values.T)
-        return found
+        minima = np.full((*values.shape[:-1], len(sizes)), np.iinfo(np.int64).max)
+        np.minimum.at(minima.T, group, values.T)
+        return minima
 
-    found = StageTimes(least(times.forward), least(times.backward), least(times.transfer))
-    return rows[first], found, max_worths
+    minima = StageTimes(least(times.forward), least(times.backward), least(times.transfer))
+    return rows[first], minima, max_worths
 
 
 def _slopes(times: FloatArray, worths: FloatArray) -> FloatArray:

@@ -53,7 +53,7 @@ class SingleProcessRequest:
     took_s: float = 0.0
     """Seconds that its packing took."""
     packs: bool = True
-    """Whether the worker packs pipelines."""
+    """True if the worker packs pipelines."""
     bounds_ns: dict[int, float] = field(default_factory=dict)
     """Bounds known here, by strategy."""
     proved_elsewhere: frozenset[int] = frozenset()
@@ -69,7 +69,7 @@ class SingleProcessReply:
     best: Step | None
     """Best step of one strategy."""
     rough: bool
-    """Whether more effort may make it shorter."""
+    """True if more effort may make it shorter."""
     bounds_ns: dict[int, float]
     """Bounds by strategy."""
     raised_bounds: dict[int, PipelineWorkBound]
@@ -79,7 +79,7 @@ class SingleProcessReply:
     cpu_s: float
     """CPU seconds so far."""
     idle: bool
-    """Whether there was nothing left to do."""
+    """True if there was nothing left to do."""
 
 
 @dataclass(slots=True)

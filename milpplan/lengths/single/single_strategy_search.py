@@ -99,7 +99,7 @@ class SingleStrategySearch:
 
     @property
     def open_pipelines(self) -> bool:
-        """Whether a pipeline's step may beat the incumbent by more than the gap."""
+        """True if a pipeline's step may beat the incumbent by more than the gap."""
         cutoff_ns = self._cutoff_ns(float("inf"))
         return any(
             self.bounds_ns[member] < cutoff_ns for member in self.bounds_ns if self.pool.num_stages(member) > 1

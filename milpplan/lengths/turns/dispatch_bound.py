@@ -58,7 +58,7 @@ class _Range:
 
     @property
     def is_solved(self) -> bool:
-        """Whether the mixture was found for exactly these numbers."""
+        """True if the mixture was found for exactly these numbers."""
         return self.mixture is not None and self.mixture.window == Window.of(self.first, self.last)
 
     def bound(self, stages: StageLoads, ramp_ns: float, load: float) -> PathBound:

@@ -74,7 +74,7 @@ class Helper(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether it works on an open set."""
+        """True if it works on an open set."""
 
     def share(self, left: list[Node]) -> None:
         """Hand over some of the sets of a heap, and put back the finished ones."""
@@ -183,11 +183,11 @@ def split(
             choices = _Choices.of(problem, rows, last)
             last = choices.last
             positions = [
-                place for place in range(size) if any(parts[part] != [part] for part in rows[:, place].tolist())
+                index for index in range(size) if any(parts[part] != [part] for part in rows[:, index].tolist())
             ]
             for position in positions or [0]:
                 choices = choices.cut(position, parts, target_ns)
-            for strategy_set, new_bound_ns in zip(same_size, choices.least.tolist(), strict=True):
+            for strategy_set, new_bound_ns in zip(same_size, choices.set_bounds.tolist(), strict=True):
                 bound = max(strategy_set.bound_ns, new_bound_ns)
                 if bound < target_ns:
                     open_sets.append(StrategySet(bound, strategy_set.strategies))
@@ -284,7 +284,7 @@ class _Choices:
         )
 
     @property
-    def least(self) -> FloatArray:
+    def set_bounds(self) -> FloatArray:
         """Lower bound of every set in ns."""
         bounds = self.closed.copy()
         np.minimum.at(bounds, self.sets, self.bounds)

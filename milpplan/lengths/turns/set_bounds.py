@@ -72,9 +72,7 @@ class SetBounds:
         dropped_ns = result.dropped_ns
         end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
         # The pipelines of sets with the lowest bounds come first.
-        for strategy in dict.fromkeys(
-            strategy_set for open_set in result.sets for strategy_set in open_set.strategies
-        ):
+        for strategy in dict.fromkeys(strategy for open_set in result.sets for strategy in open_set.strategies):
             if pool.num_stages(members[strategy]) > 1 and time.perf_counter() < end:
                 self.pipelines_with_loads.add(strategy)
                 pool.work_bound(members[strategy], shared_memory=True)

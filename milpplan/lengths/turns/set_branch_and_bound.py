@@ -134,7 +134,7 @@ class SetNode:
     failed: int = field(compare=False, default=0)
     """Fruitless derivations in a row."""
     done: bool = field(compare=False, default=False)
-    """Whether nothing more can be gained."""
+    """True if nothing more can be gained."""
 
 
 class SetBranchAndBound:
@@ -254,9 +254,8 @@ class SetBranchAndBound:
         group = self.participants[node.leader].inequalities()
         counts, classes = group.pool.load.counts, group.replica_classes(node.high)
         # The leader holds all sequences from the node's end on.
-        firsts = {used.replica_class.longest_range[0] for used in classes if used.replica_class.longest_range} | {
-            node.end
-        }
+        ranges = [used.replica_class.longest_range for used in classes]
+        firsts = {longest[0] for longest in ranges if longest} | {node.end}
         needs = {
             first: group.min_replicas(first, node.high) for first in firsts if node.end <= first < len(counts)
         }
@@ -264,10 +263,10 @@ class SetBranchAndBound:
             return replace(node, value_ns=max(node.value_ns, self.target_ns))
         program = NodeLP(counts, other_ns, _MISSING * self.target_ns / other_ns)
         program.open(program.lead(classes, group.num_replicas, needs), self.participants[node.leader].open_loads)
-        others = [used for place, used in enumerate(self.participants) if place != node.leader]
-        takes = [program.take(used.bounds_between(other_ns, node.shares), node.end) for used in others]
-        for taken, used in zip(takes, others, strict=True):
-            program.open(taken[1:], used.open_loads)
+        others = [other for index, other in enumerate(self.participants) if index != node.leader]
+        takes = [program.take(other.bounds_between(other_ns, node.shares), node.end) for other in others]
+        for taken, other in zip(takes, others, strict=True):
+            program.open(taken[1:], other.open_loads)
         program.share()
         if node.first >= 0:
             program.hold(takes, node.first, self._passage(node, node.first))

@@ -110,7 +110,7 @@ class SetProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether the worker has an open set."""
+        """True if the worker has an open set."""
         return self.process is not None and any(self._open(self.assigned.values()))
 
     def share(self, nodes: list[Node]) -> None:

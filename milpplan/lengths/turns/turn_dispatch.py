@@ -126,7 +126,7 @@ class TurnDispatcher:
             )
         self.alignment = result.alignment
         self.pool = _pool(problem, result)
-        self.names = tuple(one.candidate.name for one in self.pool.members)
+        self.names = tuple(strategy.candidate.name for strategy in self.pool.members)
         self.longest = min(self._tokens(), MAX_DISTINCT * self.alignment)
         if problem.model.learned_positions:
             self.longest = min(self.longest, problem.model.max_position_embeddings)
@@ -143,7 +143,7 @@ class TurnDispatcher:
             self.plan = self._plan(result, strategies)
             self._bounding = self._placing = Dispatcher(self.plan)
         if has_pipelines:
-            self.plan = self._plan(result, [self._typical(one) for one in members])
+            self.plan = self._plan(result, [self._typical(member) for member in members])
             self._placing = Dispatcher(self.plan)
         self._timers = {
             member: Timer.of(self.pool.tables[member], self._most_grains(member))
@@ -151,10 +151,10 @@ class TurnDispatcher:
             if self.pool.num_stages(member) > 1
         }
         self.layouts = {
-            one.candidate.name: Degrees(
-                **{name: getattr(one.candidate.layout, name) for name in Degrees.model_fields}
+            strategy.candidate.name: Degrees(
+                **{name: getattr(strategy.candidate.layout, name) for name in Degrees.model_fields}
             )
-            for one in self.pool.members
+            for strategy in self.pool.members
         }
 
     def _most_grains(self, member: int) -> int:

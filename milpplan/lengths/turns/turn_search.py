@@ -93,7 +93,7 @@ class TurnSearch:
         self.num_sets = 0
         self.switches = Switches(pool)
         self.orders = Orders(pool, self.switches)
-        self.members = [m for m, one in enumerate(pool.members) if one.shared_memory_quanta]
+        self.members = [member for member, strategy in enumerate(pool.members) if strategy.shared_memory_quanta]
         self.bounds = SetBounds(pool, self.members)
         # Steps of several strategies, and whether the best were packed with more effort.
         self.steps: list[Step] = []
@@ -134,8 +134,10 @@ class TurnSearch:
             self.dropped_ns, self.num_sets = screening.dropped_ns, len(screening.sets)
             # Sets beyond the limit are not tightened.
             limit = max(_MOST_SETS, int((deadline - time.perf_counter()) / _LEAST_SET_S))
-            self.dropped_ns = min([self.dropped_ns, *(one.bound_ns for one in screening.sets[limit : limit + 1])])
-            self.nodes = [self.node(one, number) for number, one in enumerate(screening.sets[:limit])]
+            self.dropped_ns = min(
+                [self.dropped_ns, *(screened.bound_ns for screened in screening.sets[limit : limit + 1])]
+            )
+            self.nodes = [self.node(screened, number) for number, screened in enumerate(screening.sets[:limit])]
         self.is_bounded = True
         self._first(self.nodes)
         self.tighten(poll, pause_ns, get_helper)
@@ -230,17 +232,20 @@ class TurnSearch:
 
     def _polish(self, bound_ns: float) -> None:
         """Pack the groups of the shortest steps with more effort if their loss may close the gap."""
-        for step in sorted(self.steps, key=lambda one: one.time_ns)[:_MOST_POLISHED]:
+        for step in sorted(self.steps, key=lambda step: step.time_ns)[:_MOST_POLISHED]:
             if bound_ns >= self.target_ns or time.perf_counter() > self.deadline:
                 break
             packed = dict(step.packed)
-            loss_ns = {m: one.time_ns - self.pool.group_bound_ns(m, one.counts) for m, one in step.packed.items()}
+            loss_ns = {
+                member: packing.time_ns - self.pool.group_bound_ns(member, packing.counts)
+                for member, packing in step.packed.items()
+            }
             if step.time_ns - sum(loss_ns.values()) >= self.best.time_ns:
                 continue
-            for member, one in step.packed.items():
+            for member, packing in step.packed.items():
                 if loss_ns[member] > _LOSS * step.time_ns:
                     packed[member] = self.pool.polish(
-                        member, one, self.pool.max_quanta(member, shared_memory=True)
+                        member, packing, self.pool.max_quanta(member, shared_memory=True)
                     )
             self._keep(self.orders.best(sorted(packed), packed))
 
