@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from milpplan.groups.workload.workload import workload_of
-from milpplan.lengths.side_by_side import sequence_duals as team_prices
 from milpplan.lengths.replica_time import micro_batch_times, replicas_ns
+from milpplan.lengths.side_by_side import sequence_duals as team_prices
 from milpplan.lengths.side_by_side.sequence_duals import priced, single_strategy_bound_ns
 from milpplan.lengths.side_by_side.team_bound import shared_work
 from milpplan.lengths.side_by_side.team_contents import Contents
