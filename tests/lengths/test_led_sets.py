@@ -117,7 +117,7 @@ def test_replicas_hold_what_the_rows_say(pool_: object) -> None:
 
 def _holds(used: object, mine: np.ndarray) -> bool:
     """Whether a replica with these sequences is one of a kind."""
-    kind, holds, rows = used.kind, used.holds, used.rows  # type: ignore[attr-defined]
+    kind, holds, rows = used.replica_class, used.holds, used.rows  # type: ignore[attr-defined]
     first, _ = kind.longest_range or (0, len(mine))
     led = not first or bool(mine[first:].any())
     return led and not mine[~holds].any() and bool((rows @ mine[holds] <= 1.0 + 1e-9).all())
