@@ -152,7 +152,7 @@ def hotspa_step(pool: StrategyTables, switches: Switches, given: Sequence[Degree
 
 
 class _Buckets:
-    """One set of buckets under HotSPa's rules."""
+    """Buckets of one set of ends, under HotSPa's rules."""
 
     def __init__(
         self, pool: StrategyTables, switches: Switches, name: str, ends: Sequence[int], given: Sequence[Degrees]

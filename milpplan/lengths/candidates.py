@@ -194,7 +194,7 @@ def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) ->
     """
     peaks = _Peaks(problem, tuple(strategies))
     usable = problem.hardware.usable_bytes
-    own_memory = _most_grains(peaks, np.zeros(len(strategies), dtype=np.int64), usable, max_quanta)
+    own_memory = _max_quanta(peaks, np.zeros(len(strategies), dtype=np.int64), usable, max_quanta)
     usable_rows = np.flatnonzero(own_memory)
     if not len(usable_rows):
         min_peak = min(
@@ -210,7 +210,7 @@ def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) ->
     first = peaks.at(np.ones(len(usable_rows), dtype=np.int64))
     states = max(rank.optimizer_bytes for ranks in first for rank in ranks)
     shares = -(-2 * states * grad_bytes(problem) // ADAM_STATE_BYTES)
-    shared_memory = _most_grains(peaks, np.full(len(usable_rows), states + shares), usable, max_quanta)
+    shared_memory = _max_quanta(peaks, np.full(len(usable_rows), states + shares), usable, max_quanta)
     return [
         SizedCandidate(candidate, costs, stages, int(own_memory[row]), int(shared_memory[index]))
         for index, (row, candidate, (costs, stages)) in enumerate(
@@ -269,7 +269,7 @@ class _Peaks:
         )
 
 
-def _most_grains(peaks: _Peaks, states: IntArray, usable: int, limit: int) -> IntArray:
+def _max_quanta(peaks: _Peaks, states: IntArray, usable: int, limit: int) -> IntArray:
     """Return the maximum number of quanta up to ``limit`` that fits, [n]; 0 if a single quantum does not.
 
     The peak never falls with the tokens and is nearly straight, so a secant finds it in a few evaluations.

@@ -277,17 +277,17 @@ def typical_pipeline(tables: Tables, candidate: SizedCandidate, max_quanta: int)
     Its times interpolate between full micro-batches and micro-batches of an eighth of that on the last stage.
     """
     stages, layout = candidate.candidate.layout.pp, candidate.candidate.layout
-    grains = np.array([max(1, max_quanta // 8), max_quanta])
-    times = ring_times(tables.problem, candidate.candidate, grains, launches=True)
+    quanta = np.array([max(1, max_quanta // 8), max_quanta])
+    times = ring_times(tables.problem, candidate.candidate, quanta, launches=True)
     phases = []
     for phase, name in enumerate(("forward", "backward")):
         attention = tables.attention([stages - 1], phase, max_quanta)
         lines_of_phase = []
         for slope, base in zip(tables.slopes, times, strict=True):
             low, high = getattr(base, name)[-1].astype(np.float64)
-            rise = (high - low) / max(1, grains[1] - grains[0])
+            rise = (high - low) / max(1, quanta[1] - quanta[0])
             per_sequence = rise * tables.load.lengths / tables.load.token_quantum + slope * attention
-            lines_of_phase.append(Affine(max(0.0, float(high - rise * grains[1])), per_sequence))
+            lines_of_phase.append(Affine(max(0.0, float(high - rise * quanta[1])), per_sequence))
         phases.append(max(lines_of_phase, key=lambda line: float(tables.load.counts @ line.sequence)))
     totals = [float(tables.load.counts @ line.sequence) for line in phases]
     parts = min(_PARTS - 1, max(1, round(_PARTS * totals[0] / sum(totals))))

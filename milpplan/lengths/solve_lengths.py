@@ -135,21 +135,21 @@ class _Search:
         self, problem: Problem, statics: SingleStrategySearch, max_strategies: int, parts: tuple[bool, bool]
     ) -> None:
         with_side_by_side, with_heterogeneous = parts
-        self.problem, self.statics, self.max_strategies = problem, statics, max_strategies
+        self.problem, self.singles, self.max_strategies = problem, statics, max_strategies
         self.pool, self.gap = statics.pool, statics.gap
         self.teams: BestTeams | None = None
         self.team_search = TeamSearch(statics.pool, statics.gap) if with_side_by_side else None
-        self.unlike_search = (
+        self.heterogeneous_search = (
             HeterogeneousSearch(statics.pool, statics.gap, statics.backend) if with_heterogeneous else None
         )
-        self.unlike: BestHeterogeneousStep | None = None
-        self.several: TurnSearch | None = None
-        self.other: SingleStrategyProcess | None = None
-        self.helper: SetProcess | None = None
+        self.heterogeneous: BestHeterogeneousStep | None = None
+        self.turn_search: TurnSearch | None = None
+        self.single_process: SingleStrategyProcess | None = None
+        self.set_process: SetProcess | None = None
         # A second process may still be started.
-        self.two = False
+        self.may_start_process = False
         # The last bound of single strategies that rose noticeably, and when it did.
-        self.rose = 0.0, 0.0
+        self.last_rise = 0.0, 0.0
         # Seconds spent here on proofs and on packings of single strategies beside the second process.
         self.proved_s, self.packed_s = 0.0, 0.0
 
@@ -160,18 +160,18 @@ class _Search:
         Raises:
             KeyboardInterrupt: the search was interrupted before any step was found.
         """
-        if self.several is None:
+        if self.turn_search is None:
             raise KeyboardInterrupt
-        return self.several
+        return self.turn_search
 
     @property
     def bound_ns(self) -> float:
         """Lower bound of all steps of the space in ns; 0 until every part of it has a bound."""
-        parts = ((self.team_search, self.teams), (self.unlike_search, self.unlike))
+        parts = ((self.team_search, self.teams), (self.heterogeneous_search, self.heterogeneous))
         if not self.sets.is_bounded or any(search and result is None for search, result in parts):
             return 0.0
-        other_bounds_ns = [result.bound_ns for result in (self.teams, self.unlike) if result is not None]
-        return float(min([self.statics.bound_ns, self.sets.bound_ns, *other_bounds_ns]))
+        other_bounds_ns = [result.bound_ns for result in (self.teams, self.heterogeneous) if result is not None]
+        return float(min([self.singles.bound_ns, self.sets.bound_ns, *other_bounds_ns]))
 
     def run(self, begin: float, time_limit_s: float, workers: int | None) -> None:
         """Search all parts of the space until ``time_limit_s`` after ``begin``.
@@ -179,78 +179,78 @@ class _Search:
         The time is divided among the parts; a second process proves single strategies or works on sets if
         ``workers`` allows it.
         """
-        singles, deadline = self.statics, begin + time_limit_s
+        singles, deadline = self.singles, begin + time_limit_s
         self._take(singles.best)
         below_ns = float("inf") if singles.best is None else singles.best.time_ns
         in_turn = self.max_strategies > 1
-        self.two = in_turn and can_help(workers) and time_limit_s >= _WORTH_S
-        if self.two and singles.open_pipelines:
-            self.other = SingleStrategyProcess(singles, below_ns, deadline)
+        self.may_start_process = in_turn and can_help(workers) and time_limit_s >= _WORTH_S
+        if self.may_start_process and singles.open_pipelines:
+            self.single_process = SingleStrategyProcess(singles, below_ns, deadline)
             # The shorter the incumbent, the more the other searches can prune.
-            below_ns = self._static(below_ns, _FIRST_S)
-            self._hear()
+            below_ns = self._run_singles(below_ns, _FIRST_S)
+            self._poll()
         if self.team_search is not None:
             teams_end = time.perf_counter() + _TEAMS_SHARE * time_limit_s
             self.teams = self.team_search.run(below_ns, teams_end)
             self._take(self.teams.step)
             if self.teams.step is not None:
                 below_ns = min(below_ns, self.teams.step.time_ns)
-        if self.unlike_search is not None:
-            self._hear()
-            below_ns = self._unlike(below_ns, time.perf_counter() + _UNLIKE_SHARE * time_limit_s)
-        if self.other is None:
-            self._static(below_ns, (_STATIC_SHARE if in_turn else _ALONE_SHARE) * time_limit_s)
+        if self.heterogeneous_search is not None:
+            self._poll()
+            below_ns = self._run_heterogeneous(below_ns, time.perf_counter() + _UNLIKE_SHARE * time_limit_s)
+        if self.single_process is None:
+            self._run_singles(below_ns, (_STATIC_SHARE if in_turn else _ALONE_SHARE) * time_limit_s)
         # While single strategies are open, sets cannot close the gap, but better packings can.
         singles_open = singles.bound_ns < self.sets.target_ns
-        if self.other is not None and not singles_open:
-            self.other.close()
+        if self.single_process is not None and not singles_open:
+            self.single_process.close()
         pack_end = time.perf_counter() + _PACK_SHARE * time_limit_s
-        while singles_open and self._static_is_best and time.perf_counter() < pack_end:
-            if not (self._hear() and self._pack(deadline)):
+        while singles_open and self._single_is_best and time.perf_counter() < pack_end:
+            if not (self._poll() and self._pack(deadline)):
                 break
-        sets_end = deadline - (_LAST_SHARE * time_limit_s if singles_open and self.other is None else 0.0)
-        self.sets.run(self.max_strategies, sets_end, self._hear, self._in_turn(), self._helped)
-        while self._hear(few=True) and self.bound_ns < self.sets.target_ns:
-            if not self._beside_proof(deadline):
+        sets_end = deadline - (_LAST_SHARE * time_limit_s if singles_open and self.single_process is None else 0.0)
+        self.sets.run(self.max_strategies, sets_end, self._poll, self._pause_bound(), self._set_process)
+        while self._poll(few=True) and self.bound_ns < self.sets.target_ns:
+            if not self._work_beside_proof(deadline):
                 time.sleep(_WAIT_S)
-            self.sets.tighten(self._hear, self._in_turn(), self._helped)
-        if self.other is not None:
-            self.sets.tighten(self._hear, get_helper=self._helped)
-        self._unlike(np.inf, deadline)
-        self._teams_again(deadline)
-        if time.perf_counter() < deadline and (self.other is None or self.other.process is None):
+            self.sets.tighten(self._poll, self._pause_bound(), self._set_process)
+        if self.single_process is not None:
+            self.sets.tighten(self._poll, get_helper=self._set_process)
+        self._run_heterogeneous(np.inf, deadline)
+        self._resume_teams(deadline)
+        if time.perf_counter() < deadline and (self.single_process is None or self.single_process.process is None):
             self._take(singles.run(float("inf"), deadline))
-        self._teams_again(deadline)
+        self._resume_teams(deadline)
 
-    def _helped(self) -> SetProcess | None:
+    def _set_process(self) -> SetProcess | None:
         """Return the process that works on sets, starting it when single strategies no longer need the CPU.
 
         That is the case if they are proved, or if their bound exceeds that of the sets and has stalled.
         """
-        if self.helper is None and self.two and self.sets.nodes:
-            static_ns, now = self.statics.bound_ns, time.perf_counter()
-            if static_ns > self.rose[0] * (1.0 + _ROSE):
-                self.rose = static_ns, now
-            behind = self.sets.bound_ns < static_ns * (1.0 - _BEHIND) and now > self.rose[1] + _STILL_S
-            if self.other is not None and (static_ns >= self.sets.target_ns or (behind and self._packed)):
-                self.other.close()
-            if self.other is None or self.other.process is None:
-                self.helper = SetProcess.of(self.sets)
-                self.two = self.helper is not None
-        return self.helper
+        if self.set_process is None and self.may_start_process and self.sets.nodes:
+            static_ns, now = self.singles.bound_ns, time.perf_counter()
+            if static_ns > self.last_rise[0] * (1.0 + _ROSE):
+                self.last_rise = static_ns, now
+            behind = self.sets.bound_ns < static_ns * (1.0 - _BEHIND) and now > self.last_rise[1] + _STILL_S
+            if self.single_process is not None and (static_ns >= self.sets.target_ns or (behind and self._packed)):
+                self.single_process.close()
+            if self.single_process is None or self.single_process.process is None:
+                self.set_process = SetProcess.of(self.sets)
+                self.may_start_process = self.set_process is not None
+        return self.set_process
 
     def end(self) -> None:
         """End the worker processes."""
-        for process in (self.other, self.helper):
+        for process in (self.single_process, self.set_process):
             if process is not None:
                 process.close()
 
     @property
-    def helped_s(self) -> float:
+    def worker_cpu_s(self) -> float:
         """CPU seconds of the worker processes."""
-        return sum(process.cpu_s for process in (self.other, self.helper) if process is not None)
+        return sum(process.cpu_s for process in (self.single_process, self.set_process) if process is not None)
 
-    def _teams_again(self, end: float) -> bool:
+    def _resume_teams(self, end: float) -> bool:
         """Resume the search of degrees side by side if it has the lowest bound; return whether it made a visit."""
         search, teams = self.team_search, self.teams
         is_lowest = teams is not None and self.bound_ns == teams.bound_ns < self.sets.target_ns
@@ -261,32 +261,38 @@ class _Search:
         self._take(self.teams.step)
         return search.num_visits > visits_before
 
-    def _unlike(self, below_ns: float, end: float) -> float:
+    def _run_heterogeneous(self, below_ns: float, end: float) -> float:
         """Search heterogeneous replicas until ``end`` and return the time to beat in ns."""
-        if self.unlike_search is not None:
-            incumbent_ns = below_ns if self.several is None else min(below_ns, self.several.best.time_ns)
-            static = self.statics.best
-            self.unlike = self.unlike_search.run(incumbent_ns, end, None if static is None else static.home)
-            self._take(self.unlike.step)
-            below_ns = incumbent_ns if self.unlike.step is None else min(incumbent_ns, self.unlike.step.time_ns)
+        if self.heterogeneous_search is not None:
+            incumbent_ns = below_ns if self.turn_search is None else min(below_ns, self.turn_search.best.time_ns)
+            static = self.singles.best
+            self.heterogeneous = self.heterogeneous_search.run(
+                incumbent_ns, end, None if static is None else static.home
+            )
+            self._take(self.heterogeneous.step)
+            below_ns = (
+                incumbent_ns
+                if self.heterogeneous.step is None
+                else min(incumbent_ns, self.heterogeneous.step.time_ns)
+            )
         return below_ns
 
-    def _unlike_again(self, end: float) -> bool:
+    def _resume_heterogeneous(self, end: float) -> bool:
         """Resume the search of heterogeneous replicas if it has the lowest bound; return whether it ran."""
-        search, unlike = self.unlike_search, self.unlike
+        search, unlike = self.heterogeneous_search, self.heterogeneous
         is_lowest = unlike is not None and self.bound_ns == unlike.bound_ns < self.sets.target_ns
         if search is None or search.done or not is_lowest or time.perf_counter() > end:
             return False
-        self._unlike(np.inf, end)
+        self._run_heterogeneous(np.inf, end)
         return True
 
-    def _static(self, below_ns: float, seconds: float) -> float:
+    def _run_singles(self, below_ns: float, seconds: float) -> float:
         """Search single strategies below ``below_ns`` for some seconds and return the time to beat in ns."""
-        step = self.statics.run(below_ns, time.perf_counter() + seconds)
+        step = self.singles.run(below_ns, time.perf_counter() + seconds)
         self._take(step)
         return min(below_ns, step.time_ns)
 
-    def _in_turn(self) -> Callable[[], float]:
+    def _pause_bound(self) -> Callable[[], float]:
         """Return a function that gives the bound in ns at which sets may pause.
 
         After a time slice that is slightly above the bound of the other searches that are still running.
@@ -296,22 +302,22 @@ class _Search:
         def pause_ns() -> float:
             if time.perf_counter() < end:
                 return np.inf
-            proving = self.other is not None and self.other.process is not None
-            others_ns = [float(self.statics.bound_ns)] if proving else []
-            others_ns += [self.unlike.bound_ns] if self.unlike is not None else []
+            proving = self.single_process is not None and self.single_process.process is not None
+            others_ns = [float(self.singles.bound_ns)] if proving else []
+            others_ns += [self.heterogeneous.bound_ns] if self.heterogeneous is not None else []
             return min(others_ns, default=np.inf) * _FURTHER
 
         return pause_ns
 
-    def _beside_proof(self, deadline: float) -> bool:
+    def _work_beside_proof(self, deadline: float) -> bool:
         """Use this process while the second one proves single strategies; return whether there was work.
 
         It resumes the search with the lowest bound, packs strategies that may be shortest, then alternates between
         proofs and better packings of the best strategy.
         """
-        statics = self.statics
+        statics = self.singles
         end = min(deadline, time.perf_counter() + _TEAMS_S)
-        if self._unlike_again(end) or self._teams_again(end) or self._pack(deadline):
+        if self._resume_heterogeneous(end) or self._resume_teams(end) or self._pack(deadline):
             return True
         began = time.perf_counter()
         if self.proved_s <= self.packed_s and statics.prove(deadline):
@@ -325,39 +331,39 @@ class _Search:
     @property
     def _packed(self) -> bool:
         """True if the best single strategy has its final packing or cannot be the best step."""
-        static = self.statics.best
+        static = self.singles.best
         return static is not None and (
-            not self._static_is_best or self.statics.incumbents.is_finished(static.home)
+            not self._single_is_best or self.singles.incumbents.is_finished(static.home)
         )
 
     @property
-    def _static_is_best(self) -> bool:
+    def _single_is_best(self) -> bool:
         """True if the incumbent is a step of one strategy."""
-        static = self.statics.best
+        static = self.singles.best
         return static is not None and static.time_ns <= self.sets.best.time_ns
 
     def _pack(self, deadline: float) -> bool:
         """Pack a strategy that may beat the incumbent; return whether there was any."""
-        tried = self.statics.pack(deadline, self.sets.best.time_ns)
-        self._take(self.statics.best)
+        tried = self.singles.pack(deadline, self.sets.best.time_ns)
+        self._take(self.singles.best)
         return tried
 
     def _polish(self, deadline: float) -> bool:
         """Improve the packing of the best strategy if its step is the incumbent; return whether it was tried."""
-        tried = self._static_is_best and self.statics.polish(deadline)
-        self._take(self.statics.best)
+        tried = self._single_is_best and self.singles.polish(deadline)
+        self._take(self.singles.best)
         return tried
 
-    def _hear(self, *, few: bool = False) -> bool:
+    def _poll(self, *, few: bool = False) -> bool:
         """Take over what the second process found; return whether it will report again.
 
         Args:
             few: ask for few slices only, as this process polls often.
         """
-        if self.other is None:
+        if self.single_process is None:
             return False
-        will_report = self.other.poll(self.sets.best.time_ns, few=few)
-        self._take(self.statics.best)
+        will_report = self.single_process.poll(self.sets.best.time_ns, few=few)
+        self._take(self.singles.best)
         return will_report
 
     def close(self) -> None:
@@ -366,21 +372,21 @@ class _Search:
         Raises:
             KeyboardInterrupt: no step was found.
         """
-        self._take(self.statics.best)
+        self._take(self.singles.best)
         if self.team_search is not None and self.teams is None:
             # Returns what was found before the interruption.
             self.teams = self.team_search.run(0.0, 0.0)
             self._take(self.teams.step)
-        if self.unlike_search is not None:
-            self.unlike = self.unlike_search.run(0.0, 0.0)
-            self._take(self.unlike.step)
+        if self.heterogeneous_search is not None:
+            self.heterogeneous = self.heterogeneous_search.run(0.0, 0.0)
+            self._take(self.heterogeneous.step)
         if not self.sets.is_bounded:
             self.sets.run(self.max_strategies, 0.0)
 
     def _take(self, step: AnyStep | None) -> None:
         """Keep a step if it is shorter than the incumbent."""
-        if step is not None and self.several is None:
-            self.several = TurnSearch(self.pool, step, self.gap, self.statics.backend)
+        if step is not None and self.turn_search is None:
+            self.turn_search = TurnSearch(self.pool, step, self.gap, self.singles.backend)
         elif step is not None:
             self.sets.take(step)
 
@@ -389,7 +395,7 @@ def _result(
     search: _Search, baselines: tuple[BaselineStep, ...], started: tuple[float, float], interrupted: bool
 ) -> LengthsResult:
     """Build the result; ``started`` holds wall clock and CPU seconds at the beginning."""
-    pool, best, static = search.pool, search.sets.best, search.statics.best
+    pool, best, static = search.pool, search.sets.best, search.singles.best
     if static is None:
         raise KeyboardInterrupt
     bound_ns = min(search.bound_ns, best.time_ns)
@@ -410,7 +416,7 @@ def _result(
             names[static.home],
             pool.members[static.home].candidate.plan,
             static.time_ns / NS_PER_S,
-            search.statics.bound_ns / NS_PER_S,
+            search.singles.bound_ns / NS_PER_S,
         ),
         num_sequences=int(pool.load.counts.sum()),
         num_tokens=int(pool.load.counts @ pool.load.lengths),
@@ -418,11 +424,11 @@ def _result(
         max_strategies=search.max_strategies,
         num_candidates=len(pool.members),
         num_sets=search.sets.num_sets,
-        cpu_time_s=time.process_time() - started[1] + search.helped_s,
+        cpu_time_s=time.process_time() - started[1] + search.worker_cpu_s,
         wall_time_s=time.perf_counter() - started[0],
         baselines=baselines,
         rules=pool.load.rules,
         side_by_side=None if search.teams is None else search.teams.record(),
         interrupted=interrupted,
-        unlike_replicas=None if search.unlike is None else search.unlike.record(),
+        unlike_replicas=None if search.heterogeneous is None else search.heterogeneous.record(),
     )

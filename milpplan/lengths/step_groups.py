@@ -28,5 +28,5 @@ def groups_of(pool: StrategyTables, step: AnyStep) -> tuple[LengthGroup, ...]:
 def _group(pool: StrategyTables, step: Step, member: int) -> LengthGroup:
     """"""
     strategy = pool.members[member]
-    grains = strategy.own_memory_quanta if len(step.order) == 1 else strategy.shared_memory_quanta
-    return pool.group(member, step.packed[member], grains, pool.reduce_ns(member) / NS_PER_S)
+    quanta = strategy.own_memory_quanta if len(step.order) == 1 else strategy.shared_memory_quanta
+    return pool.group(member, step.packed[member], quanta, pool.reduce_ns(member) / NS_PER_S)

@@ -136,7 +136,7 @@ def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) ->
     for number, one in enumerate(kept):
         first, second = (search.members[place] for place in one.strategies)
         best_ns = turns.pair_ns((first, second), search.switches)
-        for way in (search._coarse, search._finer, search._longest):
+        for way in (search._coarse, search._narrow, search._longest):
             left = search.node(one, number)
             way(left)
             assert left.bound_ns <= best_ns + 1.0, (one.strategies, way)
@@ -188,6 +188,6 @@ def test_what_is_known_of_nothing_is_shared_out_over_nothing() -> None:
         known = bounds.interval_bounds.bounds_near(place, found.load.counts.astype(np.float64))
         constant = replace(known, constants=known.constants + np.where(known.shares.sum(axis=1) > 0, 0.0, 1e15))
         bounds.interval_bounds.bounds_near = lambda *_, constant=constant: constant  # type: ignore[method-assign]
-        worths = bounds._worths(place, found.load.counts.astype(np.float64))
+        worths = bounds._unit_costs(place, found.load.counts.astype(np.float64))
         assert not np.isnan(worths).any()
         assert (worths > 0).all()

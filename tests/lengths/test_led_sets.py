@@ -47,7 +47,7 @@ def test_no_step_of_a_set_is_below_it(pool_: object) -> None:
         if all(stages[member] == 1 for member in held):
             continue
         left = search.node(one, number)
-        search._alone(left)
+        search._own_memory(left)
         search._price(left)
         steps = []
         for _ in range(3):

@@ -67,7 +67,7 @@ def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
         if looked_at == 3 or not any(found.num_stages(search.members[place]) > 1 for place in one.strategies):
             continue
         left = search.node(one, number)
-        for learn in left.bounding_steps[: left.bounding_steps.index(search._fill)]:
+        for learn in left.bounding_steps[: left.bounding_steps.index(search._sharpen)]:
             if learn != search._open_small:
                 learn(left)
         if not left.worst_intervals:
@@ -75,7 +75,7 @@ def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
         assert set(left.worst_intervals) <= set(one.strategies)
         assert all(0 <= interval < len(_NARROW) - 1 for interval in left.worst_intervals.values())
         before_ns = left.bound_ns
-        search._fill(left)
+        search._sharpen(left)
         looked_at += 1
         assert left.bound_ns >= before_ns
         held = [search.members[place] for place in one.strategies]
@@ -98,8 +98,8 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
     search.members = [*chosen, *(member for member in search.members if found.num_stages(member) == 1)][:5]
     sets = [search.node(one, number) for number, one in enumerate(search.screen(2).sets)]
     for left in sets:
-        search._alone(left)
-        assert not search._renewed(left)
+        search._own_memory(left)
+        assert not search._has_stronger_bounds(left)
     before = [left.bound_ns for left in sets]
     for member in chosen:
         # That takes the longest beside others only if it holds it.
@@ -109,9 +109,9 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
             filled.run(loads.workload_bound_ns * 1.02, time.perf_counter() + 0.7)
             found.store_bound(member, filled.loads)
     for left, before_ns in zip(sets, before, strict=True):
-        if search._renewed(left):
-            search._alone(left)
-            assert not search._renewed(left)
+        if search._has_stronger_bounds(left):
+            search._own_memory(left)
+            assert not search._has_stronger_bounds(left)
         assert left.bound_ns >= before_ns
         rose += left.bound_ns > before_ns
         held = [search.members[place] for place in left.screened.strategies]

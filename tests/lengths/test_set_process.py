@@ -139,11 +139,11 @@ def test_the_order_of_a_set_that_comes_back_is_counted_once() -> None:
     """What the other process priced of a set is in the bound that it tells: ways that are left here do not add it
     again. (They did: sets were above their best steps.)"""
     here = search(60.0)
-    given = {one.number: one for one in here.nodes if len(here._pipelined(one)) == 1}
+    given = {one.number: one for one in here.nodes if len(here._pipelines_of(one)) == 1}
     worker: SetsWorker = pickle.loads(pickle.dumps(SetProcessInit(here))).worker(None)
     several = worker.search
     for one in several.nodes:
-        one.bounding_steps = [several._price_least, several._price] if one.number in given else []
+        one.bounding_steps = [several._price_roughly, several._price] if one.number in given else []
     for _ in range(60):
         known = worker.reply(SetProcessRequest(frozenset(given), float(NEVER), time.time() + 60.0))
         if known.ended == frozenset(given):
@@ -152,7 +152,7 @@ def test_the_order_of_a_set_that_comes_back_is_counted_once() -> None:
     other._take(known, [])
     assert any(order_ns > 0.0 for _, order_ns in known.bounds.values())
     for number, one in given.items():
-        here._price_least(one)
+        here._price_roughly(one)
         here._price(one)
         assert (one.bound_ns, one.order_ns) == known.bounds[number]
 

@@ -134,7 +134,7 @@ class ConfigurationBound:
         time_ns = self.bound.at(load) * (1.0 + rise)
         self.branch_on_large(time_ns, load)
         while time.perf_counter() < deadline:
-            tree, node = self._most(time_ns, self.ordinary)
+            tree, node = self._loosest(time_ns, self.ordinary)
             if node.max_load(time_ns) <= load:
                 return
             if node.done:
@@ -147,7 +147,7 @@ class ConfigurationBound:
         gained, or the ``deadline`` (of ``perf_counter``)."""
         self.branch_on_large(time_ns, self.work_bound.total_load)
         while time.perf_counter() < deadline:
-            loosest = [self._most(time_ns, tree) for tree in (self.with_longest, self.ordinary)]
+            loosest = [self._loosest(time_ns, tree) for tree in (self.with_longest, self.ordinary)]
             max_loads = [index.max_load(time_ns) for _, index in loosest]
             if max_loads[0] + self.num_other_replicas * max_loads[1] <= self.total:
                 return
@@ -176,10 +176,10 @@ class ConfigurationBound:
         if not self.small_thresholds:
             return False
         threshold = self.small_thresholds.pop()
-        self._tell(threshold, self._around(threshold, self.work_bound.total_load, time_ns), (self.ordinary,))
+        self._separate(threshold, self._around(threshold, self.work_bound.total_load, time_ns), (self.ordinary,))
         return True
 
-    def _most(self, time_ns: float, tree: WindowTree) -> tuple[WindowTree, WindowNode]:
+    def _loosest(self, time_ns: float, tree: WindowTree) -> tuple[WindowTree, WindowNode]:
         """Return the loosest node of a tree or of the trees with a large micro-batch, with its tree."""
         pairs = [(other, node) for other in (tree, *self.with_large) for node in other.nodes]
         return max(pairs, key=lambda pair: pair[1].max_load(time_ns))
@@ -201,11 +201,11 @@ class ConfigurationBound:
             self.best_work_bound, self.has_optimised_duals = self.loads, True
             begin = Start(start[0], start[1] * self.duals.sequence_loads, start[2])
             end = deadline + _WEIGH_TIMES * max(0.0, deadline - time.perf_counter())
-            self._weigh(worths(self.duals.configuration(tree, node), begin, tree.columns, time_ns, end))
+            self._set_duals(worths(self.duals.configuration(tree, node), begin, tree.columns, time_ns, end))
         elif self.large_thresholds:
             self.best_work_bound, self.has_optimised_duals = self.loads, False
             threshold = self.large_thresholds.pop()
-            self._tell(
+            self._separate(
                 threshold,
                 self._around(threshold, self.work_bound.total_load, time_ns),
                 (self.ordinary, self.with_longest),
@@ -229,7 +229,7 @@ class ConfigurationBound:
             else:
                 end, bound_above = middle, around
         if bound_above is not None:
-            self._tell(self.large_thresholds[end], bound_above, (self.ordinary, self.with_longest))
+            self._separate(self.large_thresholds[end], bound_above, (self.ordinary, self.with_longest))
             self.large_thresholds = self.large_thresholds[:end]
 
     def _around(self, threshold: int, load: float, time_ns: float) -> LongSequenceBound:
@@ -245,7 +245,7 @@ class ConfigurationBound:
         )
         return replace(original, bounds=(bound,), sequence_loads=stage_ns / original.num_replicas)
 
-    def _tell(self, threshold: int, around: LongSequenceBound, others: Sequence[WindowTree]) -> None:
+    def _separate(self, threshold: int, around: LongSequenceBound, others: Sequence[WindowTree]) -> None:
         """Separate replicas with a micro-batch of more than ``threshold`` quanta from the trees ``others``."""
         pricing = self.ordinary.pricing
         windows = [self.duals.convert_window(window, self.work_bound.stages.last) for window in around.boxes]
@@ -255,7 +255,7 @@ class ConfigurationBound:
             tree.pricing = pricing.with_max_quanta(threshold)
             tree.nodes = [node.reset for node in tree.nodes]
 
-    def _weigh(self, values: FloatArray) -> None:
+    def _set_duals(self, values: FloatArray) -> None:
         """Replace the dual values by ``values`` [n], scaled to the same total."""
         counts, earlier_loads = self.ordinary.pricing.items.counts, self.duals.sequence_loads
         values = np.maximum(values / float(counts @ values) * self.total, _LEAST_WORTH * earlier_loads)

@@ -97,7 +97,7 @@ class _Stages:
 class _Placed:
     """Assignments [w] of sequences to positions."""
 
-    grains: IntArray
+    quanta: IntArray
     """Quanta, [positions, w]."""
     cores: FloatArray
     """Attention of every kind with last tiles, [4, positions, w] ns."""
@@ -149,12 +149,12 @@ def exclusive_pipeline_bounds(
     highest_ns = _longest_ns(stages, placed, num_replicas)
     rows = [(np.zeros(len(quanta)), float(highest_ns.min()))]
     values = [
-        [_values(stages, placed, case, position) for position in range(len(placed.grains))] for case in (0, 1)
+        [_values(stages, placed, case, position) for position in range(len(placed.quanta))] for case in (0, 1)
     ]
     each_ns = [_each_ns(stages, quanta, case) for case in (0, 1)]
     for case_of_others in (0, 1):
         # The attention of the longest sequence hides its ring.
-        cases = [1 if position == _WITH else case_of_others for position in range(len(placed.grains))]
+        cases = [1 if position == _WITH else case_of_others for position in range(len(placed.quanta))]
         held_ns = np.array([values[case][position] for position, case in enumerate(cases)]).swapaxes(0, 1)
         added_ns = np.array([each_ns[case] for case in cases]).swapaxes(0, 1)
         for ahead, behind in product(_MIXTURES, repeat=2):
@@ -181,7 +181,7 @@ def _mixture(ahead: float, behind: float, num_positions: int) -> tuple[FloatArra
 def _longest_ns(stages: _Stages, placed: _Placed, num_replicas: int) -> FloatArray:
     """Return the minimum time of the group for every assignment, [w] ns."""
     times = np.array(
-        [highest(*stages.lines[kind], placed.grains, placed.cores[kind]) for kind in range(len(_KINDS))]
+        [highest(*stages.lines[kind], placed.quanta, placed.cores[kind]) for kind in range(len(_KINDS))]
     )
     num_positions = times.shape[1]
     sides = [
@@ -201,7 +201,7 @@ def _values(stages: _Stages, placed: _Placed, case: int, position: int) -> Float
     """Return the minimum time of a position's sequences by kind, under one line each, [4, w] ns."""
     return np.array(
         [
-            line.at(placed.grains[position]) + line.factor * placed.cores[kind, position]
+            line.at(placed.quanta[position]) + line.factor * placed.cores[kind, position]
             for kind in range(len(_KINDS))
             for line in [stages.line(kind, case)]
         ]

@@ -54,7 +54,7 @@ _SAFETY = 1.0 - 1e-9
 class _Assignments:
     """Assignments [w] of sequences to replicas."""
 
-    grains: IntArray
+    quanta: IntArray
     """Quanta of each replica, [w, D]."""
     attention: FloatArray
     """Attention in ns, [2, w, D] by phase."""
@@ -78,10 +78,10 @@ class _Assignments:
 
         ``attention`` and ``once`` [2] are its own.
         """
-        size = self.grains.shape[1]
+        size = self.quanta.shape[1]
         rows, replicas = np.nonzero(np.arange(size) <= self.used[:, None])
         row_numbers = np.arange(len(rows))
-        total, cores, tiles = self.grains[rows], self.attention[:, rows], self.once[:, rows]
+        total, cores, tiles = self.quanta[rows], self.attention[:, rows], self.once[:, rows]
         num_before = -(-total[row_numbers, replicas] // max_quanta)
         total[row_numbers, replicas] += quanta
         added = -(-total[row_numbers, replicas] // max_quanta) - num_before
@@ -222,12 +222,12 @@ def _rows(
 ) -> tuple[FloatArray, FloatArray]:
     """Return shares [t, n] and constants [t] of groups that hold ``held`` [n] in one of the assignments, the first
     without shares."""
-    size = assignments.grains.shape[1]
+    size = assignments.quanta.shape[1]
     cores = assignments.attention + assignments.once
-    replicas = [highest(*phases[phase], assignments.grains, cores[phase]) for phase in (0, 1)]
+    replicas = [highest(*phases[phase], assignments.quanta, cores[phase]) for phase in (0, 1)]
     slowest_ns = (replicas[0] + replicas[1]).max(axis=1)
     sums = [
-        [(line.at(assignments.grains) + line.factor * cores[phase]).sum(axis=1) for line in phases[phase][0]]
+        [(line.at(assignments.quanta) + line.factor * cores[phase]).sum(axis=1) for line in phases[phase][0]]
         for phase in (0, 1)
     ]
     rows = []

@@ -160,7 +160,9 @@ class LongestSequenceBranching:
         }
         firsts = sorted(starts)
         self.classes: Classes = list(zip(firsts, [*firsts[1:], num_fitting], strict=True))
-        coverings = {index: self._ways(first, end, time_ns) for index, (first, end) in enumerate(self.classes)}
+        coverings = {
+            index: self._coverings(first, end, time_ns) for index, (first, end) in enumerate(self.classes)
+        }
         # Bounds in the measure of the configuration bound and in others; searches of dual values by time, measure
         # and assignment.
         self.class_bounds = [ReplicaClassBound.of(configuration_bound.duals, self.classes, coverings)]
@@ -180,20 +182,20 @@ class LongestSequenceBranching:
         """
         while time.perf_counter() < deadline and not self.done and self.bound_ns < time_ns:
             goal = time_ns if time_ns < self.failed_ns else (self.bound_ns + self.failed_ns) / 2
-            closed = self._closed(goal, deadline)
+            closed = self._is_excluded(goal, deadline)
             if closed is None:
                 break
             if not closed:
                 self.failed_ns = goal
-            self.bound_ns = max(self.bound_ns, goal if closed else self._least())
+            self.bound_ns = max(self.bound_ns, goal if closed else self._excluded_ns())
             self.done = self.failed_ns <= self.bound_ns * _NEAR
-        self.bound_ns = max(self.bound_ns, self._least())
+        self.bound_ns = max(self.bound_ns, self._excluded_ns())
 
-    def _closed(self, time_ns: float, deadline: float) -> bool | None:
+    def _is_excluded(self, time_ns: float, deadline: float) -> bool | None:
         """Refine until a time is excluded (True), nothing more can be gained (False), or the deadline (None)."""
-        has_min_replicas = self.assignments.has_min_replicas(self._fewest(time_ns))
+        has_min_replicas = self.assignments.has_min_replicas(self._min_replicas(time_ns))
         while time.perf_counter() < deadline:
-            excess = self._beyond(time_ns)
+            excess = self._excesses(time_ns)
             max_excess = np.where(has_min_replicas, excess.min(axis=0), _NONE)
             loosest = int(max_excess.argmax())
             if max_excess[loosest] < 0.0:
@@ -204,10 +206,10 @@ class LongestSequenceBranching:
 
     def is_feasible(self, time_ns: float) -> bool:
         """Return whether the replicas may do the workload within a time, by what is proved so far."""
-        excess = self._beyond(time_ns).min(axis=0)
-        return bool((excess[self.assignments.has_min_replicas(self._fewest(time_ns))] >= 0.0).any())
+        excess = self._excesses(time_ns).min(axis=0)
+        return bool((excess[self.assignments.has_min_replicas(self._min_replicas(time_ns))] >= 0.0).any())
 
-    def _beyond(self, time_ns: float) -> FloatArray:
+    def _excesses(self, time_ns: float) -> FloatArray:
         """Return the excess of assignments over the workload by every measure, [w, m]."""
         excesses = []
         for class_bound in self.class_bounds:
@@ -227,11 +229,15 @@ class LongestSequenceBranching:
         measure = int(excess.argmin())
         key = time_ns, measure, assignment.tobytes()
         # Dual values are sought once at first, and again when branching is exhausted.
-        if not self.asked and self._ask(key, assignment):
+        if not self.asked and self._seek_duals(key, assignment):
             return True
-        return self._part(assignment, excess, time_ns) or self._ask(key, assignment) or self._tell_smaller(time_ns)
+        return (
+            self._branch_on_pinned(assignment, excess, time_ns)
+            or self._seek_duals(key, assignment)
+            or self._branch_on_smaller(time_ns)
+        )
 
-    def _ask(self, key: tuple[float, int, bytes], assignment: IntArray) -> bool:
+    def _seek_duals(self, key: tuple[float, int, bytes], assignment: IntArray) -> bool:
         """Seek dual values for the whole workload, a few times, and once for an assignment."""
         if key in self.asked or len(self.asked) >= _ASKED:
             return False
@@ -239,7 +245,7 @@ class LongestSequenceBranching:
         wanted = self.configuration_bound.duals.counts.astype(np.float64)
         return self.add_duals(self.class_bounds[key[1]], assignment, wanted, key[0], _ASK_S)
 
-    def _part(self, assignment: IntArray, excess: FloatArray, time_ns: float) -> bool:
+    def _branch_on_pinned(self, assignment: IntArray, excess: FloatArray, time_ns: float) -> bool:
         """Branch a class of an assignment on whether one more micro-batch holds one of its longest sequences;
         return whether a branch was made."""
         for measure in np.argsort(excess, kind="stable").tolist():
@@ -265,7 +271,7 @@ class LongestSequenceBranching:
                     return True
         return False
 
-    def _tell_smaller(self, time_ns: float) -> bool:
+    def _branch_on_smaller(self, time_ns: float) -> bool:
         """Branch the class of the shortest sequences on its largest micro-batch; return whether a branch was
         made."""
         base, configuration_bound = self.class_bounds[0], self.configuration_bound
@@ -331,13 +337,13 @@ class LongestSequenceBranching:
                 windows.append(ClassWindow(index, configuration, mixture, 1.0 / slope, rows, tree.columns))
         return tuple(windows)
 
-    def _fewest(self, time_ns: float) -> IntArray:
+    def _min_replicas(self, time_ns: float) -> IntArray:
         """Return the minimum number of replicas for the sequences longer than each class."""
         counts = self.configuration_bound.duals.counts
         num_longer = [int(counts[end:].sum()) for _, end in self.classes]
         return np.array([self.min_replicas.min_replicas(number, time_ns) for number in num_longer])
 
-    def _least(self) -> float:
+    def _excluded_ns(self) -> float:
         """Return the longest time that is excluded by what is proved so far, by bisection, ns."""
         low = high = self.bound_ns
         while not self.is_feasible(high):
@@ -347,7 +353,7 @@ class LongestSequenceBranching:
             low, high = (low, middle) if self.is_feasible(middle) else (middle, high)
         return low
 
-    def _begun(self, window: WindowBound) -> list[WindowNode]:
+    def _started_nodes(self, window: WindowBound) -> list[WindowNode]:
         """Return the nodes of a window, with the mixtures found around the longest sequence."""
         contained = [
             node
@@ -357,7 +363,7 @@ class LongestSequenceBranching:
         nodes = [replace(node, bounds=window.bounds).reset for node in contained]
         return nodes or [WindowNode(window.window, window.bounds)]
 
-    def _ways(self, first: int, end: int, time_ns: float) -> tuple[tuple[WindowTree, ...], ...]:
+    def _coverings(self, first: int, end: int, time_ns: float) -> tuple[tuple[WindowTree, ...], ...]:
         """Return the coverings of replicas whose longest sequence has index ``first`` to ``end`` - 1.
 
         One tree covers all; a second covering separates those with a large micro-batch if these do less. The class
@@ -373,7 +379,7 @@ class LongestSequenceBranching:
             configuration_bound.duals.convert_window(window, configuration_bound.work_bound.stages.last)
             for window in around.boxes
         ]
-        nodes = [node for window in windows for node in self._begun(window)]
+        nodes = [node for window in windows for node in self._started_nodes(window)]
         tree = WindowTree(
             shorter(configuration_bound.full_pricing, end),
             halved,

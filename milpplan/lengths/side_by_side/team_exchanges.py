@@ -235,11 +235,11 @@ class _Board:
         self.add(there.after_exchange(int(added_choices[column]), int(removed[row])))
         return True
 
-    def _added(self, seats: BoolArray, change: FloatArray, tau: float) -> FloatArray:
+    def _added(self, slots: BoolArray, change: FloatArray, tau: float) -> FloatArray:
         """Return the change of the potential if the ends of some slots all change by an amount."""
-        if not seats.any():
+        if not slots.any():
             return np.zeros_like(change)
-        latest, own_ends = self.ends.max(), self.ends[seats]
+        latest, own_ends = self.ends.max(), self.ends[slots]
         last = own_ends.max()
         weight = np.exp((own_ends - last) / tau).sum()
         return np.asarray(weight * (_power((last - latest + change) / tau) - _power((last - latest) / tau)))

@@ -141,14 +141,17 @@ def _even(quanta: IntArray, counts: IntArray, capacities: IntArray) -> IntArray:
 
 
 def _rows(places: list[int], items: IntArray, number: int, lengths: int) -> IntArray:
-    """So many micro-batches [v, n], of which every item is at its place."""
+    """Return micro-batches [v, n] from the micro-batch of every item."""
     cells = np.bincount(np.array(places) * lengths + items, minlength=number * lengths)
     return cells.reshape(number, lengths)
 
 
 def spread(packer: Packer, factors: FloatArray, counts: IntArray, block: slice, ends: FloatArray) -> list[Turn]:
-    """Turns of ``counts`` [n] sequences on teams of an aligned ``block`` of seats, by prices of degrees times
-    ``factors``; ``ends`` [M] are those of the seats before, in ns, and become those after."""
+    """Assign ``counts`` [n] sequences to teams inside an aligned ``block`` of slots, by prices of degrees times
+    ``factors``.
+
+    ``ends`` [M] holds when the slots become free, in ns, and is updated.
+    """
     family, mine = packer.family, ends[block]
     rows = [row for row, degree in enumerate(family.degree_chain) if degree <= len(mine)]
     chosen = np.array(rows)[(packer.prices * factors[:, None])[rows].argmin(axis=0)]

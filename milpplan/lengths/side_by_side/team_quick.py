@@ -90,9 +90,9 @@ class _Micro:
 class _Degree:
     """The teams of one degree, with their micro-batches."""
 
-    def __init__(self, size: int, lines: list[AffineTime], grains: list[int], num_seats: int) -> None:
-        self.size, self.lines, self.grains = size, lines, grains
-        self.teams: list[list[_Micro]] = [[] for _ in range(num_seats // size)]
+    def __init__(self, size: int, lines: list[AffineTime], quanta: list[int], num_slots: int) -> None:
+        self.size, self.lines, self.quanta = size, lines, quanta
+        self.teams: list[list[_Micro]] = [[] for _ in range(num_slots // size)]
 
     def deal(self, items: list[int], done: list[float]) -> None:
         """Assign sequences, each to the team that would finish first; ``done`` is when the teams become free."""
@@ -102,7 +102,7 @@ class _Degree:
         capacities_left: list[list[tuple[int, int]]] = [[] for _ in queue]
         for k in items:
             end_ns, team = queue[0]
-            own_left, batches, size = capacities_left[team], self.teams[team], self.grains[k]
+            own_left, batches, size = capacities_left[team], self.teams[team], self.quanta[k]
             position = bisect_left(own_left, (size, 0))
             if position < len(own_left):
                 left, number = own_left.pop(position)
@@ -146,7 +146,7 @@ class _Degree:
                 sequence_ns = float(here.line.sequence_ns[k])
                 distance = abs(sequence_ns - difference / 2)
                 if distance < best and _LEAST * difference < sequence_ns < _MOST * difference:
-                    size = self.grains[k]
+                    size = self.quanta[k]
                     there = next((batch for batch in self.teams[fast] if batch.held and batch.left >= size), None)
                     if there is not None:
                         best, best_move = distance, (here, there, k)
@@ -154,9 +154,9 @@ class _Degree:
             return 0.0
         here, there, k = best_move
         here.held.remove(k)
-        here.left += self.grains[k]
+        here.left += self.quanta[k]
         there.held.append(k)
-        there.left -= self.grains[k]
+        there.left -= self.quanta[k]
         return float(here.line.sequence_ns[k])
 
 
@@ -205,7 +205,7 @@ class _Costs:
     single_ns: FloatArray
     """Time of a sequence by itself, [degrees, n] ns."""
     counts: IntArray
-    num_seats: int
+    num_slots: int
 
     @staticmethod
     def of(family: Family, lines_of: dict[int, list[AffineTime]]) -> _Costs:
@@ -221,9 +221,9 @@ class _Costs:
         """Approximate time of the step if no slot waits."""
         return self._step_ns(self.slot_ns)
 
-    def _step_ns(self, seats: FloatArray) -> float:
+    def _step_ns(self, slots: FloatArray) -> float:
         longest = float(self.single_ns.min(axis=0)[self.counts > 0].max())
-        return max(longest, float(self.counts @ seats.min(axis=0)) / self.num_seats)
+        return max(longest, float(self.counts @ slots.min(axis=0)) / self.num_slots)
 
     def chosen(self, part: float) -> IntArray:
         """Return the index of the degree of every length, [n]: the cheapest where it takes no longer than a part
@@ -242,12 +242,12 @@ class _Dealt:
 
     def __init__(self, family: Family, lines_of: dict[int, list[AffineTime]], chosen: IntArray) -> None:
         load, num_slots = family.pool.load, family.num_slots
-        self.family, self.number, self.grains = family, len(load.lengths), load.lengths // load.token_quantum
+        self.family, self.number, self.quanta = family, len(load.lengths), load.lengths // load.token_quantum
         ends = np.zeros(num_slots)
         self.degrees: list[_Degree] = []
         for row, size in enumerate(family.degree_chain):
             own = np.flatnonzero((chosen == row) & (load.counts > 0))
-            degree = _Degree(size, self._cheapest_first(lines_of[size], own), self.grains.tolist(), num_slots)
+            degree = _Degree(size, self._cheapest_first(lines_of[size], own), self.quanta.tolist(), num_slots)
             items = own[np.argsort(-degree.lines[-1].sequence_ns[own], kind="stable")]
             free_ns = ends.reshape(-1, size).max(axis=1)
             degree.deal(np.repeat(items, load.counts[items]).tolist(), free_ns.tolist())
@@ -261,7 +261,7 @@ class _Dealt:
 
     def _cheapest_first(self, degree_lines: list[AffineTime], own: IntArray) -> list[AffineTime]:
         """Return the lines of a degree from the capacity of the cheapest one for its sequences on."""
-        counts, costs = self.family.pool.load.counts[own], [cost.cost(self.grains)[own] for cost in degree_lines]
+        counts, costs = self.family.pool.load.counts[own], [cost.cost(self.quanta)[own] for cost in degree_lines]
         totals = [float(counts @ np.where(np.isfinite(cost), cost, costs[-1])) for cost in costs]
         return degree_lines[int(np.argmin(totals)) :]
 

@@ -218,8 +218,8 @@ def _check(family: Family, turns: Sequence[Turn]) -> None:
         slots = family.slots(turn)
         if turn.member not in family.members or turn.team < 0 or slots.stop > family.num_slots:
             raise IllegalPlanError(
-                f"Team {turn.team} of {name} ends at seat {slots.stop}.",
-                f"Teams of the {family.num_slots} seats of one tensor parallelism expected.",
+                f"Team {turn.team} of {name} ends at slot {slots.stop}.",
+                f"Teams of the {family.num_slots} slots of one tensor parallelism expected.",
             )
         tokens, max_tokens = turn.packed @ load.lengths, family.max_quanta(turn.member) * load.token_quantum
         if not len(tokens) or tokens.min() < 1 or tokens.max() > max_tokens:

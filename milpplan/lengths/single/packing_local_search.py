@@ -80,9 +80,9 @@ class Timer:
         )
         return np.where(quanta > 0, options.max(axis=0), 0.0)
 
-    def lags(self, grains: IntArray) -> FloatArray:
-        """Return the transfer times of micro-batches with ``grains`` [...] quanta."""
-        return np.asarray(self.transfer[np.maximum(grains, 1) - 1])
+    def lags(self, quanta: IntArray) -> FloatArray:
+        """Return the transfer times of micro-batches with ``quanta`` [...]."""
+        return np.asarray(self.transfer[np.maximum(quanta, 1) - 1])
 
     def times(self, phases: FloatArray, lags: FloatArray) -> FloatArray:
         """Return the times of replicas [...] with phases [2, P, ..., v] and lags [..., v], by the recursion of
@@ -135,13 +135,13 @@ class Replica:
     def of(timer: Timer, packed: IntArray) -> Replica:
         """Build the replica without empty micro-batches."""
         packed = packed[packed.any(axis=1)]
-        grains, phases = packed @ timer.quanta, timer.phases(packed)
-        return Replica(timer, packed, grains, phases, float(timer.times(phases, timer.lags(grains))))
+        quanta, phases = packed @ timer.quanta, timer.phases(packed)
+        return Replica(timer, packed, quanta, phases, float(timer.times(phases, timer.lags(quanta))))
 
     def with_empty(self, index: int) -> Replica:
         """Return the replica with an empty micro-batch at an index."""
-        packed, grains = np.insert(self.packed, index, 0, axis=0), np.insert(self.quanta, index, 0)
-        return Replica(self.timer, packed, grains, np.insert(self.phases, index, 0.0, axis=-1), self.time_ns)
+        packed, quanta = np.insert(self.packed, index, 0, axis=0), np.insert(self.quanta, index, 0)
+        return Replica(self.timer, packed, quanta, np.insert(self.phases, index, 0.0, axis=-1), self.time_ns)
 
     def random_sequences(self, random: np.random.Generator, number: int) -> IntArray:
         """Return random pairs (micro-batch, length) of sequences that the replica holds, [number, 2]."""

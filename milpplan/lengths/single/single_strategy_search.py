@@ -139,7 +139,11 @@ class SingleStrategySearch:
         are improved.
         """
         incumbents = self.incumbents
-        if self.best is None or self.pool.load.rules.padded or self._late(deadline - incumbents.pack_time_s):
+        if (
+            self.best is None
+            or self.pool.load.rules.padded
+            or self._is_finished(deadline - incumbents.pack_time_s)
+        ):
             return False
         if self.best.home in incumbents.packed and incumbents.is_rough(self.best.home, below_ns):
             incumbents.improve(self.best.home, maximum=False)
@@ -168,11 +172,13 @@ class SingleStrategySearch:
         """Pack the best strategy from another start or with maximum effort while the worker process proves; return
         whether it was tried."""
         incumbents, best = self.incumbents, self.best
-        if best is None or self.pool.load.rules.padded or self._late(deadline - incumbents.pack_time_s):
+        if best is None or self.pool.load.rules.padded or self._is_finished(deadline - incumbents.pack_time_s):
             return False
         if incumbents.restart(best.home):
             return True
-        if incumbents.is_finished(best.home) or self._late(deadline - MAX_EFFORT_RATIO * incumbents.pack_time_s):
+        if incumbents.is_finished(best.home) or self._is_finished(
+            deadline - MAX_EFFORT_RATIO * incumbents.pack_time_s
+        ):
             return False
         incumbents.improve(best.home, maximum=True)
         return True
@@ -189,7 +195,7 @@ class SingleStrategySearch:
             self.proved_here.update(open_pipelines[1:2])
         own = [key for key in open_pipelines if key in self.proved_here]
         while own and time.perf_counter() < end and self.bounds_ns[own[0]] < self._cutoff_ns(np.inf):
-            if not self._fill_one(own[0], self._cutoff_ns(np.inf), end):
+            if not self._run_configuration(own[0], self._cutoff_ns(np.inf), end):
                 self.exhausted.add(own[0])
                 break
         return bool(own)
@@ -219,10 +225,10 @@ class SingleStrategySearch:
         self._prove_in_integers(min(best.time_ns, below_ns), deadline)
         # Bounds come first, except for the time of maximum effort; with a worker the other process packs.
         reserved_s = 0.0 if eager else MAX_EFFORT_RATIO * self.incumbents.pack_time_s
-        self._fill(below_ns, min(pause, deadline - reserved_s))
+        self._run_configurations(below_ns, min(pause, deadline - reserved_s))
         if best.time_ns <= below_ns * (1.0 + HOPELESS) and time.perf_counter() < pause:
             best = self._polish(deadline)
-        self._fill(below_ns, pause)
+        self._run_configurations(below_ns, pause)
         return best
 
     @property
@@ -255,16 +261,16 @@ class SingleStrategySearch:
             if not np.isfinite(self.bounds_ns[member]) or next_step[member] == _NUM_STEPS:
                 del next_step[member]
                 continue
-            if next_step[member] > 1 and self._close(member, self._cutoff_ns(below_ns)):
+            if next_step[member] > 1 and self._check_feasibility(member, self._cutoff_ns(below_ns)):
                 continue
             if next_step[member] in (5, 6) and not self.packs:
                 break
-            self._next_way(member, next_step[member], deadline)
+            self._run_step(member, next_step[member], deadline)
             # The worker process may have raised its bound.
             self.bounds_ns[member] = max(self.bounds_ns[member], pool.step_bound_ns(member, shared_memory=False))
             next_step[member] += 1
 
-    def _next_way(self, member: int, step: int, deadline: float) -> None:
+    def _run_step(self, member: int, step: int, deadline: float) -> None:
         """Run one step of a pipeline: bounds alternate with packings.
 
         A few pipelines are packed as soon as they have the lowest bound, the others when the cheap bounds leave
@@ -297,7 +303,7 @@ class SingleStrategySearch:
         pool.work_bound_with_longest(member, best.time_ns - pool.reduce_ns(member) - pool.finish_ns(member))
         return pool.step_bound_ns(member, shared_memory=False) >= self._cutoff_ns(best.time_ns)
 
-    def _fill(self, below_ns: float, deadline: float) -> None:
+    def _run_configurations(self, below_ns: float, deadline: float) -> None:
         """Run configuration bounds, always for the pipeline with the lowest bound; pipelines that the other
         process proves come last."""
         cutoff_ns = self._cutoff_ns(below_ns)
@@ -311,14 +317,14 @@ class SingleStrategySearch:
                 if bound_ns < cutoff_ns and key not in self.proved_elsewhere
             }
             member = min(open_here, key=lambda key: open_here[key], default=member)
-            if self.pool.num_stages(member) == 1 or not self._fill_one(member, cutoff_ns, deadline):
+            if self.pool.num_stages(member) == 1 or not self._run_configuration(member, cutoff_ns, deadline):
                 return
 
-    def _fill_one(self, member: int, cutoff_ns: float, deadline: float) -> bool:
+    def _run_configuration(self, member: int, cutoff_ns: float, deadline: float) -> bool:
         """Run the configuration bound of one pipeline for a slice; return False if nothing more can be gained."""
         pool = self.pool
         fixed_cost_ns = pool.reduce_ns(member) + pool.finish_ns(member)
-        if self._close(member, cutoff_ns):
+        if self._check_feasibility(member, cutoff_ns):
             return True
         if member not in self.configuration_bounds:
             self.configuration_bounds[member] = ConfigurationBound(
@@ -331,14 +337,14 @@ class SingleStrategySearch:
         target_ns = min(cutoff_ns - fixed_cost_ns, known_ns * (1.0 + _RISE))
         configuration = self.configuration_bounds[member]
         if configuration.done:
-            return self._lead(member, target_ns, deadline)
+            return self._branch_on_longest(member, target_ns, deadline)
         configuration.run(target_ns, min(deadline, time.perf_counter() + _SLICE_S))
         pool.store_bound(member, configuration.loads)
         self.bounds_ns[member] = max(self.bounds_ns[member], pool.step_bound_ns(member, shared_memory=False))
-        self._share(member, cutoff_ns - fixed_cost_ns)
+        self._transfer_bound(member, cutoff_ns - fixed_cost_ns)
         return True
 
-    def _close(self, member: int, cutoff_ns: float) -> bool:
+    def _check_feasibility(self, member: int, cutoff_ns: float) -> bool:
         """Ask an integer program whether a replica can meet the cutoff; return False if nothing more can be
         gained.
 
@@ -361,7 +367,7 @@ class SingleStrategySearch:
             self.bounds_ns[member] = max(self.bounds_ns[member], time_ns + fixed_cost_ns)
         return True
 
-    def _lead(self, member: int, time_ns: float, deadline: float) -> bool:
+    def _branch_on_longest(self, member: int, time_ns: float, deadline: float) -> bool:
         """Branch on the longest sequence of each replica for a slice; return False if nothing more can be
         gained."""
         configuration = self.configuration_bounds[member]
@@ -377,7 +383,7 @@ class SingleStrategySearch:
         self.bounds_ns[member] = max(self.bounds_ns[member], branching.bound_ns + fixed_cost_ns)
         return True
 
-    def _dearer(self, member: int) -> list[int]:
+    def _recompute_more(self, member: int) -> list[int]:
         """Return the open strategies that recompute more in the same layout."""
         members = self.pool.members
         return [
@@ -387,7 +393,7 @@ class SingleStrategySearch:
             and self.bounds_ns[rival] < self._cutoff_ns(np.inf)
         ]
 
-    def _share(self, member: int, time_ns: float) -> None:
+    def _transfer_bound(self, member: int, time_ns: float) -> None:
         """Transfer a pipeline's bound to strategies that recompute more.
 
         It holds for them except around micro-batches that only they can hold; those get windows of their own, as
@@ -398,7 +404,7 @@ class SingleStrategySearch:
             self.pool.best_own_memory_bound(member),
             self.pool.max_quanta(member, shared_memory=False),
         )
-        for rival in self._dearer(member):
+        for rival in self._recompute_more(member):
             rival_bound, items = pool.work_bound(rival, shared_memory=False), pool.micro_batch_pricing(rival).items
             if (member, rival) not in self.larger_windows:
                 larger = around_larger(rival_bound, items, capacity, rival_bound.total_load, time_ns)
@@ -415,11 +421,11 @@ class SingleStrategySearch:
         incumbents = self.incumbents
         for member in incumbents.shortest():
             self._improve(member, deadline)
-        while not self._late(deadline - incumbents.pack_time_s) and incumbents.restart(self._best().home):
+        while not self._is_finished(deadline - incumbents.pack_time_s) and incumbents.restart(self._best().home):
             pass
         while True:
             previous = self._best()
-            if incumbents.is_finished(previous.home) or self._late(
+            if incumbents.is_finished(previous.home) or self._is_finished(
                 deadline - MAX_EFFORT_RATIO * incumbents.pack_time_s
             ):
                 return previous
@@ -429,14 +435,14 @@ class SingleStrategySearch:
 
     def _improve(self, member: int, deadline: float) -> None:
         """Pack a strategy with more effort, once, if it may become the best."""
-        if self.incumbents.is_rough(member) and not self._late(deadline):
+        if self.incumbents.is_rough(member) and not self._is_finished(deadline):
             self.incumbents.improve(member, maximum=False)
 
     def _best(self) -> Step:
         assert self.best is not None
         return self.best
 
-    def _late(self, deadline: float) -> bool:
+    def _is_finished(self, deadline: float) -> bool:
         """Return whether the gap is closed by the bounds of this process or the deadline has passed."""
         is_proved = self.bound_ns >= self._cutoff_ns(np.inf) and not self.eager
         return is_proved or time.perf_counter() > deadline

@@ -58,13 +58,13 @@ class IntervalBounds:
         class; empty for one stage."""
         if self.pool.num_stages(self.members[strategy]) == 1:
             return []
-        level = self._kind(strategy, level)
+        level = self._available_level(strategy, level)
         key = (strategy, level)
         if key not in self.cache:
-            work_bound, linear = self._loads(strategy, level), self.linear_bounds[strategy]
+            work_bound, linear = self._work_bound(strategy, level), self.linear_bounds[strategy]
             intervals = list(pairwise(_edges(level).tolist()))
             classes: list[LengthClass | None] = [None, *work_bound.classes]
-            shared_bounds = self._beside(strategy, classes) if level == "alone" else None
+            shared_bounds = self._shared_bounds(strategy, classes) if level == "alone" else None
             self.cache[key] = [
                 [
                     work_bound.chords_between(
@@ -78,7 +78,7 @@ class IntervalBounds:
 
     def ends(self, strategy: int, level: Kind) -> tuple[FloatArray, FloatArray]:
         """Return the work that a sequence adds [n], and the ends of a pipeline's intervals in that unit."""
-        level = self._kind(strategy, level)
+        level = self._available_level(strategy, level)
         # All shared-memory bounds use one measure of work.
         work_bound = (
             self.own_memory[strategy][0]
@@ -87,9 +87,9 @@ class IntervalBounds:
         )
         return work_bound.sequence_loads, _edges(level) * work_bound.total_load
 
-    def _kind(self, strategy: int, level: Kind) -> Kind:
+    def _available_level(self, strategy: int, level: Kind) -> Kind:
         """Return the strongest available level that is at most ``kind``."""
-        if level == "longest" and not self._able(strategy):
+        if level == "longest" and not self._can_hold_longest(strategy):
             return "none"
         return "coarse" if level == "alone" and not self._renew(strategy) else level
 
@@ -98,13 +98,13 @@ class IntervalBounds:
         intervals = self.of(strategy, "none")
         if not intervals:
             return self.linear_bounds[strategy]
-        work_bound = self._loads(strategy, "none")
+        work_bound = self._work_bound(strategy, "none")
         index = (
             int(np.searchsorted(_NARROW, float(work_bound.sequence_loads @ counts) / work_bound.total_load)) - 1
         )
         return intervals[min(max(index, 0), len(intervals) - 1)][0]
 
-    def _beside(
+    def _shared_bounds(
         self, strategy: int, classes: Sequence[LengthClass | None]
     ) -> Callable[[int, float, float], LinearBounds]:
         """Return a function that gives a pipeline's shared-memory bounds, by the index of a class and two shares
@@ -113,7 +113,7 @@ class IntervalBounds:
         The shares are in the measure of the own-memory bound, which is tight for large shares only.
         """
         linear, own = self.linear_bounds[strategy], self.own_memory[strategy][0]
-        shared = self.with_longest.get(strategy, self._loads(strategy, "coarse"))
+        shared = self.with_longest.get(strategy, self._work_bound(strategy, "coarse"))
         shared_classes: list[LengthClass | None] = [None, *shared.classes]
         if len(shared_classes) < len(classes):
             shared_classes = [None] * len(classes)
@@ -167,14 +167,14 @@ class IntervalBounds:
             self.cache.pop((strategy, "alone"), None)
         return True
 
-    def _able(self, strategy: int) -> bool:
+    def _can_hold_longest(self, strategy: int) -> bool:
         """Return whether a strategy may hold the longest sequence and its programs are affordable."""
         pool, member = self.pool, self.members[strategy]
         return (
             bool(np.isfinite(pool.latency_bound_ns(member, shared_memory=True))) and pool.num_stages(member) < DEEP
         )
 
-    def _loads(self, strategy: int, level: Kind) -> PipelineWorkBound:
+    def _work_bound(self, strategy: int, level: Kind) -> PipelineWorkBound:
         """Return the work bound of a level."""
         pool, member = self.pool, self.members[strategy]
         if level == "coarse":
@@ -202,7 +202,7 @@ class IntervalBounds:
         """Sharpen a narrow interval by whole sequences near its middle, until the ``deadline``; return whether
         there was work."""
         pool, member = self.pool, self.members[strategy]
-        load = float(_NARROW[interval : interval + 2].mean()) * self._loads(strategy, "none").total_load
+        load = float(_NARROW[interval : interval + 2].mean()) * self._work_bound(strategy, "none").total_load
         key = (strategy, interval)
         if key not in self.configuration_bounds:
             self.configuration_bounds[key] = ConfigurationBound.for_load(

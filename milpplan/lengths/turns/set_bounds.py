@@ -100,17 +100,18 @@ class SetBounds:
                 StrategySet(strategy_set.bound_ns, tuple(keys.setdefault(key, len(keys)) for key in pairs))
             )
         bounds = [
-            self._whole(strategy, num_exclusive, self.linear_bounds[strategy]) for strategy, num_exclusive in keys
+            self._with_longest(strategy, num_exclusive, self.linear_bounds[strategy])
+            for strategy, num_exclusive in keys
         ]
         owners, shares, parts = [strategy for strategy, _ in keys], [(0.0, 1.0)] * len(keys), {}
         for key, (strategy, num_exclusive) in enumerate(keys):
             intervals = self.interval_bounds.of(strategy, "alone") if strategy in self.pipelines_with_loads else []
             parts[key] = list(range(len(bounds), len(bounds) + len(intervals))) or [key]
-            bounds += [self._whole(strategy, num_exclusive, bound) for bound, *_ in intervals]
+            bounds += [self._with_longest(strategy, num_exclusive, bound) for bound, *_ in intervals]
             owners += [strategy] * len(intervals)
             if intervals:
                 sequence_loads, ends = self.interval_bounds.ends(strategy, "alone")
-                shares += [self._held(strategy, sequence_loads, *pair) for pair in pairwise(ends.tolist())]
+                shares += [self._load_range(strategy, sequence_loads, *pair) for pair in pairwise(ends.tolist())]
         result = split(self.screening_problem(owners, bounds, shares), parts, numbered, target_ns, deadline)
         left = tuple(
             StrategySet(strategy_set.bound_ns, tuple(owners[key] for key in strategy_set.strategies))
@@ -118,7 +119,7 @@ class SetBounds:
         )
         return ScreeningResult(left, result.dropped_ns)
 
-    def _held(
+    def _load_range(
         self, strategy: int, sequence_loads: FloatArray, min_load: float, max_load: float
     ) -> tuple[float, float]:
         """Return the minimum and maximum share of the workload, in the common measure, between two amounts of a
@@ -137,10 +138,10 @@ class SetBounds:
         """Return the screening problem of one set with its linear bounds only."""
         pairs = zip(strategies, self.num_exclusive(strategies), strict=True)
         return self.screening_problem(
-            list(strategies), [self._whole(*pair, self.linear_bounds[pair[0]]) for pair in pairs]
+            list(strategies), [self._with_longest(*pair, self.linear_bounds[pair[0]]) for pair in pairs]
         )
 
-    def _whole(self, strategy: int, number: int, bounds: LinearBounds) -> LinearBounds:
+    def _with_longest(self, strategy: int, number: int, bounds: LinearBounds) -> LinearBounds:
         """Add the bounds of a strategy that holds the ``number`` longest sequences."""
         return (
             bounds.with_bounds(self.pool.bounds_with_longest(self.members[strategy], number)) if number else bounds
@@ -149,10 +150,11 @@ class SetBounds:
     def _linear(self, strategies: tuple[int, ...], strategy: int, number: int) -> LinearBounds:
         """Return all linear bounds of a strategy of a set that holds the ``number`` longest sequences."""
         return _joined(
-            self._whole(strategy, number, self.linear_bounds[strategy]), self._programs(strategies, strategy)
+            self._with_longest(strategy, number, self.linear_bounds[strategy]),
+            self._programs(strategies, strategy),
         )
 
-    def _loads(self, member: int) -> PipelineWorkBound:
+    def _work_bound(self, member: int) -> PipelineWorkBound:
         """Return the strongest work bound of a pipeline with shared memory."""
         return self.pool.fine_work_bounds.get(member, self.pool.work_bound(member, shared_memory=True))
 
@@ -202,7 +204,7 @@ class SetBounds:
                 np.float64
             )
             other_costs = np.min(
-                [self._worths(other, other_counts) for other in strategies if other != strategy], axis=0
+                [self._unit_costs(other, other_counts) for other in strategies if other != strategy], axis=0
             )
             fixed_cost_ns = pool.fixed_cost_ns([self.members[other] for other in strategies])
             program = self._program(strategy, first, other_costs)
@@ -226,7 +228,7 @@ class SetBounds:
         self.last_programs[key] = self.last_programs[key].with_other_costs(other_costs)
         return self.last_programs[key]
 
-    def _worths(self, strategy: int, counts: FloatArray) -> FloatArray:
+    def _unit_costs(self, strategy: int, counts: FloatArray) -> FloatArray:
         """Return the minimum ns per sequence [n] if a strategy of a set holds ``counts`` [n], with all costs
         allocated; infinite where a length does not fit."""
         bounds = self.interval_bounds.bounds_near(strategy, counts)
@@ -249,7 +251,7 @@ class SetBounds:
             anew: restart from the current open intervals of work.
         """
         if anew or node.number not in self.set_searches:
-            self.set_searches[node.number] = self._led_set(node, target_ns)
+            self.set_searches[node.number] = self._set_search(node, target_ns)
         search, previous_ns = self.set_searches[node.number], node.bound_ns
         is_unfinished = search.run(deadline, learns=learns)
         node.raise_to(search.bound_ns)
@@ -257,7 +259,7 @@ class SetBounds:
         self.fruitless[node.number] += learns and node.bound_ns == previous_ns
         return is_unfinished and node.bound_ns < target_ns and self.fruitless[node.number] < _FRUITLESS
 
-    def _led_set(self, node: Node, target_ns: float) -> SetBranchAndBound:
+    def _set_search(self, node: Node, target_ns: float) -> SetBranchAndBound:
         """Return a branch and bound over what replicas of the set's strategies hold."""
         strategies, pool = node.screened.strategies, self.pool
         fixed_cost_ns = node.order_ns + pool.fixed_cost_ns([self.members[strategy] for strategy in strategies])
@@ -268,17 +270,17 @@ class SetBounds:
             latency_ns = latencies(
                 pool.tables[member], pool.members[member], pool.max_quanta(member, shared_memory=True)
             )
-            work_bounds = [self._loads(member)] if pool.num_stages(member) > 1 else []
+            work_bounds = [self._work_bound(member)] if pool.num_stages(member) > 1 else []
             work_bounds += (
                 [pool.best_own_memory_bound(member)] if work_bounds and pool.has_own_memory_bound(member) else []
             )
-            inequalities = partial(self._led_group, member, target_ns)
+            inequalities = partial(self._inequalities, member, target_ns)
             participants.append(
                 Participant(bounds, latency_ns, inequalities, tuple(work_bounds), node.open_loads.get(strategy))
             )
         return SetBranchAndBound(participants, fixed_cost_ns, target_ns)
 
-    def _led_group(self, member: int, time_ns: float) -> ReplicaInequalities:
+    def _inequalities(self, member: int, time_ns: float) -> ReplicaInequalities:
         """Return the replica inequalities of a member in steps of at most ``time_ns``."""
         inequalities = self.replica_inequalities.get(member)
         if inequalities is None or inequalities.time_ns < time_ns:
@@ -295,7 +297,7 @@ class SetBounds:
             bounds = self._linear(strategies, strategy, number)
             fits, member, rows = np.isfinite(bounds.shares[0]), self.members[strategy], set()
             if self.pool.num_stages(member) > 1:
-                work_bound = self._loads(member)
+                work_bound = self._work_bound(member)
                 low, high = 0.0, 1.0
                 if strategy in node.open_loads:
                     low, high = _within(
@@ -330,12 +332,14 @@ class SetBounds:
                 continue
             places = np.cumsum([len(bounds), *(len(levels) for levels in intervals)]).tolist()
             part_bounds = [bound for levels in intervals for bound in levels]
-            joined_bounds = [self._whole(strategies[position], numbers[position], bound) for bound in part_bounds]
+            joined_bounds = [
+                self._with_longest(strategies[position], numbers[position], bound) for bound in part_bounds
+            ]
             bounds += [_joined(bound, programs[position]) for bound in joined_bounds]
             owners += [owners[position]] * (len(bounds) - len(owners))
             sequence_loads, ends = self.interval_bounds.ends(strategies[position], levels[position])
             for kinds_, pair in zip(intervals, pairwise(ends.tolist()), strict=True):
-                load_ranges += [self._held(strategies[position], sequence_loads, *pair)] * len(kinds_)
+                load_ranges += [self._load_range(strategies[position], sequence_loads, *pair)] * len(kinds_)
             interval_cuts.append((position, {position: places[:-1]}))
             if len(intervals[0]) > 1:
                 class_cuts.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))

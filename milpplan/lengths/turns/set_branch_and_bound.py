@@ -151,9 +151,9 @@ class SetBranchAndBound:
             )
             self.passages.append(np.minimum.accumulate(latency_ns[::-1])[::-1])
         all_ns = target_ns - fixed_cost_ns
-        nodes = [self._whole(leader, (all_ns / 2, all_ns), all_ns / 2) for leader in range(len(participants))]
-        nodes.append(self._whole(0, (0.0, all_ns / 2), all_ns / 2))
-        self.nodes = [self._valued(participant) for participant in nodes]
+        nodes = [self._root(leader, (all_ns / 2, all_ns), all_ns / 2) for leader in range(len(participants))]
+        nodes.append(self._root(0, (0.0, all_ns / 2), all_ns / 2))
+        self.nodes = [self._solved(participant) for participant in nodes]
         heapq.heapify(self.nodes)
 
     @property
@@ -196,39 +196,39 @@ class SetBranchAndBound:
             if narrow and lowest.value_ns + width < self.target_ns:
                 if not learns:
                     return True
-                is_cut_off = self._learned(lowest, deadline)
-                solved = self._valued(lowest)
+                is_cut_off = self._derive(lowest, deadline)
+                solved = self._solved(lowest)
                 has_gained = is_cut_off and solved.value_ns > lowest.value_ns * (1.0 + _GAIN)
                 solved.failed = 0 if has_gained else lowest.failed + 1 if is_cut_off else _FAILED
                 heapq.heapreplace(self.nodes, solved)
             elif width > _NARROW * self.target_ns:
-                first, second = map(self._valued, self._cut(lowest))
+                first, second = map(self._solved, self._cut(lowest))
                 heapq.heapreplace(self.nodes, first)
                 heapq.heappush(self.nodes, second)
             else:
                 lowest.done = True
         return True
 
-    def _whole(self, leader: int, times: tuple[float, float], max_other_ns: float) -> SetNode:
+    def _root(self, leader: int, times: tuple[float, float], max_other_ns: float) -> SetNode:
         """Return the root node for a leader and the times of the groups."""
         others = [participant for index, participant in enumerate(self.participants) if index != leader]
         fits = np.any([np.isfinite(participant.bounds.shares[0]) for participant in others], axis=0)
         end = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else 0
         return SetNode(0.0, leader, *times, max_other_ns, -1, end)
 
-    def _learned(self, node: SetNode, deadline: float) -> bool:
+    def _derive(self, node: SetNode, deadline: float) -> bool:
         """Derive inequalities of the leader at a node's solution; return whether it is cut off."""
         end = min(deadline, time.perf_counter() + _LEARN_S)
         return self.participants[node.leader].inequalities().learn(node.high, node.replicas, end)
 
-    def _passage(self, node: SetNode, length: int) -> float:
+    def _latency_ns(self, node: SetNode, length: int) -> float:
         """Return the minimum latency under the others of a sequence of length index ``length`` or longer."""
         return float(self.passages[node.leader][length]) if length >= 0 else 0.0
 
     def _spread(self, node: SetNode) -> float:
         """Return by how much the latency of what others hold may exceed the time that they take."""
-        taken = max(self._passage(node, node.first), node.value_ns - node.low - self.fixed_cost_ns)
-        last = min(self.target_ns, self._passage(node, node.end - 1))
+        taken = max(self._latency_ns(node, node.first), node.value_ns - node.low - self.fixed_cost_ns)
+        last = min(self.target_ns, self._latency_ns(node, node.end - 1))
         return last - taken if node.end - node.first > 1 else 0.0
 
     def _cut(self, node: SetNode) -> list[SetNode]:
@@ -240,16 +240,16 @@ class SetBranchAndBound:
         if self._spread(node) < node.high - node.low:
             middle = (node.low + node.high) / 2
             return [replace(node, high=middle), replace(node, low=middle)]
-        half = (self._passage(node, node.first) + min(self.target_ns, self._passage(node, node.end - 1))) / 2
+        half = (self._latency_ns(node, node.first) + min(self.target_ns, self._latency_ns(node, node.end - 1))) / 2
         middle_length = int(
             np.clip(np.searchsorted(self.passages[node.leader], half), node.first + 1, node.end - 1)
         )
         return [replace(node, end=middle_length), replace(node, first=middle_length)]
 
-    def _valued(self, node: SetNode) -> SetNode:
+    def _solved(self, node: SetNode) -> SetNode:
         """Solve a node's program and return the node with its value, at most the target."""
         other_ns = min(node.max_other_ns, self.target_ns - self.fixed_cost_ns - node.low)
-        if self._passage(node, node.first) >= other_ns:
+        if self._latency_ns(node, node.first) >= other_ns:
             return replace(node, value_ns=max(node.value_ns, self.target_ns))
         group = self.participants[node.leader].inequalities()
         counts, classes = group.pool.load.counts, group.replica_classes(node.high)
@@ -269,7 +269,7 @@ class SetBranchAndBound:
             program.open(taken[1:], other.open_loads)
         program.share()
         if node.first >= 0:
-            program.hold(takes, node.first, self._passage(node, node.first))
+            program.hold(takes, node.first, self._latency_ns(node, node.first))
         # The division among several others is unknown.
         bends = len(others) == 1 and bool(others[0].work_bounds)
         if bends:

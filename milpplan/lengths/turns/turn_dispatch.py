@@ -134,7 +134,7 @@ class TurnDispatcher:
         has_pipelines = any(self.pool.num_stages(member) > 1 for member in members)
         self._bounding: Dispatcher | PipelineBound
         if has_pipelines and len(members) == 1:
-            self._bounding = PipelineBound.of(self.pool.tables[0], self.pool.members[0], self._most_grains(0))
+            self._bounding = PipelineBound.of(self.pool.tables[0], self.pool.members[0], self._max_quanta(0))
         else:
             strategies = [
                 self.pool.strategy_with_true_reduction(member, shared_memory=len(members) > 1)
@@ -146,7 +146,7 @@ class TurnDispatcher:
             self.plan = self._plan(result, [self._typical(member) for member in members])
             self._placing = Dispatcher(self.plan)
         self._timers = {
-            member: Timer.of(self.pool.tables[member], self._most_grains(member))
+            member: Timer.of(self.pool.tables[member], self._max_quanta(member))
             for member in members
             if self.pool.num_stages(member) > 1
         }
@@ -157,19 +157,19 @@ class TurnDispatcher:
             for strategy in self.pool.members
         }
 
-    def _most_grains(self, member: int) -> int:
+    def _max_quanta(self, member: int) -> int:
         return self.pool.max_quanta(member, shared_memory=len(self.pool.members) > 1)
 
     def _tokens(self) -> int:
         """Return the maximum capacity of a micro-batch under any strategy, in tokens."""
-        return self.alignment * max(self._most_grains(member) for member in range(len(self.pool.members)))
+        return self.alignment * max(self._max_quanta(member) for member in range(len(self.pool.members)))
 
     def _typical(self, member: int) -> Strategy:
         """Return a strategy with typical times, for packing."""
         strategy = self.pool.members[member]
         if strategy.candidate.layout.pp == 1:
             return self.pool.strategy(member, shared_memory=len(self.pool.members) > 1)
-        pipeline = typical_pipeline(self.pool.tables[member], strategy, self._most_grains(member))
+        pipeline = typical_pipeline(self.pool.tables[member], strategy, self._max_quanta(member))
         return Strategy.of(
             pipeline, strategy.candidate.layout.dp, self.pool.reduce_ns(member), strategy.candidate.name
         )
@@ -218,7 +218,7 @@ class TurnDispatcher:
             replace(self.pool, load=load), present, np.searchsorted(present, padded // self.alignment - 1)
         )
         packings = [
-            (member, self._group(batch, placed, member), self._most_grains(member)) for member in placed.order
+            (member, self._group(batch, placed, member), self._max_quanta(member)) for member in placed.order
         ]
         packed = dict(zip(placed.order, batch.pool.time_packings(packings), strict=True))
         times = {member: packing.time_ns for member, packing in packed.items()}

@@ -75,7 +75,7 @@ _WAIT_S = 0.02
 
 
 def _no_helper() -> None:
-    """Nobody helps."""
+    """Default for ``get_helper``: no worker process."""
 
 
 class TurnSearch:
@@ -98,7 +98,7 @@ class TurnSearch:
         # Steps of several strategies, and whether the best were packed with more effort.
         self.steps: list[Step] = []
         self.polished = False
-        # Whether a set with pipelines was packed.
+        # A set with pipelines was packed.
         self.packed_first = False
         self.deadline = float("inf")
         # Time of a step that the other process reported.
@@ -168,7 +168,7 @@ class TurnSearch:
             helper = get_helper()
             if helper is not None:
                 helper.share(open_sets)
-            for node in [node for node in exhausted if self._renewed(node)]:
+            for node in [node for node in exhausted if self._has_stronger_bounds(node)]:
                 heapq.heappush(open_sets, node)
                 exhausted.remove(node)
             cutoff_ns = min(self.target_ns, pause_ns())
@@ -180,10 +180,10 @@ class TurnSearch:
                 time.sleep(_WAIT_S)
                 continue
             lowest = open_sets[0]
-            if self._renewed(lowest):
-                self._alone(lowest)
+            if self._has_stronger_bounds(lowest):
+                self._own_memory(lowest)
                 heapq.heapreplace(open_sets, lowest)
-            elif not self.polished and self._finer not in lowest.bounding_steps[1:]:
+            elif not self.polished and self._narrow not in lowest.bounding_steps[1:]:
                 self._polish(lowest.bound_ns)
                 self.polished = True
             elif lowest.bounding_steps:
@@ -197,20 +197,20 @@ class TurnSearch:
     def node(self, screened: StrategySet, number: int) -> Node:
         """Return the search node of a screened set, with all bounding steps ahead."""
         bounding_steps: list[Callable[[Node], None]] = [
-            self._alone,
-            self._lengthened,
+            self._own_memory,
+            self._own_memory_with_longest,
             self._common,
-            self._price_least,
+            self._price_roughly,
             self._open_small,
-            self._lead_first,
-            self._finer,
+            self._bound_by_replicas_first,
+            self._narrow,
             self._price,
-            self._place,
+            self._pack_first,
             self._longest,
-            self._alone,
-            self._force,
-            self._fill,
-            self._lead,
+            self._own_memory,
+            self._exclusive,
+            self._sharpen,
+            self._bound_by_replicas,
             self._classify,
             self._open,
         ]
@@ -218,8 +218,8 @@ class TurnSearch:
 
     def _first(self, nodes: list[Node]) -> None:
         """Open the first sets without pipelines: their tables are tight, and a short step prunes other sets."""
-        end = self._soon(_FIRST_SHARE * (self.deadline - time.perf_counter()))
-        for node in [node for node in nodes if not self._pipelined(node)][:_FIRST_OPENED]:
+        end = self._end_after(_FIRST_SHARE * (self.deadline - time.perf_counter()))
+        for node in [node for node in nodes if not self._pipelines_of(node)][:_FIRST_OPENED]:
             if time.perf_counter() > end or node.bound_ns >= self.target_ns:
                 break
             self._price(node)
@@ -255,7 +255,7 @@ class TurnSearch:
         if step.time_ns < self.best.time_ns:
             self.best = step
 
-    def _pipelined(self, node: Node) -> list[int]:
+    def _pipelines_of(self, node: Node) -> list[int]:
         """Return the indices of the set's pipelines."""
         return [index for index in node.screened.strategies if self.pool.num_stages(self.members[index]) > 1]
 
@@ -264,24 +264,24 @@ class TurnSearch:
         self.bounds = SetBounds(self.pool, self.members)
         return self.bounds.screen(max_strategies, self.target_ns, self.deadline)
 
-    def _held(self, node: Node) -> list[int]:
+    def _members_of(self, node: Node) -> list[int]:
         """Return the set's members of the pool."""
         return [self.members[index] for index in node.screened.strategies]
 
-    def _price_least(self, node: Node) -> None:
+    def _price_roughly(self, node: Node) -> None:
         """Add the cheapest order under lower bounds of the switches: every receiver takes in its data."""
-        self._ordered(node, self.switches.least_times(self._held(node)))
+        self._raise_by_order(node, self.switches.least_times(self._members_of(node)))
 
     def _price(self, node: Node) -> None:
         """Add the cheapest order under the switches of the set."""
-        members = self._held(node)
+        members = self._members_of(node)
         self.switches.price(members)
-        self._ordered(node, self.switches.times(members))
+        self._raise_by_order(node, self.switches.times(members))
 
-    def _ordered(self, node: Node, times: SwitchTimes) -> None:
+    def _raise_by_order(self, node: Node, times: SwitchTimes) -> None:
         """Raise the set's bound by its cheapest order under these times of switches."""
         previous_ns = node.order_ns
-        node.order_ns = max(previous_ns, self.orders.least_ns(self._held(node), times))
+        node.order_ns = max(previous_ns, self.orders.least_ns(self._members_of(node), times))
         # The bound contains the previous order.
         node.raise_to(node.bound_ns - previous_ns + node.order_ns)
 
@@ -289,13 +289,13 @@ class TurnSearch:
         """Bound the set by the intervals of screening, with weights from linear programs."""
         self._branch(node, ["coarse" for _ in node.screened.strategies])
 
-    def _alone(self, node: Node) -> None:
+    def _own_memory(self, node: Node) -> None:
         """Bound the set by its strategies' own-memory bounds, computing those of strategies that may hold nearly
         everything."""
         worst_intervals, interval_bounds, pipelines = (
             node.worst_intervals,
             self.bounds.interval_bounds,
-            self._pipelined(node),
+            self._pipelines_of(node),
         )
         has_new_bounds = True
         while has_new_bounds:
@@ -307,14 +307,14 @@ class TurnSearch:
             )
         node.worst_intervals = worst_intervals
 
-    def _lengthened(self, node: Node) -> None:
+    def _own_memory_with_longest(self, node: Node) -> None:
         """Bound the set by own-memory bounds with the longest sequence's term for strategies that may hold nearly
         everything."""
         if any(self.bounds.interval_bounds.add_longest(index) for index in node.nearly_all):
-            self._alone(node)
-            node.bounding_steps.insert(0, self._lengthened)
+            self._own_memory(node)
+            node.bounding_steps.insert(0, self._own_memory_with_longest)
 
-    def _renewed(self, node: Node) -> bool:
+    def _has_stronger_bounds(self, node: Node) -> bool:
         """Return whether own-memory bounds of the set's strategies have risen since they were applied."""
         bound_of = self.bounds.interval_bounds.own_memory_bound_ns
         return any(
@@ -330,11 +330,11 @@ class TurnSearch:
                 node, ["longest" if index in self.bounds.common_strategies else "coarse" for index in strategies]
             )
 
-    def _finer(self, node: Node) -> None:
+    def _narrow(self, node: Node) -> None:
         """Bound the set by narrow intervals of its pipelines' work, with the capacity of their micro-batches."""
         self._branch(node, ["none" for _ in node.screened.strategies])
 
-    def _place(self, node: Node) -> None:
+    def _pack_first(self, node: Node) -> None:
         """Pack the step that the linear programs suggest, for the first set that gets here."""
         if not self.packed_first:
             self.packed_first = True
@@ -343,34 +343,36 @@ class TurnSearch:
             if set_search is not None and set_search.bound_ns >= node.bound_ns:
                 self._arrange(node, set_search.splits(), time.perf_counter() + _PLACE_S)
 
-    def _lead_first(self, node: Node) -> None:
+    def _bound_by_replicas_first(self, node: Node) -> None:
         """Tighten the set with replica inequalities as long as that raises its bound fast.
 
         Sets without any such inequality yet apply only those known from other sets.
         """
         previous_ns, may_learn = node.bound_ns, bool(node.nearly_all) or node.number in self.bounds.set_searches
         seconds = _LEAD_S if may_learn else _TRY_S
-        is_unfinished = self.bounds.bound_by_replicas(node, self.target_ns, self._soon(seconds), learns=may_learn)
+        is_unfinished = self.bounds.bound_by_replicas(
+            node, self.target_ns, self._end_after(seconds), learns=may_learn
+        )
         if is_unfinished and node.bound_ns > previous_ns * (1.0 + _MUCH):
-            node.bounding_steps.insert(0, self._lead_first)
+            node.bounding_steps.insert(0, self._bound_by_replicas_first)
 
-    def _lead(self, node: Node, *, anew: bool = True) -> None:
+    def _bound_by_replicas(self, node: Node, *, anew: bool = True) -> None:
         """Tighten the set with replica inequalities until it stalls.
 
         Args:
             node: the set.
             anew: restart from the current open intervals of work.
         """
-        if self.bounds.bound_by_replicas(node, self.target_ns, self._soon(_LEAD_S), anew=anew):
-            node.bounding_steps.insert(0, partial(self._lead, anew=False))
+        if self.bounds.bound_by_replicas(node, self.target_ns, self._end_after(_LEAD_S), anew=anew):
+            node.bounding_steps.insert(0, partial(self._bound_by_replicas, anew=False))
 
-    def _soon(self, seconds: float) -> float:
+    def _end_after(self, seconds: float) -> float:
         """Return the time so many seconds from now, at most the deadline."""
         return min(self.deadline, time.perf_counter() + seconds)
 
-    def _force(self, node: Node) -> None:
+    def _exclusive(self, node: Node) -> None:
         """Bound the set by programs of its pipelines' exclusive sequences."""
-        if self.bounds.prove_exclusive(node, self.target_ns, self._soon(_FORCE_S)):
+        if self.bounds.prove_exclusive(node, self.target_ns, self._end_after(_FORCE_S)):
             self._longest(node)
 
     def _longest(self, node: Node) -> None:
@@ -386,22 +388,23 @@ class TurnSearch:
         """Bound the set by bounds of these levels of its pipelines."""
         self.bounds.branch(node, levels, self.target_ns)
 
-    def _fill(self, node: Node) -> None:
+    def _sharpen(self, node: Node) -> None:
         """Sharpen the pipelines' bounds by whole sequences near the work on which the set's bound rests, until it
         stalls."""
         previous_ns, is_sharper = node.bound_ns, False
         for index, interval in node.worst_intervals.items():
             is_sharper = (
-                self.bounds.interval_bounds.sharpen_interval(index, interval, self._soon(_FILL_S)) or is_sharper
+                self.bounds.interval_bounds.sharpen_interval(index, interval, self._end_after(_FILL_S))
+                or is_sharper
             )
         if is_sharper:
             self._longest(node)
             if node.bound_ns > previous_ns and node.bound_ns < self.target_ns:
-                node.bounding_steps.insert(0, self._fill)
+                node.bounding_steps.insert(0, self._sharpen)
 
     def _open(self, node: Node) -> None:
         """Search the tables of the set and time the answer exactly."""
-        members = self._held(node)
+        members = self._members_of(node)
         problem = self.orders.problem(members, self.switches.times(members))
         seconds = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
         indices, below_ns = tuple(range(len(members))), min(self.best.time_ns, self.below_ns)
@@ -424,7 +427,7 @@ class TurnSearch:
     def _arrange(self, node: Node, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
         """Pack the steps of a set that divide its sequences like ``splits`` ([q, n] each), until the
         ``deadline``."""
-        members = self._held(node)
+        members = self._members_of(node)
         for split in splits:
             if time.perf_counter() > deadline:
                 break
