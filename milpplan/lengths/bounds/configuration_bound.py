@@ -51,9 +51,9 @@ class ConfigurationBound:
         """Start with the windows of the work bound.
 
         Args:
-        work_bound: work bound; if it covers the whole workload, it has the term of the longest sequence
-            (``PipelineWorkBound.with_longest``).
-        pricing: pricing problem of the micro-batches.
+            work_bound: work bound; if it covers the whole workload, it has the term of the longest sequence
+                (``PipelineWorkBound.with_longest``).
+            pricing: pricing problem of the micro-batches.
         """
         self.work_bound, self.done, self.turn = work_bound, False, 0
         # Dual values of the sequences as work, and whether they were optimised for the loosest window.

@@ -65,10 +65,11 @@ class ExclusiveProgram:
         """Start with windows of divisible loads.
 
         Args:
-        work_bound: work bound of a pipeline of one replica with shared memory, which holds the longest sequence.
-        pricing: pricing problem of its micro-batches.
-        first: first exclusive length index.
-        other_costs: costs elsewhere, [n] ns.
+            work_bound: work bound of a pipeline of one replica with shared memory, which holds the longest
+                sequence.
+            pricing: pricing problem of its micro-batches.
+            first: first exclusive length index.
+            other_costs: costs elsewhere, [n] ns.
         """
         self.work_bound, self.items, self.first = work_bound, pricing.items, first
         sizes = pricing.items.sizes

@@ -135,8 +135,8 @@ class LongestSequenceBranching:
         """Divide the replicas into classes.
 
         Args:
-        configuration_bound: configuration bound, which no longer changes.
-        time_ns: approximate time of a replica.
+            configuration_bound: configuration bound, which no longer changes.
+            time_ns: approximate time of a replica.
         """
         self.configuration_bound, self.done, self.bound_ns = (
             configuration_bound,

@@ -93,7 +93,7 @@ class Contents:
         """Return the maximum factor by which the prices [n] are too high, at least 1, and the best micro-batch for
         every longest length.
 
-        Only micro-batches with a negative reduced cost beyond ``least`` ns are returned.
+        Only micro-batches with a negative reduced cost beyond ``min_excess_ns`` are returned.
         """
         base, attention, once = self.mixed
         table = KnapsackDP(self.items, prices - self.share * attention, base.shape[1])

@@ -24,9 +24,9 @@ class NodeLP:
         """Start without rows.
 
         Args:
-        counts: sequences of every length, [n].
-        room: unit of times, in ns.
-        missing: cost of leaving out the whole workload.
+            counts: sequences of every length, [n].
+            room: unit of times, in ns.
+            missing: cost of leaving out the whole workload.
         """
         self.counts, self.room = counts.astype(np.float64), room
         self.costs, self.high = [missing], [1.0]
