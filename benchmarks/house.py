@@ -139,8 +139,10 @@ def docstrings() -> Iterator[str]:
 
 def largest_folder() -> tuple[str, int]:
     """Find the folder with most files; that of the command line has a file a command and does not count."""
-    count = Counter(path.parent for path in modules().values() if path.name != "__init__.py")
-    del count[PACKAGE / "cli"]
+    cli = PACKAGE / "cli"
+    count = Counter(
+        path.parent for path in modules().values() if path.name != "__init__.py" and not path.is_relative_to(cli)
+    )
     folder, number = count.most_common(1)[0]
     return str(folder.relative_to(ROOT)), number
 

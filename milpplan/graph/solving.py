@@ -26,8 +26,7 @@ from milpplan.graph.elimination import Step, cheap_order, complete_order, elimin
 from milpplan.graph.incumbent import LocalSearch
 from milpplan.graph.instance import FORBIDDEN, Instance, rounded_down, state
 from milpplan.graph.integer_program import GraphProgram, size_of
-from milpplan.graph.message_passing import MessagePassing
-from milpplan.graph.multipliers import Multipliers
+from milpplan.graph.message_passing import MessagePassing, Multipliers
 from milpplan.graph.neighbourhoods import improved_parts
 from milpplan.graph.reduction import prune
 from milpplan.graph.relaxed import MAX_RELAXED, relaxed_duals

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.groups.packing.pack import Packing
+from milpplan.groups.packing.packing import Packing
 from milpplan.groups.plan import Group
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.strategies import Int64Array

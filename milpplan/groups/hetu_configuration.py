@@ -31,7 +31,8 @@ import numpy as np
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.document import Degrees
-from milpplan.groups.packing.pack import Packing, pack
+from milpplan.groups.packing.pack import pack
+from milpplan.groups.packing.packing import Packing
 from milpplan.groups.plan import Group, GroupedPlan, check
 from milpplan.groups.strategies import Int64Array
 from milpplan.groups.tours import tour_time_ns

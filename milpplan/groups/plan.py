@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
-from milpplan.groups.packing.pack import Packing, in_flight_fits
+from milpplan.groups.packing.packing import Packing, in_flight_fits
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Int64Array
 from milpplan.groups.tours import best_tour, tour_time_ns

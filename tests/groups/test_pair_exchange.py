@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from examples.adapters import flexsp
-from milpplan.groups.packing.pack import Packing
+from milpplan.groups.packing.packing import Packing
 from milpplan.groups.packing.pair_exchange import exchange_pairs
 from milpplan.groups.packing.tabu_search import first_packings
 from milpplan.groups.problem import GroupedProblem, Kind

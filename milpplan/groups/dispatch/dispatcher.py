@@ -34,7 +34,7 @@ from milpplan.groups.dispatch.batch_packing import (
     place_together,
 )
 from milpplan.groups.dispatch.batch_solving import BatchPlan, solve_batch
-from milpplan.groups.packing.pack import Packing
+from milpplan.groups.packing.packing import Packing
 from milpplan.groups.plan import Group, GroupedPlan, check
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Int64Array

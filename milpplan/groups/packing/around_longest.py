@@ -17,7 +17,8 @@ import numpy as np
 from milpplan.groups.bounds.path_duals import BestLoads, best_profile
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.packing.local_search import improve
-from milpplan.groups.packing.pack import Packing, fill_towards
+from milpplan.groups.packing.pack import fill_towards
+from milpplan.groups.packing.packing import Packing
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Int64Array
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.packing.around_longest import pack_around
 from milpplan.groups.packing.local_search import improve
-from milpplan.groups.packing.pack import Packing, pack
+from milpplan.groups.packing.pack import pack
+from milpplan.groups.packing.packing import Packing
 from milpplan.groups.packing.pair_exchange import exchange_pairs
 from milpplan.groups.packing.tabu_search import balance, has_single_micro_batches
 from milpplan.groups.plan import Group, GroupedPlan, arranged

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
-from milpplan.groups.packing.pack import Packing, in_flight_fits
+from milpplan.groups.packing.packing import Packing, in_flight_fits
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Int64Array
 

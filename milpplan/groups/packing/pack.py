@@ -8,43 +8,18 @@ only the sum counts, so each sequence goes to the replica that finishes it first
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
 from milpplan.groups.bounds.path_duals import best_profile
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
+from milpplan.groups.packing.local_search import improve
+from milpplan.groups.packing.packing import Packing, in_flight_fits
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
 
 # Number of micro-batch counts tried, best bound first.
 _TRIES = 4
-
-
-@dataclass(frozen=True, eq=False)
-class Packing:
-    """Sequences of every micro-batch of every replica of a kind: arrays [micro-batches, K] of counts."""
-
-    kind: Kind
-    replicas: tuple[Int64Array, ...]
-
-    def loads(self, replica: int) -> Int64Array:
-        """Return the units of the micro-batches of a replica, empty micro-batch included, [micro-batches]."""
-        return np.asarray(self.replicas[replica] @ self.kind.units + self.kind.pipeline.micro_batch_units)
-
-    def times_ns(self) -> Int64Array:
-        """Return the exact time of every replica, [replicas]."""
-        times = [
-            int(pipeline_times_ns(self.kind.pipeline, self.loads(replica)))
-            for replica in range(len(self.replicas))
-        ]
-        return np.array(times, np.int64)
-
-    @property
-    def time_ns(self) -> int:
-        """Time of the slowest replica, ns."""
-        return int(self.times_ns().max(initial=0))
 
 
 def pack(
@@ -62,8 +37,6 @@ def pack(
     Returns:
         A packing; None if no packing within memory was found.
     """
-    from milpplan.groups.packing.local_search import improve
-
     if not counts.any():
         empty = np.zeros((0, counts.size), np.int64)
         return Packing(kind, (empty,) * kind.num_replicas)
@@ -189,16 +162,6 @@ def _used(replica: Int64Array) -> Int64Array:
 
 def _in_flight_fits(packing: Packing) -> bool:
     return all(in_flight_fits(packing.kind, replica) for replica in packing.replicas)
-
-
-def in_flight_fits(kind: Kind, replica: Int64Array) -> bool:
-    """Check that every ``num_stages`` consecutive micro-batches [v, K] fit in the tokens in flight."""
-    limit = kind.pipeline.in_flight_tokens
-    if limit is None or not len(replica):
-        return True
-    tokens = np.concatenate(([0], np.cumsum(replica @ kind.lengths)))
-    width = min(kind.pipeline.num_stages, len(replica))
-    return bool((tokens[width:] - tokens[:-width] <= limit).all())
 
 
 def _by_least_time(kind: Kind, counts: Int64Array) -> Packing | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from milpplan.groups.packing.pack import Packing
+from milpplan.groups.packing.packing import Packing
 from milpplan.groups.strategies import FloatArray, Int64Array
 
 # Maximum exchanges evaluated in all rounds together, and pairs of one replica in a round.

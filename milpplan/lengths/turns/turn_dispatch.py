@@ -27,7 +27,7 @@ import numpy as np
 from milpplan.errors import InvalidInputError
 from milpplan.groups.dispatch.dispatcher import Dispatch, Dispatcher
 from milpplan.groups.document import Degrees, DispatchFile, DispatchGroup
-from milpplan.groups.packing.pack import Packing
+from milpplan.groups.packing.packing import Packing
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import MAX_DISTINCT, GroupedProblem, Kind
 from milpplan.groups.strategies import Strategy

@@ -1,0 +1,29 @@
+"""The house does not grow: what a newcomer has to read stays within limits (``benchmarks.house`` measures all)."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.house import static_measures
+
+LIMITS = {
+    "modules": 615,
+    "lines": 96_500,
+    "files in the largest folder": 15,
+    "import circles": 0,
+    "docstrings that open with What, Whether, The same, More or How": 50,
+    "words of README.md": 1_000,
+    "words of docs": 32_000,
+    "words of CHANGELOG.md": 600,
+    "internal modules that tests import": 400,
+}
+"""Lower a limit when the measure falls; raise it only in a commit that says why."""
+
+MEASURES = static_measures()
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_house_stays_small(name: str) -> None:
+    """Every measure is within its limit, and none is left without one."""
+    assert MEASURES[name] <= LIMITS[name]
+    assert MEASURES.keys() == LIMITS.keys()
