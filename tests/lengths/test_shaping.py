@@ -8,7 +8,7 @@ import pytest
 from benchmarks.length_jobs import Case, LogNormalLaw, Wikipedia
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.single.construct_packing import shaped
+from milpplan.lengths.single.construct_packing import packings_by_shape
 from milpplan.lengths.strategy_tables import StrategyTables
 
 
@@ -27,7 +27,7 @@ def test_shapes_hold_every_sequence_and_are_short(case: Case, name: str) -> None
     found = StrategyTables.of(quantum_problem(case.problem, 128), load)
     (member,) = (place for place, one in enumerate(found.members) if one.candidate.name == name)
     grains = found.max_quanta(member, shared_memory=False)
-    ways = shaped(found.work_bound(member, shared_memory=False, exact=True), load, grains)
+    ways = packings_by_shape(found.work_bound(member, shared_memory=False, exact=True), load, grains)
     for replicas in ways:
         assert len(replicas) == found.members[member].candidate.layout.dp
         assert (sum(one.sum(axis=0) for one in replicas) == steps.counts).all()
@@ -45,4 +45,4 @@ def test_sequences_that_fit_nowhere_have_no_shape() -> None:
     found = StrategyTables.of(quantum_problem(case.problem, 128), load)
     member = next(place for place in range(len(found.members)) if found.num_stages(place) > 1)
     most = int(np.max(steps.lengths)) // 128 - 1
-    assert shaped(found.work_bound(member, shared_memory=False, exact=True), load, most) == []
+    assert packings_by_shape(found.work_bound(member, shared_memory=False, exact=True), load, most) == []

@@ -16,7 +16,7 @@ from milpplan.lengths.records import SequenceRules
 from milpplan.lengths.side_by_side.team_bound import shared_work
 from milpplan.lengths.side_by_side.team_dispatch import TeamDispatcher
 from milpplan.lengths.side_by_side.team_file import TeamDispatchFile
-from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulated
+from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import small_problem
 
@@ -58,7 +58,7 @@ def test_batches_are_planned_exactly() -> None:
                 for index in held:
                     row[np.searchsorted(load.lengths, lengths[index])] += 1
             turns.append(Turn(names[turn.strategy], turn.first_gpu // turn.num_gpus, rows))
-        assert simulated(family, turns).time_ns == pytest.approx(found.step_time_s * 1e9, abs=1.0)
+        assert simulate_turns(family, turns).time_ns == pytest.approx(found.step_time_s * 1e9, abs=1.0)
         assert found.lower_bound_s <= found.step_time_s
         assert found.lower_bound_s * 1e9 == pytest.approx(shared_work(family).bound_ns, rel=0.02)
         file = TeamDispatchFile.model_validate_json(found.file().model_dump_json())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from milpplan.lengths.side_by_side.team_exchanges import Batch, Degree, improved
-from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulated, turn_times_ns
+from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns, turn_times_ns
 from tests.lengths.all_steps import FLAT, random_turns
 from tests.lengths.cases import pool_of, random_micro_batches, workload
 from tests.small import small_problem
@@ -65,10 +65,10 @@ def test_steps_become_shorter_and_stay_whole() -> None:
         random_turns(found, np.random.default_rng(2)),
         key=lambda turn: -found.pool.members[turn.member].candidate.layout.cp,
     )
-    before = simulated(found, turns)
-    after = simulated(found, improved(found, turns, 1500, 0.0, math.inf))
+    before = simulate_turns(found, turns)
+    after = simulate_turns(found, improved(found, turns, 1500, 0.0, math.inf))
     assert after.time_ns < 0.85 * before.time_ns
-    again = simulated(found, improved(found, turns, 1500, 0.0, math.inf))
+    again = simulate_turns(found, improved(found, turns, 1500, 0.0, math.inf))
     assert again.time_ns == after.time_ns
-    same = simulated(found, improved(found, turns, 1500, before.time_ns, math.inf))
+    same = simulate_turns(found, improved(found, turns, 1500, before.time_ns, math.inf))
     assert after.time_ns < same.time_ns <= before.time_ns

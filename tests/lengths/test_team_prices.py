@@ -16,9 +16,9 @@ from milpplan.lengths.side_by_side.sequence_duals import priced, single_strategy
 from milpplan.lengths.side_by_side.team_bound import shared_work
 from milpplan.lengths.side_by_side.team_contents import Contents
 from milpplan.lengths.side_by_side.team_packing import Packer
-from milpplan.lengths.side_by_side.team_search import Effort, dealt, reworked
+from milpplan.lengths.side_by_side.team_search import Effort, dealt, improve_turns
 from milpplan.lengths.side_by_side.team_steps import TeamSearch
-from milpplan.lengths.side_by_side.teams import Family, families, simulated
+from milpplan.lengths.side_by_side.teams import Family, families, simulate_turns
 from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
@@ -103,11 +103,11 @@ def test_what_prices_prove_is_between_the_linear_bound_and_all_steps() -> None:
     assert shared.bound_ns < proved.bound_ns
     assert (proved.shares @ proved.rows >= found.pool.load.counts * (1 - 1e-9)).all()
     packer = Packer(found, shared)
-    step = reworked(packer, dealt(packer, proved, math.inf), Effort(0, 1000, 10), 0.0, math.inf)
+    step = improve_turns(packer, dealt(packer, proved, math.inf), Effort(0, 1000, 10), 0.0, math.inf)
     below = priced(found, shared, step.time_ns, math.inf)
     assert proved.bound_ns * (1 - 1e-3) <= below.bound_ns <= step.time_ns
     for _ in range(3):
-        assert simulated(found, random_turns(found, random)).time_ns >= below.bound_ns
+        assert simulate_turns(found, random_turns(found, random)).time_ns >= below.bound_ns
     assert step.time_ns <= 1.02 * below.bound_ns
     # Nothing is below half the bound; it is not known what there is above.
     assert priced(found, shared, 0.5 * shared.bound_ns, math.inf).bound_ns == shared.bound_ns

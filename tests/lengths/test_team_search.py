@@ -10,9 +10,9 @@ import numpy as np
 from milpplan.lengths.side_by_side.sequence_duals import Priced, priced
 from milpplan.lengths.side_by_side.team_bound import SharedWork, shared_work
 from milpplan.lengths.side_by_side.team_packing import Packer, spread
-from milpplan.lengths.side_by_side.team_search import Effort, dealt, reworked, shortest
-from milpplan.lengths.side_by_side.team_steps import planned
-from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulated
+from milpplan.lengths.side_by_side.team_search import Effort, dealt, improve_turns, shortest
+from milpplan.lengths.side_by_side.team_steps import plan_family
+from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns
 from tests.lengths.all_steps import FLAT
 from tests.lengths.cases import pool_of, workload
 from tests.small import small_problem
@@ -53,10 +53,10 @@ def test_shares_become_whole_micro_batches() -> None:
     counts = family.pool.load.counts
     alone = Priced(0.0, counts / 3, np.eye(len(counts), dtype=np.int64), np.zeros(len(counts)))
     for found in (priced(family, shared, math.inf, math.inf), alone):
-        free = simulated(family, dealt(packer, found, math.inf))
+        free = simulate_turns(family, dealt(packer, found, math.inf))
         limit_ns = 0.9 * max(_times(packer, dealt(packer, found, math.inf))) + family.fixed_cost_ns
         limited = dealt(packer, found, limit_ns)
-        assert simulated(family, limited).time_ns <= 2 * free.time_ns
+        assert simulate_turns(family, limited).time_ns <= 2 * free.time_ns
         assert max(_times(packer, limited)) + family.fixed_cost_ns < limit_ns
 
 
@@ -73,17 +73,17 @@ def test_dealing_out_anew_never_loses_and_gains_from_a_bad_start() -> None:
     turns = [
         Turn(widest, 0, np.repeat(np.eye(len(shared.prices.T), dtype=np.int64), family.pool.load.counts, axis=0))
     ]
-    bad = simulated(family, turns)
-    steps = [reworked(packer, turns, Effort(0, 200, again), 0.0, math.inf) for again in (0, 15, 15)]
+    bad = simulate_turns(family, turns)
+    steps = [improve_turns(packer, turns, Effort(0, 200, again), 0.0, math.inf) for again in (0, 15, 15)]
     assert steps[1].time_ns == steps[2].time_ns <= steps[0].time_ns < bad.time_ns
     best = shortest(packer, Effort(24, 500, 20), 0.0, math.inf)
     assert steps[1].time_ns <= 1.05 * best.time_ns
-    same = reworked(packer, list(steps[1].turns), Effort(0, 200, 15), steps[1].time_ns + 10, math.inf)
+    same = improve_turns(packer, list(steps[1].turns), Effort(0, 200, 15), steps[1].time_ns + 10, math.inf)
     assert same.time_ns == steps[1].time_ns
 
 
 def test_a_planned_step_is_at_its_bound_nearly() -> None:
     """With its bound, which is above the linear one."""
     family, shared = work()
-    step, bound_ns = planned(family, Effort(4, 200, 4), Effort(0, 200, 10), 0.005)
+    step, bound_ns = plan_family(family, Effort(4, 200, 4), Effort(0, 200, 10), 0.005)
     assert shared.bound_ns < bound_ns <= step.time_ns <= 1.03 * bound_ns

@@ -21,7 +21,7 @@ from milpplan.lengths.side_by_side.team_bound import shared_work
 from milpplan.lengths.side_by_side.team_packing import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, shortest
 from milpplan.lengths.side_by_side.team_steps import TeamSearch
-from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulated
+from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
@@ -75,7 +75,7 @@ def test_steps_take_what_their_seats_take() -> None:
     bound = shared_work(found).bound_ns
     for _ in range(3):
         turns = random_turns(found, random)
-        step = simulated(found, turns)
+        step = simulate_turns(found, turns)
         clocks = [0] * found.num_slots
         for turn, start, end in zip(turns, step.starts_ns, step.ends_ns, strict=True):
             candidate = pool().members[turn.member].candidate
@@ -98,7 +98,7 @@ def test_equal_replicas_are_steps_of_teams() -> None:
         packed = found.pack(member, found.load.counts, found.max_quanta(member, shared_memory=False))
         assert packed is not None
         turns = [Turn(member, team, rows) for team, rows in enumerate(packed.replicas) if len(rows)]
-        step = simulated(family(), turns)
+        step = simulate_turns(family(), turns)
         assert step.time_ns == packed.time_ns + found.reduce_ns(member) + found.finish_ns(member)
         assert shared_work(family()).bound_ns <= step.time_ns
 
@@ -126,14 +126,14 @@ def test_illegal_steps_are_refused() -> None:
     found, random = family(), np.random.default_rng(9)
     turns = random_turns(found, random)
     with pytest.raises(IllegalPlanError, match="Every sequence once"):
-        simulated(found, turns[:-1])
+        simulate_turns(found, turns[:-1])
     beyond = Turn(turns[0].member, found.pool.members[turns[0].member].candidate.layout.dp, turns[0].packed)
     with pytest.raises(IllegalPlanError, match="Team"):
-        simulated(found, [beyond, *turns[1:]])
+        simulate_turns(found, [beyond, *turns[1:]])
     everything = found.pool.load.counts[None]
     least = min(found.members, key=found.max_quanta)
     with pytest.raises(IllegalPlanError, match="tokens each"):
-        simulated(found, [Turn(least, 0, everything)])
+        simulate_turns(found, [Turn(least, 0, everything)])
 
 
 @pytest.mark.parametrize("number", [3, pytest.param(80, marks=pytest.mark.long)])

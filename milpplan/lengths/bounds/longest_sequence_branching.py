@@ -118,7 +118,7 @@ class ReplicaClassBound:
         trees = {
             tree for covering_sets in self.coverings.values() for covering in covering_sets for tree in covering
         }
-        copy_of = {tree: copied(tree, duals, self.duals) for tree in trees}
+        copy_of = {tree: copy_in_measure(tree, duals, self.duals) for tree in trees}
         covering_sets = {
             index: tuple(tuple(copy_of[tree] for tree in covering) for covering in old_coverings)
             for index, old_coverings in self.coverings.items()
@@ -283,7 +283,11 @@ class LongestSequenceBranching:
             nodes = [node.reset for node in ordinary.nodes]
             ordinary = replace(ordinary, pricing=configuration_bound.ordinary.pricing, nodes=nodes)
             class_bound.coverings[0] = (
-                (ordinary, *with_large, copied(configuration_bound.with_large[-1], class_bound.duals, base.duals)),
+                (
+                    ordinary,
+                    *with_large,
+                    copy_in_measure(configuration_bound.with_large[-1], class_bound.duals, base.duals),
+                ),
             )
         return True
 
@@ -407,7 +411,7 @@ def begin(trees: Iterable[WindowTree], window: ClassWindow) -> None:
             tree.replace_node(node, [replace(node, start=start, stale=True)])
 
 
-def copied(tree: WindowTree, measure: Duals, earlier: Duals) -> WindowTree:
+def copy_in_measure(tree: WindowTree, measure: Duals, earlier: Duals) -> WindowTree:
     """Return a tree in another measure than ``before``."""
     # No value has grown by more.
     max_ratio = float((measure.sequence_loads / earlier.sequence_loads).max())

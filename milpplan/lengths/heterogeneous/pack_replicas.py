@@ -18,7 +18,7 @@ from milpplan.lengths.heterogeneous.replicas import (
     heterogeneous_members,
     replica_gpus,
 )
-from milpplan.lengths.single.construct_packing import shaped
+from milpplan.lengths.single.construct_packing import packings_by_shape
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas
 from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.simulation.layout_columns import FloatArray, IntArray
@@ -87,8 +87,11 @@ class HeterogeneousPacker:
             total_load=float(sequence_loads @ counts),
         )
         end = min(deadline, time.perf_counter() + _SHAPE_S)
-        packings = [pool.time_packing(member, replicas, quanta) for replicas in shaped(scaled, load, quanta, end)]
-        best = min(packings, key=lambda replicas: replicas.time_ns, default=first_packing)
+        packings = [
+            pool.time_packing(member, replicas, quanta)
+            for replicas in packings_by_shape(scaled, load, quanta, end)
+        ]
+        best = min(packings, key=lambda packing: packing.time_ns, default=first_packing)
         return best if best.time_ns <= first_packing.time_ns * (1.0 + _SHAPED) else first_packing
 
     def polish(self, step: HeterogeneousStep) -> HeterogeneousStep:

@@ -18,7 +18,7 @@ import numpy as np
 
 from milpplan.groups.bounds.long_sequence import halved
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
-from milpplan.lengths.bounds.longest_sequence_branching import begin, copied, shorter
+from milpplan.lengths.bounds.longest_sequence_branching import begin, copy_in_measure, shorter
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
 from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals
 from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree
@@ -65,7 +65,7 @@ class _View:
         """Return the view in another measure [n], with the mixtures of its windows."""
         scale = self.duals.total_load / float(self.duals.counts @ sequence_loads)
         duals = self.duals.with_loads(scale * sequence_loads)
-        trees = tuple(copied(tree, duals, self.duals) for tree in self.trees)
+        trees = tuple(copy_in_measure(tree, duals, self.duals) for tree in self.trees)
         started = tuple(replace(window, flow=window.flow * scale) for window in windows)
         for window in started:
             begin(trees, window)

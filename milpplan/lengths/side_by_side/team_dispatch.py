@@ -26,7 +26,7 @@ from milpplan.lengths.side_by_side.team_bound import SharedTables
 from milpplan.lengths.side_by_side.team_file import TeamDispatchFile, TeamTurnRecord
 from milpplan.lengths.side_by_side.team_quick import lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort
-from milpplan.lengths.side_by_side.team_steps import planned, team_turns
+from milpplan.lengths.side_by_side.team_steps import plan_family, team_turns
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
 from milpplan.lengths.strategy_tables import MAX_QUANTA, StrategyTables
 from milpplan.problem.problem import Problem
@@ -140,7 +140,7 @@ class TeamDispatcher:
     def _searched(self, counts: IntArray) -> tuple[TeamStep, float]:
         pool = self.family.pool
         load = replace(pool.load, counts=counts)
-        return planned(replace(self.family, pool=replace(pool, load=load)), _FIRST, _LATER, _GAP)
+        return plan_family(replace(self.family, pool=replace(pool, load=load)), _FIRST, _LATER, _GAP)
 
     def _quick(self, counts: IntArray) -> tuple[TeamStep, float]:
         """Plan the batch with tables of its lengths only."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.lengths.side_by_side.teams import Family, TeamStep, Turn, simulated
+from milpplan.lengths.side_by_side.teams import Family, TeamStep, Turn, simulate_turns
 from milpplan.lengths.single.packing_local_search import Timer
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
@@ -182,7 +182,7 @@ def lines(family: Family) -> dict[int, list[AffineTime]]:
 
 def quick_step(family: Family, lines_of: dict[int, list[AffineTime]]) -> TeamStep:
     """Return the step of the workload, by the lines of all degrees."""
-    return simulated(family, quick_turns(family, lines_of))
+    return simulate_turns(family, quick_turns(family, lines_of))
 
 
 def quick_turns(family: Family, lines_of: dict[int, list[AffineTime]]) -> list[Turn]:

@@ -25,7 +25,7 @@ from milpplan.lengths.side_by_side.sequence_duals import Priced
 from milpplan.lengths.side_by_side.team_exchanges import Batch, Degree, improved
 from milpplan.lengths.side_by_side.team_packing import Packer, spread
 from milpplan.lengths.side_by_side.team_quick import quick_turns
-from milpplan.lengths.side_by_side.teams import TeamStep, Turn, simulated
+from milpplan.lengths.side_by_side.teams import TeamStep, Turn, simulate_turns
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # Spread of the random price factors, in turns: small for many sequences, large for few.
@@ -66,7 +66,7 @@ def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: float) 
         turns = spread(packer, factors, family.pool.load.counts, slice(0, family.num_slots), ends)
         starts.append((float(ends.max()), turns))
     _, turns = min(starts, key=lambda start: start[0])
-    return reworked(packer, turns, effort, cutoff_ns, deadline)
+    return improve_turns(packer, turns, effort, cutoff_ns, deadline)
 
 
 def dealt(packer: Packer, priced: Priced, limit_ns: float) -> list[Turn]:
@@ -111,7 +111,7 @@ def _whole(load: Load, priced: Priced) -> list[IntArray]:
     return batches
 
 
-def reworked(
+def improve_turns(
     packer: Packer, turns: list[Turn], effort: Effort, cutoff_ns: float, deadline: float, seed: int = 1
 ) -> TeamStep:
     """Improve nested ``turns`` by steps 2 and 3."""
@@ -132,7 +132,7 @@ def reworked(
             current = candidate
         if candidate_ns < best_ns:
             best, best_ns = candidate, candidate_ns
-    return simulated(family, best)
+    return simulate_turns(family, best)
 
 
 def _dealt_anew(packer: Packer, turns: list[Turn], random: np.random.Generator, repetition: int) -> list[Turn]:

@@ -11,7 +11,7 @@ from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
 from milpplan.lengths.side_by_side.sequence_duals import priced
 from milpplan.lengths.side_by_side.team_bound import shared_work
 from milpplan.lengths.side_by_side.team_packing import Packer
-from milpplan.lengths.side_by_side.team_search import Effort, dealt, reworked, shortest
+from milpplan.lengths.side_by_side.team_search import Effort, dealt, improve_turns, shortest
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.units import NS_PER_S
@@ -105,7 +105,7 @@ class TeamSearch:
         )
 
 
-def planned(family: Family, first: Effort, later: Effort, gap: float) -> tuple[TeamStep, float]:
+def plan_family(family: Family, first: Effort, later: Effort, gap: float) -> tuple[TeamStep, float]:
     """Return a step of one family and the bound of all its steps in ns, by counted effort.
 
     The step is improved until it is within the ``gap``, once, or a few times while it is far from the bound.
@@ -118,7 +118,7 @@ def planned(family: Family, first: Effort, later: Effort, gap: float) -> tuple[T
         state.bound_ns = max(state.bound_ns, proof.bound_ns)
         if len(proof.rows) and state.bound_ns < step.time_ns * (1.0 - gap):
             turns = dealt(state.packer, proof, limit_ns)
-            reworked_step = reworked(state.packer, turns, later, state.bound_ns / (1.0 - gap), never)
+            reworked_step = improve_turns(state.packer, turns, later, state.bound_ns / (1.0 - gap), never)
             step = min(step, reworked_step, key=_time_ns)
         if state.bound_ns >= step.time_ns * (1.0 - _FAR):
             break
@@ -142,7 +142,9 @@ def _visit(state: _Open, below_ns: float, gap: float, deadline: float) -> None:
     else:
         assert state.step is not None
         turns = list(state.step.turns)
-    step = reworked(state.packer, turns, _LATER, state.bound_ns / (1.0 - gap * _CLOSE), deadline, state.visits)
+    step = improve_turns(
+        state.packer, turns, _LATER, state.bound_ns / (1.0 - gap * _CLOSE), deadline, state.visits
+    )
     state.step = step if state.step is None else min(state.step, step, key=_time_ns)
 
 

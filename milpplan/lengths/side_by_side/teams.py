@@ -164,7 +164,7 @@ class TeamStep:
         return tuple(dict.fromkeys(turn.member for turn in self.turns))
 
 
-def simulated(family: Family, turns: Sequence[Turn]) -> TeamStep:
+def simulate_turns(family: Family, turns: Sequence[Turn]) -> TeamStep:
     """Return the exact step of the turns, in their order.
 
     Raises:

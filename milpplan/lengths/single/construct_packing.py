@@ -95,7 +95,7 @@ class _Shapes:
         return shapes[min(shapes, key=time_ns)] if shapes else None
 
 
-def shaped(
+def packings_by_shape(
     work_bound: PipelineWorkBound, load: Load, max_quanta: int, deadline: float = float("inf")
 ) -> list[tuple[IntArray, ...]]:
     """Return replicas [v, n] of all sequences, with the longest ones on one, two ... or all of them.

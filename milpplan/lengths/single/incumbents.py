@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from milpplan.lengths.baselines import bucketed_step
-from milpplan.lengths.single.construct_packing import shaped
+from milpplan.lengths.single.construct_packing import packings_by_shape
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import Effort, Packed, StrategyTables
 from milpplan.simulation.layout_columns import IntArray
@@ -181,7 +181,7 @@ class Incumbents:
         if pool.num_stages(home) == 1 or pool.load.rules.padded:
             return []
         end = time.perf_counter() + _SHAPE_S
-        packings = shaped(pool.work_bound(home, shared_memory=False), pool.load, capacity, end)
+        packings = packings_by_shape(pool.work_bound(home, shared_memory=False), pool.load, capacity, end)
         return sorted((pool.time_packing(home, replicas, capacity) for replicas in packings), key=_time_ns)
 
     def _grains(self, member: int) -> int:
