@@ -119,7 +119,7 @@ def _check_forwards(problem: Problem, plan: Plan) -> None:
     if problem.inference and (recomputed or (pipelined and layout.schedule != "gpipe")):
         raise IllegalPlanError(
             f"The job is inference; the plan has schedule {layout.schedule} and recomputes {recomputed} layers.",
-            "Expected schedule gpipe, whose forwards fill and drain the step_graph, and no recomputation.",
+            "Expected schedule gpipe, whose forwards fill and drain the pipeline, and no recomputation.",
             "Change the plan, or make the job one of training.",
         )
 
