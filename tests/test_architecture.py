@@ -160,7 +160,6 @@ ALLOWED = {
 
 SOLVER_SIDE = (
     "program",
-    "violations",
     "solution",
     "scaling",
     "cpsat",

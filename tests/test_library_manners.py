@@ -19,8 +19,7 @@ import pytest
 import milpplan
 from milpplan import PlanResult, Problem
 from milpplan.graph import GraphProgress, StrategyGraph
-from milpplan.optimize.layout.layout_outcome import LayoutOutcome
-from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize.layout.layout_solver import LayoutOutcome, LayoutSolver
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import AUTO, BACKENDS, backend
 from milpplan.optimize.milp.program import Program

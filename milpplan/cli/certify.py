@@ -35,7 +35,7 @@ from milpplan.optimize.certify import (
     objective_of,
     other_backend,
 )
-from milpplan.optimize.deadline import Deadline
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.optimize.milp.program import Program
@@ -48,10 +48,9 @@ from milpplan.optimize.result import (
     SolverWork,
     Status,
     TargetPrice,
-    proof_strength,
 )
 from milpplan.optimize.space.layout_table import layout_space
-from milpplan.optimize.space.membership import in_space
+from milpplan.optimize.space.plan_space import in_space
 from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
@@ -403,16 +402,7 @@ def _result_again(document: ResultDocument, claim: ClaimedResult, source: str) -
         enumerated=0,
         layouts=None,
         log=(),
-        work=SolverWork(
-            backend=made.backend,
-            versions=made.versions,
-            relaxations=made.relaxations,
-            integer_programs=made.integer_programs,
-            witnessed=made.witnessed,
-            paths=made.paths,
-            simulations=made.simulations,
-            proof=proof_strength(status, made.integer_programs),
-        ),
+        work=SolverWork.of(made, made.backend, made.versions, status),
         wall_time_s=document.wall_time_s,
         runners_up=_other_plans(document, claim, source),
         any_chunks_bound=claim.any_chunks_bound if value is not None else None,

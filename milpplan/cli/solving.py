@@ -17,14 +17,13 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_e
 from milpplan.cli.progress import shown_progress
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError, MilpplanError
 from milpplan.explain.run_totals import run_totals
-from milpplan.optimize.deadline import Deadline
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.nearby_problems import Effort
 from milpplan.optimize.result import PlanResult, SolveOptions
-from milpplan.optimize.solve import solve
+from milpplan.optimize.solve import solve, target_price
 from milpplan.optimize.space.layout_table import broken_rules
-from milpplan.optimize.target_price import target_price
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.reports.documents.document import document_text, read_plan, result_document, simulation_document

@@ -8,7 +8,7 @@ from typing import Literal
 
 from milpplan.errors import InvalidInputError
 from milpplan.explain.run_totals import RunTotals, run_totals
-from milpplan.optimize.deadline import Deadline
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.problem.problem import Problem

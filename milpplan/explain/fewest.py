@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from milpplan.optimize.deadline import Deadline
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.nearby_problems import Effort
 from milpplan.optimize.result import PlanResult, SolveOptions

@@ -15,9 +15,9 @@ import numpy as np
 from milpplan.explain.optima import asked_for
 from milpplan.explain.records import NearBest, NearPlan
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.layout.evaluation import settings_of
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.layout.replica_solver import resolve_replicas
+from milpplan.optimize.layout.stage_options import settings_of
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.nearby_problems import with_job
 from milpplan.optimize.objective import objective_weights

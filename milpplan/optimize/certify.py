@@ -18,7 +18,7 @@ from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.layout_table import layout_space
-from milpplan.optimize.space.membership import in_space
+from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import LayoutColumns

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from milpplan.optimize.deadline import Deadline
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.objective import on_gpus
 from milpplan.optimize.result import PlanResult, SolveOptions, SolverWork, Status, proof_strength
 from milpplan.problem.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.search.prune_reasons import PruneRecord
@@ -76,6 +76,30 @@ def proof_strength(status: Status, integer_programs: int) -> Strength:
     return "tolerance" if integer_programs else "exact"
 
 
+class WorkCounts(Protocol):
+    """Counts of the solvers' work: counters of a search, or the counts in a result file."""
+
+    @property
+    def relaxations(self) -> int:
+        """Solved relaxations."""
+
+    @property
+    def integer_programs(self) -> int:
+        """Solved integer programs."""
+
+    @property
+    def witnessed(self) -> int:
+        """Bounds that a second solver confirmed."""
+
+    @property
+    def paths(self) -> int:
+        """Critical paths that became rows."""
+
+    @property
+    def simulations(self) -> int:
+        """Simulated plans."""
+
+
 @dataclass(frozen=True, slots=True)
 class SolverWork:
     """Counts of the solvers' work, with the solvers' versions."""
@@ -88,6 +112,20 @@ class SolverWork:
     paths: int = 0
     simulations: int = 0
     proof: Strength = "none"
+
+    @staticmethod
+    def of(counts: WorkCounts, backend: str, versions: str, status: Status) -> SolverWork:
+        """Make the record of a solve that ended with ``status``."""
+        return SolverWork(
+            backend=backend,
+            versions=versions,
+            relaxations=counts.relaxations,
+            integer_programs=counts.integer_programs,
+            witnessed=counts.witnessed,
+            paths=counts.paths,
+            simulations=counts.simulations,
+            proof=proof_strength(status, counts.integer_programs),
+        )
 
 
 @dataclass(frozen=True, slots=True)

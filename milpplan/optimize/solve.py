@@ -12,13 +12,12 @@ import numpy as np
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.optimize.context import SolveContext
-from milpplan.optimize.deadline import Deadline
+from milpplan.optimize.context import Deadline, SolveContext
 from milpplan.optimize.fewest import FewestSearch
 from milpplan.optimize.first_plan import first_plan
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import backend as backend_named
-from milpplan.optimize.milp.cross_check import witnesses
+from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.objective import (
     has_one_step_time,
@@ -26,12 +25,19 @@ from milpplan.optimize.objective import (
     of_one_second,
     printed_unit,
 )
-from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status, proof_strength
+from milpplan.optimize.result import (
+    PlanResult,
+    Progress,
+    SolveOptions,
+    SolverWork,
+    Status,
+    TargetPrice,
+)
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.decide import decide_layouts
+from milpplan.optimize.search.prune_reasons import PruneRecord
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.space.rule_filter import check_forbidden
-from milpplan.optimize.uneven.relaxed_space_bound import bound_of_any_chunks
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 from milpplan.problem.reading import plain_reason
@@ -91,6 +97,31 @@ def fewest(problem: Problem, options: SolveOptions, counts: Iterable[int]) -> Pl
         ``open_counts``, the smaller numbers that are neither proved nor refuted.
     """
     return FewestSearch(problem, options, _solve).run(counts)
+
+
+def target_price(
+    result: PlanResult, whole: Problem, options: SolveOptions, limit_s: float | None
+) -> TargetPrice | None:
+    """Return the cost of a restriction as the interval that both proofs leave; None without a plan or a bound.
+
+    Args:
+        result: result in the restricted space.
+        whole: the problem without the restriction.
+        options: options of its solve, which starts from the restricted plan.
+        limit_s: time limit of its solve; an open gap widens the interval.
+    """
+    if result.plan is None or result.objective is None or result.objective_bound is None:
+        return None
+    asked = replace(options, time_limit_s=limit_s, warm_start=result.plan, any_chunks=False)
+    best = solve(whole, asked)
+    if best.plan is None or best.objective is None or best.objective_bound is None:
+        return None
+    # The restricted plan is in the whole space, even where the search stopped before it evaluated the plan.
+    value, plan = min((best.objective, best.plan), (result.objective, result.plan), key=lambda entry: entry[0])
+    whole_space = whole.space, plan, value, best.objective_bound
+    return TargetPrice.between(
+        result.objective, result.objective_bound, whole_space, options.gap, best.wall_time_s
+    )
 
 
 def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
@@ -223,12 +254,39 @@ def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
     try:
         if not layouts.space.is_interleaved:
             return replace(result, any_chunks_bound=result.objective_bound)
-        bound = bound_of_any_chunks(problem, layouts, plan, options, deadline.until)
+        bound = _bound_of_any_chunks(problem, layouts, plan, options, deadline.until)
     except (KeyboardInterrupt, MemoryError):
         return result
     scale, _ = printed_unit(problem)
     spent = time.monotonic() - started
     return replace(result, any_chunks_bound=bound * scale, wall_time_s=result.wall_time_s + spent)
+
+
+def _bound_of_any_chunks(
+    problem: Problem, even: PruneRecord, best: Plan, options: SolveOptions, deadline: float | None
+) -> float:
+    """Return a proved lower bound of the objective over interleaved chunks of any size, in the unit of
+    ``even.bounds``.
+
+    The search for uneven chunks (``--space any``) takes minutes; closed-form bounds of all layouts are quick. They
+    prove the largest possible gain, so an answer over even chunks always says how much its space may miss.
+
+    Args:
+        problem: the problem with even chunks.
+        even: bounds proved over even chunks. Layouts without interleaving keep them; the others get closed-form
+            bounds.
+        best: best plan found with even chunks.
+        options: options of the solve.
+        deadline: of ``time.monotonic``. After it the remaining layouts are bounded by their compute time only.
+    """
+    space = problem.space.model_copy(update={"interleaved_layers": "any"})
+    # No callback: the solve has its result, and this is no progress of it.
+    context = SolveContext(replace(options, callback=None), backend_named(options.backend), [], deadline)
+    search = Search(problem.model_copy(update={"space": space}), even.space, context, time.monotonic(), (best,))
+    # Bounds by compute do not depend on chunks, so they stay valid.
+    search.explored.frontier = even.frontier.closed_again()
+    search.bound()
+    return min(search.result().least(interleaved=True), even.least(interleaved=False), search.best_value)
 
 
 def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
@@ -307,16 +365,8 @@ def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan],
 def _work(context: SolveContext, status: Status) -> SolverWork:
     """Summarise the work of the solvers."""
     counters = context.counters
-    return SolverWork(
-        backend=context.options.backend,
-        versions=context.backend.version() if counters.integer_programs else "",
-        relaxations=counters.relaxations,
-        integer_programs=counters.integer_programs,
-        witnessed=counters.witnessed,
-        paths=counters.paths,
-        simulations=counters.simulations,
-        proof=proof_strength(status, counters.integer_programs),
-    )
+    versions = context.backend.version() if counters.integer_programs else ""
+    return SolverWork.of(counters, context.options.backend, versions, status)
 
 
 def _result(problem: Problem, options: SolveOptions, search: Search, started: float) -> PlanResult:

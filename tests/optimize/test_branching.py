@@ -14,7 +14,7 @@ from rich.console import Console
 
 from milpplan import Layout, solve
 from milpplan.optimize.bounds.layer_counting import max_layers_on_ranks
-from milpplan.optimize.counters import Counters
+from milpplan.optimize.context import Counters
 from milpplan.optimize.layout.ceiling_cuts import num_inner
 from milpplan.optimize.layout.cutting_planes import LayoutState
 from milpplan.optimize.layout.layout_solver import LayoutSolver
@@ -24,8 +24,12 @@ from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.layout_table import layout_space
-from milpplan.optimize.uneven.branching_rules import candidate_branchings, default_branching, strong_branching
-from milpplan.optimize.uneven.layer_branching import BranchingTree
+from milpplan.optimize.uneven.layer_branching import (
+    BranchingTree,
+    candidate_branchings,
+    default_branching,
+    strong_branching,
+)
 from milpplan.optimize.uneven.layer_local_search import improve
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
 from milpplan.reports.documents.document import result_document

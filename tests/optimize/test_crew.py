@@ -20,12 +20,11 @@ import pytest
 
 from milpplan import PlanResult, Problem, solve
 from milpplan.errors import InvalidInputError, UnavailableError
-from milpplan.optimize.counters import Counters
+from milpplan.optimize.context import Counters
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search import layout_workers
 from milpplan.optimize.search.layout_queue import Begun
-from milpplan.optimize.search.layout_workers import moves
-from milpplan.optimize.search.worker import Worker, WorkerInit
+from milpplan.optimize.search.layout_workers import Worker, WorkerInit, moves
 from milpplan.optimize.search.worker_process import WorkerProcess
 from tests.amounts import first
 from tests.optimize.brute_force import brute_force

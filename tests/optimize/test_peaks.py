@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from milpplan import Layout
-from milpplan.optimize.counters import Counters
+from milpplan.optimize.context import Counters
 from milpplan.optimize.layout.ceiling_cuts import (
     ceiling_paths,
     fullest_stage_bound,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
-from milpplan.optimize.milp.violations import violations
+from milpplan.optimize.milp.solution import violations
 
 
 def knapsack() -> Program:

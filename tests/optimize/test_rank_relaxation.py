@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.optimize.counters import Counters
+from milpplan.optimize.context import Counters
 from milpplan.optimize.layout.ceiling_cuts import ceiling_paths
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.cutting_planes import LayoutState, rounds_on

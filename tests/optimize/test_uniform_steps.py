@@ -9,9 +9,9 @@ import pytest
 
 from milpplan import PlanResult, simulate, solve
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.bounds.uniform_steps import KnownTables
 from milpplan.optimize.search import best_first
 from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.search.explored_layouts import KnownTables
 from milpplan.optimize.space.layout_table import layout_space
 from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import first

@@ -6,7 +6,7 @@ import pytest
 
 from milpplan.errors import SolverError
 from milpplan.optimize.layout.layout_solver import LayoutSolver
-from milpplan.optimize.milp.cross_check import WITNESSES
+from milpplan.optimize.milp.backends import WITNESSES
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits, Solution, Status
 from milpplan.optimize.result import SolveOptions

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.optimize.search.worker import serve
+from milpplan.optimize.search.worker_process import serve
 
 
 @dataclass(frozen=True)

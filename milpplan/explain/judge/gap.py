@@ -20,7 +20,7 @@ from milpplan.optimize.result import PlanResult, Progress
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.layout_table import layout_space
-from milpplan.optimize.space.membership import in_space
+from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.report import StepReport

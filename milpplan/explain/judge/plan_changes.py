@@ -17,7 +17,7 @@ from milpplan.explain.judge.single_changes import FOLLOWERS, LEADS, loosened
 from milpplan.explain.optima import Budget
 from milpplan.optimize.bounds.mixed_clusters import cluster_compute_bounds
 from milpplan.optimize.space.layout_table import layout_space
-from milpplan.optimize.space.membership import in_space
+from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import LayoutColumns

@@ -1,2 +1,2 @@
 """Lower bounds without a solver: ``closed_form``, ``lagrangian_memory``, ``layer_counting``, ``uniform_plans``,
-``split_bounds``, ``mixed_clusters``, ``heterogeneous_replicas``; ``horizon`` is an upper bound."""
+``split_bounds``, ``mixed_clusters``."""

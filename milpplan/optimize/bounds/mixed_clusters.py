@@ -10,6 +10,10 @@ There are two bounds, of which the larger counts:
    bounds, weighted by their ranks. It is near the best bound where layers go to the types by their speed.
 
 Memory enters as in ``lagrangian_memory``: every rank prices its own bytes above its own capacity.
+
+With heterogeneous replicas a step is the longest of its views (``simulation.replica_costs``). Each view is a step
+on one node type, whose bounds (``closed_form``) hold for every plan that fits that type. A plan must fit all
+types.
 """
 
 from __future__ import annotations
@@ -28,11 +32,6 @@ from milpplan.optimize.bounds.closed_form import (
     rows_of_layers,
     tail,
 )
-from milpplan.optimize.bounds.heterogeneous_replicas import (
-    replica_bounds,
-    replica_compute_bounds,
-    replica_uniform_bounds,
-)
 from milpplan.optimize.bounds.lagrangian_memory import (
     INTERLEAVED,
     Group,
@@ -48,9 +47,9 @@ from milpplan.problem.plan import order_of
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.terms import ONCE
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
-from milpplan.simulation.layout_costs import CostTable
+from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
 from milpplan.simulation.mixed_costs import AnyTable, ClusterTable, types_of_ranks
-from milpplan.simulation.replica_costs import ReplicaTable
+from milpplan.simulation.replica_costs import ReplicaTable, on_one_type, view_columns
 
 
 def cluster_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:
@@ -202,3 +201,40 @@ def _weighted_bound(by_type: list[Group], types: IntArray, capacities: list[floa
     return np.asarray(
         placed + ends + transfer * (weights * transfers).sum(axis=0) + (weights * memory_cost).sum(axis=0)
     )
+
+
+def replica_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:
+    """Return ``closed_form.compute_bounds`` of the slower view, nanoseconds [n]."""
+    types = range(len(problem.node_types))
+    views = [compute_bounds(on_one_type(problem, t), view_columns(columns, t), placed) for t in types]
+    return np.asarray(np.maximum.reduce(views))
+
+
+def replica_bounds(problem: Problem, columns: LayoutColumns, costs: ReplicaTable) -> LayoutBounds:
+    """Return ``closed_form.layout_bounds``: the slower view's time and the fuller view's memory."""
+    parts = [
+        layout_bounds(on_one_type(problem, t), view_columns(columns, t), table)
+        for t, table in enumerate(costs.tables)
+    ]
+    return LayoutBounds(*_joined(problem, [(part.step_time_ns, part.memory_bytes) for part in parts]))
+
+
+def replica_uniform_bounds(problem: Problem, columns: LayoutColumns, costs: ReplicaTable) -> UniformBounds:
+    """Return ``uniform_plans.uniform_bounds``: the slower view's time and the fuller view's memory, with one
+    recompute mode in both."""
+    parts = [
+        uniform_bounds(on_one_type(problem, t), view_columns(columns, t), table)
+        for t, table in enumerate(costs.tables)
+    ]
+    return UniformBounds(*_joined(problem, [(part.step_time_ns, part.memory_bytes) for part in parts]))
+
+
+def _joined(problem: Problem, views: list[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
+    """Return the larger time and the larger memory; a view that does not fit its type counts as more than the
+    largest capacity."""
+    max_capacity = usable_memory_bytes(problem)
+    memory = [
+        np.where(bytes_ > hardware.usable_bytes, np.maximum(bytes_, max_capacity + 1.0), bytes_)
+        for (_, bytes_), hardware in zip(views, problem.node_types, strict=True)
+    ]
+    return np.maximum.reduce([time for time, _ in views]), np.maximum.reduce(memory)

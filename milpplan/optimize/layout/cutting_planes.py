@@ -10,19 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from milpplan.optimize.counters import Counters
+from milpplan.optimize.context import Counters
+from milpplan.optimize.layout.ceiling_cuts import CeilingPath
 from milpplan.optimize.layout.compact_relaxation import RESOLUTION as COMPACT_RESOLUTION
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.layout_program import LayoutProgram
-from milpplan.optimize.layout.path_relaxation import PathRelaxation
 from milpplan.optimize.layout.rounding import fitted_plan, rounded_layers
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, UnitCosts, stage_menu
 from milpplan.optimize.layout.warm_start import Choice, analytic_paths, best_choice, rank_costs
 from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolution
-from milpplan.optimize.milp.program import Rows
+from milpplan.optimize.milp.program import Program, Rows
 from milpplan.problem.plan import Plan
 from milpplan.simulation.layers.terms import PAIRED, WORK
 from milpplan.simulation.layout_columns import FloatArray, IntArray, ascending
@@ -41,6 +42,41 @@ CONVERGED = 5e-6
 """Relative distance of best point and bound at which rounds stop."""
 STALL_ROUNDS, STALL_SHARE = 6, 0.02
 """Rounds stop when this number of rounds closed less than this share of the distance to the cutoff."""
+
+
+class PathRelaxation(Protocol):
+    """Interface of a relaxation of one layout without its path rows; z counts units above a base."""
+
+    @property
+    def program(self) -> Program:
+        """All rows but those of paths and ceiling cuts."""
+
+    @property
+    def ceiling_paths(self) -> Sequence[CeilingPath]:
+        """Ceiling cuts, whose rows come right after those of the program."""
+
+    def base_ns(self, paths: list[CriticalPath]) -> int:
+        """Return the step time at z = 0."""
+
+    def ceiling_rows(self, base: int, unit: int) -> Rows:
+        """Return the rows of the ceiling cuts."""
+
+    def path_rows(self, paths: list[CriticalPath], base: int, unit: int) -> Rows:
+        """Return the rows of paths."""
+
+    def narrow(self, relaxation: Relaxation, context: LayoutContext) -> None:
+        """Narrow the program's rows in a relaxation to the limits of ``context``."""
+
+    def path_limits(
+        self, context: LayoutContext, paths: Sequence[CriticalPath], base: int, unit: int
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """Return indices, lower and upper sides of the rows of ceiling cuts and paths under narrower limits."""
+
+    def durations(self, values: FloatArray) -> IntArray:
+        """Return the duration matrix [Term, J] of a fractional point."""
+
+    def layers(self, values: FloatArray) -> FloatArray:
+        """Return the layers of every virtual stage at a fractional point, [J]."""
 
 
 @dataclass(slots=True)

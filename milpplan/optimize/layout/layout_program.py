@@ -52,7 +52,7 @@ UNPLACED_PRICE = 64 * RESOLUTION
 
 class ChoiceProgram(Protocol):
     """Program that chooses an item for every virtual stage: of one layout, or of all views of a layout
-    (``replica_program``). The last variable is z."""
+    (``replica_solver``). The last variable is z."""
 
     cutoff_ns: int
     memory_units: int

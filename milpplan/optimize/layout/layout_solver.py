@@ -3,6 +3,8 @@
 Each step either proves that no plan of the layout is at or below the cutoff, or finds a plan and lowers the
 cutoff. A menu that runs empty proves by counting. The relaxations prove by their duals, checked in exact integers.
 The integer program proves by a backend, confirmed by a second backend (``SolveOptions.witness``).
+
+A layout whose virtual stages share one recompute setting is solved in parts with a fixed setting (``plan_space``).
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from milpplan.optimize.bounds.layer_counting import max_layers_on_ranks
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, try_choice
-from milpplan.optimize.layout.layout_outcome import LayoutOutcome
 from milpplan.optimize.layout.layout_program import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu
 from milpplan.optimize.layout.warm_start import Choice, analytic_paths
@@ -32,9 +33,9 @@ from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Backend, Limits, Solution
 from milpplan.optimize.search.prune_reasons import Fate
 from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.space.recompute_parts import PartKey, part_key
+from milpplan.optimize.space.plan_space import PartKey, part_key, part_settings
 from milpplan.optimize.uneven.layer_branching import BranchingTree
-from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout
+from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout, Plan
 from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.pipeline.critical_path import CriticalPath
@@ -56,6 +57,29 @@ All solvers are asked with the short limit before any with the long limit, becau
 from program to program. The solver that proved last is asked first."""
 COARSE_GAP = 0.02
 """Relative gap (of the part above the program's base) of integer programs that only look for critical paths."""
+PartBounds = dict[tuple[Layout, PartKey], int]
+"""Proved bounds of the parts of layouts, in nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutOutcome:
+    """Outcome of one layout: proved lower bound (ns), pruning reason, and the best plan at or below the cutoff
+    with its exact step time, if one was found."""
+
+    bound_ns: int
+    fate: Fate
+    plan: Plan | None = None
+    step_time_ns: int | None = None
+
+    @staticmethod
+    def of(state: LayoutState, fate: Fate) -> LayoutOutcome:
+        """Make the outcome of a state. A layout that is not open has no plan left at or below its cutoff."""
+        if fate != "open":
+            state.bound_ns = max(state.bound_ns, state.cutoff_ns + 1)
+        if state.best is None:
+            return LayoutOutcome(state.bound_ns, fate)
+        step, plan = state.best
+        return LayoutOutcome(min(state.bound_ns, step), "open" if fate == "open" else "solved", plan, step)
 
 
 @dataclass(slots=True)
@@ -428,3 +452,45 @@ def _can_hold_all_layers(menus: Sequence[Menu], context: LayoutContext) -> bool:
 def _choice_of(program: ChoiceProgram, values: IntArray) -> Choice:
     """Return the item chosen for each stage in an integer answer."""
     return [int(np.argmax(part)) for part in program.split(values[: int(program.offsets[-1])].astype(np.float64))]
+
+
+def resolve_in_parts(
+    solver: LayoutSolver,
+    part_bounds: PartBounds,
+    context: LayoutContext,
+    cutoff_ns: int,
+    bound_ns: int,
+    effort: int,
+) -> LayoutOutcome:
+    """Resolve a layout of a space in parts; see ``LayoutSolver.resolve``.
+
+    Without effort the relaxation over all counts is enough: its bound holds for every part, and its rounded plans
+    are in the space.
+    """
+    if not effort:
+        if even_splits(context.problem, context.layout) is None and context.layout.vpp > 1:
+            return LayoutOutcome(bound_ns, "open")
+        return solver.resolve(context, cutoff_ns, bound_ns, 0)
+    best: LayoutOutcome | None = None
+    fates: set[Fate] = set()
+    min_bound = 2**62
+    for part in part_settings(context):
+        key = (context.layout, part_key(part))
+        proved = max(part_bounds.get(key, 0), bound_ns)
+        if proved > cutoff_ns:
+            min_bound = min(min_bound, proved)
+            fates.add("relaxed")
+            continue
+        outcome = solver.resolve(part, cutoff_ns, proved, effort)
+        part_bounds[key] = max(proved, outcome.bound_ns)
+        min_bound = min(min_bound, part_bounds[key])
+        fates.add(outcome.fate)
+        if outcome.step_time_ns is not None:
+            best = outcome
+            step = outcome.step_time_ns
+            cutoff_ns = min(cutoff_ns, int(step * (1.0 - AIM * solver.options.gap)), step - 1)
+    fate: Fate = next((name for name in ("open", "solved", "relaxed") if name in fates), "bounded")
+    if best is None:
+        return LayoutOutcome(min_bound, fate)
+    assert best.step_time_ns is not None
+    return LayoutOutcome(min(min_bound, best.step_time_ns), fate, best.plan, best.step_time_ns)

@@ -9,7 +9,7 @@ import numpy as np
 
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.space.recompute_parts import in_parts
+from milpplan.optimize.space.plan_space import in_parts
 from milpplan.problem.plan import Plan, Recompute, VirtualStage
 from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray

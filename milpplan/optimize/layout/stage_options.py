@@ -1,4 +1,4 @@
-"""Menus: for every virtual stage, the options that can be part of a plan better than a cutoff.
+"""Context of one layout, and menus: for every virtual stage, the options of plans better than a cutoff.
 
 An option (item) says how many layers of each run the stage holds and how many are recomputed. Step time never
 falls when a backward gets longer. So among items with the same layers, an item is dominated by another with a
@@ -14,13 +14,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.optimize.space.layer_splits import layer_bounds, layers_up_to, model_runs, place_bounds, run_counts
-from milpplan.problem.plan import Layout
+from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
+from milpplan.simulation.layers.terms import ONCE, Phase
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation.layout_costs import LayoutCosts, usable_memory_bytes
 from milpplan.simulation.mixed_costs import RankCosts, rank_capacities
 from milpplan.simulation.pipeline.schedule import LiveProfile, live_profiles, placement
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.stages import EMBEDDING, HEAD, StageOptions, stage_options
+from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.simulator import fits_in_memory, rank_memory, step_times_ns
+from milpplan.simulation.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages, stage_options
 
 ITEM_BYTES = (
     *("state_bytes", "kept_bytes", "deferred_bytes", "transient_bytes"),
@@ -414,3 +418,50 @@ def _pareto(options: StageOptions, rows: IntArray) -> IntArray:
         if not best or not ((kept[best] <= kept[row]) & (transient[best] <= transient[row])).any():
             best.append(row)
     return rows[best]
+
+
+def fitting_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts) -> int | None:
+    """Return the exact step time in ns; None where the plan does not fit. Heterogeneous replicas: the slowest
+    replica's step."""
+    if isinstance(costs, ReplicaCosts):
+        views = enumerate(costs.views)
+        steps = [fitting_step_ns(v.problem, plan.of_replicas(t, v.layout), v.costs) for t, v in views]
+        fitting_steps = [step for step in steps if step is not None]
+        return max(fitting_steps) if len(fitting_steps) == len(steps) else None
+    stages = plan_stages(costs, problem.model.layer_kinds, plan)
+    if not fits_in_memory(problem, plan.layout, rank_memory(plan.layout, costs, stages)):
+        return None
+    return int(step_times_ns(plan.layout, costs, durations(stages)))
+
+
+def settings_of(problem: Problem, layout: Layout, costs: RankCosts | ReplicaCosts) -> tuple[LayoutContext, ...]:
+    """Return the contexts of a layout: one, or one per view for heterogeneous replicas."""
+    if isinstance(costs, ReplicaCosts):
+        return tuple(
+            context for view in costs.views for context in settings_of(view.problem, view.layout, view.costs)
+        )
+    return (LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem)),)
+
+
+def longest_step_ns(context: LayoutContext) -> int:
+    """Return an upper bound of the layout's step: everything one after another, every layer fully recomputed, on
+    the slowest node type."""
+    layout = context.layout
+    ranks = {context.costs.type_of(rank): context.costs.of_rank(rank) for rank in range(layout.pp)}
+    crossings = sum(context.costs.crossing_ns(stage) for stage in range(context.num_stages))
+    transfers = 2 * (context.num_stages * int(context.costs.transfer_ns) + crossings)
+    longest_ns = max(_serial_ns(context, costs, transfers) for costs in ranks.values())
+    # Twice as a margin; differences between ranks add up to at most the sum over the types.
+    return 2 * longest_ns * len(ranks)
+
+
+def _serial_ns(context: LayoutContext, costs: LayoutCosts, transfers_ns: int) -> int:
+    """Return the time of everything one after another on one node type."""
+    duration = costs.duration_ns
+    counts = np.bincount(np.array(context.problem.model.layer_kinds), minlength=len(duration))
+    extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)
+    work = int((duration[:, ONCE].sum(axis=1) + extra) @ counts)
+    work += int(costs.embedding_ns.sum() + costs.head_ns.sum()) + transfers_ns
+    weights = np.append(counts, [1, 1])
+    once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ weights)
+    return context.layout.num_micro_batches * work + once + int(context.costs.barrier_ns)

@@ -1,4 +1,5 @@
-"""Registry of the solver backends, and which of them work here. Libraries are imported on demand."""
+"""Registry of the solver backends: which of them work here, and which confirm the bounds of which. Libraries are
+imported on demand."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from milpplan.errors import MilpplanError, SolverError, UnavailableError, UnknownNameError
 from milpplan.optimize.milp.program import Program, ProgramBuilder
@@ -20,6 +21,9 @@ from milpplan.optimize.milp.solution import (
     running,
 )
 from milpplan.plugins import plugin, plugin_names, plugin_title
+
+if TYPE_CHECKING:
+    from milpplan.optimize.result import SolveOptions
 
 
 def _cbc() -> Backend:
@@ -167,3 +171,21 @@ def probed(name: str) -> Solution:
     builder.add_row("cover", pair, (2, 3), lower=7)
     builder.minimize(pair, (3, 4))
     return backend(name).solve(builder.build(), Limits(time_limit_s=PROBE_S))
+
+
+WITNESSES = {
+    "highs": ("cbc", "cpsat"),
+    "auto": ("cbc", "cpsat", "highs"),
+    "cbc": ("cpsat", "highs"),
+    "cpsat": ("highs", "cbc"),
+}
+"""Solvers that confirm a bound of the given backend, in order: the next is asked where one cannot, and never the
+solver that gave the bound."""
+OWN_WITNESSES = ("highs", "cbc", "cpsat")
+"""Solvers that confirm bounds of plug-ins."""
+
+
+def witnesses(options: SolveOptions) -> list[Backend]:
+    """Return the confirming solvers in the order in which they are asked; empty where the options want none."""
+    names = WITNESSES.get(options.backend, OWN_WITNESSES) if options.witness else ()
+    return [backend(name) for name in names]

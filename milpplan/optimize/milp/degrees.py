@@ -30,7 +30,6 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.program import MINUS_INFINITY, ProgramBuilder
-from milpplan.optimize.space.cluster_rules import cluster_rules, node_orders
 from milpplan.optimize.space.execution_rules import EXECUTION, EXECUTION_RULES, INFERENCE_RULES, Rule
 from milpplan.optimize.space.layout_table import (
     DEGREE_RULES,
@@ -40,6 +39,7 @@ from milpplan.optimize.space.layout_table import (
     SHARDING_RULES,
     divisors,
 )
+from milpplan.optimize.space.node_type_rules import cluster_rules, node_orders
 from milpplan.optimize.space.stage_rules import stage_rules
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import WORDS, IntArray, LayoutColumns, ascending, column_value

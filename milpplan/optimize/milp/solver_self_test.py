@@ -13,8 +13,7 @@ import numpy as np
 from milpplan.errors import InvalidInputError, MilpplanError, SolverError, UnavailableError
 from milpplan.optimize.milp.backends import PROBE_OPTIMUM, backend, backend_names, probed
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, ProgramBuilder
-from milpplan.optimize.milp.solution import Limits, Solution, run_interruptibly
-from milpplan.optimize.milp.violations import violations
+from milpplan.optimize.milp.solution import Limits, Solution, run_interruptibly, violations
 
 NUM_RANDOM_PROGRAMS: Final = 20
 CANARY_S: Final = 5.0

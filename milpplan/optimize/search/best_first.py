@@ -7,20 +7,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.optimize.bounds.cost_cache import CostCache
 from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.bounds.uniform_steps import FIRST_BATCH, GROWTH, MAX_BATCH, KnownTables
 from milpplan.optimize.context import SolveContext
-from milpplan.optimize.layout.evaluation import fitting_step_ns
+from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
 from milpplan.optimize.objective import objective_weights, threshold
 from milpplan.optimize.result import Progress
-from milpplan.optimize.search.explored_layouts import ExploredLayouts
+from milpplan.optimize.search.explored_layouts import (
+    FIRST_BATCH,
+    GROWTH,
+    MAX_BATCH,
+    CostCache,
+    ExploredLayouts,
+    KnownTables,
+)
 from milpplan.optimize.search.prune_reasons import FATES, PruneRecord
-from milpplan.optimize.search.solution_pool import KEPT_PLANS, with_plan
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.optimize.space.membership import in_space
+from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
@@ -28,6 +32,8 @@ from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
 from milpplan.simulation.mixed_costs import AnyTable, cluster_costs
 from milpplan.units import NS_PER_S
 
+KEPT_PLANS = 16
+"""Capacity of the pool."""
 FIRST_CHUNK, FIRST_UNIFORM_CHUNK, CHUNK = 8_192, 2_048, 65_536
 """Number of layouts bounded together: small until there is an incumbent, and smaller in the uniform space, where
 bounds are close to the plans' step times."""
@@ -37,6 +43,20 @@ PROMISING = 5000
 """Number of layouts of the free space whose uniform plans are bounded in search of a first incumbent."""
 FIRST_PLANS = 12
 """Number of uniform plans simulated for a first incumbent of the free space."""
+
+
+def with_plan(offered: list[tuple[float, Plan]], value: float, plan: Plan) -> list[tuple[float, Plan]]:
+    """Return the pool, sorted by objective, with a plan added.
+
+    The plan is added only if it is among the ``KEPT_PLANS`` best, and the best of its layout.
+    """
+    if len(offered) >= KEPT_PLANS and value >= offered[-1][0]:
+        return offered
+    same = next((index for index, (_, other) in enumerate(offered) if other.layout == plan.layout), None)
+    if same is not None and offered[same][0] <= value:
+        return offered
+    kept = [entry for index, entry in enumerate(offered) if index != same]
+    return sorted([*kept, (value, plan)], key=lambda entry: entry[0])[:KEPT_PLANS]
 
 
 @dataclass(slots=True)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.optimize.layout.layout_solver import LayoutSolver
-from milpplan.optimize.layout.part_solving import PartBounds
+from milpplan.optimize.layout.layout_solver import LayoutSolver, PartBounds
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.layout_queue import LayoutQueue, LayoutResult, LayoutTask, cutoff_ns, decided
 from milpplan.optimize.search.layout_workers import LayoutWorkers

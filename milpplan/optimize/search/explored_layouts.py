@@ -1,4 +1,4 @@
-"""Node store of the search: bounds and fates of the layouts that it explores one by one."""
+"""Node store of the search: bounds, fates and cost constants of the layouts that it explores one by one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,19 @@ from milpplan.optimize.search.candidate_layouts import CandidateLayouts
 from milpplan.optimize.search.prune_reasons import FATES
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.bulk.simulate_many import simulate_known, together
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, ascending
+from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
+from milpplan.simulation.mixed_costs import AnyTable, RankCosts, cluster_costs
+from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.states import least_held_bytes
+
+BLOCK = 2048
+"""Number of layouts whose constants are computed together."""
+FIRST_BATCH, MAX_BATCH = 48, 1024
+"""Number of plans simulated together: in the first batch, and at most."""
+GROWTH = 16
+"""Growth factor of the batches: the first plans may prune nearly all others."""
 
 
 @dataclass(slots=True)
@@ -107,3 +117,63 @@ class ExploredLayouts:
         self.bounds_ns[rows] = best
         self.fates[rows[~np.isfinite(best)]] = FATES.index("does_not_fit")
         self.fates[rows[simulated]] = FATES.index("solved")
+
+
+@dataclass(slots=True)
+class CostCache:
+    """Constants of at most ``BLOCK`` layouts, by their rows."""
+
+    problem: Problem
+    rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Ascending."""
+    costs: AnyTable | None = None
+
+    def keep(self, rows: IntArray, costs: AnyTable) -> None:
+        """Store constants (rows ascending), unless there are too many."""
+        if len(rows) <= BLOCK:
+            self.rows, self.costs = rows, costs
+
+    def at(self, space: LayoutSpace, row: int, queue: IntArray) -> RankCosts | ReplicaCosts:
+        """Return the constants of a layout; those of the layouts after it in ``queue`` are computed with it."""
+        index = int(np.searchsorted(self.rows, row))
+        if self.costs is None or index == len(self.rows) or self.rows[index] != row:
+            rows = np.array([row])
+            ahead = np.flatnonzero(queue == row)
+            if len(ahead):
+                rows = ascending(queue[ahead[0] : ahead[0] + BLOCK])
+            self.rows, self.costs = rows, cluster_costs(self.problem, space.take(rows))
+            index = int(np.searchsorted(rows, row))
+        return self.costs.at(index)
+
+
+@dataclass(slots=True)
+class KnownTables:
+    """Cost constants of the layouts that a search has bounded, by their rows."""
+
+    problem: Problem
+    tables: list[CostTable] = field(default_factory=list)
+    table_of: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    index_in_table: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def add(self, rows: IntArray, costs: CostTable) -> None:
+        """Add the constants of some layouts."""
+        missing = int(rows.max(initial=-1)) + 1 - len(self.table_of)
+        if missing > 0:
+            self.table_of = np.concatenate([self.table_of, np.full(missing, -1)])
+            self.index_in_table = np.concatenate([self.index_in_table, np.full(missing, -1)])
+        self.table_of[rows], self.index_in_table[rows] = len(self.tables), np.arange(len(rows))
+        self.tables.append(costs)
+
+    def steps_ns(self, space: LayoutSpace, rows: IntArray, modes: IntArray) -> FloatArray:
+        """Return step times of the uniform plans of layouts, each with the recompute mode of a number, nanoseconds
+        [n].
+
+        Infinite where a plan does not fit. Plans with equal schedule, ranks and chunks cost little more together
+        than alone.
+        """
+        distinct, index = np.unique(rows, return_inverse=True)
+        asked_modes, column = np.unique(modes, return_inverse=True)
+        names = tuple(self.problem.recompute_modes[mode] for mode in asked_modes.tolist())
+        costs = together(self.tables, self.table_of[distinct], self.index_in_table[distinct])
+        steps = simulate_known(self.problem, space.take(distinct), names, costs)
+        return np.where(steps.fits, steps.step_time_ns, np.inf)[index, column]

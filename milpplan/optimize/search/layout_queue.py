@@ -12,17 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.optimize.bounds.horizon import longest_step_ns
-from milpplan.optimize.counters import Counters
-from milpplan.optimize.layout.evaluation import settings_of
-from milpplan.optimize.layout.layout_outcome import LayoutOutcome
-from milpplan.optimize.layout.layout_solver import AIM, LayoutSolver
-from milpplan.optimize.layout.part_solving import PartBounds, resolve_in_parts
+from milpplan.optimize.context import Counters
+from milpplan.optimize.layout.layout_solver import AIM, LayoutOutcome, LayoutSolver, PartBounds, resolve_in_parts
 from milpplan.optimize.layout.replica_solver import resolve_replicas
+from milpplan.optimize.layout.stage_options import longest_step_ns, settings_of
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.objective import threshold
 from milpplan.optimize.search.prune_reasons import Fate
-from milpplan.optimize.space.recompute_parts import in_parts
+from milpplan.optimize.space.plan_space import in_parts
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.simulation.mixed_costs import RankCosts

@@ -8,6 +8,7 @@ the time limit ends it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,13 +17,16 @@ from typing import Final
 import numpy as np
 
 from milpplan.errors import UnavailableError
-from milpplan.optimize.counters import Counters
+from milpplan.optimize.context import Counters
+from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize.milp.backends import backend, witnesses
+from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import running
 from milpplan.optimize.objective import threshold
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.search.layout_queue import Begun, Entry, LayoutQueue, LayoutResult, Reply, Round
-from milpplan.optimize.search.worker import WorkerInit
+from milpplan.optimize.search.layout_queue import Begun, Entry, LayoutQueue, LayoutResult, LayoutTask, Reply, Round
 from milpplan.optimize.search.worker_process import WorkerProcess, can_start, usable_cpus
+from milpplan.problem.problem import Problem
 
 MOST_WORKERS: Final = 4
 """Default maximum number of processes."""
@@ -36,6 +40,55 @@ DEALT: Final = 32
 """Maximum number of new layouts that a process is given in a round."""
 LATE_S: Final = 1.0
 """Seconds after the time limit until which a reply is awaited."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInit:
+    """First message to a worker: the search it works for. ``options`` hold no functions."""
+
+    problem: Problem
+    options: SolveOptions
+    keep_below: float
+    wants_programs: bool
+
+    def worker(self, gone: threading.Event) -> Worker:
+        """Return the worker that answers the following messages; ``gone`` is set once the parent has gone."""
+        return Worker.of(self, gone)
+
+
+@dataclass(slots=True)
+class Worker:
+    """Decides layouts in rounds."""
+
+    layouts: LayoutQueue
+    tasks: dict[int, LayoutTask] = field(default_factory=dict)
+    programs: list[Program] = field(default_factory=list)
+
+    @staticmethod
+    def of(init: WorkerInit, gone: threading.Event) -> Worker:
+        """Make the worker of a search; ``gone`` is set once the parent has gone."""
+        tasks: dict[int, LayoutTask] = {}
+        programs: list[Program] = []
+        options = replace(
+            init.options, cancelled=gone.is_set, on_program=programs.append if init.wants_programs else None
+        )
+        solver = LayoutSolver(options, backend(options.backend), witnesses(options), None)
+        layouts = LayoutQueue(init.problem, solver, tasks.__getitem__, keep_below=init.keep_below)
+        return Worker(layouts, tasks, programs)
+
+    def reply(self, work_order: Round) -> Reply:
+        """Work for one round."""
+        layouts = self.layouts
+        layouts.solver.deadline = None if work_order.seconds is None else time.monotonic() + work_order.seconds
+        layouts.best_value = min(layouts.best_value, work_order.best_value)
+        self.tasks.update((task.row, task) for _, task in work_order.tasks)
+        layouts.drop(work_order.dropped)
+        layouts.add(entry for entry, _ in work_order.tasks)
+        results = tuple(layouts.run(work_order.work_s))
+        left: tuple[Entry, ...] = tuple(layouts.give_back())
+        programs = tuple(self.programs)
+        self.programs.clear()
+        return Reply(results, layouts.begun(), left, replace(layouts.solver.counters), programs)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,7 @@
-"""Worker process: the parent's side of the pipe. ``worker`` is the other side.
+"""Worker process: both ends of the pipe, the parent's (``WorkerProcess``) and the worker's (``main``).
 
+The parent sends messages, the worker an answer to each. The first message creates the object that answers all
+others.
 The worker is a Python process that imports only milpplan, so a script needs no guard around its main part. It ends
 when its standard input is closed, for whatever reason, together with the solvers that it has started.
 """
@@ -14,21 +16,24 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
-from milpplan.errors import UnavailableError
+from milpplan.errors import SolverError, UnavailableError
 from milpplan.optimize.milp.solution import end_if
 
 POLL_S: Final = 0.1
 """Seconds between two looks at ``cancelled`` while an answer is awaited."""
 PATIENCE_S: Final = 5.0
 """Seconds that a process may take to end after it was told to."""
+GRACE_S: Final = 1.0
+"""Seconds that the solvers have to end once the parent has gone."""
 # The parent may die before it sends anything.
 START: Final = (
     "import pickle, sys; sys.stdin.buffer.peek(1) or sys.exit(); sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from milpplan.optimize.search.worker import main; main()"
+    "from milpplan.optimize.search.worker_process import main; main()"
 )
 
 
@@ -145,3 +150,68 @@ class WorkerProcess:
         self._reader.join(PATIENCE_S)
         self._writer.join(PATIENCE_S)
         self.process.stdout.close()
+
+
+def main() -> None:
+    """Answer messages on standard input until it ends."""
+    if os.name == "posix":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The buffered reader, which may hold more bytes than were consumed.
+    source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    # Printed text must not get between the answers.
+    os.dup2(2, 1)
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    gone = threading.Event()
+    threading.Thread(target=_read, args=(source, messages, gone), daemon=True).start()
+    with suppress(KeyboardInterrupt, OSError, MemoryError):
+        serve(messages, target, gone)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def serve(messages: queue.SimpleQueue[Any], target: BinaryIO, gone: threading.Event) -> None:
+    """Answer messages.
+
+    An error is sent as an answer. Only exhausted memory ends this process without an answer, and the parent then
+    goes on alone.
+    """
+    try:
+        init = messages.get()
+        worker = None if init is None else init.worker(gone)
+        while worker is not None and (message := messages.get()) is not None:
+            _answer(target, "reply", worker.reply(message))
+    except (KeyboardInterrupt, OSError, MemoryError):
+        raise
+    except Exception as error:
+        _answer(target, "error", _portable(error))
+
+
+def _answer(target: BinaryIO, kind: str, value: object) -> None:
+    target.write(pickle.dumps((kind, value)))
+    target.flush()
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the error with its traceback as a note; its text where it cannot be pickled."""
+    where = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = SolverError(f"{type(error).__name__}: {error}")
+    error.add_note(f"In a worker process:\n{where}")
+    return error
+
+
+def _read(source: BinaryIO, messages: queue.SimpleQueue[Any], gone: threading.Event) -> None:
+    """Queue messages until standard input ends; then end this process and its solvers after a moment."""
+    try:
+        while True:
+            messages.put(pickle.load(source))
+    except Exception:
+        gone.set()
+        messages.put(None)
+    time.sleep(GRACE_S)
+    if os.name == "posix" and os.getpgrp() == os.getpid():
+        # Solvers may be processes of their own: end the whole group.
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.space.product import Columns
+from milpplan.optimize.space.rule_filter import Columns
 from milpplan.problem.plan import Layout
 from milpplan.simulation.layout_columns import SWITCHES, BoolArray, IntArray, LayoutColumns, constant, unique_rows
 

@@ -13,11 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.optimize.space.cluster_rules import (
-    CLUSTER_ORDER_RULES,
-    CLUSTER_RULES,
-    node_orders,
-)
 from milpplan.optimize.space.execution_rules import (
     CAPACITY_RULES,
     DOMINANCE,
@@ -31,24 +26,28 @@ from milpplan.optimize.space.execution_rules import (
 )
 from milpplan.optimize.space.layout_space import SHARDING, Choices, LayoutSpace
 from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
-from milpplan.optimize.space.product import Columns, cross, expand
-from milpplan.optimize.space.replica_rules import (
+from milpplan.optimize.space.node_type_rules import (
     ALL_REPLICA_RULES,
+    CLUSTER_ORDER_RULES,
+    CLUSTER_RULES,
     REPLICA_DEGREE_RULES,
     REPLICA_RULES,
     meeting_once,
+    node_orders,
     replica_rank_orders,
     shares_in,
     with_shares,
 )
-from milpplan.optimize.space.rule_filter import STANDS_FOR, RuleFilter, not_forbidden
-from milpplan.optimize.space.stage_choices import allowed, stage_choices, virtual_stages
+from milpplan.optimize.space.rule_filter import STANDS_FOR, Columns, RuleFilter, cross, expand, not_forbidden
 from milpplan.optimize.space.stage_rules import (
     SPLIT_BACKWARD_RULES,
     SPLIT_RULES,
+    allowed,
     max_virtual_stages,
     schedule_rules,
+    stage_choices,
     stage_rules,
+    virtual_stages,
 )
 from milpplan.optimize.space.target_rules import target_crossed_rules, target_rules, target_sharding_rules
 from milpplan.problem.model import DenseMlp, MixtureOfExperts

@@ -1,2 +1,2 @@
-"""Interleaved schedules with uneven splits: ``layer_branching``, ``branching_rules``, ``rank_relaxation``,
-``event_time_lp``, ``layer_local_search``, ``relaxed_space_bound``."""
+"""Interleaved schedules with uneven splits: ``layer_branching``, ``rank_relaxation``, ``event_time_lp``,
+``layer_local_search``."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from milpplan.optimize.counters import Counters
+from milpplan.optimize.context import Counters
 from milpplan.optimize.layout.cutting_planes import LayoutState
 from milpplan.optimize.layout.rounding import fitted_plan
 from milpplan.optimize.layout.stage_options import LayoutContext

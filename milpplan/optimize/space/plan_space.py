@@ -1,4 +1,5 @@
-"""Parts of a space in which all virtual stages share one recompute setting (``Space.recompute_counts``).
+"""Plans of a space beyond their layouts: membership, and the parts in which all virtual stages share one recompute
+setting (``Space.recompute_counts``).
 
 For a launcher with one recompute setting for the whole run, the search takes setting by setting. In a part the
 counts of a virtual stage follow from its layers, so everything that holds for free counts holds for the part, with
@@ -10,12 +11,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.layout.stage_options import LayoutContext
+from milpplan.optimize.space.layer_splits import even_splits, layer_bounds
 from milpplan.problem.plan import Plan, Recompute
 from milpplan.problem.problem import Problem
 
 PartKey = tuple[tuple[str, ...], int | None]
 """Recompute modes of a part, and the number of first layers that it recomputes."""
+
+
+def in_space(problem: Problem, plan: Plan) -> bool:
+    """Return True if a plan's stages are in the space; its layout is not checked."""
+    if plan.virtual_stages[-1].layers[1] != problem.model.num_layers:
+        return False
+    modes = problem.recompute_modes
+    if problem.space.kind == "uniform":
+        return any(plan == uniform_plan(problem, plan.layout, mode) for mode in modes)
+    bounds, other = layer_bounds(problem, plan.layout), plan.other_recompute
+    if any((part.full and "full" not in modes) or (part.selective and "selective" not in modes) for part in other):
+        return False
+    if "none" not in modes and any(
+        part.full + part.selective < stage.num_layers
+        for part, stage in zip(other, plan.virtual_stages, strict=False)
+    ):
+        return False
+    splits = even_splits(problem, plan.layout)
+    if splits is not None and tuple(stage.num_layers for stage in plan.virtual_stages) not in splits:
+        return False
+    sizes = [stage.num_layers for stage in plan.virtual_stages]
+    within_bounds = all(low <= size <= high for size, (low, high) in zip(sizes, bounds, strict=True))
+    return within_bounds and recomputes_as_declared(problem, plan)
 
 
 def in_parts(problem: Problem) -> bool:

@@ -1,29 +1,33 @@
-"""Heterogeneous data-parallel replicas: rules of their layouts, and shares of the batch.
+"""Rules of clusters with several node types, and the batch's shares of heterogeneous data-parallel replicas.
 
-A replica is wholly on one node type. The replicas of all types have equal degrees, layers and switches, and each
-type has its own number of micro-batches. Replicas are numbered outermost (the order of ranks ends with dp), so
-those of a type are neighbours.
+Node types differ either between the stages of equal replicas, where each pipeline rank is on one type, or between
+replicas. Then a replica is wholly on one node type. The replicas of all types have equal degrees, layers and
+switches, and each type has its own number of micro-batches. Replicas are numbered outermost (the order of ranks
+ends with dp), so those of a type are neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 
 import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.space.execution_rules import Rule, offloads
-from milpplan.optimize.space.product import ProductTable, expand
+from milpplan.optimize.space.rule_filter import ProductTable, expand
 from milpplan.problem.plan import (
     RANK_ORDERS,
     SHARE_BASES,
     MicroBatchShares,
     RankOrder,
+    order_code,
     shares_code,
     shares_of,
 )
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import BoolArray, IntArray, ascending, column_value
+from milpplan.simulation.network import placement
 
 USUAL_ORDER: RankOrder = "tp-cp-pp-dp"
 """Order of ranks where the space names none with the replicas outermost."""
@@ -33,6 +37,20 @@ MAX_ROWS_OF_MANY = 400_000
 """Maximum number of shares of more types, which grow with a power of the batch: about two million
 layouts, 1.5 GB."""
 OUTERMOST = np.array([order.endswith("dp") for order in RANK_ORDERS])
+REPLICA_RULES: dict[str, Rule] = {
+    "different_replicas_hold_all_experts": lambda p, c: (c["tp"] * c["cp"]) % (c["ep"] * c["etp"]) == 0,
+    "different_replicas_offload_nothing": lambda p, c: ~offloads(c),
+    "different_replicas_are_neighbours": lambda p, c: OUTERMOST[c["rank_order"]],
+}
+REPLICA_SHARDING_RULES: dict[str, Rule] = {
+    "different_replicas_meet_once_a_step": lambda p, c: c["zero_stage"] <= 1,
+}
+"""ZeRO 2 and 3 exchange gradients or weights in every micro-batch, and replicas have different numbers of them."""
+CLUSTER_ORDER_RULES: dict[str, Rule] = {
+    "node_types_need_stages_of_neighbours": lambda p, c: placement.stages_are_blocks(c),
+}
+"""Rules on the order of ranks where node types differ between stages: a stage whose accelerators are
+interleaved with another stage's would be on several types."""
 
 
 def replicas_of(problem: Problem, c: Mapping[str, IntArray]) -> list[IntArray]:
@@ -52,16 +70,6 @@ REPLICA_DEGREE_RULES: dict[str, Rule] = {
     "node_types_hold_whole_replicas": _whole_replicas,
 }
 
-REPLICA_RULES: dict[str, Rule] = {
-    "different_replicas_hold_all_experts": lambda p, c: (c["tp"] * c["cp"]) % (c["ep"] * c["etp"]) == 0,
-    "different_replicas_offload_nothing": lambda p, c: ~offloads(c),
-    "different_replicas_are_neighbours": lambda p, c: OUTERMOST[c["rank_order"]],
-}
-
-REPLICA_SHARDING_RULES: dict[str, Rule] = {
-    "different_replicas_meet_once_a_step": lambda p, c: c["zero_stage"] <= 1,
-}
-"""ZeRO 2 and 3 exchange gradients or weights in every micro-batch, and replicas have different numbers of them."""
 
 ALL_REPLICA_RULES = REPLICA_DEGREE_RULES | REPLICA_RULES | REPLICA_SHARDING_RULES
 """All rules of heterogeneous replicas, for rows with all columns."""
@@ -166,3 +174,32 @@ def meeting_once() -> dict[str, Rule]:
         return lambda p, c: (c["replica_micro_batches"] == 0) | rule(p, c)
 
     return {name: of_different(rule) for name, rule in REPLICA_SHARDING_RULES.items()}
+
+
+def _whole_ranks(node_gpus: tuple[int, ...], pp: IntArray) -> BoolArray:
+    """Require that all tp x cp x dp accelerators of a pipeline rank are of one type: each type has a whole number
+    of ranks."""
+    total = sum(node_gpus)
+    return np.asarray(np.logical_and.reduce([pp * gpus % total == 0 for gpus in node_gpus]))
+
+
+CLUSTER_RULES: dict[str, Rule] = {
+    "node_types_hold_whole_ranks": lambda p, c: _whole_ranks(p.node_gpus, c["pp"]),
+}
+"""Rules of layouts whose stages differ in node type."""
+
+
+def cluster_rules(problem: Problem) -> dict[str, Rule]:
+    """Return the rules of stages on several node types; rules on the order only where some order of the space may
+    break them."""
+    if not problem.other_hardware:
+        return {}
+    outermost = all(order.endswith("pp") for order in problem.space.rank_order)
+    return CLUSTER_RULES if outermost else CLUSTER_RULES | CLUSTER_ORDER_RULES
+
+
+def node_orders(problem: Problem) -> IntArray:
+    """Return codes of the orders of node types along the pipeline that the space admits."""
+    types = len(problem.node_types)
+    orders = permutations(range(types)) if problem.space.node_order is None else problem.space.node_order
+    return np.array(sorted({order_code(tuple(order)) for order in orders}) if types > 1 else [0], dtype=np.int64)
