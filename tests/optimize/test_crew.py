@@ -258,9 +258,9 @@ def test_an_error_there_is_an_error_here() -> None:
     assert process.process.returncode == 0
 
 
-def test_time_passes_without_an_answer() -> None:
-    """None at the given time, not an error; and a process that does nothing ends at once."""
-    process = WorkerProcess(None)
+def test_time_passes_without_an_answer(branched: Problem) -> None:
+    """None at the given time, not an error; and a process that was asked nothing ends at once."""
+    process = WorkerProcess(WorkerInit(branched, SolveOptions(), 0.0, wants_programs=False))
     assert process.answer(time.monotonic(), None) is None
     process.close()
     assert process.process.returncode is not None

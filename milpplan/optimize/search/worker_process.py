@@ -2,6 +2,7 @@
 
 The parent sends messages, the worker an answer to each. The first message creates the object that answers all
 others.
+
 The worker is a Python process that imports only milpplan, so a script needs no guard around its main part. It ends
 when its standard input is closed, for whatever reason, together with the solvers that it has started.
 """
