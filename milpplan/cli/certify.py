@@ -41,7 +41,7 @@ from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import write_mps
-from milpplan.optimize.objective import has_one_step_time, of_one_second, printed_unit
+from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
 from milpplan.optimize.result import (
     PlanResult,
     SolveOptions,
@@ -424,7 +424,7 @@ def _step_bound(problem: Problem, claim: ClaimedResult, report: StepReport | Non
     if problem.job.objective == "num_gpus":
         # A missing bound does not agree with any.
         return 0.0 if claim.lower_bound_s is None else claim.lower_bound_s
-    return claim.bound / printed_unit(problem)[0] / of_one_second(problem)
+    return claim.bound / printed_unit(problem)[0] / objective_per_second(problem)
 
 
 def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) -> tuple[Plan, ...]:

@@ -9,8 +9,8 @@
     (``turns``). Their switches are priced by the planner of switches, and ``groups`` solves the sets that stay
     open.
  5. The remaining time completes the proof for single strategies. With two CPUs a second process does that from the
-    start (``single_strategy_process``), and 3 runs for a moment before 2. Once no single strategy is in question,
-    the second process works on sets of strategies (``set_process``).
+    start (``single_strategy_process``), and step 3 begins for a moment before step 2. Once no single strategy is
+    in question, the second process works on sets of strategies (``set_process``).
 
 ``groups`` works on tables that never exceed the exact times (``cost_tables``), so its bounds hold for the exact
 times. Every answer is packed and counts with its exact time (``replica_time``). The bound of the step is the

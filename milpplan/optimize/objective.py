@@ -43,7 +43,7 @@ def has_one_step_time(problem: Problem) -> bool:
     return len(job.num_gpus_values) == 1 and len(job.global_batch_values) == 1
 
 
-def of_one_second(problem: Problem) -> float:
+def objective_per_second(problem: Problem) -> float:
     """Return the search's objective of a step of one second; the batch and the number of GPUs are fixed."""
     job = problem.job
     if job.objective != "gpu_hours":

@@ -21,8 +21,8 @@ from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.objective import (
     has_one_step_time,
+    objective_per_second,
     objective_weights,
-    of_one_second,
     printed_unit,
 )
 from milpplan.optimize.result import (
@@ -77,7 +77,7 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
     if problem.job.objective == "num_gpus":
         return fewest(problem, chosen, problem.job.num_gpus_values)
     if problem.space.kind == "free" and problem.interleaved_layers == "any":
-        # With few layers the splits of any kind are searched as fast as the even ones before them.
+        # With few layers a first search over even splits saves no time.
         start = _solve if problem.model.num_layers <= ANY_SPLIT_LAYERS else _from_even
         return start(problem, chosen)
     result = _solve(problem, chosen)
@@ -303,7 +303,7 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
     starts: list[Plan] = []
     try:
         if not first.message:
-            starts = _moved(problem, first, None if limit is None else started + 0.1 * limit)
+            starts = _locally_improved(problem, first, None if limit is None else started + 0.1 * limit)
     except KeyboardInterrupt:
         first = replace(first, message="Interrupted.")
     starts = starts or [plan for plan in (first.plan,) if plan is not None]
@@ -315,8 +315,8 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
     return replace(result, wall_time_s=spent + result.wall_time_s, message=first.message or result.message)
 
 
-def _moved(problem: Problem, first: PlanResult, deadline: float | None) -> list[Plan]:
-    """Return the best even plans, and the results of a local search that moves layers of the interleaved plans."""
+def _locally_improved(problem: Problem, first: PlanResult, deadline: float | None) -> list[Plan]:
+    """Return the best even plan, then each good interleaved plan after a local search moved its layers."""
     from milpplan.optimize.uneven.layer_local_search import moved
 
     best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
@@ -390,7 +390,7 @@ def _result(problem: Problem, options: SolveOptions, search: Search, started: fl
         objective_name=name,
         objective=None if value is None else value * scale,
         objective_bound=bound * scale if has_bound else None,
-        lower_bound_s=bound / of_one_second(problem) if has_bound and single else None,
+        lower_bound_s=bound / objective_per_second(problem) if has_bound and single else None,
         gap=gap,
         rejected=dict(search.whole.rejected),
         enumerated=search.whole.enumerated,

@@ -1,8 +1,9 @@
 """Solver of one layout against a cutoff: counting, two relaxations with critical-path cuts, the integer program.
 
 Each step either proves that no plan of the layout is at or below the cutoff, or finds a plan and lowers the
-cutoff. A menu that runs empty proves by counting. The relaxations prove by their duals, checked in exact integers.
-The integer program proves by a backend, confirmed by a second backend (``SolveOptions.witness``).
+cutoff. If no option is left for some stage, no plan can exist: this proves without a solver. The relaxations
+prove by their duals, checked in exact integers. The integer program proves by a backend, confirmed by a second
+backend (``SolveOptions.witness``).
 
 A layout whose virtual stages share one recompute setting is solved in parts with a fixed setting (``plan_space``).
 """
@@ -41,9 +42,9 @@ from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.step_graph import StepGraph
 
-AIM = 0.9
-"""Share of the gap that proofs aim at, so that a bound that a second solver confirms only in part still closes the
-gap."""
+AIMED_GAP_SHARE = 0.9
+"""Proofs aim at this share of the gap: a second solver may confirm a slightly smaller bound, which must still be
+within the gap."""
 QUICK_ROUNDS = 30
 FULL_ROUNDS = 150
 MENU_ROUNDS = 60
@@ -123,7 +124,7 @@ class LayoutSolver(SolveContext):
             self.known_paths.setdefault(key, analytic_paths(layout)),
             cutoff_ns,
             bound_ns,
-            AIM * self.options.gap,
+            AIMED_GAP_SHARE * self.options.gap,
             self.deadline,
             self.counters,
         )
@@ -132,7 +133,7 @@ class LayoutSolver(SolveContext):
         """Decide the layout by splits, relaxations and programs, as far as ``effort`` and time allow."""
         splits = even_splits(state.context.problem, state.context.layout)
         if splits is None and state.context.layout.vpp > 1:
-            return self._tree(state, NODES)
+            return self._branch_on_layers(state, NODES)
         if splits is not None and len(splits) > MAX_SPLITS:
             splits = None
         bounds = SplitBounds(state.context, state.graph, tuple(state.pool))
@@ -152,14 +153,14 @@ class LayoutSolver(SolveContext):
         if not effort or self.out_of_time():
             return "open"
         if splits is not None:
-            return self._splits(state, splits, bounds)
-        return self._whole(state, menus)
+            return self._decide_splits(state, splits, bounds)
+        return self._decide_whole(state, menus)
 
-    def _tree(self, state: LayoutState, nodes: int) -> Fate:
+    def _branch_on_layers(self, state: LayoutState, nodes: int) -> Fate:
         """Branch and bound over the layers of the virtual stages, for a number of nodes."""
         part, programs = (state.context.layout, part_key(state.context)), self.counters.integer_programs
         if part not in self.trees:
-            self.trees[part] = BranchingTree(state, self._split)
+            self.trees[part] = BranchingTree(state, self._decide_split)
         self.trees[part].run(state, nodes)
         if self.trees[part].finished:
             del self.trees[part]
@@ -168,7 +169,7 @@ class LayoutSolver(SolveContext):
         self.trees.pop(part, None)
         return "solved" if self.counters.integer_programs > programs else "relaxed"
 
-    def _split(self, part: LayoutState, split: tuple[int, ...]) -> None:
+    def _decide_split(self, part: LayoutState, split: tuple[int, ...]) -> None:
         """Decide one split of the layers: raise the bound or find the best plan."""
         bounds = SplitBounds(part.context, part.graph, tuple(part.pool))
         part.bound_ns = max(part.bound_ns, bounds.bound_ns(split, part.cutoff_ns))
@@ -177,10 +178,10 @@ class LayoutSolver(SolveContext):
         part.context = part.context.with_split(split, bounds.min_backward_ns(split))
         max_layers = _max_layers_counted(part.context, part.cutoff_ns)
         menus = None if max_layers is None else compact_rounds(part, max_layers, FULL_ROUNDS)
-        if menus is None or part.closed or self._whole(part, menus) != "open":
+        if menus is None or part.closed or self._decide_whole(part, menus) != "open":
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
 
-    def _whole(self, state: LayoutState, menus: list[Menu]) -> Fate:
+    def _decide_whole(self, state: LayoutState, menus: list[Menu]) -> Fate:
         """Solve the menus' relaxation and, where it does not decide, integer programs."""
         program = start_program(state, menus)
         if program is None:
@@ -191,7 +192,7 @@ class LayoutSolver(SolveContext):
         trying = partial(try_choice, state, program)
         return "open" if self.out_of_time() else self.programs(state, program, trying)
 
-    def _splits(self, state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
+    def _decide_splits(self, state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
         """Decide every split of the layers, most promising first. The layout's bound is the minimum of the splits'
         bounds."""
         parts: list[tuple[int, int, LayoutState]] = []
@@ -212,7 +213,7 @@ class LayoutSolver(SolveContext):
             if not part.closed:
                 max_layers = _max_layers_counted(part.context, part.cutoff_ns)
                 menus = None if max_layers is None else compact_rounds(part, max_layers, QUICK_ROUNDS)
-                if menus is not None and not part.closed and self._whole(part, menus) == "open":
+                if menus is not None and not part.closed and self._decide_whole(part, menus) == "open":
                     bound_ns, fate = min(bound_ns, part.bound_ns), "open"
                 state.take_best(part)
         state.bound_ns = max(state.bound_ns, min(bound_ns, state.cutoff_ns + 1))
@@ -488,7 +489,7 @@ def resolve_in_parts(
         if outcome.step_time_ns is not None:
             best = outcome
             step = outcome.step_time_ns
-            cutoff_ns = min(cutoff_ns, int(step * (1.0 - AIM * solver.options.gap)), step - 1)
+            cutoff_ns = min(cutoff_ns, int(step * (1.0 - AIMED_GAP_SHARE * solver.options.gap)), step - 1)
     fate: Fate = next((name for name in ("open", "solved", "relaxed") if name in fates), "bounded")
     if best is None:
         return LayoutOutcome(min_bound, fate)

@@ -64,7 +64,7 @@ class Search:
     """Run of the search over one layout space.
 
     The objective is step time (ns) times the layout's weight. ``bound`` gives all layouts closed-form bounds,
-    ``run`` then decides the layouts that the bounds leave open.
+    ``decide.decide_layouts`` then decides the layouts that the bounds leave open.
     """
 
     problem: Problem
@@ -75,7 +75,8 @@ class Search:
     starts: tuple[Plan, ...] = ()
     """Plans to start from, where the space contains them."""
     keep_below: float = -np.inf
-    """Objective below which layouts are explored even if they cannot improve the incumbent."""
+    """Objective below which layouts are explored even if they cannot improve the incumbent
+    (``explain.near_best``)."""
     candidates: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Layouts that may improve the incumbent. All other layouts of opened groups have objectives of at least
     ``rest_bound``."""
@@ -120,7 +121,7 @@ class Search:
             return np.zeros(0, dtype=np.int64)
         return self.explored.frontier.first(self.threshold(), min(layouts, capacity), self.context.out_of_time)
 
-    def _bound_all(self) -> None:
+    def _refine_bounds(self) -> None:
         """Bound layouts with memory and sharding, in the order of their bounds without them.
 
         Uniform plans are simulated on the way as incumbents. The loop ends when the compute time of every layout
@@ -162,7 +163,7 @@ class Search:
         part = self.explored.space.take(rows)
         costs = cluster_costs(self.problem, part)
         self.cost_cache.keep(rows, costs)
-        if self._in_bulk and isinstance(costs, CostTable):
+        if self._prices_in_batches and isinstance(costs, CostTable):
             self.step_tables.add(rows, costs)
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)
@@ -204,7 +205,7 @@ class Search:
         self.explored.frontier.prepare(self.context.out_of_time)
         if self.best is not None:
             self.note(force=True)
-        self._bound_all()
+        self._refine_bounds()
 
     def is_over(self) -> bool:
         """Return True once the time limit has passed, or once a first plan is found and no other is wanted."""
@@ -297,8 +298,8 @@ class Search:
         values = np.where(step_ns <= self.explored.limits_ns[rows], step_ns * self.explored.weights[rows], np.inf)
         order = self.by_value(np.arange(len(rows)), values)[:max_plans]
         self.queue = rows[order]
-        if self._in_bulk:
-            self._in_batches(rows[order], mode_indices[order], values[order])
+        if self._prices_in_batches:
+            self._simulate_in_batches(rows[order], mode_indices[order], values[order])
             return
         for index in order:
             if values[index] >= self.threshold() or self.is_over():
@@ -312,12 +313,12 @@ class Search:
             self.note()
 
     @property
-    def _in_bulk(self) -> bool:
+    def _prices_in_batches(self) -> bool:
         """True where uniform plans are priced in batches: in the uniform space, with equal hardware everywhere."""
         alike = not self.problem.other_hardware
         return alike and self.problem.space.kind == "uniform" and not self.first_only
 
-    def _in_batches(self, rows: IntArray, mode_indices: IntArray, values: FloatArray) -> None:
+    def _simulate_in_batches(self, rows: IntArray, mode_indices: IntArray, values: FloatArray) -> None:
         """Simulate plans in batches, in the given order, which is that of their bounds ``values`` [n].
 
         The set of simulated plans is the set that a loop over single plans would simulate.
@@ -334,11 +335,11 @@ class Search:
             before = np.minimum.accumulate(np.concatenate([[self.best_value], objective]))[:-1]
             below = values[start:end] < self._thresholds(before)
             count = len(below) if below.all() else int(below.argmin())
-            self._take_up(own[:count], modes[:count], steps[:count])
+            self._record_steps(own[:count], modes[:count], steps[:count])
             self.note()
             start, size = start + count, min(MAX_BATCH, GROWTH * size)
 
-    def _take_up(self, rows: IntArray, modes: IntArray, steps: FloatArray) -> None:
+    def _record_steps(self, rows: IntArray, modes: IntArray, steps: FloatArray) -> None:
         """Store simulated steps (infinite where a plan does not fit), and offer the fastest plans."""
         self.context.counters.simulations += int(np.isfinite(steps).sum())
         self.explored.uniform_ns[rows, modes] = steps

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.layout_solver import AIM, LayoutOutcome, LayoutSolver, PartBounds, resolve_in_parts
+from milpplan.optimize.layout.layout_solver import (
+    AIMED_GAP_SHARE,
+    LayoutOutcome,
+    LayoutSolver,
+    PartBounds,
+    resolve_in_parts,
+)
 from milpplan.optimize.layout.replica_solver import resolve_replicas
 from milpplan.optimize.layout.stage_options import longest_step_ns, settings_of
 from milpplan.optimize.milp.program import Program
@@ -89,7 +95,7 @@ class Reply:
 
 def cutoff_ns(best: float, gap: float, weight: float, limit_ns: float) -> int:
     """Return the longest step of a layout that improves the incumbent by as much as proofs aim at."""
-    return int(min(best * (1.0 - AIM * gap) / weight, limit_ns, 2.0**53))
+    return int(min(best * (1.0 - AIMED_GAP_SHARE * gap) / weight, limit_ns, 2.0**53))
 
 
 def decided(
