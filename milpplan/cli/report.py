@@ -19,7 +19,7 @@ from milpplan.reports.html.page_template import require_jinja
 from milpplan.reports.html.plan_page import plan_page
 from milpplan.reports.trace.lengths_trace import lengths_in, lengths_trace
 from milpplan.reports.trace.step_trace import trace_text
-from milpplan.reports.words.spaces import cost_model_text
+from milpplan.reports.words.proof_words import cost_model_text
 from milpplan.simulation.pipeline.step_lanes import step_lanes
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, seconds_text

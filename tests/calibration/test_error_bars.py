@@ -10,7 +10,7 @@ import milpplan
 from milpplan import Plan, Problem, simulate
 from milpplan.calibration.error_bars import at, error_bar, joint_end, robustness
 from milpplan.problem.hardware import Uncertainty
-from milpplan.reports.words.error_bars import error_bar_text, robustness_text
+from milpplan.reports.words.result_words import error_bar_text, robustness_text
 from tests.small import small_problem
 
 

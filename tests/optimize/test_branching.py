@@ -34,7 +34,7 @@ from milpplan.optimize.uneven.layer_local_search import improve
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
 from milpplan.reports.documents.document import result_document
 from milpplan.reports.text.solve_text import solve_report
-from milpplan.reports.words.spaces import space_text
+from milpplan.reports.words.proof_words import space_text
 from milpplan.simulation.layout_columns import BoolArray, IntArray
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.pipeline.step_graph import StepGraph

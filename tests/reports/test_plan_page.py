@@ -27,9 +27,14 @@ from milpplan.reports.html.page_data import MAX_ITEMS, matrix_data, shown_ranks,
 from milpplan.reports.html.page_sections import memory_section
 from milpplan.reports.html.plan_page import plan_page
 from milpplan.reports.html.prune_chart import fates_chart
-from milpplan.reports.words.evidence import EvidenceDocument, TermDocument, evidence_sentence
 from milpplan.reports.words.plan_words import TIME_PARTS, plan_sentences
-from milpplan.reports.words.target import TargetDocument, TargetPriceDocument
+from milpplan.reports.words.result_words import (
+    EvidenceDocument,
+    TargetDocument,
+    TargetPriceDocument,
+    TermDocument,
+    evidence_sentence,
+)
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS
 from milpplan.units import gib_text, seconds_text
 from tests.reports.pages import document, piped, shown

@@ -15,7 +15,7 @@ from milpplan.cli.app import app
 from milpplan.problem.catalog import load_hardware
 from milpplan.problem.problem import NodeGroup, Range
 from milpplan.reports.documents.document import document_text, simulation_document
-from milpplan.reports.words.evidence import evidence_document, evidence_sentence, evidence_text
+from milpplan.reports.words.result_words import evidence_document, evidence_sentence, evidence_text
 from milpplan.validation.ablation import evidence
 from milpplan.validation.comparison import UNSCORED_FLAGS, compare
 from milpplan.validation.evidence import Evidence

@@ -21,7 +21,7 @@ from milpplan.optimize.certificate import Certification, Verdict
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Record
-from milpplan.reports.words.spaces import cost_model_text
+from milpplan.reports.words.proof_words import cost_model_text
 from milpplan.version import __version__
 
 Document = TypeVar("Document", bound=BaseModel)

@@ -16,7 +16,7 @@ from milpplan.problem.reading import parse_json, read_text, shown
 from milpplan.reports.documents.certificate import NOT_CERTIFIED, digest, lacks_constants
 from milpplan.reports.documents.document import LayoutsDocument, ResultDocument, proof_sentence, read_result
 from milpplan.reports.documents.prune_counts import BoundClassDocument, empty_classes
-from milpplan.reports.words.spaces import cost_model_text
+from milpplan.reports.words.proof_words import cost_model_text
 from milpplan.version import __version__
 
 

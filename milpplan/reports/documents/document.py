@@ -28,10 +28,15 @@ from milpplan.reports.documents.certificate import CertificateDocument, certific
 from milpplan.reports.documents.explain_document import ExplanationDocument
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.documents.prune_counts import BoundClassDocument, bound_classes
-from milpplan.reports.words.evidence import EvidenceDocument, evidence_document
-from milpplan.reports.words.run_totals import RunDocument, run_document
-from milpplan.reports.words.spaces import scope_text
-from milpplan.reports.words.target import TargetDocument, target_document
+from milpplan.reports.words.proof_words import scope_text
+from milpplan.reports.words.result_words import (
+    EvidenceDocument,
+    RunDocument,
+    TargetDocument,
+    evidence_document,
+    run_document,
+    target_document,
+)
 from milpplan.simulation.report import MemoryVerdict, StepReport
 from milpplan.validation.evidence import Evidence
 from milpplan.version import __version__

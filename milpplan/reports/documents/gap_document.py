@@ -17,7 +17,7 @@ from milpplan.reports.documents.certificate import CertificateDocument, certific
 from milpplan.reports.documents.explain_document import IntervalDocument, interval_document
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.documents.prune_counts import BoundClassDocument, Fates, bound_classes
-from milpplan.reports.words.spaces import cost_model_text, space_text
+from milpplan.reports.words.proof_words import cost_model_text, space_text
 from milpplan.simulation.report import MemoryVerdict
 from milpplan.units import NS_PER_S
 from milpplan.version import __version__

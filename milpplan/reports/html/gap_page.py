@@ -36,9 +36,8 @@ from milpplan.reports.text.gap_text import (
     spending_text,
     verdict,
 )
-from milpplan.reports.words.node_types import cluster_text
-from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, layout_text
-from milpplan.reports.words.spaces import cost_model_text
+from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cluster_text, layout_text
+from milpplan.reports.words.proof_words import cost_model_text
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gib_text, percent_text, seconds_text
 

@@ -25,9 +25,8 @@ from milpplan.reports.html.step_charts import (
     time_ticks,
 )
 from milpplan.reports.text.traffic_text import NAMES
-from milpplan.reports.words.evidence import evidence_sentence
 from milpplan.reports.words.plan_words import HIDDEN_PARTS, MEMORY_PARTS, TIME_PARTS, difference_text, layout_text
-from milpplan.reports.words.target import target_price_text
+from milpplan.reports.words.result_words import evidence_sentence, target_price_text
 from milpplan.units import (
     GIB,
     SECONDS_PER_HOUR,

@@ -8,8 +8,7 @@ from itertools import groupby
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Plan
 from milpplan.reports.html.charts import Part, stacked_bar
-from milpplan.reports.words.node_types import cluster_text
-from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, layout_text, plan_sentences
+from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cluster_text, layout_text, plan_sentences
 from milpplan.simulation.report import StepReport
 from milpplan.units import gap_text, gib_text, percent_text, rate_text, seconds_text
 

@@ -14,8 +14,8 @@ from milpplan.problem.records import Record
 from milpplan.reports.documents.document import ResultDocument, result_document
 from milpplan.reports.text.solve_text import plan_lines
 from milpplan.reports.text.terminal import hanging, memory_text, plan_report, report_table
-from milpplan.reports.words.run_totals import RunDocument, run_document
-from milpplan.reports.words.spaces import scope_text
+from milpplan.reports.words.proof_words import scope_text
+from milpplan.reports.words.result_words import RunDocument, run_document
 from milpplan.units import gap_text, money_text, percent_text, printable, rate_text, seconds_text
 from milpplan.version import __version__
 

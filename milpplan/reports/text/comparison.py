@@ -14,7 +14,7 @@ from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.text.terminal import report_table
-from milpplan.reports.words.node_types import cluster_text
+from milpplan.reports.words.plan_words import cluster_text
 from milpplan.simulation.report import BREAKDOWN, StepReport
 from milpplan.units import (
     SECONDS_PER_HOUR,

@@ -13,8 +13,7 @@ from milpplan.explain.judge.records import layout_words
 from milpplan.explain.records import Explanation, Interval, SingleChange, WishAnswer, Worth
 from milpplan.problem.plan import Layout
 from milpplan.reports.text.terminal import hanging, plan_report, report_table, would_be_headline
-from milpplan.reports.words.intervals import joined, range_text
-from milpplan.reports.words.spaces import scope_text
+from milpplan.reports.words.proof_words import joined, range_text, scope_text
 from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
 
 SHOWN_STAGES = 4

@@ -13,8 +13,7 @@ from milpplan.explain.judge.records import Change, GapReport, SpaceGap, layout_w
 from milpplan.explain.records import Interval
 from milpplan.reports.documents.gap_document import Failed, Judged
 from milpplan.reports.text.terminal import hanging, plan_report, report_table, would_be_headline
-from milpplan.reports.words.intervals import joined, range_text
-from milpplan.reports.words.spaces import cost_model_text, space_text
+from milpplan.reports.words.proof_words import cost_model_text, joined, range_text, space_text
 from milpplan.units import count_text, gib_text, money_text, percent_text, printable, rate_text, seconds_text
 
 EFFORTS = {"flag": "arguments", "reshard": "converts the checkpoint"}

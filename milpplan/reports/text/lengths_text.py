@@ -12,7 +12,7 @@ from rich.text import Text
 from milpplan.lengths.records import LengthGroup, LengthsResult, TeamTurn
 from milpplan.reports.documents.document import tolerance_text
 from milpplan.reports.text.terminal import report_table
-from milpplan.reports.words.spaces import cost_model_text, narrowings
+from milpplan.reports.words.proof_words import cost_model_text, narrowings
 from milpplan.units import bytes_text, counted, gap_text, percent_text, seconds_text
 from milpplan.version import __version__
 

@@ -28,11 +28,16 @@ from milpplan.reports.text.terminal import (
     plan_report,
     step_headline,
 )
-from milpplan.reports.words.error_bars import error_bar_text, robustness_text
-from milpplan.reports.words.evidence import evidence_text, share_text, worst_term
-from milpplan.reports.words.run_totals import run_text
-from milpplan.reports.words.spaces import scope_text
-from milpplan.reports.words.target import target_price_text
+from milpplan.reports.words.proof_words import scope_text
+from milpplan.reports.words.result_words import (
+    error_bar_text,
+    evidence_text,
+    robustness_text,
+    run_text,
+    share_text,
+    target_price_text,
+    worst_term,
+)
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gap_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence

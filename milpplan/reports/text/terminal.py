@@ -17,9 +17,8 @@ from rich.text import Text
 from milpplan.calibration.records import ErrorBar
 from milpplan.problem.plan import Layout, Plan, VirtualStage
 from milpplan.problem.problem import Problem
-from milpplan.reports.words.error_bars import error_bar_text
-from milpplan.reports.words.evidence import evidence_text
-from milpplan.reports.words.node_types import cluster_text, node_types_text, replicas_text
+from milpplan.reports.words.plan_words import cluster_text, node_types_text, replicas_text
+from milpplan.reports.words.result_words import error_bar_text, evidence_text
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence

@@ -1,13 +1,16 @@
-"""Sentences on the cost model and declared space of a proof."""
+"""Sentences on a proof: its cost model, its declared space, and proved intervals."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
+from milpplan.explain.records import Interval
 from milpplan.plugins import plugin_title
 from milpplan.problem.hardware import OWN_COST_MODEL
 from milpplan.problem.plan import RANK_ORDERS
 from milpplan.problem.problem import NOT_LISTS, Problem, Space
+from milpplan.units import percent_text, signed_percent_text
 from milpplan.version import __version__
 
 
@@ -61,3 +64,29 @@ def narrowings(space: Space) -> list[str]:
         elif value is not None and value != getattr(default, name):
             narrowed.append(f"{name} {', '.join(str(item) for item in value)}")
     return narrowed
+
+
+def range_text(interval: Interval, signed: bool = False) -> str:
+    """Write an interval of shares in per cent, with the digits that it supports."""
+    low, high = interval.low, interval.high
+    width = high - low
+    digits = 2 if math.isinf(width) or width < 0.01 else 1
+    text = signed_percent_text if signed else percent_text
+    if math.isinf(low) and math.isinf(high):
+        return "unknown"
+    if math.isinf(high):
+        return f"at least {text(low, digits)}"
+    if math.isinf(low):
+        return f"at most {text(high, digits)}"
+    # Rounded outwards, so that the printed interval is proved.
+    unit = 10.0 ** -(digits + 2)
+    ends = text(math.floor(low / unit) * unit, digits), text(math.ceil(high / unit) * unit, digits)
+    return joined(*ends)
+
+
+def joined(low: str, high: str) -> str:
+    """Write two amounts as a range, with a common unit once: ``1.2 to 1.3 %``."""
+    if low == high:
+        return low
+    number, _, unit = low.rpartition(" ")
+    return f"{number} to {high}" if unit == high.rpartition(" ")[2] else f"{low} to {high}"

@@ -1,13 +1,174 @@
-"""Evidence of measured runs for a plan: record and sentences."""
+"""Records and sentences of a result: run totals, price of a launcher, error bars, evidence of measured runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Literal
 
+from milpplan.calibration.records import ErrorBar, Rival, Robustness
+from milpplan.explain.run_totals import RunTotals
+from milpplan.optimize.result import PlanResult, TargetPrice
+from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
-from milpplan.units import counted, percent_text, seconds_text
+from milpplan.reports.documents.certificate import digest
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
+from milpplan.units import count_text, counted, money_text, percent_text, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence, TermEvidence
+
+
+class RunDocument(Record):
+    """Totals of the whole run. ``least_gpu_hours`` and ``least_cost`` are lower bounds over the declared space."""
+
+    tokens: float
+    days: float
+    gpu_hours: float
+    least_gpu_hours: float | None
+    price_per_gpu_hour: float | None
+    cost: float | None
+    least_cost: float | None
+
+
+def run_document(totals: RunTotals | None) -> RunDocument | None:
+    """Make the record of a run's totals."""
+    if totals is None:
+        return None
+    return RunDocument(
+        tokens=totals.tokens,
+        days=totals.days,
+        gpu_hours=totals.gpu_hours,
+        least_gpu_hours=totals.least_gpu_hours,
+        price_per_gpu_hour=totals.price_per_gpu_hour,
+        cost=totals.cost,
+        least_cost=totals.least_cost,
+    )
+
+
+def run_text(totals: RunTotals) -> str:
+    """Write a line: ``15T tokens in 61.2 days: 1,504,211 GPU-hours, cost 3.76M; proved: not below 3.759M``."""
+    days = f"{totals.days:,.3g} days"
+    text = f"{count_text(totals.tokens)} tokens in {days}: {rate_text(totals.gpu_hours)} GPU-hours"
+    if totals.cost is not None:
+        text += f", cost {money_text(totals.cost)}"
+    if totals.least_gpu_hours is None:
+        return text
+    bound = totals.least_cost
+    return f"{text}; proved: not below {rate_text(totals.least_gpu_hours) if bound is None else money_text(bound)}"
+
+
+SAME_SHARE = 1e-3
+"""Difference up to which the two ends of a price are printed as one value, and below which a price counts as
+none."""
+
+
+class TargetPriceDocument(Record):
+    """Price of the restriction to a launcher.
+
+    It holds the best of the whole space and its proved bound, in the objective's unit, and the minimum and maximum
+    share by which the launcher's best exceeds it. ``space`` is the whole space, ``plan`` its best,
+    ``problem_sha256`` the digest of the problem with that space; a price without these cannot be certified.
+    """
+
+    objective: float
+    objective_bound: float
+    least_fraction: float
+    most_fraction: float
+    status: Literal["optimal", "feasible", "infeasible", "no_solution_found"]
+    wall_time_s: float
+    space: Space | None = None
+    plan: PlanDocument | None = None
+    problem_sha256: str | None = None
+
+
+class TargetDocument(Record):
+    """Launcher that the space is restricted to; ``price`` is null where the whole space was not solved."""
+
+    name: str
+    version: str | None
+    price: TargetPriceDocument | None
+
+
+def target_document(result: PlanResult) -> TargetDocument | None:
+    """Make the record of the launcher that a result is restricted to; None without a launcher."""
+    space, price = result.problem.space, result.target_price
+    if space.target is None:
+        return None
+    priced = None if price is None else target_price_document(result.problem, price)
+    return TargetDocument(name=space.target, version=space.target_version, price=priced)
+
+
+def target_price_document(problem: Problem, price: TargetPrice) -> TargetPriceDocument:
+    """Make the record of the price of a problem's restriction."""
+    return TargetPriceDocument(
+        objective=price.objective,
+        objective_bound=price.objective_bound,
+        least_fraction=price.least_fraction,
+        most_fraction=price.most_fraction,
+        status=price.status,
+        wall_time_s=price.wall_time_s,
+        space=price.space,
+        plan=plan_document(price.plan),
+        problem_sha256=digest(problem.model_copy(update={"space": price.space})),
+    )
+
+
+def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument) -> str:
+    """Describe the price of the restriction to a launcher, as an interval where the proofs leave one."""
+    least, most = price.least_fraction, price.most_fraction
+    more = "slower" if problem.job.objective == "step_time_per_token" else f"more {problem.job.objective}"
+    proved = f"(proved; --target {problem.space.target})"
+    best = f"than the best of any launcher (the same space without --target {problem.space.target})"
+    if most <= 0:
+        return f"no plan of any launcher is better {proved}"
+    if most <= SAME_SHARE:
+        return f"no plan of any launcher is more than {percent_text(most, 2)} better {proved}"
+    if most - least <= SAME_SHARE:
+        return f"{percent_text((least + most) / 2)} {more} {best}, proved"
+    return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
+
+
+SHOWN_PARTS = 3
+
+
+def error_bar_text(bar: ErrorBar) -> str:
+    """Write an error bar: ``5.73 s a step, one sigma 5.41 s to 6.05 s (overlay x): gemm efficiency 4.1 %,
+    ...``."""
+    low, high = bar.step_time_s - bar.below_s, bar.step_time_s + bar.above_s
+    parts = sorted(((max(sides), name) for name, sides in bar.parts_s.items()), reverse=True)
+    shares = [
+        f"{name.removesuffix('_s').replace('_', ' ')} {percent_text(most / bar.step_time_s)}"
+        for most, name in parts[:SHOWN_PARTS]
+    ]
+    return (
+        f"{seconds_text(low)} to {seconds_text(high)} (-{percent_text(bar.below_s / bar.step_time_s)}, "
+        f"+{percent_text(bar.above_s / bar.step_time_s)}), one sigma; most from {', '.join(shares)}"
+    )
+
+
+def robustness_text(robust: Robustness) -> str:
+    """Describe the comparison at both ends, and its result."""
+    if not robust.solved and not robust.num_plans:
+        return (
+            "not checked at the ends of the uncertainty: the search simulated this plan only; --check-ends "
+            "solves again at both"
+        )
+    looked = f"the {counted(robust.num_plans, 'other plan')} that the search kept"
+    remark = " (what bounds excluded was not simulated; --check-ends solves again)"
+    if robust.solved:
+        looked, remark = "all plans of the space (solved again at both ends, each with its bound)", ""
+    ends = "; ".join(_end_text(end) for end in robust.ends)
+    verdict = "still the best at both ends" if robust.still_best else "not the best at both ends"
+    return f"{verdict} among {looked}: {ends}{remark}"
+
+
+def _end_text(end: Rival) -> str:
+    text = f"all constants one sigma {'faster' if end.end == 'fast' else 'slower'}: {seconds_text(end.best_s)}"
+    if end.rival_s is not None:
+        text += f", the next {seconds_text(end.rival_s)}"
+    if end.lower_bound_s is not None:
+        text += f", bound {seconds_text(end.lower_bound_s)}"
+    return text
+
 
 MIN_SHOWN = 0.005
 
