@@ -20,7 +20,7 @@ from milpplan.problem.catalog import load_overlay
 from milpplan.simulation.simulator import simulate
 from milpplan.validation.comparison import Comparison, scored
 from milpplan.validation.ranking import Sweep, competitions, sweeps
-from milpplan.validation.runs.recognition import framework_of, stack_of
+from milpplan.validation.runs.frameworks import framework_of, stack_of
 
 WORST_AIM = 0.12
 FAR_TOO_FAST = -0.3

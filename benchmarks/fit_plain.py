@@ -33,9 +33,8 @@ from milpplan.problem.apply_overlay import with_constants
 from milpplan.problem.overlay import Factor, Overlay
 from milpplan.units import percent_text
 from milpplan.validation.runs.clusters import generation_of
-from milpplan.validation.runs.frameworks import PLAIN_STACK
+from milpplan.validation.runs.frameworks import PLAIN_STACK, framework_of
 from milpplan.validation.runs.reader import read_runs
-from milpplan.validation.runs.recognition import framework_of
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "hardware" / "stacks"
 CONSTANT: Final = "memory_efficiency"

@@ -79,12 +79,12 @@ DRAWN: Final[dict[str, dict[str, str]]] = {
     "milpplan.simulation.report": {"StepReport": "milpplan.reports.notebook.html.step_html"},
     "milpplan.optimize.result": {"PlanResult": "milpplan.reports.notebook.html.result_html"},
     "milpplan.problem.plan": {"Plan": "milpplan.reports.notebook.html.plan_html"},
-    "milpplan.communication.records": {"TrafficReport": "milpplan.reports.notebook.text.traffic_html"},
-    "milpplan.explain.candidates": {"Choice": "milpplan.reports.notebook.text.choice_html"},
-    "milpplan.explain.fewest": {"Fewest": "milpplan.reports.notebook.text.fewest_html"},
-    "milpplan.explain.judge.records": {"GapReport": "milpplan.reports.notebook.text.gap_html"},
-    "milpplan.explain.records": {"Explanation": "milpplan.reports.notebook.text.explanation_html"},
-    "milpplan.lengths.records": {"LengthsResult": "milpplan.reports.notebook.text.lengths_html"},
+    "milpplan.communication.records": {"TrafficReport": "milpplan.reports.notebook.html.traffic_html"},
+    "milpplan.explain.candidates": {"Choice": "milpplan.reports.notebook.html.choice_html"},
+    "milpplan.explain.fewest": {"Fewest": "milpplan.reports.notebook.html.fewest_html"},
+    "milpplan.explain.judge.records": {"GapReport": "milpplan.reports.notebook.html.gap_html"},
+    "milpplan.explain.records": {"Explanation": "milpplan.reports.notebook.html.explanation_html"},
+    "milpplan.lengths.records": {"LengthsResult": "milpplan.reports.notebook.html.lengths_html"},
 }
 """Modules, their records, and what draws them."""
 

@@ -19,11 +19,11 @@ from milpplan.simulation.simulator import step_times_ns
 from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S
 from milpplan.validation.comparison import UNSCORED_FLAGS
+from milpplan.validation.runs.frameworks import stack_of
 from milpplan.validation.runs.measures import step_measure
 from milpplan.validation.runs.reader import RunFile
-from milpplan.validation.runs.recognition import stack_of
+from milpplan.validation.runs.records import UnstatedError
 from milpplan.validation.runs.statement import state
-from milpplan.validation.runs.unstated import UnstatedError
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -12,13 +12,12 @@ from milpplan.explain.overview import plan_overview
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
+from milpplan.reports.chrome_trace import lengths_in, lengths_trace, trace_text
 from milpplan.reports.documents.claims import result_in, written_by_another
 from milpplan.reports.documents.document import ResultDocument, read_plan
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.html.page_template import require_jinja
 from milpplan.reports.html.plan_page import plan_page
-from milpplan.reports.trace.lengths_trace import lengths_in, lengths_trace
-from milpplan.reports.trace.step_trace import trace_text
 from milpplan.reports.words.proof_words import cost_model_text
 from milpplan.simulation.pipeline.step_lanes import step_lanes
 from milpplan.simulation.report import StepReport

@@ -10,12 +10,11 @@ from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import simulate
 from milpplan.validation.memory import MemoryMeasure, memory_measures, not_compared, predicted_memory
 from milpplan.validation.runs.clusters import generation_of
+from milpplan.validation.runs.frameworks import framework_of
 from milpplan.validation.runs.measures import StepMeasure, rates, step_measure
 from milpplan.validation.runs.reader import RunFile
-from milpplan.validation.runs.recognition import framework_of
-from milpplan.validation.runs.records import Run
+from milpplan.validation.runs.records import Run, UnstatedError
 from milpplan.validation.runs.statement import Statement, state
-from milpplan.validation.runs.unstated import UnstatedError
 from milpplan.validation.runs.variants import VARIANTS
 
 UNSCORED_FLAGS = frozenset({"old_pp_engine", "conflicting_reruns", "modified_model", "heterogeneous_stages"})

@@ -13,8 +13,7 @@ from typing import Any, Final, Literal, TypeGuard
 
 from milpplan.simulation.report import StageMemory, StepReport
 from milpplan.units import GIB, MIB
-from milpplan.validation.runs.frameworks import Framework
-from milpplan.validation.runs.recognition import framework_of
+from milpplan.validation.runs.frameworks import Framework, framework_of
 from milpplan.validation.runs.records import Run
 from milpplan.validation.runs.statement import Statement
 

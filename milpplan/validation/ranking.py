@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 
 from milpplan.validation.comparison import UNSCORED_FLAGS, Comparison
-from milpplan.validation.runs.recognition import stack_of
+from milpplan.validation.runs.frameworks import stack_of
 
 _RECOMPUTE_ORDER = {"none": 0, "selective": 1, "full": 2, None: 0}
 

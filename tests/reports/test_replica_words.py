@@ -8,11 +8,10 @@ from typing import Any
 from milpplan import PlanResult, load_hardware, load_model, plan_overview, solve
 from milpplan.explain.overview_records import Missing
 from milpplan.problem.problem import Job, NodeGroup, Problem, Space
+from milpplan.reports.chrome_trace import trace_events
 from milpplan.reports.documents.plan_file import plan_document
 from milpplan.reports.html.page_data import timeline_data
-from milpplan.reports.html.page_sections import stage_rows
-from milpplan.reports.html.plan_page import plan_page
-from milpplan.reports.trace.step_trace import trace_events
+from milpplan.reports.html.plan_page import plan_page, stage_rows
 from milpplan.reports.words.plan_words import plan_sentences
 
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from milpplan import Layout, TrafficReport, traffic
 from milpplan.communication.records import NodeBlock
 from milpplan.errors import InvalidInputError
+from milpplan.reports.html.page_data import domain_edges, gpus_per_row, row_of_gpu, row_word
 from milpplan.reports.html.traffic_page import traffic_page
-from milpplan.reports.html.traffic_rows import domain_edges, gpus_per_row, row_of_gpu, row_word
-from milpplan.reports.notebook.traffic_figures import traffic_figures
+from milpplan.reports.notebook.figures import traffic_figures
 from milpplan.reports.text.traffic_text import NAMES, traffic_document, traffic_tables
 from milpplan.units import percent_text
 from tests.simulation.cases import even_plan, problem_of

@@ -28,8 +28,8 @@ from milpplan.validation.exercised import (
 )
 from milpplan.validation.runs.measures import step_measure
 from milpplan.validation.runs.reader import read_runs
+from milpplan.validation.runs.records import UnstatedError
 from milpplan.validation.runs.statement import state
-from milpplan.validation.runs.unstated import UnstatedError
 from milpplan.validation.runs.variants import VARIANTS
 from milpplan.validation.terms import BY_NAME
 from tests.validation.cases import record, shipped_runs, written

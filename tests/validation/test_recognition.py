@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from milpplan.validation.comparison import compare_run
-from milpplan.validation.runs.recognition import framework_of
+from milpplan.validation.runs.frameworks import framework_of
 from milpplan.validation.runs.records import Run
 from tests.validation.cases import record, shipped_runs
 

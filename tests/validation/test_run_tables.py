@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from milpplan.validation import run_tables
+from milpplan.validation import tables
 from milpplan.validation.comparison import compare
 from milpplan.validation.document import document
 from milpplan.validation.runs.reader import read_runs
@@ -61,7 +61,7 @@ def test_what_fits_is_told_beside_what_happened(tmp_path: Path) -> None:
 
 def test_of_many_runs_the_furthest_off_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of each source, unless every run is asked for; how many are left is said."""
-    monkeypatch.setattr(run_tables, "MAX_RUNS_SHOWN", 2)
+    monkeypatch.setattr(tables, "MAX_RUNS_SHOWN", 2)
     records = [record(id=f"case-{number}", measured__step_time_s=float(number)) for number in (1, 2, 900)]
     text = printed(tmp_path, records)
     assert row(text, "case-900")

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.validation.comparison import compare
-from milpplan.validation.runs.reader import read_runs
-from milpplan.validation.runs.spelling import respelled
+from milpplan.validation.runs.reader import read_runs, respelled
 from tests.validation.cases import record, written
 
 ANY_JSON = st.recursive(

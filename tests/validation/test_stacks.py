@@ -8,8 +8,7 @@ import pytest
 
 from milpplan.problem.catalog import hardware_names, load_hardware, load_overlay, stack_names
 from milpplan.validation.comparison import UNSCORED_FLAGS, compare_run
-from milpplan.validation.runs.frameworks import FRAMEWORKS, PLAIN_STACK
-from milpplan.validation.runs.recognition import framework_of, stack_of, stacks_of
+from milpplan.validation.runs.frameworks import FRAMEWORKS, PLAIN_STACK, framework_of, stack_of, stacks_of
 from tests.validation.cases import shipped_runs
 
 

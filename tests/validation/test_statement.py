@@ -9,16 +9,16 @@ import pytest
 from milpplan.problem.catalog import load_model
 from milpplan.problem.model import LatentAttention, MixtureOfExperts
 from milpplan.units import GIB
-from milpplan.validation.runs.frameworks import FRAMEWORKS
-from milpplan.validation.runs.stage_sizes import (
+from milpplan.validation.runs.frameworks import (
+    FRAMEWORKS,
     ceil_split,
     even_split,
     split_by_cost,
     split_by_cost_with_ties,
     split_with_embeddings,
 )
+from milpplan.validation.runs.records import UnstatedError
 from milpplan.validation.runs.statement import state
-from milpplan.validation.runs.unstated import UnstatedError
 from tests.validation.cases import run, shipped_runs
 
 

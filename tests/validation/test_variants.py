@@ -11,8 +11,7 @@ from milpplan.problem.catalog import hardware_names, load_hardware
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.validation.comparison import compare_run
 from milpplan.validation.runs.clusters import generation_of, hardware_of
-from milpplan.validation.runs.records import Cluster, Run
-from milpplan.validation.runs.unstated import UnstatedError
+from milpplan.validation.runs.records import Cluster, Run, UnstatedError
 from milpplan.validation.runs.variants import VARIANTS, described, stack_hardware
 from tests.validation.cases import record, shipped_runs
 

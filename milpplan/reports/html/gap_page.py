@@ -20,9 +20,9 @@ from milpplan.reports.documents.prune_counts import WORDS
 from milpplan.reports.html.charts import Part, stacked_bar
 from milpplan.reports.html.page_data import shown_ranks
 from milpplan.reports.html.page_template import rendered, script_json
-from milpplan.reports.html.prune_chart import fates_chart
 from milpplan.reports.html.step_charts import (
     counted_rows,
+    fates_chart,
     memory_rows,
     memory_width,
     search_chart,

@@ -1,4 +1,4 @@
-"""Data for the page's script: the pipeline timeline and the communication matrix, as short lists of numbers."""
+"""Data for the page's script, as short lists of numbers: the timeline and the communication matrix."""
 
 from __future__ import annotations
 
@@ -7,10 +7,55 @@ from typing import Any, Final
 import numpy as np
 
 from milpplan.communication.records import Pairs, TrafficReport
-from milpplan.reports.html.traffic_rows import domain_edges, gpus_per_row, row_of_gpu, row_word
 from milpplan.reports.text.traffic_text import NAMES
 from milpplan.simulation.layout_columns import BoolArray, IntArray
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS, Lane, RankLanes, StepLanes
+from milpplan.units import counted
+
+MAX_ROWS: Final = 256
+"""Maximum number of rows of a heat map; beyond it a row is a node, or several."""
+
+
+def nodes_per_row(report: TrafficReport, max_rows: int = MAX_ROWS) -> int:
+    """Return the nodes in a row of the heat map; 0 where a row is a GPU."""
+    if report.num_gpus <= max_rows:
+        return 0
+    # A row holds nodes of one type, so every type may leave a row half empty.
+    nodes = sum(-(-block.num_gpus // block.gpus_per_node) for block in report.blocks)
+    return -(-nodes // max(1, max_rows - len(report.blocks) + 1))
+
+
+def gpus_per_row(report: TrafficReport, max_rows: int = MAX_ROWS) -> int:
+    """Return the GPUs in a row: one, or the minimum number of whole nodes that keeps the map at ``max_rows``
+    rows."""
+    return max(1, nodes_per_row(report, max_rows) * report.gpus_per_node)
+
+
+def row_word(report: TrafficReport, max_rows: int = MAX_ROWS) -> str:
+    """Name the unit of a row of the heat map."""
+    nodes = nodes_per_row(report, max_rows)
+    return "GPU" if not nodes else "node" if nodes == 1 else f"group of {counted(nodes, 'node')}"
+
+
+def row_of_gpu(report: TrafficReport, max_rows: int = MAX_ROWS) -> IntArray:
+    """Return the row of every GPU, [GPUs]."""
+    each, rows, first = nodes_per_row(report, max_rows), [], 0
+    for block in report.blocks:
+        own = np.arange(block.num_gpus) // (each * block.gpus_per_node if each else 1)
+        rows.append(own + first)
+        first += int(own[-1]) + 1
+    return np.concatenate(rows)
+
+
+def domain_edges(report: TrafficReport) -> list[int]:
+    """List the GPUs at which a fast domain begins, without the first."""
+    starts = [
+        first
+        for block in report.blocks
+        for first in range(block.first_gpu, block.first_gpu + block.num_gpus, block.gpus_per_domain)
+    ]
+    return starts[1:]
+
 
 MAX_RANKS: Final = 24
 """Maximum number of rows of the timeline; of more ranks a selection from first to last is shown."""
@@ -19,7 +64,7 @@ MAX_ITEMS: Final = 40_000
 steady part between them as a single slice."""
 UNITS: Final = 4_000_000
 """Units of the timeline's clock per step; nanoseconds where the step has fewer."""
-MAX_PLACES: Final = 128
+MAX_MATRIX_ROWS: Final = 128
 """Maximum number of rows of the matrix."""
 STEADY: Final = len(SLICE_KINDS)
 """Kind of the slice that stands for the steady part."""
@@ -100,7 +145,7 @@ def _by_gaps(columns: list[IntArray]) -> list[int]:
     return numbers
 
 
-def matrix_data(report: TrafficReport, max_rows: int = MAX_PLACES) -> dict[str, Any]:
+def matrix_data(report: TrafficReport, max_rows: int = MAX_MATRIX_ROWS) -> dict[str, Any]:
     """Make the matrix of bytes between at most ``max_rows`` rows of GPUs.
 
     Every parallelism that sends has cells (distance from the previous cell, index of the value) and values of four

@@ -5,25 +5,334 @@ The page fetches nothing, because it contains its own style and script.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from milpplan.communication.records import TrafficReport
 from milpplan.explain.overview_records import Missing, Overview
-from milpplan.reports.html.page_data import matrix_data, timeline_data
-from milpplan.reports.html.page_sections import (
-    memory_section,
-    near_section,
-    rule_section,
-    search_section,
-    stage_rows,
-    tiles,
-    time_section,
-    traffic_rows,
-)
+from milpplan.explain.records import NearBest, NearPlan
+from milpplan.reports.documents.certificate import certificate_sentence
+from milpplan.reports.html.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
+from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data
 from milpplan.reports.html.page_template import asset, rendered, script_json
-from milpplan.reports.words.plan_words import layout_text, plan_sentences
+from milpplan.reports.html.step_charts import (
+    fates_chart,
+    memory_rows,
+    memory_width,
+    named_rows,
+    search_chart,
+    time_bar,
+    time_colour,
+    time_names,
+    time_ticks,
+)
+from milpplan.reports.text.traffic_text import NAMES
+from milpplan.reports.words.plan_words import (
+    HIDDEN_PARTS,
+    MEMORY_PARTS,
+    TIME_PARTS,
+    difference_text,
+    layout_text,
+    plan_sentences,
+)
+from milpplan.reports.words.result_words import evidence_sentence, target_price_text
+from milpplan.units import (
+    GIB,
+    SECONDS_PER_HOUR,
+    TRILLION,
+    bytes_text,
+    gap_text,
+    gib_text,
+    percent_text,
+    rate_text,
+    seconds_text,
+    signed_percent_text,
+)
 
 if TYPE_CHECKING:
     from milpplan.reports.documents.document import ResultDocument
+
+
+Section = dict[str, Any]
+LINE_COLOURS: Final = (0, 1, 2, 3, 4, 6, 7, 8)
+"""Colours of stages in the chart of memory over time, without the grey that has too little contrast."""
+SHOWN_STAGES: Final = 2 * len(LINE_COLOURS)
+"""Maximum number of stages in the charts of memory: each colour solid, then dashed."""
+SHOWN_PLANS: Final = 20
+SHOWN_RULES: Final = 5
+HOURS_A_DAY: Final = 24
+VERDICTS: Final = {"safe": "fits safely", "tight": "fits tightly", "does_not_fit": "does not fit"}
+
+
+def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, str, str]]:
+    """Make the headline: (name, value, meaning)."""
+    report = overview.report
+    tiles_shown = [
+        ("one step", seconds_text(report.step_time_s), f"{rate_text(report.tokens_per_s)} tokens a second"),
+        ("MFU", percent_text(report.mfu), "of the GPUs' peak is useful work"),
+        (
+            "memory of the fullest GPU",
+            gib_text(report.peak_memory_bytes),
+            f"of {gib_text(report.usable_memory_bytes)}: {VERDICTS[report.memory_verdict]}",
+        ),
+    ]
+    if not overview.problem.inference:
+        days = TRILLION / report.tokens_per_s / SECONDS_PER_HOUR / HOURS_A_DAY
+        tiles_shown.append(("a trillion tokens", f"{days:,.3g} days", "at this speed, without failures"))
+    if result is not None and result.gap is not None:
+        word = {"optimal": "proved best", "feasible": "best found"}.get(result.status, result.status)
+        away = f"at most {percent_text(result.gap, 3)} from the best plan of the space"
+        tiles_shown.append(("proof", word, away if result.gap else "no plan of the space is faster"))
+    return tiles_shown
+
+
+def stage_rows(overview: Overview) -> list[tuple[str, ...]]:
+    """Make the rows of the table of stages, with equal neighbours merged: stages, layers of each piece, full and
+    selective recomputation, peak, idle."""
+    lanes, merged = overview.lanes.ranks, []
+    rows = [(rank.label, *_held(overview, number)) for number, rank in enumerate(lanes)]
+    for key, same in groupby(rows, key=lambda row: row[1:]):
+        ranks = [row[0] for row in same]
+        merged.append((ranks[0] if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}", *key))
+    return merged
+
+
+def _held(overview: Overview, number: int) -> tuple[str, ...]:
+    """Make the cells of a stage."""
+    layout = overview.plan.layout
+    plan = overview.plan
+    node_type, rank = divmod(number, layout.pp)
+    if layout.replica_micro_batches:
+        plan = plan.of_replicas(node_type, layout.model_copy(update={"replica_micro_batches": ()}))
+    stages = [plan.virtual_stages[j] for j in layout.rank_stages[rank]]
+    recomputed = [sum(getattr(stage.recompute, mode) for stage in stages) for mode in ("full", "selective")]
+    layers = sum(stage.num_layers for stage in stages)
+    pieces = _runs([stage.num_layers for stage in stages])
+    stage = overview.report.stages[number]
+    return (
+        f"{layers}" if len(stages) == 1 else f"{layers} (pieces of {pieces})",
+        *(str(count) for count in recomputed),
+        gib_text(stage.memory.peak_bytes),
+        seconds_text(stage.breakdown_s["bubble"]),
+    )
+
+
+def _runs(counts: list[int]) -> str:
+    """Write 3, 3, 3, 2 as ``3 x3, 2``."""
+    runs = [(count, len(list(same))) for count, same in groupby(counts)]
+    return ", ".join(f"{count} x{times}" if times > 1 else str(count) for count, times in runs)
+
+
+def time_section(overview: Overview) -> Section:
+    """Draw the parts of the step time: a bar of the mean, and a bar of every stage."""
+    report = overview.report
+    step = report.step_time_s
+    names = time_names([report])
+    hidden = [
+        (HIDDEN_PARTS[name], seconds_text(seconds)) for name, seconds in report.hidden_s.items() if seconds > 0
+    ]
+    return {
+        "step": seconds_text(step),
+        "bar_html": time_bar(report.breakdown_s, step),
+        "rows": [
+            (
+                time_colour(name),
+                *TIME_PARTS[name],
+                seconds_text(report.breakdown_s[name]),
+                percent_text(report.breakdown_s[name] / step),
+            )
+            for name in names
+        ],
+        "hidden": hidden,
+        "stages_html": named_rows(
+            (_name(overview, rank), time_bar(report.stages[rank].breakdown_s, step)) for rank in _ranks(overview)
+        ),
+    }
+
+
+def _ranks(overview: Overview) -> list[int]:
+    return shown_ranks(len(overview.report.stages), SHOWN_STAGES)
+
+
+def _name(overview: Overview, rank: int) -> str:
+    """Write ``stage 3``, with heterogeneous replicas also its nodes."""
+    return overview.lanes.ranks[rank].name
+
+
+def memory_section(overview: Overview) -> Section:
+    """Draw the peak by stage and part against the limit, and memory over time."""
+    report = overview.report
+    whole = memory_width([report])
+    fullest = report.stages[report.tightest_stage].memory
+    return {
+        "stages_html": memory_rows(report, [(_name(overview, rank), rank) for rank in _ranks(overview)], whole),
+        "rows": [
+            (colour, *MEMORY_PARTS[name], gib_text(getattr(fullest, name)))
+            for colour, name in enumerate(MEMORY_PARTS)
+            if getattr(fullest, name)
+        ],
+        "fullest": _name(overview, report.tightest_stage),
+        "peak": gib_text(report.peak_memory_bytes),
+        "limit": gib_text(report.usable_memory_bytes),
+        "reserve": gib_text(report.context_bytes + report.fragmentation_bytes),
+        "chart_html": _memory_chart(overview, whole),
+    }
+
+
+def _memory_chart(overview: Overview, high: float) -> str:
+    """Draw the memory of the stages over the step and the limit; of too many stages a selection with the
+    fullest."""
+    lanes, report = overview.lanes, overview.report
+    end = report.step_time_s
+    ranks = shown_ranks(len(lanes.ranks), SHOWN_STAGES)
+    if report.tightest_stage not in ranks:
+        ranks[len(ranks) // 2] = report.tightest_stage
+    lines = []
+    for index, rank in enumerate(ranks):
+        repeated, colour = divmod(index, len(LINE_COLOURS))
+        memory = lanes.ranks[rank].memory
+        places, values = envelope(memory.time_s, memory.total_bytes.astype(np.float64), end)
+        lines.append(Line(_name(overview, rank), places, values, LINE_COLOURS[colour], dashed=bool(repeated)))
+    for limit in sorted({lanes.ranks[rank].usable_memory_bytes for rank in ranks}):
+        held = np.array([float(limit)])
+        lines.append(Line(f"limit {gib_text(limit)}", np.zeros(1), held, 9, dashed=True))
+    levels = [(level * GIB, f"{level:g} GiB") for level in round_levels(0.0, high / GIB)]
+    label = f"Memory of a GPU of each stage over the step, at most {gib_text(report.peak_memory_bytes)}"
+    some = (
+        ""
+        if len(ranks) == len(lanes.ranks)
+        else f"{len(ranks)} of {len(lanes.ranks)} stages, the fullest among them"
+    )
+    return line_chart(lines, end, time_ticks(end), levels, 0.0, high, label, some)
+
+
+def traffic_rows(report: TrafficReport | None) -> list[tuple[str, ...]]:
+    """Make rows of the traffic of every parallelism: total, inside fast domains, and between them."""
+    if report is None:
+        return []
+    return [
+        (NAMES[name], *(bytes_text(size) for size in (wire, *report.tier_bytes[name].values())))
+        for name, wire in report.wire_bytes.items()
+        if wire
+    ]
+
+
+def search_section(result: ResultDocument | None) -> Section:
+    """Draw bound and incumbent over time, with the proof; empty where the file holds no search."""
+    if result is None or result.objective.value is None:
+        return {}
+    layouts = result.layouts
+    counts = [
+        ("do not fit in memory", layouts.does_not_fit),
+        ("excluded by a bound", layouts.bounded),
+        ("excluded by a relaxation", layouts.relaxed),
+        ("solved", layouts.solved),
+        ("left open", layouts.open),
+    ]
+    priced = None if result.target is None else result.target.price
+    return {
+        "proof": result.proof,
+        "price": None if priced is None else target_price_text(result.problem, priced),
+        "evidence": None if result.evidence is None else evidence_sentence(result.evidence),
+        "gap": gap_text(result.gap or 0.0),
+        "bound": None if result.lower_bound_s is None else seconds_text(result.lower_bound_s),
+        "seconds": seconds_text(result.wall_time_s),
+        "legal": f"{layouts.legal:,}",
+        "enumerated": f"{layouts.enumerated:,}",
+        "counts": [(what, f"{count:,}") for what, count in counts if count],
+        "chart_html": search_chart(
+            [(line.wall_time_s, line.incumbent, line.bound) for line in result.log],
+            "" if result.objective.name == "gpu_hours" else " s",
+        ),
+        "refused": _most_refused(layouts.rejected),
+        "fates_html": fates_chart(layouts.rejected, layouts.model_dump(), layouts.bounds),
+        "certificate": None if result.certificate is None else certificate_sentence(result.certificate),
+    }
+
+
+def _most_refused(rejected: dict[str, int]) -> list[tuple[str, str]]:
+    """List the rules that refused most."""
+    refusals = sorted(((count, name) for name, count in rejected.items() if count), reverse=True)
+    return [(name.replace("_", " "), f"{count:,}") for count, name in refusals[:SHOWN_RULES]]
+
+
+def near_section(overview: Overview) -> Section:
+    """List other layouts within a per cent."""
+    near = overview.near
+    if isinstance(near, Missing):
+        return {"missing": near}
+    return {
+        "within": percent_text(near.within, 0),
+        "rows": [_near_row(overview, plan) for plan in near.plans[:SHOWN_PLANS]],
+        "more": max(0, len(near.plans) - SHOWN_PLANS),
+        "summary": _near_summary(near),
+    }
+
+
+def _near_summary(near: NearBest) -> str:
+    """Describe the number of other layouts, and the proof about the rest."""
+    count, undecided = len(near.plans), near.most_layouts - len(near.plans)
+    within, legal = (
+        percent_text(near.within, 0),
+        f"{near.legal_layouts:,} legal layout{'s' if near.legal_layouts != 1 else ''}",
+    )
+    if not count and not undecided:
+        return f"No other of the {legal} has a plan within {within} of this one: proved."
+    rest = (
+        f"{undecided:,} more were not decided in the time given (--time-limit 60 gives more)"
+        if undecided
+        else "all others are proved to be further away"
+    )
+    if not count:
+        return f"No other layout within {within} was found; of the {legal}, {rest}."
+    return (
+        f"{count:,} other layout{'s do' if count > 1 else ' does'} nearly as well, with the best plan found for "
+        f"{'each' if count > 1 else 'it'}; take it if it suits you better. Of the {legal}, {rest}."
+    )
+
+
+def _near_row(overview: Overview, near: NearPlan) -> tuple[str, ...]:
+    return (
+        signed_percent_text(near.excess, 2),
+        seconds_text(near.step_time_s),
+        gib_text(near.peak_memory_bytes),
+        difference_text(near.plan, overview.plan),
+    )
+
+
+def rule_section(overview: Overview) -> Section:
+    """Show the plan beside that of the published rule of thumb."""
+    rule = overview.rule
+    if isinstance(rule, Missing):
+        return {"missing": rule}
+    own, other = overview.report.step_time_s, rule.report.step_time_s
+    longest = max(own, other)
+    saved = 1.0 - own / other
+    verdict = (
+        f"This plan takes {percent_text(saved)} less time than the rule of thumb's."
+        if saved > 0
+        else f"The rule of thumb's plan takes {percent_text(1.0 - other / own)} less time than this one: it is "
+        "not in the space that was searched for this plan, or the search was stopped before it."
+        if saved < 0
+        else "The rule of thumb's plan takes the same time."
+    )
+    bars = [
+        (name, layout_text(plan), seconds_text(seconds), stacked_bar([Part(name, seconds, "", colour)], longest))
+        for name, plan, seconds, colour in (
+            ("this plan", overview.plan, own, 0),
+            ("rule of thumb", rule.plan, other, 8),
+        )
+    ]
+    return {
+        "verdict": verdict,
+        "within_table": rule.within_table,
+        "bars_html": "".join(
+            f'<div class="row wide"><span>{name}: {text}</span>{drawn}<small>{layout}</small></div>'
+            for name, layout, text, drawn in bars
+        ),
+    }
 
 
 def plan_page(overview: Overview, result: ResultDocument | None = None, notes: tuple[str, ...] = ()) -> str:

@@ -1,13 +1,15 @@
-"""Charts of a step that several pages share: bars of time and memory, and the course of a search."""
+"""Charts of a step and of a search that several pages share: time, memory, course, and pruned layouts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
 import numpy as np
 
+from milpplan.reports.documents.prune_counts import WORDS, BoundClassDocument
 from milpplan.reports.html.charts import Line, Part, distinct_texts, line_chart, round_levels, stacked_bar
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS
 from milpplan.simulation.report import StepReport
@@ -118,3 +120,49 @@ def search_chart(log: Sequence[Moment], unit: str, judged: float | None = None) 
     levels = list(zip(places_of, texts, strict=True))
     label = "Best plan and proved bound over the search"
     return line_chart(lines, end, time_ticks(end), levels, low, high, label)
+
+
+REASON_COLOURS: Final = {"does_not_fit": 8, "bounded": 0, "relaxed": 7, "solved": 4, "open": 2}
+REFUSED_ROW: Final = "refused by a rule"
+
+
+def fates_chart(
+    rejected: Mapping[str, int], fates: Mapping[str, int], bounds: Sequence[BoundClassDocument]
+) -> str:
+    """Draw rows of layouts: refused by rules, too large, and by bound; empty without a best plan to compare with.
+
+    ``rejected`` counts layouts by rule, ``fates`` by prune reason. Lengths are logarithms of the counts, shared by
+    the reasons inside.
+    """
+    if not bounds:
+        return ""
+    lost = (WORDS["does_not_fit"], fates["does_not_fit"], REASON_COLOURS["does_not_fit"])
+    rows = [
+        (REFUSED_ROW, [(REFUSED_ROW, sum(rejected.values()), 5)]),
+        ("too large for memory", [lost]),
+        *(
+            (
+                bound_class.words,
+                [(WORDS[fate], bound_class.fates[fate], colour) for fate, colour in REASON_COLOURS.items()],
+            )
+            for bound_class in bounds
+        ),
+    ]
+    totals = [sum(count for _, count, _ in parts) for _, parts in rows]
+    longest = math.log10(1 + max([1, *totals]))
+    drawn = counted_rows(_prune_row(name, parts, longest) for name, parts in rows)
+    keys = "".join(
+        f'<span class="key"><i class="c{colour}"></i>{WORDS[fate]}</span>'
+        for fate, colour in REASON_COLOURS.items()
+        if fates[fate]
+    )
+    return f'{drawn}<div class="keys">{keys}</div>'
+
+
+def _prune_row(name: str, parts: list[tuple[str, int, int]], longest: float) -> tuple[str, str, str]:
+    total = sum(count for _, count, _ in parts)
+    length = math.log10(1 + total)
+    pieces = [
+        Part(what, length * count / total, f"{count:,}", colour) for what, count, colour in parts if count > 0
+    ]
+    return name, stacked_bar(pieces, longest), f"{total:,}"

@@ -9,10 +9,9 @@ import numpy as np
 
 from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.reports.html.charts import Line, Part, line_chart, round_levels, stacked_bar
-from milpplan.reports.html.page_data import matrix_data
+from milpplan.reports.html.page_data import MAX_ROWS, matrix_data
 from milpplan.reports.html.page_template import asset, rendered, script_json
 from milpplan.reports.html.step_charts import counted_rows, time_ticks
-from milpplan.reports.html.traffic_rows import MAX_PLACES
 from milpplan.reports.text.traffic_text import NAMES, cluster_words
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.units import bytes_text, counted, percent_text, seconds_text
@@ -48,7 +47,7 @@ def traffic_page(report: TrafficReport, title: str) -> str:
         links_html=_links(report),
         overheads_html=_overheads(report),
         bandwidths=_bandwidths(report),
-        matrix_html=script_json(matrix_data(report, MAX_PLACES)) if rows else "",
+        matrix_html=script_json(matrix_data(report, MAX_ROWS)) if rows else "",
         script_html=asset("page.js") + asset("matrix.js"),
     )
 

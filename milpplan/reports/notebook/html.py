@@ -1,16 +1,31 @@
-"""HTML, without a script, that a notebook shows for a result, a plan or a simulated step."""
+"""HTML, without a script, that a notebook shows for a result, a plan, a simulated step, and other answers.
+
+Answers without a picture are shown as the text of the command line, with its colours.
+"""
 
 from __future__ import annotations
 
 from html import escape
+from io import StringIO
 from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
 
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Plan
 from milpplan.reports.html.charts import Part, stacked_bar
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cluster_text, layout_text, plan_sentences
 from milpplan.simulation.report import StepReport
-from milpplan.units import gap_text, gib_text, percent_text, rate_text, seconds_text
+from milpplan.units import counted, gap_text, gib_text, percent_text, rate_text, seconds_text
+
+if TYPE_CHECKING:
+    from milpplan.communication.records import TrafficReport
+    from milpplan.explain.candidates import Choice
+    from milpplan.explain.fewest import Fewest
+    from milpplan.explain.judge.records import GapReport
+    from milpplan.explain.records import Explanation
+    from milpplan.lengths.records import LengthsResult
 
 COLOURS = (
     *("#2f77b4", "#9a6bb3", "#e0762b", "#caa11c", "#2e9e6f", "#c9d1d9"),
@@ -101,3 +116,60 @@ def _keys(parts: list[Part]) -> str:
 
 def _framed(inside: str) -> str:
     return f'<div class="milpplan">{STYLE}{inside}</div>'
+
+
+WIDTH = 100
+"""Columns of the text, as in a file."""
+FRAME = '<pre style="font-family:ui-monospace,monospace;line-height:1.35;overflow-x:auto">{code}</pre>'
+
+
+def told_html(renderable: RenderableType) -> str:
+    """Convert a renderable to HTML of fixed width, with inline colours."""
+    console = Console(
+        file=StringIO(), record=True, width=WIDTH, force_terminal=True, markup=False, highlight=False, emoji=False
+    )
+    console.print(renderable)
+    return console.export_html(inline_styles=True, code_format=FRAME)
+
+
+def gap_html(report: GapReport) -> str:
+    """Show the gap of a plan."""
+    from milpplan.reports.documents.gap_document import Judged
+    from milpplan.reports.text.gap_text import gap_report
+
+    return told_html(gap_report(Judged("plan", report)))
+
+
+def explanation_html(explanation: Explanation) -> str:
+    """Show the limits of a plan, and the value of changes."""
+    from milpplan.reports.text.explain_text import explanation_report
+
+    return told_html(explanation_report(explanation))
+
+
+def lengths_html(result: LengthsResult) -> str:
+    """Show a step of several lengths."""
+    from milpplan.reports.text.lengths_text import lengths_tables
+
+    return told_html(lengths_tables(result))
+
+
+def traffic_html(report: TrafficReport) -> str:
+    """Show the traffic of a plan."""
+    from milpplan.reports.text.traffic_text import traffic_tables
+
+    return told_html(traffic_tables(report))
+
+
+def choice_html(choice: Choice) -> str:
+    """Show candidates in order."""
+    from milpplan.reports.text.candidates import choice_report
+
+    return told_html(choice_report(choice, 1e-4))
+
+
+def fewest_html(fewest: Fewest) -> str:
+    """Show the minimum number of accelerators, the reason why fewer do not suffice, and the plan."""
+    number = "no number with a plan was found" if fewest.num_gpus is None else f"{counted(fewest.num_gpus, 'GPU')}"
+    lack = f" (proved: no plan on up to {fewest.refused[-1]:,}). {fewest.why}" if fewest.refused else ""
+    return f"<p><b>Fewest: {escape(number)}</b>{escape(lack)}</p>{result_html(fewest.result)}"

@@ -9,8 +9,7 @@ from typing import Final
 from milpplan.problem.catalog import load_hardware
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.units import GIB, GIGA, TERA
-from milpplan.validation.runs.records import Cluster
-from milpplan.validation.runs.unstated import UnstatedError
+from milpplan.validation.runs.records import Cluster, UnstatedError
 from milpplan.validation.runs.variants import VARIANTS, described, varied
 
 GENERATIONS: Final = {

@@ -1,18 +1,102 @@
-"""Defaults of each source's framework for values that its tables lack: the assumptions, in one place.
+"""Frameworks of measured runs: how they are recognised, and their defaults for values that tables lack.
 
 Every value used from here is reported with its run, unless the record states it itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from milpplan.problem.hardware import Software
-from milpplan.problem.model import ModelSpec
+from milpplan.problem.model import DenseMlp, ModelSpec
 from milpplan.units import GIB, MIB
-from milpplan.validation.runs.stage_sizes import ceil_split, even_split, split_by_cost, split_by_cost_with_ties
+from milpplan.validation.runs.records import Run
+
+
+def even_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Split into equal virtual stages; else embedding and loss count as a layer each; else ceil, with the rest
+    last.
+
+    Source: Megatron-LM ``--account-for-embedding-in-pipeline-split`` and ``--account-for-loss-...``.
+    """
+    layers = model.num_layers
+    if layers % stages and stages > 1 and (layers + 2) % stages == 0:
+        return _shorter_ends((layers + 2) // stages, stages)
+    return ceil_split(model, stages)
+
+
+def ceil_split(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Give ceil(layers / stages) to virtual stages from the first on, and the rest to the last ones.
+
+    Source: DeepSpeed ``partition_balanced`` with equal weights (runtime/utils.py).
+    """
+    left, counts = model.num_layers, []
+    size = -(-model.num_layers // stages)
+    for _ in range(stages):
+        counts.append(min(size, left))
+        left -= counts[-1]
+    return tuple(counts)
+
+
+def split_with_embeddings(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Split with the embedding and the (tied) head as layers: DeepSpeed ``type:transformer|embedding``."""
+    left, counts = model.num_layers + 2, []
+    size = -(-left // stages)
+    for _ in range(stages):
+        counts.append(min(size, left))
+        left -= counts[-1]
+    counts[0] -= 1
+    last = max(index for index, count in enumerate(counts) if count)
+    counts[last] -= 1
+    return tuple(max(count, 0) for count in counts)
+
+
+def split_by_cost(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Fill each stage until its layers, and all before, cost more than its share of layers and head.
+
+    A layer costs 4 h^2 + 3 h f and the head vocab * h; the remainder of a full stage moves on. Source:
+    huggingface/nanotron src/nanotron/models/base.py (build_model) and models/llama.py (get_block_compute_costs),
+    as printed in the Ultra-Scale Playbook.
+    """
+    return _by_cost(model, stages, 1)
+
+
+def split_by_cost_with_ties(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Split as ``split_by_cost``, but end a stage as soon as it costs exactly its share.
+
+    Source: bytes that nanotron's runs with the mended pipeline engine have allocated on their first stage where
+    costs and shares tie (10 of 16 layers of the 1.34 B model with pp=2, 5 with pp=4; docs/accuracy.md).
+    """
+    return _by_cost(model, stages, 0)
+
+
+def _by_cost(model: ModelSpec, stages: int, above: int) -> tuple[int, ...]:
+    """Split into stages that end once they cost at least ``above`` more than their share."""
+    hidden = model.hidden_size
+    costs = []
+    for run in model.layers:
+        mlp = run.mlp
+        width = mlp.intermediate_size if isinstance(mlp, DenseMlp) else mlp.intermediate_size * mlp.num_experts
+        costs += [4 * hidden * hidden + 3 * hidden * width] * run.count
+    total = sum(costs) + model.vocab_size * hidden
+    counts, stage, spent = [0] * stages, 0, 0
+    for cost in costs:
+        counts[stage] += 1
+        spent += cost
+        if spent * stages >= total * (stage + 1) + above and stage + 1 < stages:
+            stage += 1
+    return tuple(counts)
+
+
+def _shorter_ends(size: int, stages: int) -> tuple[int, ...]:
+    counts = [size] * stages
+    counts[0] -= 1
+    counts[-1] -= 1
+    return tuple(counts)
+
 
 Recompute = Literal["none", "selective", "full"]
 Style = Literal["llama", "gpt", "mpt", "bloom", "nemotron"]
@@ -369,3 +453,86 @@ FRAMEWORKS: dict[str, Framework] = {
 UNKNOWN = replace(MEGATRON, name="an unknown framework, taken as Megatron-LM")
 UNKNOWN_SHARDED = replace(FSDP, name="an unknown framework that shards states, taken as PyTorch FSDP")
 DEEPSPEED = replace(FSDP, name="DeepSpeed", zero=1)
+
+
+WORDS: Final[tuple[tuple[str, Framework], ...]] = (
+    ("nanotron", FRAMEWORKS["nanotron-bench"]),
+    ("torchtitan", FRAMEWORKS["torchtitan"]),
+    ("composer|llm-?foundry|mosaicml", FRAMEWORKS["llm-foundry"]),
+    ("internevo|internlm-?train", FRAMEWORKS["internevo"]),
+    ("paddle(nlp|paddle)?|fleetx", FRAMEWORKS["paddlenlp"]),
+    ("maxtext", FRAMEWORKS["dgxc-benchmarking/MaxText/JAX"]),
+    ("automodel", FRAMEWORKS["nemo-automodel"]),
+    ("aleph-?alpha", FRAMEWORKS["hagemann-layouts"]),
+    ("zero-?bubble", FRAMEWORKS["zero-bubble"]),
+    ("megatron-?bridge", BRIDGE),
+    ("megatron-?deep-?speed|bloom", MEGATRON_DEEPSPEED),
+    ("nemo", replace(NEMO, experts_share_tp=True)),
+    (r"megatron(-?lm)?-?\(?v?(2019|202[012]|[123]\.[0-9.]+)\)?", MEGATRON_2021),
+    ("megatron(-?lm|-?core)?|mcore|transformer-?engine", replace(MEGATRON, experts_share_tp=True)),
+    ("deep-?speed", DEEPSPEED),
+    ("fsdp2?|accelerate|transformers|torchtune|lit-?gpt|axolotl|llama-?factory", FSDP),
+)
+"""Regular expressions of whole words, special ones first, with the framework that they indicate.
+
+Experts share tensor parallelism where an unknown source does not print their own (NVIDIA/Megatron-LM
+megatron/training/arguments.py: expert_tensor_parallel_size is tensor_model_parallel_size unless given).
+"""
+_PATTERNS: Final = tuple((re.compile(rf"(?<![a-z])(?:{words})(?![a-z])"), framework) for words, framework in WORDS)
+
+
+def framework_of(run: Run) -> Framework:
+    """Determine the framework of a run.
+
+    The order is: the framework that the record names (it also decides among several of a known source); that of a
+    known source; the first that a name of the run contains; PyTorch FSDP where states are sharded as it does
+    (FSDP, ZeRO 2 or 3); Megatron-LM for all others.
+    """
+    known = FRAMEWORKS.get(f"{run.group}/{run.parallel.noted('framework')}") or FRAMEWORKS.get(run.group)
+    if known is not None and run.framework is None:
+        return known
+    for text in _names(run):
+        for pattern, framework in _PATTERNS:
+            if pattern.search(text):
+                return framework
+    if known is not None:
+        return known
+    sharded = run.parallel.fsdp or (run.parallel.zero or 0) >= 2
+    return UNKNOWN_SHARDED if sharded else UNKNOWN
+
+
+def _names(run: Run) -> Iterator[str]:
+    """Iterate over names that may contain a framework, the most reliable first, in lower case with hyphens."""
+    for text in (run.framework, run.parallel.noted("framework"), run.group, run.id, run.url, run.source):
+        if isinstance(text, str):
+            yield re.sub(r"[\s_]+", "-", text.lower())
+
+
+def stacks_of(run: Run) -> tuple[str, ...]:
+    """List the names of the constants for a run, of which the first that its hardware has counts: those of its
+    framework, then, for a framework without fused kernels, those of all such frameworks."""
+    plain = (PLAIN_STACK,) if framework_of(run).plain else ()
+    return (stack_of(run), *plain)
+
+
+def stack_of(run: Run) -> str:
+    """Return the name of the constants of a run's framework, by the age of its pipeline engine and the measured
+    state of its nodes. Neither is inferred from the step time."""
+    framework = framework_of(run)
+    if _earlier_engine(run, framework):
+        return framework.earlier_engine_stack
+    slow = _measured_below(run, framework.slow_calls_below_bytes_per_s)
+    return framework.slow_calls_stack if slow else framework.stack
+
+
+def _earlier_engine(run: Run, framework: Framework) -> bool:
+    marked = framework.earlier_engine_flags & set(run.flags)
+    if not marked and not _measured_below(run, framework.earlier_engine_below_bytes_per_s):
+        return False
+    return (run.parallel.pp or 1) > 1
+
+
+def _measured_below(run: Run, limit_bytes_per_s: float) -> bool:
+    """Test whether the source measured a lower bandwidth in an all-gather inside a node before the run."""
+    measured = (run.hardware.measured_busbw_GBps or {}).get("allgather_intra")
+    return isinstance(measured, int | float) and measured * 1e9 < limit_bytes_per_s

@@ -15,8 +15,7 @@ from typing import Final
 
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.parameters import model_flops_per_token
-from milpplan.validation.runs.frameworks import FlopCount
-from milpplan.validation.runs.recognition import framework_of
+from milpplan.validation.runs.frameworks import FlopCount, framework_of
 from milpplan.validation.runs.records import Measured, Run
 from milpplan.validation.runs.statement import Statement
 

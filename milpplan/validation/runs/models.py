@@ -18,8 +18,7 @@ from milpplan.problem.model import (
     ModelSpec,
 )
 from milpplan.validation.runs.frameworks import Framework, Style
-from milpplan.validation.runs.records import ModelDims, Run
-from milpplan.validation.runs.unstated import UnstatedError
+from milpplan.validation.runs.records import ModelDims, Run, UnstatedError
 
 PRESETS: Final = {
     "llama-3/3.1-8b": "llama3-8b",

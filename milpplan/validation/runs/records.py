@@ -11,7 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from milpplan.errors import MilpplanError
 from milpplan.problem.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt
+
+
+class UnstatedError(MilpplanError):
+    """Error for a measured run that cannot be simulated: milpplan cannot express something that it uses or
+    hides."""
+
 
 Text = Annotated[str, Field(max_length=20_000)]
 Name = Annotated[str, Field(min_length=1, max_length=400)]

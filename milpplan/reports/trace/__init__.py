@@ -1,1 +1,0 @@
-"""Timelines of simulated steps for trace viewers."""
