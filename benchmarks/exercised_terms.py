@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from milpplan.validation.ablation import Exercise, ExercisedTerms, Generation
 from milpplan.validation.comparison import Comparison
-from milpplan.validation.exercised import Exercise, ExercisedTerms, Generation
 from milpplan.validation.runs.clusters import generation_of
 from milpplan.validation.runs.records import Run
 from milpplan.validation.runs.statement import Statement

@@ -17,8 +17,8 @@ from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation, observations
 from milpplan.problem.apply_overlay import with_constants
 from milpplan.simulation.simulator import simulate
+from milpplan.validation.ablation import exercised_terms
 from milpplan.validation.comparison import compare
-from milpplan.validation.exercised import exercised_terms
 from milpplan.validation.runs.reader import RunFile, read_runs
 from milpplan.validation.runs.records import Run
 from milpplan.validation.terms import TERMS

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from milpplan.calibration.bus_tables import fit_bus
+from milpplan.calibration.bus_tables import fit_bus, is_nccl_log, parse_nccl
+from milpplan.calibration.efficiency_tables import fit_gemm, is_gemm_csv, parse_gemm
 from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.fitting.records import Fit
-from milpplan.calibration.gemm_table import fit_gemm, is_gemm_csv, parse_gemm
 from milpplan.calibration.measured import observations
-from milpplan.calibration.nccl import is_nccl_log, parse_nccl
 from milpplan.errors import InvalidInputError
 from milpplan.problem.catalog import hardware_names, load_hardware
 from milpplan.problem.hardware import HardwareSpec

@@ -13,11 +13,10 @@ from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.problem.catalog import load_hardware
-from milpplan.profiling.devices import open_machine
+from milpplan.profiling.machine import open_machine
 from milpplan.profiling.measuring import measure
 from milpplan.profiling.overlay import profiled
-from milpplan.profiling.raw_file import read_raw, write_raw
-from milpplan.profiling.records import Measurements
+from milpplan.profiling.records import Measurements, read_raw, write_raw
 from milpplan.profiling.sweep import EXTENTS, sweep
 from milpplan.profiling.tables import document_text, report
 from milpplan.reports.files import check_writable

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.communication import wires
 from milpplan.communication.messages import PARALLELISMS, Transport
 from milpplan.communication.places import Places
 from milpplan.communication.records import Pairs, pairs_of
-from milpplan.communication.wires import Algorithm
+from milpplan.communication.wires import Algorithm, edges, wire_bytes
 from milpplan.errors import InvalidInputError
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
@@ -74,11 +73,13 @@ class Wires:
             chosen = np.flatnonzero(inverse.reshape(-1) == index)
             channels = min(parts) if len(parts) > 1 else 1
             self._count(len(chosen) * size * (size if operation == "all_to_all" else channels))
-            edges = wires.edges(operation, self.algorithm, parts, copies)
-            keys.append(self.key(rows[chosen][:, edges.sender], rows[chosen][:, edges.receiver]).ravel())
-            shares.append(np.tile(edges.share, len(chosen)))
-            stage.append(np.repeat(rank[chosen], len(edges.share)))
-            wire[chosen] = wires.wire_bytes(operation, 1.0, parts, copies)
+            group_edges = edges(operation, self.algorithm, parts, copies)
+            keys.append(
+                self.key(rows[chosen][:, group_edges.sender], rows[chosen][:, group_edges.receiver]).ravel()
+            )
+            shares.append(np.tile(group_edges.share, len(chosen)))
+            stage.append(np.repeat(rank[chosen], len(group_edges.share)))
+            wire[chosen] = wire_bytes(operation, 1.0, parts, copies)
         per_stage = np.bincount(rank, wire, minlength=stages).astype(np.float64)
         return Wiring(np.concatenate(keys), np.concatenate(shares), np.concatenate(stage), per_stage)
 

@@ -10,13 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from milpplan.calibration.attention_curves import Direction, fit_curve
-from milpplan.calibration.bus_tables import fit_bus
+from milpplan.calibration.bus_tables import PASSES, BusLog, fit_bus
+from milpplan.calibration.efficiency_tables import Direction, Products, fit_curve, fit_gemm
 from milpplan.calibration.fitting.fit import fit_predicted
 from milpplan.calibration.fitting.parameters import Theta
 from milpplan.calibration.fitting.records import Fit
-from milpplan.calibration.gemm_table import Products, fit_gemm
-from milpplan.calibration.nccl import PASSES, BusLog
 from milpplan.calibration.sources import checked_words
 from milpplan.errors import InvalidInputError
 from milpplan.problem.apply_overlay import CURVES, applied, with_constants

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.attention_curves import Attentions, Direction
+from milpplan.calibration.efficiency_tables import Attentions, Direction
 from milpplan.calibration.fitting.parameters import Theta
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.plan import Layout
@@ -107,7 +107,7 @@ class _Row:
 
 
 class OperatorPredictor:
-    """Operators and layers as a ``milpplan.calibration.fitting.predicting.Predictor``."""
+    """Operators and layers as a ``milpplan.calibration.fitting.parameters.Predictor``."""
 
     def __init__(self, rows: Sequence[_Row], base: HardwareSpec, chosen: IntArray | None = None) -> None:
         self._rows, self._base = tuple(rows), base

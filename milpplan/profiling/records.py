@@ -1,7 +1,8 @@
-"""Records of measurements and results: the file of raw measurements, in SI units."""
+"""Records of measurements and results, in SI units, and the file of raw measurements."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -9,7 +10,9 @@ from pydantic import Field
 from milpplan.problem.hardware import HardwareSpec, Software
 from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, ModelSpec
 from milpplan.problem.problem import Job, Problem
+from milpplan.problem.reading import parse_json, read_text, validated
 from milpplan.problem.records import Count, NonNegativeFloat, PositiveInt, Record
+from milpplan.reports.files import write_whole
 
 Text = Annotated[str, Field(max_length=1000)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
@@ -68,7 +71,7 @@ class Exchange(Record):
 
 
 class Layers(Record):
-    """Equal transformer layers, forward and backward: ``profiling.pytorch.block``."""
+    """Equal transformer layers, forward and backward: ``profiling.pytorch.layers``."""
 
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
@@ -209,3 +212,21 @@ class Measurements(Record):
         """Number of timed items; attention and layers count twice."""
         once = len(self.products) + len(self.traffic) + len(self.copies) + len(self.collectives)
         return once + 2 * (len(self.attentions) + len(self.layers))
+
+
+def write_raw(path: Path, measurements: Measurements) -> None:
+    """Write the file.
+
+    Raises:
+        InvalidInputError: it cannot be written; nothing of it remains.
+    """
+    write_whole(path, measurements.model_dump_json(indent=1) + "\n")
+
+
+def read_raw(path: Path) -> Measurements:
+    """Read the measurements of a file.
+
+    Raises:
+        InvalidInputError: it cannot be read, or holds something else.
+    """
+    return validated(Measurements, parse_json(read_text(path), str(path)), str(path))

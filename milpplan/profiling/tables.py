@@ -1,8 +1,10 @@
-"""Profile as text and as JSON."""
+"""Profile as text and as JSON, with the measured layers beside the cost model's."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -11,10 +13,56 @@ from rich.table import Table
 from rich.text import Text
 
 from milpplan.calibration.tables import constants_table, errors_text, fit_document
-from milpplan.profiling.check import LayersCheck, checked
 from milpplan.profiling.overlay import Profile
+from milpplan.profiling.prediction import LayersCost, layers_cost
+from milpplan.profiling.records import MODES, Layers, LayersTime
 from milpplan.units import percent_text, printable, seconds_text, size_text
 from milpplan.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class LayersCheck:
+    """Measured and predicted layers: seconds of all layers together, bytes that they keep, and their peak."""
+
+    shape: Layers
+    measured: LayersTime
+    predicted: LayersCost
+
+    @property
+    def forward_error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted.forward_s / self.measured.forward.median_s - 1.0
+
+    @property
+    def backward_error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted.backward_s / self.measured.backward.median_s - 1.0
+
+    @property
+    def memory(self) -> tuple[str, int, float]:
+        """Compared kind of memory (peak, else kept), with measured and predicted bytes."""
+        if self.measured.peak_bytes is not None:
+            return "peak", self.measured.peak_bytes, self.predicted.peak_bytes
+        return "kept", self.measured.kept_bytes, self.predicted.kept_bytes
+
+    @property
+    def memory_error(self) -> float:
+        """Predicted over measured, minus 1."""
+        _, measured, predicted = self.memory
+        return predicted / max(measured, 1) - 1.0
+
+
+def checked(profile: Profile) -> Iterator[LayersCheck]:
+    """Iterate over measurements of layers, by width, tokens and recomputation."""
+    hardware = profile.profiled
+    for layers in sorted(profile.measurements.layers, key=lambda layers: _place(layers.shape)):
+        yield LayersCheck(layers.shape, layers, layers_cost(layers.shape, hardware))
+
+
+def _place(shape: Layers) -> tuple[int, ...]:
+    tokens = shape.micro_batch_size * shape.sequence_length
+    return shape.hidden_size, shape.sequence_length, tokens, MODES.index(shape.recompute)
+
 
 MAX_TOLD = 24
 

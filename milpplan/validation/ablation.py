@@ -1,15 +1,78 @@
-"""Dependence of a plan, and of the choice between plans, on terms that no measured run exercises."""
+"""Evidence of measured runs for a plan: terms that runs exercise, and the choice without the others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import Final
 
-from milpplan.problem.catalog import stack_names
+from milpplan.problem.catalog import hardware_names, load_hardware, stack_names
+from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
+from milpplan.problem.reading import parse_json, validated
+from milpplan.problem.records import Count, NonNegativeFloat, Record
 from milpplan.validation.evidence import Ablated, Evidence, TermEvidence
-from milpplan.validation.exercised import Exercise, ExercisedTerms, Generation, exercised_terms, generation_name
+from milpplan.validation.runs.clusters import GENERATIONS, generation_of
 from milpplan.validation.terms import Term, step_doubled_s, step_without_s, used_terms
+
+FILE: Final = "exercised.json"
+
+
+class Exercise(Record):
+    """Scored runs that exercise a term. Errors are mean absolute ones of their step times over their sources, with
+    and without the constants fitted to each framework."""
+
+    num_runs: Count
+    num_sources: Count
+    error_with_stacks: NonNegativeFloat
+    error_without_stacks: NonNegativeFloat
+
+
+class Generation(Record):
+    """Runs on one generation of hardware.
+
+    ``runs`` and ``terms`` are of scored runs, by number format; ``memory_runs`` state whether they fitted.
+    """
+
+    runs: dict[str, Count]
+    memory_runs: Count
+    terms: dict[str, dict[str, Exercise]]
+
+    def of(self, term: str) -> tuple[Exercise, ...]:
+        """Return the runs that exercise a term, with an entry per number format."""
+        return tuple(formats[term] for formats in self.terms.values() if term in formats)
+
+
+class ExercisedTerms(Record):
+    """Table of runs by generation."""
+
+    made_by: str
+    milpplan_version: str
+    generations: dict[str, Generation]
+
+
+@lru_cache(maxsize=1)
+def exercised_terms() -> ExercisedTerms:
+    """Load the shipped table."""
+    file = resources.files("milpplan.validation") / FILE
+    return validated(ExercisedTerms, parse_json(file.read_text(encoding="utf-8"), FILE), FILE)
+
+
+def generation_name(hardware: HardwareSpec) -> str:
+    """Return the generation of a description; a user's own has that of the shipped description with its
+    accelerator."""
+    if hardware.name in GENERATIONS:
+        return GENERATIONS[hardware.name]
+    return _by_accelerator().get(hardware.accelerator.name, generation_of(hardware))
+
+
+@lru_cache(maxsize=1)
+def _by_accelerator() -> dict[str, str]:
+    shipped = [load_hardware(name) for name in hardware_names()]
+    return {spec.accelerator.name: generation_of(spec) for spec in shipped}
+
 
 NOTHING = Generation(runs={}, memory_runs=0, terms={})
 

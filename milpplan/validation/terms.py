@@ -1,7 +1,7 @@
 """Terms of the cost model by name: the plans that use them, and the step time without or with doubled terms.
 
 Most of a plan's step is products and attention, which every measured run has. The terms here depend on the layout,
-so measured runs may exercise them or not (``milpplan.validation.exercised``).
+so measured runs may exercise them or not (``milpplan.validation.ablation``).
 
 Scaling a term changes the layout's constants, from which the step is simulated as usual. Exposed time is
 multiplied. Doubled communication beside compute is hidden only as far as before, so a doubled step is an upper

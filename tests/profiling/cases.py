@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from milpplan import load_hardware
-from milpplan.calibration.nccl import PASSES
+from milpplan.calibration.bus_tables import PASSES
 from milpplan.problem.apply_overlay import COLLECTIVES, with_constants
 from milpplan.problem.hardware import HardwareSpec, SizeCurve
 from milpplan.profiling.machine import MeasurementError

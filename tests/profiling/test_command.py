@@ -11,10 +11,9 @@ import pytest
 
 from milpplan import load_hardware
 from milpplan.cli import profile as command
-from milpplan.profiling import devices
+from milpplan.profiling import machine
 from milpplan.profiling.measuring import measure
-from milpplan.profiling.raw_file import read_raw, write_raw
-from milpplan.profiling.records import Measurements
+from milpplan.profiling.records import Measurements, read_raw, write_raw
 from tests.profiling.cases import BASE, few_tasks, synthetic
 from tests.test_cli import refused, run
 
@@ -91,7 +90,7 @@ def test_an_interrupt_before_anything(
 
 def test_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what to install."""
-    monkeypatch.setattr(devices, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
     message = refused(run("profile", "--hardware", BASE, "--out", str(tmp_path / "x.toml")))
     assert "pip install 'milpplan[profile]'" in message
     assert list(tmp_path.iterdir()) == []
@@ -117,8 +116,8 @@ class _NoGpu:
 @pytest.mark.parametrize(("built", "words"), [(None, "built for the CPU only"), ("99.1", "sees no GPU")])
 def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: str | None, words: str) -> None:
     """Three parts, and the way out."""
-    monkeypatch.setattr(devices, "find_spec", lambda name: object())
-    monkeypatch.setattr(devices, "import_module", lambda name: _NoGpu)
+    monkeypatch.setattr(machine, "find_spec", lambda name: object())
+    monkeypatch.setattr(machine, "import_module", lambda name: _NoGpu)
     monkeypatch.setattr(_NoGpu.version, "cuda", built)
     message = refused(run("profile", "--hardware", BASE, "--out", str(tmp_path / "x.toml")))
     assert words in message

@@ -77,10 +77,8 @@ def test_layers_keep_what_the_model_says(machine: Any, recompute: str) -> None:
 
 
 def _gradients(recompute: str) -> tuple[Any, list[Any]]:
-    from milpplan.profiling.pytorch.attention import Flash
-    from milpplan.profiling.pytorch.block import blocks
-    from milpplan.profiling.pytorch.layers import _forward
-    from milpplan.profiling.pytorch.pointwise import pointwise
+    from milpplan.profiling.pytorch.layers import _forward, blocks
+    from milpplan.profiling.pytorch.operators import Flash, pointwise
 
     torch.manual_seed(3)
     device = torch.device("cpu")
@@ -104,9 +102,8 @@ def test_recomputation_changes_no_gradient() -> None:
 
 def test_a_block_is_a_transformer_layer() -> None:
     """Its output and the gradient of its input are those of the same layer written with PyTorch's own autograd."""
-    from milpplan.profiling.pytorch.attention import Flash
-    from milpplan.profiling.pytorch.block import blocks
-    from milpplan.profiling.pytorch.pointwise import pointwise
+    from milpplan.profiling.pytorch.layers import blocks
+    from milpplan.profiling.pytorch.operators import Flash, pointwise
 
     torch.manual_seed(5)
     device = torch.device("cpu")

@@ -16,16 +16,16 @@ from milpplan.problem.catalog import load_hardware
 from milpplan.problem.problem import NodeGroup, Range
 from milpplan.reports.documents.document import document_text, simulation_document
 from milpplan.reports.words.result_words import evidence_document, evidence_sentence, evidence_text
-from milpplan.validation.ablation import evidence
-from milpplan.validation.comparison import UNSCORED_FLAGS, compare
-from milpplan.validation.evidence import Evidence
-from milpplan.validation.exercised import (
+from milpplan.validation.ablation import (
     Exercise,
     ExercisedTerms,
     Generation,
+    evidence,
     exercised_terms,
     generation_name,
 )
+from milpplan.validation.comparison import UNSCORED_FLAGS, compare
+from milpplan.validation.evidence import Evidence
 from milpplan.validation.runs.measures import step_measure
 from milpplan.validation.runs.reader import read_runs
 from milpplan.validation.runs.records import UnstatedError

@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fitting.parameters import STARTS_S, Parameter, Theta
-from milpplan.calibration.fitting.predicting import Predictor, log_ratios
+from milpplan.calibration.fitting.parameters import STARTS_S, Parameter, Predictor, Theta, log_ratios
 from milpplan.calibration.fitting.robust import covariance, linear_step, objective, robust_scale
 
 FloatArray = npt.NDArray[np.float64]

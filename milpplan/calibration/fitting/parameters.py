@@ -1,4 +1,4 @@
-"""Constants as parameters of a fit: bounds, priors, and the resulting hardware.
+"""Constants as parameters of a fit: bounds, priors, the resulting hardware, and the predictor of measurements.
 
 Factors are fitted as logarithms, times in seconds. The priors are weak and normal: they keep the problem well
 posed where the data do not determine a constant, which then stays at its prior.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import exp, log
-from typing import Any, Final
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from milpplan.problem.apply_overlay import time_s, with_constants
 from milpplan.problem.hardware import HardwareSpec
@@ -125,3 +128,39 @@ def parameter(name: str, hardware: HardwareSpec) -> Parameter:
     least, most = SECONDS_BOUNDS[name]
     prior = min(max(time_s(hardware, name), least), most)
     return Parameter(name, prior, sigma, least, most, sigma * 1e-3, 1.5 * sigma)
+
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+class Predictor(Protocol):
+    """Times of measurements as functions of the constants: of whole steps, or of single operators."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Names of the measurements, [n]."""
+        ...
+
+    @property
+    def base(self) -> HardwareSpec:
+        """Description that priors are taken from."""
+        ...
+
+    @property
+    def measured_s(self) -> FloatArray:
+        """Measured seconds, [n]."""
+        ...
+
+    def times_s(self, theta: Theta) -> FloatArray:
+        """Predict seconds, [n]."""
+        ...
+
+    def part(self, rows: IntArray) -> Self:
+        """Select measurements by row."""
+        ...
+
+
+def log_ratios(predictor: Predictor, theta: Theta) -> FloatArray:
+    """Compute log(predicted / measured) of every measurement."""
+    return np.asarray(np.log(predictor.times_s(theta) / predictor.measured_s))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
+import os
+import platform
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import torch
 
-from milpplan.profiling.machine import MeasurementError
-from milpplan.profiling.pytorch.attention import Flash
+from milpplan.profiling.machine import MeasurementError, timed
 from milpplan.profiling.pytorch.clock import DeviceClock, HostClock
 from milpplan.profiling.pytorch.collectives import collective_times
-from milpplan.profiling.pytorch.environment import environment_of
 from milpplan.profiling.pytorch.layers import layers_time
-from milpplan.profiling.pytorch.pointwise import pointwise
+from milpplan.profiling.pytorch.operators import Flash, pointwise
 from milpplan.profiling.records import (
     Attention,
     CollectiveTime,
@@ -28,7 +30,7 @@ from milpplan.profiling.records import (
     Timing,
     Traffic,
 )
-from milpplan.profiling.timing import timed
+from milpplan.version import __version__
 
 BF16_BYTES: Final = 2
 NORM_WIDTH: Final = 4096
@@ -154,3 +156,56 @@ class TorchMachine:
             # A device that has failed for good also fails here; every measurement reports it.
             with suppress(RuntimeError):
                 torch.cuda.empty_cache()
+
+
+WAIT_S: Final = 10.0
+
+
+def environment_of(device: Any, notes: tuple[str, ...]) -> Environment:
+    """Describe date, device, driver and libraries."""
+    libraries = {"torch": str(torch.__version__), "python": platform.python_version(), "milpplan": __version__}
+    date = datetime.date.today().isoformat()
+    if device.type != "cuda":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Environment(
+            date=date,
+            device="cpu",
+            device_name=platform.processor() or platform.machine(),
+            num_devices=1,
+            memory_bytes=memory,
+            num_processors=os.cpu_count() or 0,
+            driver="none",
+            libraries=libraries,
+            notes=notes,
+        )
+    properties = torch.cuda.get_device_properties(device)
+    return Environment(
+        date=date,
+        device="cuda",
+        device_name=properties.name,
+        num_devices=torch.cuda.device_count(),
+        memory_bytes=int(properties.total_memory),
+        num_processors=int(properties.multi_processor_count),
+        driver=_driver(),
+        libraries=libraries | _of_cuda(),
+        notes=notes,
+    )
+
+
+def _of_cuda() -> dict[str, str]:
+    """Return the versions of CUDA (or HIP), cuDNN and NCCL."""
+    versions = {"cuda": torch.version.cuda, "hip": torch.version.hip, "cudnn": torch.backends.cudnn.version()}
+    with suppress(AttributeError, RuntimeError, TypeError):
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return {name: str(version) for name, version in versions.items() if version}
+
+
+def _driver() -> str:
+    """Return the driver's version from nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    lines = done.stdout.split()
+    return lines[0] if lines else "unknown"

@@ -1,4 +1,4 @@
-"""Efficiency tables of matrix products, corrected node by node to measured products."""
+"""Efficiency tables of matrix products and curves of attention, corrected node by node to measured kernels."""
 
 from __future__ import annotations
 
@@ -6,20 +6,111 @@ import csv
 import io
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import reduce
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve
 
 from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
-from milpplan.calibration.nodes import MAX_EFFICIENCY, MIN_EFFICIENCY, NOISE, corrected, hat_weights
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import GemmTable, HardwareSpec
+from milpplan.problem.hardware import GemmTable, HardwareSpec, SizeCurve
 from milpplan.problem.overlay import Constants, Factor, Tables
 from milpplan.problem.reading import shown
-from milpplan.simulation.layers.kernels import GemmPrecision, engine_of, gemm_bytes, interpolate_table
+from milpplan.simulation.layers.kernels import (
+    GemmPrecision,
+    engine_of,
+    gemm_bytes,
+    interpolate_curve,
+    interpolate_table,
+)
 
 FloatArray = npt.NDArray[np.float64]
+
+SMOOTHNESS: Final = 0.3
+"""One sigma of a node's correction around the mean correction, relative."""
+NOISE: Final = 0.03
+"""One sigma of a measurement, relative."""
+ROUNDS: Final = 5
+MIN_EFFICIENCY, MAX_EFFICIENCY = 1e-4, 1.5
+"""Bounds on efficiencies of nodes."""
+MAX_STEPS: Final = 100
+"""Maximum number of steps of the projected Newton method, which takes about ten."""
+OPTIMAL: Final = 1e-10
+"""Gradient, relative to the right-hand side, below which a point counts as optimal."""
+
+
+def hat_weights(*axes: tuple[tuple[float, ...], FloatArray]) -> FloatArray:
+    """Compute interpolation weights [rows, nodes] from axes with the sizes of the rows on them.
+
+    An interpolation that is linear in the logarithms of the sizes is linear in the nodes, so each column is that
+    of a unit node.
+    """
+    parts = []
+    for axis, sizes in axes:
+        grid = np.log(np.array(axis, dtype=np.float64))
+        hats = np.eye(len(grid))
+        parts.append(np.stack([np.interp(np.log(sizes), grid, hat) for hat in hats], axis=1))
+    return reduce(lambda left, right: (left[:, :, None] * right[:, None, :]).reshape(len(left), -1), parts)
+
+
+def corrected(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) -> FloatArray:
+    """Fit node values: the description's times a common factor times corrections near 1.
+
+    The objective is the sum of squares of the relative errors of ``efficiency`` [rows], and of the corrections'
+    differences from their mean; rows with large errors count less. ``weights`` [rows, nodes], ``nodes`` [nodes] of
+    the description.
+    """
+    common = float(np.median(efficiency / (weights @ nodes)))
+    start = np.clip(nodes * common, MIN_EFFICIENCY, MAX_EFFICIENCY)
+    # A node without measurements beside it keeps the mean correction.
+    beside = weights.any(axis=0)
+    # Normal equations, because there are many measurements and a few hundred nodes.
+    rows = (weights * start / efficiency[:, None])[:, beside]
+    low, high = (MIN_EFFICIENCY / start)[beside], np.maximum(MAX_EFFICIENCY / start, 1.001)[beside]
+    trust = np.ones(len(efficiency))
+    near = np.ones(len(low))
+    for _ in range(ROUNDS):
+        scaled = rows * trust[:, None] / NOISE
+        matrix = scaled.T @ scaled + np.eye(len(low)) / SMOOTHNESS**2
+        right = scaled.T @ (trust / NOISE) + np.ones(len(low)) / SMOOTHNESS**2
+        near = least_within(matrix, right, low, high)
+        # Weights of soft_l1, whose square roots multiply the rows.
+        trust = (1.0 + ((rows @ near - 1.0) / NOISE) ** 2) ** -0.25
+    correction = np.ones(len(start))
+    correction[beside] = near
+    return np.clip(start * correction, MIN_EFFICIENCY, MAX_EFFICIENCY)
+
+
+def least_within(matrix: FloatArray, right: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
+    """Minimise x'Ax/2 - b'x between bounds, ``matrix`` A being positive definite.
+
+    Source: Bertsekas, "Projected Newton methods for optimization problems with simple constraints", SIAM J.
+    Control Optim. 20 (1982), section 2: Newton steps over the variables that no bound holds, shortened until they
+    descend.
+    """
+
+    def value(at: FloatArray) -> float:
+        return float(at @ (matrix @ at) / 2 - right @ at)
+
+    x = np.clip(np.ones(len(low)), low, high)
+    for _ in range(MAX_STEPS):
+        gradient = matrix @ x - right
+        at_bound = ((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0))
+        free = ~at_bound
+        if not free.any() or np.abs(gradient[free]).max() <= OPTIMAL * np.abs(right).max():
+            break
+        step = np.zeros(len(low))
+        step[free] = cho_solve(cho_factor(matrix[np.ix_(free, free)]), gradient[free])
+        before, length = value(x), 1.0
+        while value(np.clip(x - length * step, low, high)) >= before and length > OPTIMAL:
+            length /= 2
+        if length <= OPTIMAL:
+            break
+        x = np.clip(x - length * step, low, high)
+    return x
+
 
 _UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 TIMES: Final = {"time": 1.0} | {f"{word}_{unit}": s for word in ("time", "latency") for unit, s in _UNITS.items()}
@@ -210,3 +301,50 @@ def _one_sigma(weights: FloatArray, nodes: FloatArray, efficiency: FloatArray) -
         table = corrected(weights[kept], nodes, efficiency[kept])
         errors.append(np.abs(weights[left_out] @ table / efficiency[left_out] - 1.0))
     return min(MAD_TO_SIGMA * float(np.median(np.concatenate(errors))), MAX_SIGMA)
+
+
+Direction = Literal["attention_forward", "attention_backward"]
+
+LATENCY_MARGIN: Final = 2.0
+"""Factor over the latency of any kernel below which a kernel's time does not show its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attentions:
+    """Measured causal kernels of one direction: tokens per sequence, FLOPs including the last tiles, and seconds
+    each."""
+
+    direction: Direction
+    length: FloatArray
+    flops: FloatArray
+    time_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class CurveFit:
+    """Curve, number of rows used, and mean absolute errors of the efficiency."""
+
+    curve: SizeCurve
+    num_rows: int
+    error_before: float
+    error_after: float
+
+
+def fit_curve(kernels: Attentions, hardware: HardwareSpec) -> CurveFit | None:
+    """Fit the curve of a direction at the description's lengths; None where no kernel is long enough."""
+    accelerator = hardware.accelerator
+    before: SizeCurve = getattr(accelerator, kernels.direction)
+    use = kernels.time_s > LATENCY_MARGIN * accelerator.kernel_latency_s
+    if not use.any():
+        return None
+    length = kernels.length[use]
+    kernel_s = kernels.time_s[use] - accelerator.kernel_latency_s
+    peak = accelerator.bf16.peak_flops_per_s * hardware.software.attention_efficiency
+    efficiency = np.clip(kernels.flops[use] / kernel_s / peak, MIN_EFFICIENCY, MAX_EFFICIENCY)
+    nodes = corrected(hat_weights((before.size, length)), np.array(before.value, dtype=np.float64), efficiency)
+    curve = before.model_copy(update={"value": tuple(map(float, nodes))})
+    errors = [
+        float(np.mean(np.abs(interpolate_curve(candidate, length) / efficiency - 1.0)))
+        for candidate in (before, curve)
+    ]
+    return CurveFit(curve, int(use.sum()), errors[0], errors[1])
