@@ -15,8 +15,8 @@ from math import sqrt
 from statistics import fmean, median
 
 from benchmarks.tables import markdown_table
-from milpplan.problem.apply_overlay import applied
 from milpplan.problem.catalog import load_overlay
+from milpplan.problem.overlay import applied
 from milpplan.simulation.simulator import simulate
 from milpplan.validation.comparison import Comparison, scored
 from milpplan.validation.ranking import Sweep, competitions, sweeps

@@ -29,8 +29,7 @@ from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.measured import Observation, observations
 from milpplan.calibration.overlay_file import write_overlay
-from milpplan.problem.apply_overlay import with_constants
-from milpplan.problem.overlay import Factor, Overlay
+from milpplan.problem.overlay import Factor, Overlay, with_constants
 from milpplan.units import percent_text
 from milpplan.validation.runs.clusters import generation_of
 from milpplan.validation.runs.frameworks import PLAIN_STACK, framework_of

@@ -27,10 +27,9 @@ from benchmarks.tables import replace_section
 from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation, observations
 from milpplan.calibration.overlay_file import write_overlay
-from milpplan.problem.apply_overlay import applied
 from milpplan.problem.catalog import load_overlay
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import Overlay
+from milpplan.problem.overlay import Overlay, applied
 from milpplan.validation.comparison import UNSCORED_FLAGS
 from milpplan.validation.runs.reader import read_runs
 from milpplan.validation.runs.variants import VARIANTS

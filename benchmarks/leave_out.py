@@ -17,8 +17,7 @@ import numpy.typing as npt
 from benchmarks.tables import markdown_table
 from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation
-from milpplan.problem.apply_overlay import applied
-from milpplan.problem.overlay import Overlay
+from milpplan.problem.overlay import Overlay, applied
 from milpplan.simulation.simulator import simulate
 from milpplan.units import percent_text
 from milpplan.validation.runs.clusters import generation_of

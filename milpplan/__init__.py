@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from milpplan.explain.judge.gap import gap as gap
     from milpplan.explain.judge.records import GapReport as GapReport
     from milpplan.explain.overview import plan_overview as plan_overview
-    from milpplan.explain.overview_records import Overview as Overview
     from milpplan.explain.records import Explanation as Explanation
+    from milpplan.explain.records import Overview as Overview
     from milpplan.graph import StrategyGraph as StrategyGraph
     from milpplan.groups.workload.workload import Workload as Workload
     from milpplan.groups.workload.workload import read_lengths as read_lengths

@@ -27,7 +27,10 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
     "milpplan.explain.explain_plan": ("explain_plan",),
     "milpplan.explain.judge.gap": ("gap",),
     "milpplan.explain.judge.records": ("GapReport",),
-    "milpplan.explain.records": ("Explanation",),
+    "milpplan.explain.records": (
+        "Explanation",
+        "Overview",
+    ),
     "milpplan.lengths.records": ("LengthsResult",),
     "milpplan.lengths.solve_lengths": ("solve_lengths",),
     "milpplan.optimize.solve": (
@@ -40,7 +43,6 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SolveOptions",
     ),
     "milpplan.explain.overview": ("plan_overview",),
-    "milpplan.explain.overview_records": ("Overview",),
     "milpplan.problem.catalog": (
         "load_hardware",
         "load_model",
@@ -80,8 +82,10 @@ DRAWN: Final[dict[str, dict[str, str]]] = {
     "milpplan.optimize.result": {"PlanResult": "milpplan.reports.notebook.html.result_html"},
     "milpplan.problem.plan": {"Plan": "milpplan.reports.notebook.html.plan_html"},
     "milpplan.communication.records": {"TrafficReport": "milpplan.reports.notebook.html.traffic_html"},
-    "milpplan.explain.candidates": {"Choice": "milpplan.reports.notebook.html.choice_html"},
-    "milpplan.explain.fewest": {"Fewest": "milpplan.reports.notebook.html.fewest_html"},
+    "milpplan.explain.hardware_choice": {
+        "Choice": "milpplan.reports.notebook.html.choice_html",
+        "Fewest": "milpplan.reports.notebook.html.fewest_html",
+    },
     "milpplan.explain.judge.records": {"GapReport": "milpplan.reports.notebook.html.gap_html"},
     "milpplan.explain.records": {"Explanation": "milpplan.reports.notebook.html.explanation_html"},
     "milpplan.lengths.records": {"LengthsResult": "milpplan.reports.notebook.html.lengths_html"},

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from milpplan.cli.outcome import beyond_numbers
-from milpplan.reports.text.candidates import ChoiceDocument
-from milpplan.reports.text.fewest import FewestDocument
+from milpplan.reports.text.hardware_choice_text import ChoiceDocument, FewestDocument
 from tests.test_cli import refused, run
 
 JOB = ["--global-batch", "64", "--space", "uniform"]

@@ -15,7 +15,7 @@ from benchmarks.leave_out import errors, left_out, tables
 from benchmarks.tables import replace_section
 from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation, observations
-from milpplan.problem.apply_overlay import with_constants
+from milpplan.problem.overlay import with_constants
 from milpplan.simulation.simulator import simulate
 from milpplan.validation.ablation import exercised_terms
 from milpplan.validation.comparison import compare

@@ -11,9 +11,8 @@ import numpy as np
 
 from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.errors import InvalidInputError
-from milpplan.problem.apply_overlay import COLLECTIVES
 from milpplan.problem.hardware import BusTable, HardwareSpec
-from milpplan.problem.overlay import LEAST_FACTOR, MOST_FACTOR, Constants, Factor, Tables
+from milpplan.problem.overlay import COLLECTIVES, LEAST_FACTOR, MOST_FACTOR, Constants, Factor, Tables
 from milpplan.problem.reading import shown
 from milpplan.simulation.network.collectives import Operation, bus_bandwidth_bytes_per_s
 from milpplan.units import percent_text, size_text

@@ -7,9 +7,8 @@ from math import sqrt
 from typing import Final
 
 from milpplan.calibration.records import End, ErrorBar, Rival, Robustness
-from milpplan.problem.apply_overlay import moved
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import FACTORS, TIMES
+from milpplan.problem.overlay import FACTORS, TIMES, moved
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.simulator import simulate

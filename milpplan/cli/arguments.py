@@ -353,8 +353,7 @@ def schema_of(kind: str) -> type[BaseModel]:
     from milpplan.reports.documents.gap_document import GapDocument
     from milpplan.reports.documents.lengths_document import LengthsFile
     from milpplan.reports.documents.plan_file import PlanFile
-    from milpplan.reports.text.candidates import ChoiceDocument
-    from milpplan.reports.text.fewest import FewestDocument
+    from milpplan.reports.text.hardware_choice_text import ChoiceDocument, FewestDocument
     from milpplan.studies.records import Study
 
     records: dict[str, type[BaseModel]] = {

@@ -12,14 +12,14 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
-from milpplan.explain.candidates import Candidate, Choice, choose
+from milpplan.explain.hardware_choice import Candidate, Choice, choose
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import SolveOptions
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
 from milpplan.reports.documents.document import document_text, result_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.candidates import choice_document, choice_report
+from milpplan.reports.text.hardware_choice_text import choice_document, choice_report
 
 MAX_CANDIDATES = 16
 

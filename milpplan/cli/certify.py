@@ -24,7 +24,7 @@ from milpplan.cli.solving import (
     within_range,
 )
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.explain.run_totals import run_totals
+from milpplan.explain.hardware_choice import run_totals
 from milpplan.launchers.restriction import restrict
 from milpplan.optimize.certificate import Certification, Check, ClaimedResult, Verdict
 from milpplan.optimize.certify import (

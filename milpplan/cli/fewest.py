@@ -10,13 +10,13 @@ from milpplan.cli.next_steps import next_steps
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import evidence_of, within_range
-from milpplan.explain.fewest import Fewest, fewest_gpus
+from milpplan.explain.hardware_choice import Fewest, fewest_gpus
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import SolveOptions
 from milpplan.problem.problem import Problem
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.fewest import fewest_document, fewest_report
+from milpplan.reports.text.hardware_choice_text import fewest_document, fewest_report
 
 
 def run(

@@ -16,7 +16,7 @@ from milpplan.cli.next_steps import next_steps
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show
 from milpplan.cli.progress import shown_progress
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError, MilpplanError
-from milpplan.explain.run_totals import run_totals
+from milpplan.explain.hardware_choice import run_totals
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.milp.solution import undisturbed

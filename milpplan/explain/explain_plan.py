@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from milpplan.errors import InvalidInputError
-from milpplan.explain.judge.single_changes import candidates, single_change
+from milpplan.explain.judge.plan_changes import candidates, single_change
 from milpplan.explain.limits import limits
 from milpplan.explain.optima import Budget, Yardstick, asked_for, saved_share
 from milpplan.explain.records import Explanation, Interval, Optimum, SingleChange, WishAnswer, Worth

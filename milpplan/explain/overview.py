@@ -1,25 +1,161 @@
-"""Contents of a plan's page. A part that cannot be computed gets a reason, and the others are shown."""
+"""Contents of a plan's page. A part that cannot be computed gets a reason, and the others are shown.
+
+Among them are layouts that do nearly as well: many tie, and the user may choose among them. Closed-form bounds
+of all layouts leave those that may have such a plan. In order of their bounds, the compact relaxation then proves
+that a layout has none, or finds one, until the time is over.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
 
 from milpplan.communication.traffic import traffic
 from milpplan.errors import MilpplanError
 from milpplan.explain.judge.rule_of_thumb import rule_of_thumb
-from milpplan.explain.near_best import DEFAULT_LIMIT_S, WITHIN, near_best
-from milpplan.explain.overview_records import ExportTab, Missing, Overview
-from milpplan.explain.records import NearBest, RuleOfThumb
+from milpplan.explain.optima import asked_for
+from milpplan.explain.records import ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.layout.evaluation import settings_of
+from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize.layout.replica_solver import resolve_replicas
+from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.nearby_problems import with_job
+from milpplan.optimize.objective import objective_weights
+from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.space.layout_table import layout_space
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.mixed_costs import cluster_costs
 from milpplan.simulation.pipeline.step_lanes import step_lanes
 from milpplan.simulation.simulator import simulate
+from milpplan.units import NS_PER_S
 from milpplan.version import __version__
 
 if TYPE_CHECKING:
     from milpplan.launchers.targets import Target
+
+
+WITHIN: Final = 0.01
+DEFAULT_LIMIT_S: Final = 10.0
+SOLVE_GAP: Final = 1e-3
+"""Relative tolerance for a layout's best plan; the shown values are rounded."""
+
+
+def near_best(
+    problem: Problem,
+    plan: Plan,
+    within: float = WITHIN,
+    time_limit_s: float = DEFAULT_LIMIT_S,
+    forbid: Sequence[Mapping[str, object]] = (),
+) -> NearBest:
+    """Find the layouts of the problem's space, except the plan's, with a plan at most ``within`` worse than it.
+
+    They use the plan's number of GPUs and its batch.
+
+    Raises:
+        IllegalPlanError: the plan cannot run.
+    """
+    layout = plan.layout
+    job = {"num_gpus": layout.num_gpus, "global_batch_size": layout.global_batch_size}
+    asked = with_job(asked_for(problem, plan), **job)
+    deadline = time.monotonic() + time_limit_s
+    # A negative gap keeps plans that are worse by that share.
+    search = Search(asked, layout_space(asked, tuple(forbid)), _solver(-within, deadline), time.monotonic())
+    prover = _solver(SOLVE_GAP, deadline)
+    weights, _ = objective_weights(asked, LayoutColumns.of([plan.layout]))
+    own = simulate(asked, plan).step_time_ns * float(weights[0])
+    search.best = own, plan
+    # A better plan may appear on the way, but the given plan stays the reference.
+    cutoff = own * (1.0 + within)
+    search.keep_below = float(np.nextafter(cutoff, np.inf))
+    search.bound()
+    if time.monotonic() < deadline:
+        search.open_all()
+    own_row = search.explored.space.find(plan.layout)
+    found: dict[int, Plan] = {}
+    for value, offered in search.offered:
+        place = search.explored.space.find(offered.layout)
+        if place is not None and place != own_row and value <= cutoff:
+            found[place] = offered
+    values = search.explored.values()
+    rows = np.flatnonzero(values <= cutoff)
+    rows = rows[rows != (-1 if own_row is None else own_row)]
+    # In this order many layouts share a computation of costs.
+    search.queue = rows = rows[np.argsort(values[rows], kind="stable")]
+    # Layouts that there was no time for may do as well.
+    num_closed = search.explored.frontier.closed_below(search.threshold())
+    for row in rows.tolist():
+        if row not in found and time.monotonic() < deadline:
+            limit = min(cutoff / float(search.explored.weights[row]), float(search.explored.limits_ns[row]))
+            excluded, other = _settled(asked, search, prover, row, int(limit))
+            if excluded:
+                continue
+            if other is not None:
+                found[row] = other
+        num_closed += 1
+    measured = (_near_plan(asked, other, own) for other in found.values())
+    plans = sorted((near for near in measured if near is not None), key=lambda near: near.excess)
+    return NearBest(within, tuple(plans), num_closed, len(search.whole))
+
+
+def _solver(gap: float, deadline: float) -> LayoutSolver:
+    options = SolveOptions(gap=gap, witness=False, any_chunks=False)
+    return LayoutSolver(options, backend(options.backend), [], deadline)
+
+
+def _settled(
+    problem: Problem, search: Search, prover: LayoutSolver, row: int, limit_ns: int
+) -> tuple[bool, Plan | None]:
+    """Test whether a layout is decided: either provably without a plan of at most ``limit_ns``, or with such a
+    plan."""
+    layout = search.explored.space.at(row)
+    if problem.space.kind == "uniform":
+        return _uniform(problem, search, row, limit_ns)
+    settings = settings_of(problem, layout, cluster_costs(problem, LayoutColumns.of([layout])).at(0))
+    bound = int(search.explored.bounds_ns[row])
+    if layout.replica_micro_batches:
+        resolution = resolve_replicas(prover, layout, settings, limit_ns, bound, effort=0)
+    else:
+        resolution = prover.resolve(settings[0], limit_ns, bound, effort=0)
+    step = resolution.step_time_ns
+    if step is not None and step <= limit_ns:
+        return False, resolution.plan
+    return resolution.bound_ns > limit_ns, None
+
+
+def _uniform(problem: Problem, search: Search, row: int, limit_ns: int) -> tuple[bool, Plan | None]:
+    """Decide a layout of the uniform space, which has one plan per recompute mode, by simulating those whose
+    bounds allow it."""
+    layout = search.explored.space.at(row)
+    best: tuple[int, Plan] | None = None
+    layers, stages = problem.model.num_layers, layout.num_virtual_stages
+    if layers - -(-layers // stages) * (stages - 1) < 0:
+        return True, None
+    for mode, bound_ns in zip(problem.recompute_modes, search.explored.uniform_ns[row], strict=True):
+        # A layout without computed bounds has infinite ones, which prove nothing.
+        if bound_ns > limit_ns and search.explored.detailed[row]:
+            continue
+        plan = uniform_plan(problem, layout, mode)
+        step = search.evaluate(row, plan)
+        if step is not None and step <= limit_ns and (best is None or step < best[0]):
+            best = step, plan
+    return best is None, None if best is None else best[1]
+
+
+def _near_plan(problem: Problem, plan: Plan, own: float) -> NearPlan | None:
+    report = simulate(problem, plan)
+    if not report.fits:
+        return None
+    weights, _ = objective_weights(problem, LayoutColumns.of([plan.layout]))
+    excess = report.step_time_ns * float(weights[0]) / own - 1.0
+    return NearPlan(plan, report.step_time_ns / NS_PER_S, report.peak_memory_bytes, excess)
+
 
 Answer = TypeVar("Answer")
 

@@ -1,4 +1,4 @@
-"""Records of an explanation.
+"""Records of an explanation, and of a plan's page.
 
 Every amount is an interval that provably contains the true value: ``low`` from a lower bound, ``high`` from a
 simulated plan. Amounts of the objective are seconds of a step for the plan's own batch, or GPU-hours of the run.
@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from milpplan.communication.records import TrafficReport
+from milpplan.errors import MilpplanError
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
+from milpplan.simulation.pipeline.lanes import StepLanes
 from milpplan.simulation.report import StepReport
+from milpplan.units import counted
 
 Unit = Literal["s", "GPU-hours"]
 Outcome = Literal["chosen", "priced", "forbidden", "does_not_fit", "too_late", "open"]
@@ -198,3 +202,48 @@ class RuleOfThumb:
     plan: Plan
     report: StepReport
     within_table: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Reason why a part of the page cannot be shown: values seen, values expected, and advice."""
+
+    seen: str
+    expected: str
+    do: str
+
+    @staticmethod
+    def of(error: MilpplanError) -> Missing:
+        """Convert an error."""
+        return Missing(error.seen, error.expected, error.do)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTab:
+    """Launcher's files (name to text) and notes for the plan, or the reason why it cannot run the plan."""
+
+    target: str
+    name: str
+    version: str
+    files: dict[str, str]
+    notes: tuple[str, ...] = ()
+    refusal: Missing | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overview:
+    """Simulated plan, with the answers to usual questions."""
+
+    problem: Problem
+    plan: Plan
+    report: StepReport
+    lanes: StepLanes
+    traffic: TrafficReport | Missing
+    near: NearBest | Missing
+    rule: RuleOfThumb | Missing
+    exports: tuple[ExportTab, ...]
+
+    @property
+    def title(self) -> str:
+        """Model and number of GPUs."""
+        return f"{self.problem.model.name} on {counted(self.plan.layout.num_gpus, 'GPU')}"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.explain.divisibility import rule_words
+from milpplan.explain.limits import rule_words
 from milpplan.explain.optima import Yardstick, ratio
 from milpplan.explain.records import Interval, Optimum, Outcome, WishAnswer
 from milpplan.optimize.infeasibility import refusing_rules

@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.plugins import PluginError, plugin, plugin_names
-from milpplan.problem.apply_overlay import applied
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.huggingface.config import is_huggingface_config, model_from_config
 from milpplan.problem.huggingface.typed_keys import MAX_LAYERS
 from milpplan.problem.model import ModelSpec
-from milpplan.problem.overlay import Overlay
+from milpplan.problem.overlay import Overlay, applied
 from milpplan.problem.reading import nearest, parse_json, parse_toml, read_text, shown, validated
 
 Kind = Literal["models", "hardware"]

@@ -1,16 +1,19 @@
 """Overlay files: constants of hardware and of a software stack that were fitted to measurements.
 
-An overlay names its base, a hardware description, and changes it; ``milpplan.problem.apply_overlay`` applies it.
-An overlay is not specific to a single run.
+An overlay names its base, a hardware description, and changes it: ``applied`` does so, and ``moved`` moves a
+description within its uncertainty. An overlay is not specific to a single run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import hypot
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from milpplan.problem.hardware import BusTable, GemmTable, SizeCurve
+from milpplan.errors import InvalidInputError
+from milpplan.problem.hardware import Accelerator, BusTable, GemmTable, HardwareSpec, SizeCurve, Uncertainty
 from milpplan.problem.records import Count, NonNegativeFloat, Record
 
 FACTORS: Final = (
@@ -165,3 +168,190 @@ class Overlay(Record):
         if self.base == self.name:
             raise ValueError(f"name is {self.name!r}, the name of its base: give the overlay a name of its own")
         return self
+
+
+MOST_EFFICIENCY: Final = 1.5
+LEAST_EFFICIENCY: Final = 1e-6
+"""Limits of the efficiencies of tables and curves; fractions are limited to (0, 1]."""
+_OF_ACCELERATOR: Final = {"gemm_efficiency", "gemm_fp8_efficiency", "memory_efficiency", "attention_efficiency"}
+HOP: Final = "scale_out_hop_s"
+KERNEL: Final = "kernel_latency_s"
+COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+CURVES: Final = ("attention_forward", "attention_backward")
+
+
+def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
+    """Apply an overlay's tables and constants to a description; ``software`` is named after the overlay.
+
+    Tables are replaced first, then factors multiply. Values stay within the ranges of their records. An overlay
+    without constants and tables changes no number.
+
+    Raises:
+        InvalidInputError: the overlay has a table for a number format that the accelerator lacks.
+    """
+    changed = _with_tables(hardware, overlay)
+    constants = overlay.constants
+    factors = {name: part.value for name in FACTORS if (part := getattr(constants, name)) is not None}
+    others = {name: part.value for name in TIMES if (part := getattr(constants, name)) is not None}
+    switch = constants.overlap_tensor_parallel
+    if switch is not None:
+        others["overlap_tensor_parallel"] = switch.value
+    if overlay.cost_model is not None:
+        others["cost_model"] = overlay.cost_model
+    changed = with_constants(changed, factors, others | {"name": overlay.name})
+    return changed.model_copy(update={"uncertainty": _uncertainty(hardware.uncertainty, overlay)})
+
+
+def with_constants(
+    hardware: HardwareSpec, factors: Mapping[str, float], others: Mapping[str, object]
+) -> HardwareSpec:
+    """Change constants of a description.
+
+    Args:
+        hardware: description to change.
+        factors: factors to multiply in, by the names of ``FACTORS``.
+        others: new values of software fields, of ``scale_out_hop_s`` or of ``kernel_latency_s``.
+    """
+    software = {name: value for name, value in others.items() if name not in (HOP, KERNEL)}
+    dispatch = factors.get("dispatch_efficiency", 1.0)
+    if dispatch != 1.0:
+        software["dispatch_efficiency"] = hardware.software.dispatch_efficiency * dispatch
+    scale = {name: factor for name, factor in factors.items() if factor != 1.0}
+    update: dict[str, object] = {}
+    if scale.keys() & _OF_ACCELERATOR or KERNEL in others:
+        accelerator = _accelerator(hardware.accelerator, scale)
+        latency_s = others.get(KERNEL, accelerator.kernel_latency_s)
+        update["accelerator"] = accelerator.model_copy(update={KERNEL: latency_s})
+    if "scale_up_efficiency" in scale:
+        factor = scale["scale_up_efficiency"]
+        tables = {name: _bus(getattr(hardware.scale_up, name), factor) for name in COLLECTIVES}
+        update["scale_up"] = hardware.scale_up.model_copy(update=tables)
+    if "scale_out_efficiency" in scale:
+        efficiency = _fraction(hardware.scale_out.efficiency * scale["scale_out_efficiency"])
+        update["scale_out"] = hardware.scale_out.model_copy(update={"efficiency": efficiency})
+    if software:
+        update["software"] = hardware.software.model_copy(update=software)
+    changed = hardware.model_copy(update=update) if update else hardware
+    hop = others.get(HOP)
+    return _with_hops(changed, hop) if isinstance(hop, float) else changed
+
+
+def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
+    """Move constants of a description by a number of their standard deviations; positive is slower.
+
+    ``sigmas`` maps names of ``FACTORS`` and ``TIMES`` to this number. A description without ``uncertainty`` stays
+    unchanged.
+    """
+    sigma = hardware.uncertainty
+    if sigma is None:
+        return hardware
+    factors = {name: max(1.0 - sigmas[name] * getattr(sigma, name), 0.05) for name in FACTORS if name in sigmas}
+    others = {
+        name: max(time_s(hardware, name) + sigmas[name] * getattr(sigma, name), 0.0)
+        for name in TIMES
+        if name in sigmas and (name not in (HOP, KERNEL) or getattr(sigma, name) > 0)
+    }
+    return with_constants(hardware, factors, others)
+
+
+def time_s(hardware: HardwareSpec, name: str) -> float:
+    """Return the value of a constant of ``TIMES`` in a description."""
+    owners = {HOP: (hardware.scale_out, "hop_latency_s"), KERNEL: (hardware.accelerator, KERNEL)}
+    owner, field = owners.get(name, (hardware.software, name))
+    return float(getattr(owner, field))
+
+
+def _with_hops(hardware: HardwareSpec, hop_s: float) -> HardwareSpec:
+    """Set the latency of a hop between domains, which is also the minimum in rings and trees across domains."""
+    up, out = hardware.scale_up, hardware.scale_out
+    variants = tuple(
+        variant.model_copy(
+            update={
+                "scale_up_hop_latency_s": max(variant.scale_up_hop_latency_s, hop_s),
+                "scale_out_hop_latency_s": max(variant.scale_out_hop_latency_s, hop_s),
+            }
+        )
+        for variant in out.variants
+    )
+    inside = up.model_copy(update={"hop_latency_s": max(up.hop_latency_s, hop_s)})
+    across = out.model_copy(update={"hop_latency_s": hop_s, "variants": variants})
+    return hardware.model_copy(update={"scale_up": inside, "scale_out": across})
+
+
+def _accelerator(accelerator: Accelerator, scale: Mapping[str, float]) -> Accelerator:
+    update: dict[str, object] = {}
+    gemm, attention = scale.get("gemm_efficiency", 1.0), scale.get("attention_efficiency")
+    for name, factor in (("bf16", gemm), ("fp8", gemm * scale.get("gemm_fp8_efficiency", 1.0))):
+        engine = getattr(accelerator, name)
+        if engine is not None and factor != 1.0:
+            update[name] = engine.model_copy(update={"gemm": _gemm(engine.gemm, factor)})
+    if attention is not None:
+        for name in CURVES:
+            update[name] = _curve(getattr(accelerator, name), attention)
+    if "memory_efficiency" in scale:
+        share = accelerator.memory_bandwidth_efficiency * scale["memory_efficiency"]
+        update["memory_bandwidth_efficiency"] = _fraction(share)
+    return accelerator.model_copy(update=update)
+
+
+def _efficiency(value: float) -> float:
+    return min(max(value, LEAST_EFFICIENCY), MOST_EFFICIENCY)
+
+
+def _fraction(value: float) -> float:
+    return min(max(value, LEAST_EFFICIENCY), 1.0)
+
+
+def _gemm(table: GemmTable, factor: float) -> GemmTable:
+    scaled = tuple(
+        tuple(tuple(_efficiency(value * factor) for value in row) for row in plane) for plane in table.efficiency
+    )
+    return table.model_copy(update={"efficiency": scaled})
+
+
+def _curve(curve: SizeCurve, factor: float) -> SizeCurve:
+    return curve.model_copy(update={"value": tuple(_efficiency(value * factor) for value in curve.value)})
+
+
+def _bus(table: BusTable, factor: float) -> BusTable:
+    rows = tuple(tuple(value * factor for value in row) for row in table.bus_bandwidth_bytes_per_s)
+    return table.model_copy(update={"bus_bandwidth_bytes_per_s": rows})
+
+
+def _with_tables(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
+    tables = overlay.tables
+    buses = {name: table for name in COLLECTIVES if (table := getattr(tables, name)) is not None}
+    if buses:
+        hardware = hardware.model_copy(update={"scale_up": hardware.scale_up.model_copy(update=buses)})
+    engines: dict[str, object] = {name: curve for name in CURVES if (curve := getattr(tables, name)) is not None}
+    for precision, table in (("bf16", tables.gemm_bf16), ("fp8", tables.gemm_fp8)):
+        if table is None:
+            continue
+        engine = getattr(hardware.accelerator, precision)
+        if engine is None:
+            raise InvalidInputError(
+                f"The overlay {overlay.name!r} has a table for {precision}; {hardware.name} has no such engine.",
+                "Expected tables of number formats that the hardware description has.",
+                f"Remove the table, or add [accelerator.{precision}] to the hardware description.",
+            )
+        engines[precision] = engine.model_copy(update={"gemm": table})
+    if not engines:
+        return hardware
+    return hardware.model_copy(update={"accelerator": hardware.accelerator.model_copy(update=engines)})
+
+
+def _uncertainty(before: Uncertainty | None, overlay: Overlay) -> Uncertainty | None:
+    """Combine the uncertainties of base and overlay: relative sigmas add in quadrature, times are replaced."""
+    sigma = {name: 0.0 if before is None else getattr(before, name) for name in (*FACTORS, *TIMES)}
+    for name in FACTORS:
+        factor = getattr(overlay.constants, name)
+        if factor is not None and factor.identified:
+            sigma[name] = hypot(sigma[name], factor.one_sigma / factor.value)
+    for name in TIMES:
+        seconds = getattr(overlay.constants, name)
+        if seconds is not None and seconds.identified:
+            sigma[name] = seconds.one_sigma
+    residual = overlay.provenance.residual_fraction or (before.residual_fraction if before else 0.0)
+    if not residual and not any(sigma.values()):
+        return None
+    return Uncertainty(overlay=overlay.name, residual_fraction=residual, **sigma)

@@ -17,10 +17,9 @@ from milpplan.calibration.fitting.parameters import Theta
 from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.sources import checked_words
 from milpplan.errors import InvalidInputError
-from milpplan.problem.apply_overlay import CURVES, applied, with_constants
 from milpplan.problem.catalog import load_hardware
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import Overlay, Provenance, Tables
+from milpplan.problem.overlay import CURVES, Overlay, Provenance, Tables, applied, with_constants
 from milpplan.profiling.prediction import OperatorPredictor, attentions_of
 from milpplan.profiling.records import Measurements
 from milpplan.units import bandwidth_text, gib_text, percent_text

@@ -1,7 +1,8 @@
 """Records of a study file: axes of a grid, what-ifs on the hardware, prices, and solve settings.
 
-A cell of the study is one choice from every axis. This module reads no files and builds no problems: names are
-looked up in ``milpplan.studies.grid``, dotted paths in ``milpplan.studies.changes``.
+A cell of the study is one choice from every axis. This module reads no files and builds no problems: names
+and dotted paths are
+looked up in ``milpplan.studies.grid``.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def _different(values: tuple[Any, ...]) -> None:
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Names = Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_VALUES)]
-Path = Annotated[str, Field(min_length=1, max_length=400)]
-Paths = Path | Annotated[tuple[Path, ...], Field(min_length=1, max_length=100)]
+DottedPath = Annotated[str, Field(min_length=1, max_length=400)]
+DottedPaths = DottedPath | Annotated[tuple[DottedPath, ...], Field(min_length=1, max_length=100)]
 Factor = Annotated[float, Field(gt=0, le=1e9)]
 Term = Annotated[float, Field(ge=-1e30, le=1e30)]
 Gpus = Annotated[int, Field(ge=1, le=MAX_GPUS)]
@@ -98,12 +99,12 @@ class Case(Record):
     """One value of a what-if: nothing, or changes of the hardware that are made together."""
 
     name: Name
-    set: Annotated[dict[Path, JsonValue], Field()] = {}
+    set: Annotated[dict[DottedPath, JsonValue], Field()] = {}
     """New values by dotted path; a table sets the fields that it names and leaves the others."""
-    multiply: Annotated[dict[Path, Factor], BeforeValidator(_dotted)] = {}
+    multiply: Annotated[dict[DottedPath, Factor], BeforeValidator(_dotted)] = {}
     """Factors by dotted path, on a number or on every number of a table of them."""
-    add: Annotated[dict[Path, Term], BeforeValidator(_dotted)] = {}
-    replace_from: Annotated[dict[Path, Name], BeforeValidator(_dotted)] = {}
+    add: Annotated[dict[DottedPath, Term], BeforeValidator(_dotted)] = {}
+    replace_from: Annotated[dict[DottedPath, Name], BeforeValidator(_dotted)] = {}
     """By dotted path the hardware, a name or a file, whose value of that path is taken: a whole section too."""
 
     @property
@@ -121,7 +122,7 @@ class WhatIf(Record):
     """
 
     name: Name
-    path: Paths | None = None
+    path: DottedPaths | None = None
     set: Annotated[tuple[JsonValue, ...], Field(max_length=MAX_VALUES)] = ()
     multiply: Annotated[tuple[Factor, ...], Field(max_length=MAX_VALUES)] = ()
     add: Annotated[tuple[Term, ...], Field(max_length=MAX_VALUES)] = ()

@@ -12,7 +12,7 @@ from milpplan.problem.plan import Layout
 from milpplan.studies.grid import GRID_AXES, Cell
 from milpplan.studies.outcomes import Outcome
 from milpplan.studies.records import Study
-from milpplan.studies.running import Sweep
+from milpplan.studies.store import Sweep
 from milpplan.units import TRILLION, gpu_hours
 
 Value = str | int | float | bool | None

@@ -12,12 +12,11 @@ from milpplan.problem.plan import Plan
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.validate_layout import check_plan_of_model
 from milpplan.switching.blocks import may_relay
-from milpplan.switching.deliveries import Deliveries, deliveries_of, layer_mask
 from milpplan.switching.least_time import least_time_routes
 from milpplan.switching.links import Links
 from milpplan.switching.ownership import EQUAL_ROWS, ShardRules, What
 from milpplan.switching.records import SENDERS, Senders, SwitchPlan
-from milpplan.switching.routes import Routes, nearest_routes, routes_s
+from milpplan.switching.routes import Deliveries, Routes, deliveries_of, layer_mask, nearest_routes, routes_s
 from milpplan.switching.slices import Lots, lots
 from milpplan.switching.tensors import EMBEDDING, HEAD
 

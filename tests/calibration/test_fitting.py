@@ -11,7 +11,7 @@ from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.fitting.robust import robust_scale
 from milpplan.calibration.measured import Observation, StepPredictor
 from milpplan.errors import InvalidInputError
-from milpplan.problem.apply_overlay import applied
+from milpplan.problem.overlay import applied
 from milpplan.simulation.simulator import simulate
 from tests.amounts import long_but
 from tests.calibration.cases import measured_under, record, steps, varied

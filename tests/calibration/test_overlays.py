@@ -10,10 +10,21 @@ import pytest
 from milpplan import load_hardware
 from milpplan.calibration.overlay_file import overlay_text, write_overlay
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.problem.apply_overlay import COLLECTIVES, applied, moved
 from milpplan.problem.catalog import load_overlay
 from milpplan.problem.hardware import BusTable, SizeCurve
-from milpplan.problem.overlay import FACTORS, Constants, Factor, Overlay, Provenance, Seconds, Switch, Tables
+from milpplan.problem.overlay import (
+    COLLECTIVES,
+    FACTORS,
+    Constants,
+    Factor,
+    Overlay,
+    Provenance,
+    Seconds,
+    Switch,
+    Tables,
+    applied,
+    moved,
+)
 from milpplan.simulation.network.collectives import all_gather_s
 
 ORIGIN = Provenance(data='a "test"\n', date="2026-01-01", method="by hand", num_measurements=3)

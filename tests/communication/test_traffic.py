@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Plan, Problem, simulate, traffic
+from milpplan.communication.flows import spread
 from milpplan.communication.rank_lists import gpus_per_domain, rank_lists
-from milpplan.communication.timeline import spread
 from milpplan.communication.wires import ALGORITHMS, Algorithm
 from milpplan.errors import InvalidInputError
 from milpplan.problem.plan import RANK_ORDERS, VirtualStage
@@ -345,7 +345,7 @@ def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
 def test_more_pairs_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is checked before the edges are made, and the message says what to do."""
     problem, plan = tied_case(pp=2, dp=1, global_batch_size=4)
-    monkeypatch.setattr("milpplan.communication.wiring.MAX_PAIRS", 1)
+    monkeypatch.setattr("milpplan.communication.wires.MAX_PAIRS", 1)
     with pytest.raises(InvalidInputError, match="fewer GPUs"):
         traffic(problem, plan)
 

@@ -8,9 +8,7 @@ import pytest
 
 from milpplan import Job, Problem, Range, Space, load_hardware, load_model, solve
 from milpplan.errors import InvalidInputError
-from milpplan.explain.candidates import Candidate, choose
-from milpplan.explain.fewest import fewest_gpus
-from milpplan.explain.run_totals import run_totals
+from milpplan.explain.hardware_choice import Candidate, choose, fewest_gpus, run_totals
 from milpplan.optimize.result import SolveOptions
 from tests.amounts import first
 from tests.optimize.brute_force import brute_force

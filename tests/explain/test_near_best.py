@@ -7,9 +7,9 @@ import math
 import pytest
 
 from milpplan import Layout, Plan, Problem, Range, Space, simulate, solve
-from milpplan.explain import near_best as module
+from milpplan.explain import overview as module
 from milpplan.explain.judge.rule_of_thumb import rule_of_thumb
-from milpplan.explain.near_best import near_best
+from milpplan.explain.overview import near_best
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.nearby_problems import with_job
 from milpplan.optimize.solve import fixed

@@ -11,7 +11,7 @@ import pytest
 
 from milpplan import Layout, Problem, explain_plan, solve
 from milpplan.errors import InvalidInputError
-from milpplan.explain.divisibility import WORDS, rule_effects
+from milpplan.explain.limits import WORDS, rule_effects
 from milpplan.explain.optima import Yardstick
 from milpplan.explain.records import Optimum, WishAnswer
 from milpplan.explain.why_not import WISHABLE, answer, neighbours, wished

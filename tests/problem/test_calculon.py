@@ -20,8 +20,7 @@ from milpplan.optimize.space.layout_table import broken_rules
 from milpplan.problem.calculon import system as calculon_system
 from milpplan.problem.calculon import translation
 from milpplan.problem.calculon.fields import CalculonExecution, CalculonModel, CalculonSystem
-from milpplan.problem.calculon.networks import placed
-from milpplan.problem.calculon.translation import CalculonFiles, calculon_problem, calculon_run
+from milpplan.problem.calculon.translation import CalculonFiles, calculon_problem, calculon_run, placed
 from milpplan.problem.hardware import GemmTable, SizeCurve
 from milpplan.problem.problem import Job, Space
 from milpplan.problem.reading import validated

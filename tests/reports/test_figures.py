@@ -11,8 +11,7 @@ import milpplan
 from milpplan import Plan, PlanResult, SolveOptions, StepReport, simulate, solve, step_lanes
 from milpplan.communication.records import TrafficReport
 from milpplan.errors import InvalidInputError
-from milpplan.explain.candidates import Candidate, Choice, choose
-from milpplan.explain.fewest import Fewest, fewest_gpus
+from milpplan.explain.hardware_choice import Candidate, Choice, Fewest, choose, fewest_gpus
 from milpplan.explain.judge.records import GapReport
 from milpplan.explain.records import Explanation
 from milpplan.groups.workload.workload import workload_of

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, Problem, load_hardware, plan_overview, simulate, solve, step_lanes
 from milpplan.errors import IllegalPlanError
-from milpplan.explain.overview_records import Missing
+from milpplan.explain.records import Missing
 from milpplan.launchers.records import Launch
 from milpplan.launchers.targets import TARGETS, Target
 from milpplan.problem.problem import NodeGroup

@@ -6,11 +6,10 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from milpplan.studies.grid import cells
+from milpplan.studies.grid import cells, study_of
 from milpplan.studies.outcomes import solved
-from milpplan.studies.reading import study_of
 from milpplan.studies.records import Study
-from milpplan.studies.running import Sweep
+from milpplan.studies.store import Sweep
 from milpplan.studies.tables import NOT_REPRODUCED, Row
 
 QUICK = """

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError, MilpplanError, UnknownNameError
-from milpplan.studies.grid import MAX_CELLS, axes, cells, num_cells
-from milpplan.studies.reading import study_of
+from milpplan.studies.grid import MAX_CELLS, axes, cells, num_cells, study_of
 from tests.refusals import in_three_parts
 from tests.studies.cases import study, sweep, tree
 

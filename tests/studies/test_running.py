@@ -21,8 +21,7 @@ from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
 from milpplan.studies import processes
 from milpplan.studies.outcomes import Outcome, Task, failed, solved
-from milpplan.studies.running import StudyProgress, Sweep, complete, resume
-from milpplan.studies.store import opened
+from milpplan.studies.store import StudyProgress, Sweep, complete, opened, resume
 from milpplan.studies.tables import Row, column_types, csv_text, rows
 from tests.studies.cases import QUICK, reproducible, solved_here, study, sweep
 

@@ -13,9 +13,8 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.apply_overlay import time_s, with_constants
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import FACTORS, TIMES
+from milpplan.problem.overlay import FACTORS, TIMES, time_s, with_constants
 
 PRIOR_FACTOR_SIGMA: Final = 0.3
 """One sigma of the prior of a factor's logarithm around 0."""

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.explain.judge.plan_changes import Priced, best_changes, change_of, greedy_chain
+from milpplan.explain.judge.plan_changes import Priced, best_changes, change_of, greedy_chain, loosened
 from milpplan.explain.judge.records import Change, GapReport, NearPlan, SpaceGap, Spending
-from milpplan.explain.judge.single_changes import loosened
 from milpplan.explain.optima import Budget
 from milpplan.explain.records import Interval
 from milpplan.optimize.milp.solution import undisturbed

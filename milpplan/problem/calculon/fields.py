@@ -1,4 +1,5 @@
-"""The three files of Calculon (Isaev et al. 2023), field by field, in Calculon's own names and units.
+"""The three files of Calculon (Isaev et al. 2023), field by field, in Calculon's own names and units,
+and their reader.
 
 What they mean here is in ``milpplan.problem.calculon.translation``. The rules are those that Calculon asserts
 when it reads them (calculon-ai/calculon at caa4b11: calculon/llm/llm.py, system.py, processor.py, memory.py,
@@ -7,11 +8,14 @@ network.py), so a file that Calculon takes is taken here, and one that it refuse
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from milpplan.problem.reading import RecordType, parse_json, read_text, validated
 from milpplan.problem.records import Count, Fraction, NonNegativeFloat, PositiveInt, Record
 
 Datatype = Literal["float8", "float16", "float32", "bfloat16"]
@@ -174,3 +178,31 @@ class CalculonExecution(Record):
         if broken:
             raise ValueError("; ".join(broken))
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class CalculonFiles:
+    """Checked contents of the three files, and their names."""
+
+    model: CalculonModel
+    execution: CalculonExecution
+    system: CalculonSystem
+    names: tuple[str, str, str] = ("model", "execution", "system")
+
+
+def read_calculon(model: Path, execution: Path, system: Path) -> CalculonFiles:
+    """Read and check three files of Calculon.
+
+    Raises:
+        InvalidInputError: the file and the field that are wrong.
+    """
+    return CalculonFiles(
+        _read(CalculonModel, model),
+        _read(CalculonExecution, execution),
+        _read(CalculonSystem, system),
+        (str(model), str(execution), str(system)),
+    )
+
+
+def _read(record: type[RecordType], path: Path) -> RecordType:
+    return validated(record, parse_json(read_text(path), str(path)), str(path))

@@ -1,8 +1,8 @@
 """Layers forward and backward, of the operators that the cost model assumes: their times, and the memory between.
 
 A layer is Megatron-LM's with fused kernels: layer norm, packed projection of queries, keys and values, rotary
-positions, flash attention, output projection, residual; layer norm, gated feed-forward, residual. The product for a
-weight's gradient adds to a sum in bf16.
+positions, flash attention, output projection, residual; layer norm, gated feed-forward, residual. The product for
+a weight's gradient adds to a sum in bf16.
 
 The tensors kept from forward to backward are those that ``milpplan.simulation.layers.activations`` counts:
 ``replay`` keeps the inputs of norms and of the gate instead of their outputs (selective recomputation).

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.explain.run_totals import RunTotals
+from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult, Status, Strength
 from milpplan.optimize.search.prune_reasons import FATES
 from milpplan.problem.plan import Plan

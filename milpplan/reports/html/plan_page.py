@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from milpplan.communication.records import TrafficReport
-from milpplan.explain.overview_records import Missing, Overview
-from milpplan.explain.records import NearBest, NearPlan
+from milpplan.explain.records import Missing, NearBest, NearPlan, Overview
 from milpplan.reports.documents.certificate import certificate_sentence
 from milpplan.reports.html.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
 from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data

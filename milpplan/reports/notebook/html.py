@@ -21,8 +21,7 @@ from milpplan.units import counted, gap_text, gib_text, percent_text, rate_text,
 
 if TYPE_CHECKING:
     from milpplan.communication.records import TrafficReport
-    from milpplan.explain.candidates import Choice
-    from milpplan.explain.fewest import Fewest
+    from milpplan.explain.hardware_choice import Choice, Fewest
     from milpplan.explain.judge.records import GapReport
     from milpplan.explain.records import Explanation
     from milpplan.lengths.records import LengthsResult
@@ -163,7 +162,7 @@ def traffic_html(report: TrafficReport) -> str:
 
 def choice_html(choice: Choice) -> str:
     """Show candidates in order."""
-    from milpplan.reports.text.candidates import choice_report
+    from milpplan.reports.text.hardware_choice_text import choice_report
 
     return told_html(choice_report(choice, 1e-4))
 

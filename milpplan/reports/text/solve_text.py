@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from milpplan.calibration.records import ErrorBar, Robustness
-from milpplan.explain.run_totals import RunTotals
+from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem

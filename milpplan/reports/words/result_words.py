@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from milpplan.calibration.records import ErrorBar, Rival, Robustness
-from milpplan.explain.run_totals import RunTotals
+from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult, TargetPrice
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record

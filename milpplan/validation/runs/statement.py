@@ -10,11 +10,10 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.apply_overlay import applied
 from milpplan.problem.catalog import load_overlay, stack_names
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
-from milpplan.problem.overlay import Overlay
+from milpplan.problem.overlay import Overlay, applied
 from milpplan.problem.plan import V_SCHEDULES, Layout, Plan, Recompute, Schedule, VirtualStage
 from milpplan.problem.problem import Job, Problem
 from milpplan.problem.reading import plain_reason

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from milpplan.problem.apply_overlay import COLLECTIVES, with_constants
 from milpplan.problem.hardware import Accelerator, BusTable, HardwareSpec, Precision
+from milpplan.problem.overlay import COLLECTIVES, with_constants
 from milpplan.units import GIGA, TERA
 
 
