@@ -14,8 +14,14 @@ from milpplan.optimize.search.prune_reasons import FATES, PRUNED
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, read_text, shown
 from milpplan.reports.documents.certificate import NOT_CERTIFIED, digest, lacks_constants
-from milpplan.reports.documents.document import LayoutsDocument, ResultDocument, proof_sentence, read_result
-from milpplan.reports.documents.prune_counts import BoundClassDocument, empty_classes
+from milpplan.reports.documents.document import (
+    BoundClassDocument,
+    LayoutsDocument,
+    ResultDocument,
+    empty_classes,
+    proof_sentence,
+    read_result,
+)
 from milpplan.reports.words.proof_words import cost_model_text
 from milpplan.version import __version__
 

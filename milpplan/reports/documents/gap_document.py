@@ -14,9 +14,9 @@ from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.documents.certificate import CertificateDocument, certificate_of
+from milpplan.reports.documents.document import BoundClassDocument, Fates, bound_classes
 from milpplan.reports.documents.explain_document import IntervalDocument, interval_document
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.reports.documents.prune_counts import BoundClassDocument, Fates, bound_classes
 from milpplan.reports.words.proof_words import cost_model_text, space_text
 from milpplan.simulation.report import MemoryVerdict
 from milpplan.units import NS_PER_S

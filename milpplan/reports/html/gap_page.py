@@ -9,14 +9,13 @@ from typing import Any, Final
 from milpplan.explain.judge.records import Change, GapReport, SpaceGap
 from milpplan.problem.plan import Plan
 from milpplan.reports.documents.certificate import certificate_sentence
-from milpplan.reports.documents.document import document_text
+from milpplan.reports.documents.document import REASON_WORDS, document_text
 from milpplan.reports.documents.gap_document import (
     GapDocument,
     Judged,
     PlanGapDocument,
     SpaceGapDocument,
 )
-from milpplan.reports.documents.prune_counts import WORDS
 from milpplan.reports.html.charts import Part, stacked_bar
 from milpplan.reports.html.page_data import shown_ranks
 from milpplan.reports.html.page_template import rendered, script_json
@@ -188,7 +187,9 @@ def _space(gap: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str,
     )
     words = ""
     if layouts is not None:
-        fates = ", ".join(f"{layouts.fates[fate]:,} {WORDS[fate]}" for fate in WORDS if layouts.fates[fate])
+        fates = ", ".join(
+            f"{layouts.fates[fate]:,} {REASON_WORDS[fate]}" for fate in REASON_WORDS if layouts.fates[fate]
+        )
         words = (
             f"{counted(layouts.enumerated, 'partial layout was', 'partial layouts were')} listed, "
             f"{counted(layouts.legal, 'layout is', 'layouts are')} legal: {fates}. "

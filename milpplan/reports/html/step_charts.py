@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.reports.documents.prune_counts import WORDS, BoundClassDocument
+from milpplan.reports.documents.document import REASON_WORDS, BoundClassDocument
 from milpplan.reports.html.charts import Line, Part, distinct_texts, line_chart, round_levels, stacked_bar
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS
 from milpplan.simulation.report import StepReport
@@ -136,14 +136,14 @@ def fates_chart(
     """
     if not bounds:
         return ""
-    lost = (WORDS["does_not_fit"], fates["does_not_fit"], REASON_COLOURS["does_not_fit"])
+    lost = (REASON_WORDS["does_not_fit"], fates["does_not_fit"], REASON_COLOURS["does_not_fit"])
     rows = [
         (REFUSED_ROW, [(REFUSED_ROW, sum(rejected.values()), 5)]),
         ("too large for memory", [lost]),
         *(
             (
                 bound_class.words,
-                [(WORDS[fate], bound_class.fates[fate], colour) for fate, colour in REASON_COLOURS.items()],
+                [(REASON_WORDS[fate], bound_class.fates[fate], colour) for fate, colour in REASON_COLOURS.items()],
             )
             for bound_class in bounds
         ),
@@ -152,7 +152,7 @@ def fates_chart(
     longest = math.log10(1 + max([1, *totals]))
     drawn = counted_rows(_prune_row(name, parts, longest) for name, parts in rows)
     keys = "".join(
-        f'<span class="key"><i class="c{colour}"></i>{WORDS[fate]}</span>'
+        f'<span class="key"><i class="c{colour}"></i>{REASON_WORDS[fate]}</span>'
         for fate, colour in REASON_COLOURS.items()
         if fates[fate]
     )
