@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.deadline import Deadline
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.nearby_problems import Effort
 from milpplan.optimize.result import PlanResult, SolveOptions
