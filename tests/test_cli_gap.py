@@ -16,7 +16,7 @@ from milpplan import Layout, Plan, Problem, gap, simulate
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
 from milpplan.explain import optima
-from milpplan.launchers.megatron.export import exported, files_of
+from milpplan.launchers.megatron.launcher import exported, files_of
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.reports.documents.document import document_text, read_plan
 from milpplan.reports.documents.gap_document import Failed, GapDocument, Judged, gap_document, layout_fates

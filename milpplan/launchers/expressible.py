@@ -1,17 +1,41 @@
-"""Checks for plans that a target with a configuration file cannot run, with reasons and values to fix."""
+"""Checks for plans that a launcher cannot run, with reasons and values to fix."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.records import Refusal
-from milpplan.launchers.same_placement import placed_alike
 from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.plan import SCHEDULES, Layout, Plan, RankOrder
 from milpplan.problem.problem import Problem
 from milpplan.units import counted
+
+
+def placed_alike(layout: Layout, order: RankOrder, num_replicas: int) -> bool:
+    """Test whether another rank order gives every group of the layout the same ranks.
+
+    Degrees of one may stand anywhere in the order.
+
+    Args:
+        layout: degrees, and their order.
+        order: the other order.
+        num_replicas: replicas of the experts' weights, tp * cp * dp / (ep * etp); 1 without experts.
+    """
+    return _orders(layout, layout.rank_order, num_replicas) == _orders(layout, order, num_replicas)
+
+
+def _orders(layout: Layout, order: RankOrder, num_replicas: int) -> tuple[list[str], list[str]]:
+    """List the degrees above one, innermost first, of dense layers and of experts."""
+    sizes = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": layout.pp}
+    experts = {"tp": [("etp", layout.etp)], "cp": [], "pp": [("pp", layout.pp)]}
+    experts["dp"] = [("ep", layout.ep), ("edp", num_replicas)]
+    names = order.split("-")
+    dense = [name for name in names if sizes[name] > 1]
+    return dense, [part for name in names for part, size in experts[name] if size > 1]
 
 
 def model_differences(first: ModelSpec, other: ModelSpec) -> list[str]:
@@ -153,3 +177,18 @@ def refuse(target: str, refusals: Sequence[Refusal]) -> None:
         "Expected a plan that its files can tell without loss.",
         f"Solve again with --fix {fixes}." if fixes else "Export to another target, or change the problem.",
     )
+
+
+NUMBERS = (
+    *("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size", "global_batch_size", "num_micro_batches"),
+    *("sequence_parallel", "zero_stage", "overlap_grad_reduce", "overlap_param_gather"),
+)
+
+
+def rule_refusals(capability: Capability, problem: Problem, layout: Layout) -> list[Refusal]:
+    """Refuse a layout whose fields are supported but whose combination breaks a rule of the target."""
+    columns = {name: np.array([int(getattr(layout, name))]) for name in NUMBERS}
+    columns["schedule"] = np.array([SCHEDULES.index(layout.schedule)])
+    return [
+        Refusal(rule.why) for rule in capability.rules.values() if not bool(rule.keeps(problem, columns).all())
+    ]

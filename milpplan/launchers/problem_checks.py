@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from milpplan.launchers.capabilities import DEEPSPEED, NANOTRON, TORCHTITAN
+from milpplan.launchers.deepspeed.launcher import config_of
 from milpplan.launchers.expressible import job_refusals, refuse
-from milpplan.launchers.hf_config import config_of
 from milpplan.launchers.nanotron.settings import model_losses
 from milpplan.launchers.records import Refusal
-from milpplan.launchers.torchtitan.flavors import flavor_of
+from milpplan.launchers.torchtitan.run import flavor_of
 from milpplan.problem.problem import Problem
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from milpplan.launchers.arguments import Arguments, Values
+from milpplan.launchers.megatron.arguments import Arguments, Values
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 

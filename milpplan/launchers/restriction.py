@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from milpplan.errors import IllegalPlanError, UnknownNameError
-from milpplan.launchers.accelerate.export import check_problem as check_accelerate
-from milpplan.launchers.automodel.export import check_problem as check_automodel
+from milpplan.launchers.accelerate.launcher import check_problem as check_accelerate
+from milpplan.launchers.automodel.launcher import check_problem as check_automodel
 from milpplan.launchers.capabilities import CAPABILITIES, Capability
 from milpplan.launchers.megatron.plan import check_problem as check_megatron
-from milpplan.launchers.megatron_bridge.export import check_problem as check_bridge
+from milpplan.launchers.megatron_bridge.launcher import check_problem as check_bridge
 from milpplan.launchers.problem_checks import check_deepspeed, check_nanotron, check_torchtitan
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.reading import shown

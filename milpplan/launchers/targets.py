@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from milpplan.errors import IllegalPlanError, UnknownNameError
-from milpplan.launchers.accelerate import export as accelerate_export
+from milpplan.launchers.accelerate import launcher as accelerate_export
 from milpplan.launchers.accelerate import reader as accelerate_import
-from milpplan.launchers.automodel import export as automodel_export
+from milpplan.launchers.automodel import launcher as automodel_export
 from milpplan.launchers.automodel import reader as automodel_import
 from milpplan.launchers.capabilities import (
     ACCELERATE,
@@ -23,17 +23,17 @@ from milpplan.launchers.capabilities import (
     TORCHTITAN,
     Capability,
 )
-from milpplan.launchers.deepspeed import export as deepspeed_export
+from milpplan.launchers.deepspeed import launcher as deepspeed_export
 from milpplan.launchers.deepspeed import reader as deepspeed_import
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron import export as megatron_export
+from milpplan.launchers.megatron import launcher as megatron_export
 from milpplan.launchers.megatron import reader as megatron_import
-from milpplan.launchers.megatron_bridge import export as bridge_export
+from milpplan.launchers.megatron_bridge import launcher as bridge_export
 from milpplan.launchers.megatron_bridge import reader as bridge_import
-from milpplan.launchers.nanotron import export as nanotron_export
+from milpplan.launchers.nanotron import launcher as nanotron_export
 from milpplan.launchers.nanotron import reader as nanotron_import
 from milpplan.launchers.records import ConfigLaunch, Imported, Launch
-from milpplan.launchers.torchtitan import export as torchtitan_export
+from milpplan.launchers.torchtitan import launcher as torchtitan_export
 from milpplan.launchers.torchtitan import reader as torchtitan_import
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
 from milpplan.problem.plan import Plan

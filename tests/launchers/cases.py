@@ -8,10 +8,9 @@ import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron.export import exported
+from milpplan.launchers.megatron.launcher import exported, torchrun_script
 from milpplan.launchers.megatron.reader import Imported, imported
 from milpplan.launchers.megatron.recompute import selective_modules
-from milpplan.launchers.megatron.script import torchrun_script
 from milpplan.launchers.records import Launch
 from tests.simulation.cases import even_plan, problem_of, random_layout, random_plan, random_problem
 

@@ -11,7 +11,7 @@ from milpplan import Plan, Problem
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron.reader import Imported
-from milpplan.launchers.megatron_bridge import export as bridge_export
+from milpplan.launchers.megatron_bridge import launcher as bridge_export
 from milpplan.launchers.megatron_bridge import reader as bridge_import
 from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES
 from tests.launchers.cases import NAMED, deepseek, llama_uneven, random_case

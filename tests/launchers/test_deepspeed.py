@@ -13,9 +13,8 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.deepspeed.export import exported, files_of
+from milpplan.launchers.deepspeed.launcher import config_of, exported, files_of
 from milpplan.launchers.deepspeed.reader import imported
-from milpplan.launchers.hf_config import config_of
 from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.records import Imported
 from tests.launchers.cases import legal_layout

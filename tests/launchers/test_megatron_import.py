@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron.cost_free_flags import is_quiet
-from milpplan.launchers.megatron.flags import Flag, megatron_flags
-from milpplan.launchers.megatron.reader import Imported, imported
+from milpplan.launchers.megatron.arguments import Flag, megatron_flags
+from milpplan.launchers.megatron.reader import Imported, imported, is_quiet
 from tests.simulation.cases import shipped_hardware, shipped_model
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"

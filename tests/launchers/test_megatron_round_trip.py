@@ -11,9 +11,8 @@ from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import MEGATRON
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron.export import exported, files_of
+from milpplan.launchers.megatron.launcher import exported, files_of, torchrun_script
 from milpplan.launchers.megatron.reader import imported
-from milpplan.launchers.megatron.script import torchrun_script
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import NodeGroup
 from tests.launchers.cases import NAMED, VERSION, legal_layout, random_case, round_trip

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers.arguments import Arguments, checked
-from milpplan.launchers.megatron.flags import megatron_flags
+from milpplan.launchers.megatron.arguments import Arguments, checked, megatron_flags
 from milpplan.launchers.megatron.rules import RULES, broken_rules, check_environment, check_rules
 from milpplan.launchers.shell.launch_text import pairs_of
 

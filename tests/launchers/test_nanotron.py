@@ -13,11 +13,10 @@ import yaml
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.nanotron.export import exported, files_of
+from milpplan.launchers.nanotron.launcher import exported, files_of, scalar
 from milpplan.launchers.nanotron.reader import imported
 from milpplan.launchers.nanotron.rules import RULES, broken_rules
 from milpplan.launchers.nanotron.settings import known, stage_sizes
-from milpplan.launchers.nanotron.yaml_text import scalar
 from milpplan.launchers.records import Imported
 from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import staged

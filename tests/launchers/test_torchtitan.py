@@ -14,11 +14,10 @@ import pytest
 from milpplan import Layout, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.torchtitan.export import exported
-from milpplan.launchers.torchtitan.flavors import flavors
+from milpplan.launchers.torchtitan.launcher import exported
 from milpplan.launchers.torchtitan.reader import imported
 from milpplan.launchers.torchtitan.rules import RULES, broken_rules
-from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, Run
+from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, Run, flavors
 from milpplan.launchers.torchtitan.settings import known
 from milpplan.simulation.layers.parameters import total_parameters
 from tests.launchers.cases import legal_layout

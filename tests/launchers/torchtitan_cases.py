@@ -9,7 +9,7 @@ import numpy as np
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.records import Imported
-from milpplan.launchers.torchtitan.export import exported, files_of
+from milpplan.launchers.torchtitan.launcher import exported, files_of
 from milpplan.launchers.torchtitan.reader import imported
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
 from tests.simulation.cases import problem_of

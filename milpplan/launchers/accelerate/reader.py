@@ -8,10 +8,9 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers.accelerate.files import FLAG, KEYS, TRAINER, named, read_files
 from milpplan.launchers.accelerate.run import plan_of
 from milpplan.launchers.capabilities import ACCELERATE
-from milpplan.launchers.expressible import field_refusals, refuse
+from milpplan.launchers.expressible import field_refusals, refuse, rule_refusals
 from milpplan.launchers.import_request import ImportRequest, check_gpus, described, job_of
 from milpplan.launchers.records import Imported
-from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.settings import Settings, admitted, check_priced, known_settings
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem

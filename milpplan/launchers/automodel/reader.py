@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.automodel.export import problem_refusals
+from milpplan.launchers.automodel.launcher import problem_refusals
 from milpplan.launchers.automodel.run import plan_of
 from milpplan.launchers.capabilities import AUTOMODEL
-from milpplan.launchers.expressible import field_refusals, refuse
+from milpplan.launchers.expressible import field_refusals, refuse, rule_refusals
 from milpplan.launchers.import_request import ImportRequest, check_gpus, described, job_of
 from milpplan.launchers.records import Imported
-from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.settings import Settings, admitted, check_priced, flat, known_settings
 from milpplan.launchers.shell.launch_text import load_yaml
 from milpplan.problem.problem import Problem

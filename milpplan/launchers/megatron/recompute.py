@@ -9,7 +9,7 @@ core/recompute.py.
 from __future__ import annotations
 
 from milpplan.errors import IllegalPlanError
-from milpplan.launchers.arguments import Values
+from milpplan.launchers.megatron.arguments import Values
 from milpplan.problem.model import DenseMlp, LatentAttention, MixtureOfExperts, ModelSpec
 from milpplan.problem.plan import Plan, Recompute
 from milpplan.problem.problem import Job

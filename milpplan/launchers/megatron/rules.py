@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers.arguments import Arguments
-from milpplan.launchers.megatron.flags import COMMIT
+from milpplan.launchers.megatron.arguments import COMMIT, Arguments
 from milpplan.launchers.megatron.stages import stage_sizes, virtual_stages
 
 MAX_LAYERS = 10_000

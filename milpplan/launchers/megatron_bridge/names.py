@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.arguments import Values
-from milpplan.launchers.layer_patterns import pattern_flags
+from milpplan.launchers.megatron.arguments import Values
+from milpplan.launchers.megatron.model import pattern_flags
 from milpplan.problem.reading import shown
 
 Part = Literal["all", "experts", "latent"]

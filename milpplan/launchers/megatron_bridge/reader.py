@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.arguments import Values
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.layer_patterns import pattern_flags
-from milpplan.launchers.megatron.flags import megatron_flags
+from milpplan.launchers.megatron.arguments import Values, megatron_flags
+from milpplan.launchers.megatron.model import pattern_flags
 from milpplan.launchers.megatron.reader import imported_from
 from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES, PRECISIONS, Name, read
 from milpplan.launchers.records import Imported

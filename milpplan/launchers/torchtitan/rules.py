@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from milpplan.errors import IllegalPlanError
-from milpplan.launchers.torchtitan.flavors import flavors
-from milpplan.launchers.torchtitan.run import V022, Run
+from milpplan.launchers.torchtitan.run import V022, Run, flavors
 from milpplan.problem.model import GroupedQueryAttention, LatentAttention
 
 NO_PIPELINE_022 = ("qwen3", "gpt_oss")

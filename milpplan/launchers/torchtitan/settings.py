@@ -13,8 +13,7 @@ from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.settings import Known, Settings, known_settings
-from milpplan.launchers.torchtitan.flavors import Pair
-from milpplan.launchers.torchtitan.run import NEWEST, V022, Run
+from milpplan.launchers.torchtitan.run import NEWEST, V022, Pair, Run
 from milpplan.problem.reading import shown
 
 _P, _T = "parallelism", "training"

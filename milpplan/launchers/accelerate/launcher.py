@@ -1,4 +1,4 @@
-"""Export of a plan as files that start Transformers' trainer with Accelerate."""
+"""Launcher Accelerate: files that start Transformers' trainer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from milpplan.launchers.expressible import (
     job_refusals,
     recompute_refusals,
     refuse,
+    rule_refusals,
     title_of,
     whole_nodes,
     word,
 )
 from milpplan.launchers.records import ConfigLaunch, Refusal
-from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.scripts import slurm_script
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem

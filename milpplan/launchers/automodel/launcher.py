@@ -1,5 +1,4 @@
-"""Export of a plan as files that start NeMo AutoModel: the YAML of its recipe, and scripts that run it on every
-node."""
+"""Launcher NeMo AutoModel: the YAML of its recipe, and scripts that run it on every node."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from milpplan.launchers.expressible import (
     job_refusals,
     recompute_refusals,
     refuse,
+    rule_refusals,
     title_of,
     whole_nodes,
 )
 from milpplan.launchers.records import ConfigLaunch, Refusal
-from milpplan.launchers.rule_refusals import rule_refusals
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem

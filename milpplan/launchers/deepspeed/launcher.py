@@ -1,12 +1,16 @@
-"""Export of a plan as DeepSpeed's JSON, a training program that reads it, and the scripts that start it."""
+"""Launcher DeepSpeed: its JSON, a training program that reads it, and the scripts that start it.
+
+The program builds a dense model from a Hugging Face config. The reader of such configs reads every candidate back,
+which must give the model.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from milpplan.errors import MilpplanError
 from milpplan.launchers.capabilities import DEEPSPEED
-from milpplan.launchers.deepspeed.program import PROGRAM
 from milpplan.launchers.deepspeed.settings import (
     known,
     layout_of,
@@ -18,17 +22,103 @@ from milpplan.launchers.expressible import (
     field_refusals,
     job_refusals,
     layout_differences,
+    model_differences,
     recompute_refusals,
     refuse,
     title_of,
     whole_nodes,
 )
-from milpplan.launchers.hf_config import FAMILIES, config_of
 from milpplan.launchers.records import ConfigLaunch, Refusal
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
 from milpplan.launchers.settings import Settings
+from milpplan.problem.huggingface.config import model_from_config
+from milpplan.problem.model import DenseMlp, GroupedQueryAttention, ModelSpec
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of ``model_type`` whose classes differ in biases, windows, and norms of queries and keys."""
+
+
+def config_of(model: ModelSpec) -> dict[str, Any] | None:
+    """Return the config of a model; None where no family represents it."""
+    kind = model.kinds[0]
+    if len(model.kinds) > 1 or not isinstance(kind.attention, GroupedQueryAttention):
+        return None
+    if not isinstance(kind.mlp, DenseMlp):
+        return None
+    sizes = {
+        "hidden_size": model.hidden_size,
+        "intermediate_size": kind.mlp.intermediate_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": kind.attention.num_attention_heads,
+        "num_key_value_heads": kind.attention.num_key_value_heads,
+        "head_dim": kind.attention.head_dim,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "tie_word_embeddings": model.tie_word_embeddings,
+    }
+    if kind.attention.output_bias:
+        sizes["attention_bias"] = True
+    if kind.attention.sliding_window is not None:
+        sizes["sliding_window"] = kind.attention.sliding_window
+    candidates = ({"model_type": family} | sizes for family in FAMILIES)
+    return next((config for config in candidates if _builds(config, model)), None)
+
+
+def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
+    try:
+        return not model_differences(model_from_config(config, model.name), model)
+    except MilpplanError:
+        return False
+
+
+PROGRAM = '''"""Trains the model of deepspeed.json with DeepSpeed, on made-up data unless load_batch has others."""
+
+import json
+import sys
+
+import deepspeed
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+STEPS = 100
+
+
+def load_batch(size, length, vocabulary, device):
+    """The tokens of a micro-batch, [size, length]; put your data here."""
+    return torch.randint(vocabulary, (size, length), device=device)
+
+
+def main(path):
+    with open(path) as file:
+        settings = json.load(file)
+    own = settings.pop("milpplan")
+    fields = dict(own["model"])
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields, use_cache=False)
+    config._attn_implementation = own["attn_implementation"]
+    deepspeed.init_distributed()
+    if torch.distributed.get_world_size() != own["world_size"]:
+        sys.exit(f"{path} is for {own['world_size']} processes")
+    with deepspeed.zero.Init(config_dict_or_path=settings, enabled=settings["zero_optimization"]["stage"] == 3):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if own["recompute"]:
+        # Every layer, wholly: nothing but its input is kept.
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+    size, length = settings["train_micro_batch_size_per_gpu"], own["sequence_length"]
+    for _ in range(STEPS * settings["gradient_accumulation_steps"]):
+        tokens = load_batch(size, length, config.vocab_size, engine.device)
+        loss = engine(input_ids=tokens, labels=tokens).loss
+        engine.backward(loss)
+        engine.step()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+'''
+
 
 CONFIG, TRAINER = "deepspeed.json", "deepspeed_train.py"
 SCRIPT, BATCH_SCRIPT = "deepspeed.sh", "deepspeed.sbatch"

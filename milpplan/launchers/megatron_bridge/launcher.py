@@ -1,5 +1,4 @@
-"""Export of a plan as a script that starts Megatron-Bridge with a recipe and every setting of the plan as
-override."""
+"""Launcher Megatron-Bridge: a script that starts a recipe with every setting of the plan as override."""
 
 from __future__ import annotations
 
@@ -7,9 +6,9 @@ import shlex
 from dataclasses import replace
 
 from milpplan.errors import IllegalPlanError
-from milpplan.launchers.arguments import Arguments
 from milpplan.launchers.capabilities import BRIDGE, MEGATRON
-from milpplan.launchers.megatron import export as megatron_export
+from milpplan.launchers.megatron import launcher as megatron_export
+from milpplan.launchers.megatron.arguments import Arguments
 from milpplan.launchers.megatron.plan import check_problem as check_megatron
 from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES, PRECISIONS, written
 from milpplan.launchers.records import Launch, Section
