@@ -52,7 +52,7 @@ ALLOWED = {
         "milpplan.problem",
         "milpplan.simulation",
         "milpplan.launchers.capabilities",
-        "milpplan.launchers.space_rules",
+        "milpplan.launchers.targets",
         "milpplan.reports.files",
         "milpplan.optimize",
     ),

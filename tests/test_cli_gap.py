@@ -16,7 +16,7 @@ from milpplan import Layout, Plan, Problem, gap, simulate
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
 from milpplan.explain import optima
-from milpplan.launchers.megatron.launcher import exported, files_of
+from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.reports.documents.document import document_text, read_plan
 from milpplan.reports.documents.gap_document import Failed, GapDocument, Judged, gap_document, layout_fates
@@ -58,8 +58,8 @@ def script(tmp_path: Path) -> tuple[Path, list[str]]:
     """The same plan as a script for Megatron-LM, and the options that its cluster needs."""
     problem = small_problem()
     path, hardware = tmp_path / "run.sh", tmp_path / "hardware.json"
-    launch = exported(problem, slow_plan(problem), "d98e8a64")
-    path.write_text(files_of(launch, "test")["megatron.sh"])
+    launch = Megatron().export(problem, slow_plan(problem), "d98e8a64")
+    path.write_text(Megatron().files(launch, "test")["megatron.sh"])
     hardware.write_text(document_text(small_hardware()))
     return path, [str(path), "--from", "megatron", "--hardware", str(hardware), *FAST]
 

@@ -17,7 +17,7 @@ from milpplan.explain.judge.gap import Solves, gap, widened
 from milpplan.explain.judge.records import GapReport
 from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.restriction import restrict
-from milpplan.launchers.targets import Target, target_named
+from milpplan.launchers.targets import Launcher, target_named
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_run, notes, read_calculon
 from milpplan.problem.catalog import load_hardware, load_model
@@ -157,7 +157,7 @@ def _check(files: Sequence[Path], source: Source, wanted: Wanted) -> None:
 class _Launches:
     """Files of a launcher, all for the same cluster."""
 
-    target: Target
+    target: Launcher
     hardware: HardwareSpec
     model: ModelSpec | None
     source: Source

@@ -38,7 +38,7 @@ from milpplan.units import NS_PER_S
 from milpplan.version import __version__
 
 if TYPE_CHECKING:
-    from milpplan.launchers.targets import Target
+    from milpplan.launchers.targets import Launcher
 
 
 WITHIN: Final = 0.01
@@ -241,7 +241,7 @@ def _exports(problem: Problem, plan: Plan) -> tuple[ExportTab, ...]:
     return tuple(_export(name, target_named(name, "target"), problem, plan) for name in target_names())
 
 
-def _export(name: str, target: Target, problem: Problem, plan: Plan) -> ExportTab:
+def _export(name: str, target: Launcher, problem: Problem, plan: Plan) -> ExportTab:
     version = target.capability.versions[0]
     title = target.capability.name
     try:

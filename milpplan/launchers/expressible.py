@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import Capability
-from milpplan.launchers.records import Refusal
+from milpplan.launchers.records import ConfigLaunch, Refusal
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import SCHEDULES, Layout, Plan, RankOrder
 from milpplan.problem.problem import Problem
@@ -71,18 +72,34 @@ def job_refusals(problem: Problem) -> list[Refusal]:
     return refusals
 
 
-def format_refusals(problem: Problem, products: str, gradients: str, attention: str) -> list[Refusal]:
-    """Refuse jobs whose number formats or attention kernel differ from bf16, fp32 gradients and fused attention.
+def problem_refusals(problem: Problem, products: str, gradients: str, attention: str) -> list[Refusal]:
+    """Refuse jobs that need more than bf16, fp32 gradients, fused attention and a single node type.
 
-    Each refusal gives its reason.
+    Args:
+        problem: the problem to check.
+        products: why there is no other number format.
+        gradients: why there is no other format of gradients.
+        attention: why there is no unfused attention kernel.
     """
-    job, refusals = problem.job, []
+    job, refusals = problem.job, job_refusals(problem)
     if job.precision != "bf16":
         refusals.append(Refusal(f"precision {job.precision}: {products}"))
     if job.grad_dtype != "fp32":
         refusals.append(Refusal(f"gradients in bf16: {gradients}"))
     if job.attention_kernel != "flash":
         refusals.append(Refusal(f"an unfused attention kernel: {attention}"))
+    return refusals
+
+
+def format_refusals(problem: Problem, kernels: Collection[str], gradients: Collection[str]) -> list[Refusal]:
+    """Refuse jobs that need several node types, another format than bf16, or a kernel or gradients not listed."""
+    job, refusals = problem.job, job_refusals(problem)
+    if job.precision != "bf16":
+        refusals.append(Refusal(f"precision {job.precision}: it computes in bf16"))
+    if job.grad_dtype not in gradients:
+        refusals.append(Refusal(f"gradients in {job.grad_dtype}: it has them in {' or '.join(gradients)}"))
+    if job.attention_kernel not in kernels:
+        refusals.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
     return refusals
 
 
@@ -160,6 +177,45 @@ def title_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
         "a step.",
         f"Layout: {degrees}; ZeRO {layout.zero_stage}, {layout.schedule}.",
     )
+
+
+def config_launch(
+    capability: Capability,
+    version: str,
+    problem: Problem,
+    plan: Plan,
+    settings: Mapping[str, Any],
+    notes: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+) -> ConfigLaunch:
+    """Build the launch of a plan by a configuration file with the given settings and remarks."""
+    num_nodes, gpus_per_node, _ = whole_nodes(problem, plan.layout)
+    return ConfigLaunch(
+        target=capability.name,
+        version=version,
+        title=title_of(problem, plan),
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        environment=dict(environment or {}),
+        settings=settings,
+        notes=tuple(notes),
+    )
+
+
+def check_replicas(capability: Capability, plan: Plan) -> None:
+    """Refuse a plan with heterogeneous replicas.
+
+    Raises:
+        IllegalPlanError: the replicas run different numbers of micro-batches.
+    """
+    shares = " and ".join(map(str, plan.layout.replica_micro_batches))
+    if shares:
+        raise IllegalPlanError(
+            f"The plan has replicas of different make: they run {shares} micro-batches a step, and "
+            f"{capability.name} gives every data-parallel replica as many.",
+            "Expected replicas that are alike, on nodes of one type.",
+            "Solve again on one of these node types alone; `milpplan report` shows this plan.",
+        )
 
 
 def refuse(target: str, refusals: Sequence[Refusal]) -> None:

@@ -4,43 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from milpplan.launchers.megatron.arguments import Arguments, Values
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 
 
-class Started(Protocol):
-    """Properties that every launch has, whatever the form of its arguments."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Properties that every launch has, whatever the form of its arguments.
+
+    The job has ``num_nodes * gpus_per_node`` processes.
+    """
+
+    target: str
+    """Name of the launcher."""
+    version: str
+    """Version of the launcher."""
+    title: tuple[str, ...]
+    """Sentences that describe the plan, one per line."""
+    num_nodes: int
+    """Number of nodes of the job."""
+    gpus_per_node: int
+    """Number of processes on each node."""
+    environment: dict[str, str]
+    """Variables that every process needs."""
+    notes: tuple[str, ...]
+    """Remarks for the user: where the framework does slightly more or less than the plan says."""
 
     @property
-    def target(self) -> str:
-        """Name of the launcher."""
-
-    @property
-    def version(self) -> str:
-        """Version of the launcher."""
-
-    @property
-    def title(self) -> tuple[str, ...]:
-        """Sentences that describe the plan, one per line."""
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes of the job."""
-
-    @property
-    def gpus_per_node(self) -> int:
-        """Number of processes on each node."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that every process needs."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks for the user."""
+    def num_gpus(self) -> int:
+        """Number of processes of the job."""
+        return self.num_nodes * self.gpus_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +49,10 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """Plan as command-line arguments and environment of a launcher.
+class Launch(Started):
+    """Plan as command-line arguments and environment of a launcher."""
 
-    The job has ``num_nodes * gpus_per_node`` processes.
-    """
-
-    target: str
-    version: str
-    title: tuple[str, ...]
-    num_nodes: int
-    gpus_per_node: int
-    environment: dict[str, str]
     sections: tuple[Section, ...]
-    notes: tuple[str, ...]
-    """Remarks for the user: where the framework does slightly more or less than the plan says."""
-
-    @property
-    def num_gpus(self) -> int:
-        """Number of processes of the job."""
-        return self.num_nodes * self.gpus_per_node
 
     @property
     def arguments(self) -> Arguments:
@@ -81,20 +61,10 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigLaunch:
-    """Plan as the settings of a configuration file, by section and name.
+class ConfigLaunch(Started):
+    """Plan as the settings of a configuration file, by section and name."""
 
-    The job has ``num_nodes * gpus_per_node`` processes.
-    """
-
-    target: str
-    version: str
-    title: tuple[str, ...]
-    num_nodes: int
-    gpus_per_node: int
-    environment: dict[str, str]
     settings: Mapping[str, Any]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from typing import Any
 
 from milpplan.errors import IllegalPlanError, UnknownNameError
-from milpplan.launchers.accelerate.launcher import check_problem as check_accelerate
-from milpplan.launchers.automodel.launcher import check_problem as check_automodel
-from milpplan.launchers.capabilities import CAPABILITIES, Capability
-from milpplan.launchers.megatron.plan import check_problem as check_megatron
-from milpplan.launchers.megatron_bridge.launcher import check_problem as check_bridge
-from milpplan.launchers.problem_checks import check_deepspeed, check_nanotron, check_torchtitan
+from milpplan.launchers.capabilities import Capability
+from milpplan.launchers.targets import TARGETS
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.reading import shown
-
-Check = Callable[[Problem, str], None]
-CHECKS: dict[str, Check] = {
-    "megatron": check_megatron,
-    "megatron-bridge": check_bridge,
-    "accelerate": check_accelerate,
-    "automodel": check_automodel,
-    "torchtitan": check_torchtitan,
-    "nanotron": check_nanotron,
-    "deepspeed": check_deepspeed,
-}
-"""Checks of a whole problem by target: its model, job and cluster."""
 
 
 def restrict(problem: Problem, target: str, version: str | None = None) -> Problem:
@@ -38,7 +21,7 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
 
     Args:
         problem: the problem to restrict.
-        target: a name in ``CAPABILITIES``.
+        target: a name in ``TARGETS``.
         version: a version of the launcher; None: its first.
 
     Raises:
@@ -60,8 +43,7 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
             "Expected nodes of one type: launchers start them in any order.",
             "Leave --target out, or name one of these types alone.",
         )
-    if target in CHECKS:
-        CHECKS[target](problem, chosen)
+    TARGETS[target].check(problem, chosen)
     changes = _values(problem, capability)
     changes |= {"target": target, "target_version": chosen, "recompute": _modes(problem, capability)}
     if capability.stages == "equal":
@@ -77,21 +59,21 @@ def capability_named(name: str, option: str) -> Capability:
     Raises:
         UnknownNameError: no launcher has this name.
     """
-    whole = [known_name for known_name, capability in CAPABILITIES.items() if capability.complete]
-    if name in CAPABILITIES and name not in whole:
+    whole = [target for target, launcher in TARGETS.items() if launcher.capability.complete]
+    if name in TARGETS and name not in whole:
         raise UnknownNameError(
             f"{option} {name}: it is not declared well enough to search its plans alone.",
             f"Expected one of {', '.join(whole)}.",
             f"Solve without {option}, and fix what `milpplan export --to {name}` asks for.",
         )
-    if name not in CAPABILITIES:
+    if name not in TARGETS:
         close = difflib.get_close_matches(name.lower(), whole, n=1, cutoff=0.5)
         raise UnknownNameError(
             f"{option} {shown(name)} does not exist.",
             f"Expected one of {', '.join(whole)}.",
             f"Did you mean {close[0]}?" if close else "Give one of these names.",
         )
-    return CAPABILITIES[name]
+    return TARGETS[name].capability
 
 
 def version_of(capability: Capability, version: str | None) -> str:

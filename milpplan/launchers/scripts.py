@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Mapping, Sequence
 
-from milpplan.launchers.records import Started
+from milpplan.launchers.megatron.arguments import Values
+from milpplan.launchers.records import Launch, Started
 from milpplan.units import counted
 
 WIDTH = 110
@@ -55,6 +57,9 @@ TORCHRUN = (
 """Lines of the command up to the program that it starts."""
 
 
+NOT_DECIDED = "# Not decided by the plan: learning rates, data and tokenizer. As it stands, it runs on mock data."
+
+
 def torchrun_script(launch: Started, version: str, program: tuple[str, ...], before: tuple[str, ...] = ()) -> str:
     """Write the script that every node runs, for a program with a configuration file.
 
@@ -73,6 +78,39 @@ def torchrun_script(launch: Started, version: str, program: tuple[str, ...], bef
         *TORCHRUN,
     ]
     lines += [f"    {line} \\" for line in program[:-1]] + [f"    {program[-1]}"]
+    return "\n".join(lines) + "\n"
+
+
+def arguments_script(
+    launch: Launch,
+    version: str,
+    before: Sequence[str],
+    program: str,
+    fixed: Mapping[str, Mapping[str, Values]],
+    written: Callable[[str, Values], str],
+) -> str:
+    """Write the script that every node runs, for a program with command-line arguments.
+
+    Args:
+        launch: the launch to start.
+        version: of milpplan.
+        before: lines ahead of the variables that locate the node.
+        program: the program and its own arguments, after torchrun.
+        fixed: arguments that the plan does not decide, by the name of their shell array.
+        written: writes an argument and its values.
+    """
+    lines = ["#!/usr/bin/env bash", *header(launch, version), "set -euo pipefail", "", *before, *places(launch)]
+
+    def array(name: str, arguments: Mapping[str, Values]) -> list[str]:
+        return [f"{name}=(", *(f"    {written(flag, values)}" for flag, values in arguments.items()), ")"]
+
+    for part in launch.sections:
+        lines += ["", *(f"# {line}" for line in wrapped(part.why)), *array(part.name, part.arguments)]
+    lines += ["", NOT_DECIDED]
+    for name, arguments in fixed.items():
+        lines += array(name, arguments)
+    given = [f'"${{{name}[@]}}"' for name in (*(part.name for part in launch.sections), *fixed)]
+    lines += ["", *TORCHRUN, " \\\n".join(f"    {words}" for words in (program, *given))]
     return "\n".join(lines) + "\n"
 
 

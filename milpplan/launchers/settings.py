@@ -199,6 +199,18 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return settings
 
 
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Build nested tables from settings with dotted names."""
+    tables: dict[str, Any] = {}
+    for name, value in settings.items():
+        *sections, key = name.split(".")
+        table = tables
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[key] = value
+    return tables
+
+
 def admitted(
     values: Mapping[str, Any], known: Known, ignored: Collection[str], launcher: str, quiet: Mapping[str, str]
 ) -> tuple[Settings, tuple[str, ...]]:

@@ -158,7 +158,7 @@ class Space(Record):
     single mode applies to all layers. ``block``: as ``alike``, or the first n layers of every virtual stage are
     recomputed wholly (all layers of a shorter stage), with the same n everywhere."""
     target: str | None = None
-    """Launcher (``launchers.capabilities.CAPABILITIES``) whose rules every layout keeps.
+    """Launcher (``launchers.targets.TARGETS``) whose rules every layout keeps.
     ``launchers.restriction.restrict`` sets this field, ``target_version`` and ``recompute_counts``."""
     target_version: str | None = None
     """Version of the target."""

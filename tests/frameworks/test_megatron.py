@@ -16,7 +16,7 @@ import pytest
 from packaging.version import Version
 from typing_extensions import override
 
-from milpplan.launchers.capabilities import MEGATRON
+from milpplan.launchers.megatron.rules import MEGATRON
 from tests.frameworks.bridge_parts import HOPPER
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, exported_case, torchrun_words
 from tests.launchers.cases import NAMED

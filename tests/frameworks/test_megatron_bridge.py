@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.launchers.capabilities import BRIDGE
+from milpplan.launchers.megatron_bridge.launcher import BRIDGE
 from tests.frameworks.bridge_parts import HOPPER, bridge
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, torchrun_words
 from tests.launchers.cases import NAMED

@@ -8,7 +8,7 @@ import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron.launcher import exported, torchrun_script
+from milpplan.launchers.megatron.launcher import Megatron, torchrun_script
 from milpplan.launchers.megatron.reader import Imported, imported
 from milpplan.launchers.megatron.recompute import selective_modules
 from milpplan.launchers.records import Launch
@@ -67,7 +67,7 @@ def random_case(seed: int) -> tuple[Problem, Plan]:
 
 def round_trip(problem: Problem, plan: Plan, **more: Any) -> tuple[Launch, Imported]:
     """The launch of a plan and what is read back from its script."""
-    launch = exported(problem, plan, VERSION)
+    launch = Megatron().export(problem, plan, VERSION)
     script = torchrun_script(launch, "0")
     return launch, imported(ImportRequest(script, "megatron.sh", problem.hardware, **more))
 

@@ -11,8 +11,8 @@ from milpplan import Plan, Problem
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron.reader import Imported
-from milpplan.launchers.megatron_bridge import launcher as bridge_export
 from milpplan.launchers.megatron_bridge import reader as bridge_import
+from milpplan.launchers.megatron_bridge.launcher import SCRIPT, MegatronBridge
 from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES
 from tests.launchers.cases import NAMED, deepseek, llama_uneven, random_case
 from tests.launchers.test_megatron_round_trip import assert_same
@@ -23,8 +23,8 @@ VERSION = "0.3.1"
 
 def script_of(problem: Problem, plan: Plan) -> str:
     """The script of a plan."""
-    launch = bridge_export.exported(problem, plan, VERSION)
-    return bridge_export.files_of(launch, "0")[bridge_export.SCRIPT]
+    launch = MegatronBridge().export(problem, plan, VERSION)
+    return MegatronBridge().files(launch, "0")[SCRIPT]
 
 
 def read(problem: Problem, text: str) -> Imported:

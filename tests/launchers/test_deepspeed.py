@@ -13,7 +13,7 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.deepspeed.launcher import config_of, exported, files_of
+from milpplan.launchers.deepspeed.launcher import DeepSpeed, config_of
 from milpplan.launchers.deepspeed.reader import imported
 from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.records import Imported
@@ -37,7 +37,7 @@ FAMILIES = {
 
 def round_trip(problem: Problem, plan: Plan, **more: Any) -> tuple[dict[str, str], Imported]:
     """The files of a plan, and what is read back from the JSON."""
-    files = files_of(exported(problem, plan, VERSION), "0")
+    files = DeepSpeed().files(DeepSpeed().export(problem, plan, VERSION), "0")
     return files, imported(ImportRequest(files["deepspeed.json"], "deepspeed.json", problem.hardware, **more))
 
 
@@ -128,7 +128,7 @@ def test_all_reasons_come_together_with_the_way_out() -> None:
     problem = problem_of("llama3-8b", "dgx-h100", precision="fp8")
     layout = Layout(tp=2, pp=2, dp=2, global_batch_size=8, zero_stage=1, offload_optimizer=True)
     with pytest.raises(IllegalPlanError) as caught:
-        exported(problem, even_plan(problem, layout, full=3), VERSION)
+        DeepSpeed().export(problem, even_plan(problem, layout, full=3), VERSION)
     for word in ("fp8", "tp=2", "pp=2", "offload_optimizer=true", "recompute 3, 3 layers", "BF16_Optimizer"):
         assert word in caught.value.seen
     assert {"tp=1", "pp=1", "offload_optimizer=false"} <= set(caught.value.do.split()[-1].rstrip(".").split(","))
@@ -147,7 +147,7 @@ def test_what_deepspeed_does_otherwise_is_refused(zero: int, dtype: str, overlap
     problem = problem_of("llama3-8b", "dgx-h100", grad_dtype=dtype)
     layout = Layout(dp=8, global_batch_size=8, zero_stage=zero, overlap_grad_reduce=overlap)
     with pytest.raises(IllegalPlanError, match=word):
-        exported(problem, even_plan(problem, layout), VERSION)
+        DeepSpeed().export(problem, even_plan(problem, layout), VERSION)
 
 
 FOREIGN: dict[str, Any] = {

@@ -9,10 +9,10 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError
-from milpplan.launchers.capabilities import MEGATRON
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron.launcher import exported, files_of, torchrun_script
+from milpplan.launchers.megatron.launcher import Megatron, torchrun_script
 from milpplan.launchers.megatron.reader import imported
+from milpplan.launchers.megatron.rules import MEGATRON
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import NodeGroup
 from tests.launchers.cases import NAMED, VERSION, legal_layout, random_case, round_trip
@@ -75,7 +75,7 @@ def test_golden_files(name: str) -> None:
     """The named plans give the files that were looked at by a person, and come back; their simulated step is the
     same to the nanosecond."""
     problem, plan = NAMED[name]()
-    files = files_of(exported(problem, plan, VERSION), "0")
+    files = Megatron().files(Megatron().export(problem, plan, VERSION), "0")
     for file, text in files.items():
         assert text == (DATA / f"{name}.{file.rpartition('.')[2]}").read_text()
     _, found = round_trip(problem, plan, model=problem.model)
@@ -99,7 +99,7 @@ def test_orders_of_ranks_that_place_alike_are_one() -> None:
     assert not launch.arguments.given("--use-tp-pp-dp-mapping")
     spread = Layout(tp=2, pp=2, dp=4, global_batch_size=8, rank_order="dp-tp-cp-pp")
     with pytest.raises(IllegalPlanError, match="rank_order"):
-        exported(problem, random_plan(np.random.default_rng(0), problem, spread), VERSION)
+        Megatron().export(problem, random_plan(np.random.default_rng(0), problem, spread), VERSION)
 
 
 @pytest.mark.parametrize("version", MEGATRON.versions)
@@ -107,7 +107,7 @@ def test_versions(version: str) -> None:
     """Every version takes the experts' plan, and the script gives it back; the two that must be told to use DeepEP
     are, and only they."""
     problem, plan = NAMED["deepseek-v3-experts"]()
-    launch = exported(problem, plan, version)
+    launch = Megatron().export(problem, plan, version)
     assert imported(ImportRequest(torchrun_script(launch, "0"), "x.sh", problem.hardware)).plan == plan
     assert launch.arguments.given("--moe-enable-deepep") == (version in ("core_v0.15.0", "core_v0.14.0"))
 
@@ -116,9 +116,9 @@ def test_a_version_that_lacks_an_argument_is_refused() -> None:
     """Learned sinks came with core 0.15, which has no gate of the shared expert."""
     problem = problem_of("gpt-oss-120b", "dgx-h100")
     plan = even_plan(problem, Layout(ep=8, dp=8, global_batch_size=8))
-    assert exported(problem, plan, "core_v0.15.0").arguments.given("--softmax-type")
+    assert Megatron().export(problem, plan, "core_v0.15.0").arguments.given("--softmax-type")
     with pytest.raises(IllegalPlanError, match="softmax-type"):
-        exported(problem, plan, "core_v0.14.0")
+        Megatron().export(problem, plan, "core_v0.14.0")
 
 
 def test_other_jobs_are_refused() -> None:
@@ -130,4 +130,4 @@ def test_other_jobs_are_refused() -> None:
     mixed = problem.model_copy(update={"other_hardware": (group,)})
     for other, word in ((inference, "--inference"), (mixed, "one type")):
         with pytest.raises(IllegalPlanError, match=word):
-            exported(other, plan, VERSION)
+            Megatron().export(other, plan, VERSION)

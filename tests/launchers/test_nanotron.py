@@ -13,7 +13,7 @@ import yaml
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.nanotron.launcher import exported, files_of, scalar
+from milpplan.launchers.nanotron.launcher import Nanotron, scalar
 from milpplan.launchers.nanotron.reader import imported
 from milpplan.launchers.nanotron.rules import RULES, broken_rules
 from milpplan.launchers.nanotron.settings import known, stage_sizes
@@ -28,7 +28,7 @@ VERSION = "2411b022"
 
 def round_trip(problem: Problem, plan: Plan, **more: Any) -> tuple[dict[str, str], Imported]:
     """The files of a plan, and what is read back from the YAML."""
-    files = files_of(exported(problem, plan, VERSION), "0")
+    files = Nanotron().files(Nanotron().export(problem, plan, VERSION), "0")
     return files, imported(ImportRequest(files["nanotron.yaml"], "nanotron.yaml", problem.hardware, **more))
 
 
@@ -67,7 +67,7 @@ def test_random_plans_come_back(seed: int) -> None:
     assert found.plan == plan
     assert found.problem.model == problem.model
     assert found.unknown_flags == ()
-    assert set(exported(problem, plan, VERSION).settings) <= set(known())
+    assert set(Nanotron().export(problem, plan, VERSION).settings) <= set(known())
     assert yaml.safe_load(files["nanotron.yaml"])["optimizer"]["optimizer_factory"]["adam_eps"] == 1e-8
 
 
@@ -119,7 +119,7 @@ def test_all_reasons_come_together_with_the_way_out() -> None:
         overlap_param_gather=True,
     )  # fmt: skip
     with pytest.raises(IllegalPlanError) as caught:
-        exported(problem, even_plan(problem, layout), VERSION)
+        Nanotron().export(problem, even_plan(problem, layout), VERSION)
     for word in ("bf16", "vpp=2", "schedule=interleaved", "zero_stage=3", "overlap_param_gather=true"):
         assert word in caught.value.seen
     assert caught.value.do.startswith("Solve again with --fix ")
@@ -129,7 +129,7 @@ def test_even_stages_are_refused_with_the_ones_that_would_be() -> None:
     """16 and 16 layers are no run of nanotron, which would take 18 and 14."""
     problem, plan = llama()
     with pytest.raises(IllegalPlanError, match="18, 14") as caught:
-        exported(problem, even_plan(problem, plan.layout, full=16), VERSION)
+        Nanotron().export(problem, even_plan(problem, plan.layout, full=16), VERSION)
     assert "pp=1" in caught.value.do
 
 
@@ -142,7 +142,7 @@ def test_other_models_are_refused(model: str, word: str) -> None:
     """What its two model classes lack."""
     problem = problem_of(model, "dgx-h100")
     with pytest.raises(IllegalPlanError, match=word):
-        exported(problem, even_plan(problem, Layout(dp=8, global_batch_size=8)), VERSION)
+        Nanotron().export(problem, even_plan(problem, Layout(dp=8, global_batch_size=8)), VERSION)
 
 
 BREAKS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,6 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError, UnknownNameError
-from milpplan.launchers.capabilities import CAPABILITIES
 from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import TARGETS
@@ -25,7 +24,7 @@ from tests.simulation.cases import problem_of, shipped_hardware
 
 MODELS = ("llama3-8b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3")
 KEPT = Path(__file__).parents[1] / "data" / "launchers"
-COMPLETE = [name for name, capability in CAPABILITIES.items() if capability.complete]
+COMPLETE = [name for name, launcher in TARGETS.items() if launcher.capability.complete]
 MORE = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zb-h1"),
     "rank_order": ("tp-cp-dp-pp", "tp-cp-pp-dp", "pp-dp-cp-tp"),

@@ -14,7 +14,7 @@ import pytest
 from milpplan import Layout, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.torchtitan.launcher import exported
+from milpplan.launchers.torchtitan.launcher import Torchtitan
 from milpplan.launchers.torchtitan.reader import imported
 from milpplan.launchers.torchtitan.rules import RULES, broken_rules
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, Run, flavors
@@ -92,7 +92,7 @@ def test_random_plans_come_back(seed: int) -> None:
     assert found.problem.hardware == problem.hardware
     assert found.unknown_flags == ()
     names = {*known(version), "optimizer.name", "optimizer.lr", "lr_scheduler.warmup_steps"}
-    assert set(exported(problem, plan, version).settings) <= names
+    assert set(Torchtitan().export(problem, plan, version).settings) <= names
     config, text = next(iter(files.items()))
     assert tomllib.loads(text) if config.endswith(".toml") else ast.parse(text)
 
@@ -146,7 +146,7 @@ def test_all_reasons_come_together_with_the_way_out() -> None:
         tp=2, cp=2, dp=2, global_batch_size=8, sequence_parallel=True, zero_stage=1, overlap_grad_reduce=True
     )
     with pytest.raises(IllegalPlanError) as caught:
-        exported(problem, even_plan(problem, layout), NEWEST)
+        Torchtitan().export(problem, even_plan(problem, layout), NEWEST)
     for word in ("fp8", "cp=2", "zero_stage=1", "gather_again=true", "overlap_param_gather=false"):
         assert word in caught.value.seen
     for fix in ("cp=1", "gather_again=false"):
@@ -158,11 +158,14 @@ def test_the_way_out_of_a_refusal_is_expressible() -> None:
     problem = problem_of("llama3-8b", "dgx-h100")
     layout = Layout(pp=2, dp=4, global_batch_size=32, zero_stage=1, overlap_grad_reduce=True)
     with pytest.raises(IllegalPlanError, match="overlap_grad_reduce=true") as caught:
-        exported(problem, even_plan(problem, layout), V030)
+        Torchtitan().export(problem, even_plan(problem, layout), V030)
     assert caught.value.do == "Solve again with --fix overlap_grad_reduce=false."
     fixed = Layout.model_validate(layout.model_dump() | {"overlap_grad_reduce": False})
     assert (
-        exported(problem, even_plan(problem, fixed), V030).settings["parallelism.data_parallel_shard_degree"] == 4
+        Torchtitan()
+        .export(problem, even_plan(problem, fixed), V030)
+        .settings["parallelism.data_parallel_shard_degree"]
+        == 4
     )
 
 
@@ -172,7 +175,7 @@ def test_a_model_without_a_flavor_is_refused() -> None:
     plan = even_plan(problem, Layout(dp=8, global_batch_size=8, zero_stage=3, overlap_grad_reduce=True,
                                      overlap_param_gather=True))  # fmt: skip
     with pytest.raises(IllegalPlanError, match="mistral-7b is none of its own"):
-        exported(problem, plan, NEWEST)
+        Torchtitan().export(problem, plan, NEWEST)
 
 
 RUN = Run(
@@ -390,7 +393,7 @@ def test_an_empty_stage_inside_is_refused() -> None:
     problem = problem_of("llama3-8b", "dgx-h100")
     layout = Layout(pp=4, dp=2, global_batch_size=16, zero_stage=1)
     with pytest.raises(IllegalPlanError, match="holds no layer"):
-        exported(problem, staged(layout, [16, 0, 8, 8], False), V030)
+        Torchtitan().export(problem, staged(layout, [16, 0, 8, 8], False), V030)
 
 
 def test_defaults_are_those_of_the_releases() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.records import Imported
-from milpplan.launchers.torchtitan.launcher import exported, files_of
+from milpplan.launchers.torchtitan.launcher import Torchtitan
 from milpplan.launchers.torchtitan.reader import imported
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
 from tests.simulation.cases import problem_of
@@ -80,7 +80,7 @@ def random_case(seed: int) -> tuple[Problem, Plan, str]:
 
 def round_trip(problem: Problem, plan: Plan, version: str, **more: Any) -> tuple[dict[str, str], Imported]:
     """The files of a plan, and what is read back from the configuration."""
-    files = files_of(exported(problem, plan, version), "0")
+    files = Torchtitan().files(Torchtitan().export(problem, plan, version), "0")
     name, text = next(iter(files.items()))
     return files, imported(ImportRequest(text, name, problem.hardware, **more))
 

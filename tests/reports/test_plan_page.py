@@ -17,23 +17,20 @@ from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, Problem, load_hardware, plan_overview, simulate, solve, step_lanes
 from milpplan.errors import IllegalPlanError
-from milpplan.explain.records import Missing
+from milpplan.explain.overview_records import Missing
+from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.launchers.records import Launch
-from milpplan.launchers.targets import TARGETS, Target
+from milpplan.launchers.targets import TARGETS
 from milpplan.problem.problem import NodeGroup
 from milpplan.reports.documents.document import result_document
 from milpplan.reports.html.charts import distinct_texts, round_levels
 from milpplan.reports.html.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
-from milpplan.reports.html.plan_page import memory_section, plan_page
-from milpplan.reports.html.step_charts import fates_chart
+from milpplan.reports.html.page_sections import memory_section
+from milpplan.reports.html.plan_page import plan_page
+from milpplan.reports.html.prune_chart import fates_chart
+from milpplan.reports.words.evidence import EvidenceDocument, TermDocument, evidence_sentence
 from milpplan.reports.words.plan_words import TIME_PARTS, plan_sentences
-from milpplan.reports.words.result_words import (
-    EvidenceDocument,
-    TargetDocument,
-    TargetPriceDocument,
-    TermDocument,
-    evidence_sentence,
-)
+from milpplan.reports.words.target import TargetDocument, TargetPriceDocument
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS
 from milpplan.units import gib_text, seconds_text
 from tests.reports.pages import document, piped, shown
@@ -307,12 +304,12 @@ def test_what_is_proved_says_what_it_rests_on() -> None:
 
 def test_a_new_launcher_gets_a_tab(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is registered as a target appears by itself; a refusal shows its reason."""
-    plain = TARGETS["megatron"]
 
-    def refuse(problem: Problem, plan: Plan, version: str) -> Launch:
-        raise IllegalPlanError(f"Other {version} has no such thing.", "Expected <another>.", "Do otherwise.")
+    class Other(Megatron):
+        def export(self, problem: Problem, plan: Plan, version: str) -> Launch:
+            raise IllegalPlanError(f"Other {version} has no such thing.", "Expected <another>.", "Do otherwise.")
 
-    monkeypatch.setitem(TARGETS, "other", Target(plain.capability, refuse, plain.files, plain.read))
+    monkeypatch.setitem(TARGETS, "other", Other())
     problem = small_problem()
     plan = even_plan(problem, Layout(dp=4, global_batch_size=8, zero_stage=1))
     overview = plan_overview(problem, plan, time_limit_s=0.0)

@@ -3,71 +3,26 @@
 from __future__ import annotations
 
 from milpplan.launchers.accelerate.files import configuration, script, yaml_text
-from milpplan.launchers.accelerate.run import check_sizes, settings_of
-from milpplan.launchers.capabilities import ACCELERATE
+from milpplan.launchers.accelerate.reader import imported
+from milpplan.launchers.accelerate.run import ACCELERATE, check_sizes, settings_of
 from milpplan.launchers.expressible import (
+    check_replicas,
+    config_launch,
     field_refusals,
-    format_refusals,
-    job_refusals,
+    problem_refusals,
     recompute_refusals,
     refuse,
     rule_refusals,
-    title_of,
     whole_nodes,
     word,
 )
-from milpplan.launchers.records import ConfigLaunch, Refusal
+from milpplan.launchers.import_request import ImportRequest
+from milpplan.launchers.records import ConfigLaunch, Imported, Refusal
 from milpplan.launchers.scripts import slurm_script
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 
 SCRIPT, CONFIG, BATCH_SCRIPT = "accelerate.sh", "accelerate.yaml", "accelerate.sbatch"
-
-
-def problem_refusals(problem: Problem) -> list[Refusal]:
-    """List the properties of a problem that no plan for Accelerate supports."""
-    return job_refusals(problem) + format_refusals(
-        problem,
-        products="mixed_precision bf16 is what is written",
-        gradients="FSDP2 keeps the sharded ones in fp32",
-        attention="Transformers chooses a fused one (sdpa)",
-    )
-
-
-def check_problem(problem: Problem, version: str) -> None:
-    """Refuse a problem for which Accelerate can run no plan.
-
-    Raises:
-        IllegalPlanError: gives all reasons.
-    """
-    refuse(ACCELERATE.name, problem_refusals(problem))
-
-
-def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """Turn a plan into a launch.
-
-    Raises:
-        IllegalPlanError: Accelerate cannot express the plan or would refuse it; gives all reasons.
-    """
-    layout = plan.layout
-    refusals = [*problem_refusals(problem), *recompute_refusals(plan)]
-    num_nodes, per_node, _ = whole_nodes(problem, layout)
-    fields = field_refusals(ACCELERATE, layout, num_replicas=1)
-    refuse(ACCELERATE.name, [*refusals, *fields, *rule_refusals(ACCELERATE, problem, layout)])
-    kind = "FSDP" if layout.zero_stage else "DDP"
-    shards = layout.dp if layout.zero_stage else 1
-    sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
-    check_sizes(kind, sizes, layout.num_gpus)
-    return ConfigLaunch(
-        target=ACCELERATE.name,
-        version=version,
-        title=title_of(problem, plan),
-        num_nodes=num_nodes,
-        gpus_per_node=per_node,
-        environment={},
-        settings=settings_of(plan, num_nodes, problem.job.sequence_length),
-        notes=_notes(layout),
-    )
 
 
 def _notes(layout: Layout) -> tuple[str, ...]:
@@ -83,10 +38,56 @@ def _notes(layout: Layout) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
-    return {
-        SCRIPT: script(launch, version),
-        CONFIG: yaml_text(configuration(launch)),
-        BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
-    }
+class Accelerate:
+    """Launcher Accelerate: FSDP2 or unsharded replicas under Transformers' trainer."""
+
+    capability = ACCELERATE
+
+    def check(self, problem: Problem, version: str) -> None:
+        """Refuse a problem for which Accelerate can run no plan.
+
+        Raises:
+            IllegalPlanError: gives all reasons.
+        """
+        refuse(ACCELERATE.name, _problem_refusals(problem))
+
+    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+        """Turn a plan into a launch.
+
+        Raises:
+            IllegalPlanError: Accelerate cannot express the plan or would refuse it; gives all reasons.
+        """
+        check_replicas(ACCELERATE, plan)
+        layout = plan.layout
+        fields = field_refusals(ACCELERATE, layout, num_replicas=1)
+        rules = rule_refusals(ACCELERATE, problem, layout)
+        refuse(ACCELERATE.name, [*_problem_refusals(problem), *recompute_refusals(plan), *fields, *rules])
+        kind = "FSDP" if layout.zero_stage else "DDP"
+        shards = layout.dp if layout.zero_stage else 1
+        sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
+        check_sizes(kind, sizes, layout.num_gpus)
+        num_nodes, _, _ = whole_nodes(problem, layout)
+        settings = settings_of(plan, num_nodes, problem.job.sequence_length)
+        return config_launch(ACCELERATE, version, problem, plan, settings, _notes(layout))
+
+    def files(self, launch: ConfigLaunch, version: str) -> dict[str, str]:
+        """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
+        return {
+            SCRIPT: script(launch, version),
+            CONFIG: yaml_text(configuration(launch)),
+            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
+        }
+
+    def read(self, request: ImportRequest) -> Imported:
+        """Read a configuration or a launch script into a problem and a plan."""
+        return imported(request)
+
+
+def _problem_refusals(problem: Problem) -> list[Refusal]:
+    """List the properties of a problem that no plan for Accelerate supports."""
+    return problem_refusals(
+        problem,
+        products="mixed_precision bf16 is what is written",
+        gradients="FSDP2 keeps the sharded ones in fp32",
+        attention="Transformers chooses a fused one (sdpa)",
+    )

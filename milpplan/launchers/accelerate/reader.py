@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.accelerate.files import FLAG, KEYS, TRAINER, named, read_files
-from milpplan.launchers.accelerate.run import plan_of
-from milpplan.launchers.capabilities import ACCELERATE
+from milpplan.launchers.accelerate.run import ACCELERATE, plan_of
 from milpplan.launchers.expressible import field_refusals, refuse, rule_refusals
 from milpplan.launchers.import_request import ImportRequest, check_gpus, described, job_of
 from milpplan.launchers.records import Imported

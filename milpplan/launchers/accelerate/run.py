@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.accelerate.files import CHECKPOINTING, FLAG
+from milpplan.launchers.capabilities import FSDP_LIMITS, FSDP_RULES, Capability, Columns, Limit, RowRule
 from milpplan.launchers.settings import Settings
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage
+from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown, validated
 
 P, F = "parallelism_config.parallelism_config_", "fsdp_config.fsdp_"
@@ -166,3 +171,32 @@ def check_sizes(kind: str, sizes: Mapping[str, int], processes: int) -> None:
 
 def _strange(name: str, value: object, expected: str) -> InvalidInputError:
     return InvalidInputError(f"{name} is {shown(value)}.", f"Expected {expected}.", f"Correct {name}.")
+
+
+def replicas_are_plain(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require unsharded replicas to have neither tensor nor context parallelism."""
+    return np.asarray((c["zero_stage"] > 0) | (c["tp"] * c["cp"] == 1))
+
+
+ACCELERATE = Capability(
+    name="Accelerate",
+    versions=("1.15.0",),
+    limits={
+        **FSDP_LIMITS,
+        "pp": Limit((1,), "it has no pipeline"),
+        "vpp": Limit((1,), "it has no pipeline"),
+        "ep": Limit((1,), "it has no expert parallelism"),
+        "schedule": Limit(("1f1b",), "it has no pipeline"),
+        "sequence_parallel": Limit((False,), "Transformers' tensor-parallel plans keep whole activations"),
+    },
+    rules={
+        **FSDP_RULES,
+        "replicas_are_plain": RowRule(
+            replicas_are_plain,
+            "without FSDP it has neither tp nor cp (parallelism_config.py, __post_init__)",
+            shards=True,
+        ),
+    },
+    stages="equal",
+    complete=True,
+)

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.automodel.launcher import problem_refusals
-from milpplan.launchers.automodel.run import plan_of
-from milpplan.launchers.capabilities import AUTOMODEL
+from milpplan.launchers.automodel.run import AUTOMODEL, automodel_refusals, plan_of
 from milpplan.launchers.expressible import field_refusals, refuse, rule_refusals
 from milpplan.launchers.import_request import ImportRequest, check_gpus, described, job_of
 from milpplan.launchers.records import Imported
@@ -79,7 +77,7 @@ def imported(request: ImportRequest) -> Imported:
     check_gpus(request.num_gpus, plan.layout.num_gpus, request.source)
     problem = Problem(model=spec, hardware=request.hardware, job=job_of(plan.layout, length))
     fields, rules = field_refusals(AUTOMODEL, plan.layout), rule_refusals(AUTOMODEL, problem, plan.layout)
-    refuse(AUTOMODEL.name, [*problem_refusals(problem), *fields, *rules])
+    refuse(AUTOMODEL.name, [*automodel_refusals(problem), *fields, *rules])
     return Imported(problem, plan, (), left_out, notes)
 
 

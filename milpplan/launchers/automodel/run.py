@@ -9,11 +9,25 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.expressible import word
+from milpplan.launchers.capabilities import (
+    FSDP_LIMITS,
+    FSDP_RULES,
+    Capability,
+    Columns,
+    Limit,
+    RowRule,
+    piped_states,
+)
+from milpplan.launchers.expressible import problem_refusals, word
+from milpplan.launchers.records import Refusal
 from milpplan.launchers.settings import Settings
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Layout, Plan, Recompute, Schedule, VirtualStage
+from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown, validated
 
 D, PIPE = "distributed.", "distributed.pipeline."
@@ -227,3 +241,66 @@ def _sizes(listed: list[list[str]], model: ModelSpec) -> tuple[int, ...]:
 
 def _strange(name: str, value: object, expected: str) -> InvalidInputError:
     return InvalidInputError(f"{name} is {shown(value)}.", f"Expected {expected}.", f"Correct {name}.")
+
+
+def unsharded_is_alone(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require unsharded replicas to have no other parallelism."""
+    plain = (c["cp"] * c["dp"] == 1) | (c["tp"] * c["pp"] * c["ep"] == 1)
+    return np.asarray((c["zero_stage"] > 0) | plain)
+
+
+def fills_the_pipeline(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require at least as many micro-batches as pipeline ranks."""
+    return np.asarray((c["pp"] == 1) | (c["num_micro_batches"] >= c["pp"]))
+
+
+def experts_are_not_split(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require models with experts to have no tensor parallelism."""
+    return np.asarray((c["tp"] == 1) | (not problem.model.has_experts))
+
+
+AUTOMODEL = Capability(
+    name="NeMo AutoModel",
+    versions=("0.7.0",),
+    limits={
+        **FSDP_LIMITS,
+        "zero_stage": Limit((0, 1, 2, 3), ""),
+        "cp": Limit((1,), "its context parallelism gathers keys and values, and what is priced is a ring"),
+        "schedule": Limit(
+            ("1f1b", "interleaved", "gpipe"),
+            "PyTorch's zero-bubble schedules wait for weight gradients in other ways than is priced",
+        ),
+    },
+    rules={
+        **FSDP_RULES,
+        "fsdp_states": RowRule(
+            piped_states,
+            "FSDP2 is ZeRO 3, or with one micro-batch ZeRO 2, always overlapped; under a pipeline ZeRO 1, never "
+            "overlapped (components/moe/fsdp_mixin.py); DDP is ZeRO 0, overlapped",
+            shards=True,
+        ),
+        "unsharded_is_alone": RowRule(
+            unsharded_is_alone,
+            "its ddp has neither tp, pp nor ep (components/distributed/mesh_utils.py)",
+            shards=True,
+        ),
+        "fills_the_pipeline": RowRule(
+            fills_the_pipeline,
+            "it wants as many micro-batches as pipeline ranks (recipes/llm/train_ft.py:675)",
+        ),
+        "experts_are_not_split": RowRule(
+            experts_are_not_split, "tensor parallelism of its models with experts leaves the experts whole"
+        ),
+    },
+    complete=True,
+)
+
+
+def automodel_refusals(problem: Problem) -> list[Refusal]:
+    """List the properties of a problem that no plan for AutoModel supports."""
+    return problem_refusals(
+        problem,
+        products="its mp_policy computes in bf16",
+        gradients="its mp_policy reduces them in fp32",
+        attention="its models take a fused one",
+    )

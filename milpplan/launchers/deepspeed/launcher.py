@@ -10,8 +10,9 @@ import json
 from typing import Any
 
 from milpplan.errors import MilpplanError
-from milpplan.launchers.capabilities import DEEPSPEED
+from milpplan.launchers.deepspeed.reader import imported
 from milpplan.launchers.deepspeed.settings import (
+    DEEPSPEED,
     known,
     layout_of,
     losses_of,
@@ -19,18 +20,21 @@ from milpplan.launchers.deepspeed.settings import (
     stage_of,
 )
 from milpplan.launchers.expressible import (
+    check_replicas,
+    config_launch,
     field_refusals,
+    format_refusals,
     job_refusals,
     layout_differences,
     model_differences,
     recompute_refusals,
     refuse,
-    title_of,
     whole_nodes,
 )
-from milpplan.launchers.records import ConfigLaunch, Refusal
+from milpplan.launchers.import_request import ImportRequest
+from milpplan.launchers.records import ConfigLaunch, Imported, Refusal
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
-from milpplan.launchers.settings import Settings
+from milpplan.launchers.settings import Settings, nested
 from milpplan.problem.huggingface.config import model_from_config
 from milpplan.problem.model import DenseMlp, GroupedQueryAttention, ModelSpec
 from milpplan.problem.plan import Plan
@@ -130,38 +134,6 @@ TRAINING: dict[str, Any] = {
 """Settings that a run needs and a plan does not decide."""
 
 
-def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """Turn a plan into a launch.
-
-    Raises:
-        IllegalPlanError: DeepSpeed's configuration cannot express the plan; gives all reasons.
-    """
-    layout = plan.layout
-    num_nodes, per_node, uneven = whole_nodes(problem, layout)
-    refusals = [*job_refusals(problem), *recompute_refusals(plan), *uneven, *field_refusals(DEEPSPEED, layout)]
-    if problem.job.precision != "bf16":
-        refusals.append(Refusal(f"precision {problem.job.precision}: the program computes in bf16"))
-    config = config_of(problem.model)
-    if config is None:
-        names = ", ".join(FAMILIES)
-        refusals.append(
-            Refusal(f"{problem.model.name} is none of the dense families that the program builds ({names})")
-        )
-    else:
-        refusals += _plan_refusals(problem, plan, config, refusals)
-    refuse(DEEPSPEED.name, refusals)
-    return ConfigLaunch(
-        target=DEEPSPEED.name,
-        version=version,
-        title=title_of(problem, plan),
-        num_nodes=num_nodes,
-        gpus_per_node=per_node,
-        environment={},
-        settings=settings_of(problem, plan, config or {}),
-        notes=_notes(problem, plan, config or {}),
-    )
-
-
 def _plan_refusals(problem: Problem, plan: Plan, config: dict[str, Any], before: list[Refusal]) -> list[Refusal]:
     """List the differences between the plan and the run that the files start."""
     layout, job = plan.layout, problem.job
@@ -193,27 +165,64 @@ def _notes(problem: Problem, plan: Plan, config: dict[str, Any]) -> tuple[str, .
     return tuple(notes)
 
 
-def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """Write the launch as files by name; the first is the configuration. ``version`` is milpplan's."""
-    before = ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',)
-    program = (f'"$HERE/{TRAINER}"', f'"$HERE/{CONFIG}"')
-    comment = "\n".join(header(launch, version))
-    return {
-        CONFIG: _config(launch, version),
-        TRAINER: f"{comment}\n{PROGRAM}",
-        SCRIPT: torchrun_script(launch, version, program, before),
-        BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
-    }
-
-
 def _config(launch: ConfigLaunch, version: str) -> str:
-    tree: dict[str, Any] = {}
-    for name, value in launch.settings.items():
-        *path, key = name.split(".")
-        table = tree
-        for part in path:
-            table = table.setdefault(part, {})
-        table[key] = value
+    tree = nested(launch.settings)
     tree["milpplan"] = {"about": [*launch.title, f"Written by milpplan {version}."], **tree["milpplan"]}
     own = tree.pop("milpplan")
     return json.dumps(tree | TRAINING | {"milpplan": own}, indent=2) + "\n"
+
+
+class DeepSpeed:
+    """Launcher DeepSpeed: its JSON configuration and a training program that reads it."""
+
+    capability = DEEPSPEED
+
+    def check(self, problem: Problem, version: str) -> None:
+        """Refuse a problem for which DeepSpeed can run no plan.
+
+        Raises:
+            IllegalPlanError: gives all reasons.
+        """
+        refusals = format_refusals(problem, ("flash", "unfused"), ("fp32", "bf16"))
+        if config_of(problem.model) is None:
+            refusals.append(Refusal(f"{problem.model.name} is none of the dense families that its program builds"))
+        refuse(DEEPSPEED.name, refusals)
+
+    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+        """Turn a plan into a launch.
+
+        Raises:
+            IllegalPlanError: DeepSpeed's configuration cannot express the plan; gives all reasons.
+        """
+        check_replicas(DEEPSPEED, plan)
+        uneven, fields = whole_nodes(problem, plan.layout)[2], field_refusals(DEEPSPEED, plan.layout)
+        refusals = [*job_refusals(problem), *recompute_refusals(plan), *uneven, *fields]
+        if problem.job.precision != "bf16":
+            refusals.append(Refusal(f"precision {problem.job.precision}: the program computes in bf16"))
+        config = config_of(problem.model)
+        if config is None:
+            names = ", ".join(FAMILIES)
+            refusals.append(
+                Refusal(f"{problem.model.name} is none of the dense families that the program builds ({names})")
+            )
+        else:
+            refusals += _plan_refusals(problem, plan, config, refusals)
+        refuse(DEEPSPEED.name, refusals)
+        settings, notes = settings_of(problem, plan, config or {}), _notes(problem, plan, config or {})
+        return config_launch(DEEPSPEED, version, problem, plan, settings, notes)
+
+    def files(self, launch: ConfigLaunch, version: str) -> dict[str, str]:
+        """Write the launch as files by name; the first is the configuration. ``version`` is milpplan's."""
+        before = ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',)
+        program = (f'"$HERE/{TRAINER}"', f'"$HERE/{CONFIG}"')
+        comment = "\n".join(header(launch, version))
+        return {
+            CONFIG: _config(launch, version),
+            TRAINER: f"{comment}\n{PROGRAM}",
+            SCRIPT: torchrun_script(launch, version, program, before),
+            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
+        }
+
+    def read(self, request: ImportRequest) -> Imported:
+        """Read a configuration into a problem and a plan."""
+        return imported(request)

@@ -18,7 +18,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from milpplan.errors import InvalidInputError
+from milpplan.launchers.capabilities import (
+    NO_STREAMS,
+    NO_TILES,
+    WHOLE_NODES,
+    Capability,
+    Columns,
+    Limit,
+    RowRule,
+    own_orders,
+)
 from milpplan.launchers.settings import Known, Settings, known_settings
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
@@ -197,3 +210,44 @@ def kernel_of(implementation: str) -> str:
             "Correct it.",
         )
     return "unfused" if implementation == "eager" else "flash"
+
+
+def deepspeed_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require ZeRO states that DeepSpeed can produce.
+
+    Up to ZeRO 2 weights are gathered after the update. Gradients in fp32 require ZeRO 2 or 3.
+    """
+    stage = c["zero_stage"]
+    keeps = c["overlap_param_gather"] == (stage == 3)
+    keeps &= (stage > 0) | (c["overlap_grad_reduce"] == 0)
+    if problem.job.grad_dtype == "fp32":
+        keeps &= stage >= 2
+    return np.asarray(keeps)
+
+
+_ONLY_DATA = "its configuration is data parallel; "
+DEEPSPEED = Capability(
+    name="DeepSpeed",
+    versions=("0.19.8",),
+    limits={
+        "tp": Limit((1,), f"{_ONLY_DATA}AutoTP keeps the embedding whole on every rank, which a plan cuts"),
+        "cp": Limit((1,), f"{_ONLY_DATA}Ulysses exchanges heads, and what is priced is a ring"),
+        "ep": Limit((1,), f"{_ONLY_DATA}experts are layers of the model's own code (moe/layer.py)"),
+        "etp": Limit((1,), f"{_ONLY_DATA}experts are layers of the model's own code (moe/layer.py)"),
+        "pp": Limit((1,), f"{_ONLY_DATA}stages are a PipelineModule of the model's own code (runtime/pipe)"),
+        "vpp": Limit((1,), "there is no pipeline in its configuration"),
+        "schedule": Limit(("1f1b",), "there is no pipeline in its configuration"),
+        "tp_overlap": Limit(("none",), NO_TILES),
+        "pp_scatter_gather": Limit((False,), "there is no pipeline in its configuration"),
+        "offload_weights": Limit((False,), f"{NO_STREAMS} (offload_param)"),
+        "offload_activations": Limit((False,), f"{NO_STREAMS} (cpu_checkpointing)"),
+        "offload_optimizer": Limit((False,), f"{NO_STREAMS} (offload_optimizer updates on the processor)"),
+    },
+    rules={
+        **WHOLE_NODES,
+        "states": RowRule(deepspeed_states, "up to ZeRO 2 weights are gathered after the update", shards=True),
+    },
+    stages="equal",
+    more_limits=own_orders,
+    complete=True,
+)

@@ -14,12 +14,11 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers.capabilities import MEGATRON
 from milpplan.launchers.expressible import placed_alike, title_of
 from milpplan.launchers.megatron.arguments import Arguments, Values
 from milpplan.launchers.megatron.model import model_arguments
 from milpplan.launchers.megatron.recompute import kept_notes, recompute_arguments, selective_modules
-from milpplan.launchers.megatron.rules import Sizes, sizes_of
+from milpplan.launchers.megatron.rules import MEGATRON, Sizes, sizes_of
 from milpplan.launchers.megatron.stages import stage_sizes, stage_string
 from milpplan.launchers.records import Launch, Section
 from milpplan.problem.hardware import Accelerator, HardwareSpec

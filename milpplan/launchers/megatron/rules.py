@@ -12,8 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.launchers.capabilities import WHOLE_NODES, Capability, Limit, Mode
 from milpplan.launchers.megatron.arguments import COMMIT, Arguments
+from milpplan.launchers.megatron.recompute import selective_modules
 from milpplan.launchers.megatron.stages import stage_sizes, virtual_stages
+from milpplan.problem.model import MixtureOfExperts
+from milpplan.problem.problem import Problem
 
 MAX_LAYERS = 10_000
 """Maximum number of layers, equal to that of a run of layers in a model."""
@@ -296,3 +300,63 @@ def check_environment(given: Arguments, environment: Mapping[str, str]) -> None:
             f"Expected {'more than 1 with Megatron-FSDP' if sharded else '1 with tensor or context parallelism'}.",
             "Set it in the environment.",
         )
+
+
+def _experts_have_biases(problem: Problem) -> bool:
+    mlps = [kind.mlp for kind in problem.model.kinds]
+    return any(isinstance(mlp, MixtureOfExperts) and mlp.bias for mlp in mlps)
+
+
+def megatron_modes(problem: Problem) -> tuple[Mode, ...]:
+    selective = selective_modules(problem.model, problem.job)
+    return ("none", "selective", "full") if selective else ("none", "full")
+
+
+def megatron_limits(problem: Problem) -> dict[str, Limit]:
+    """Return the limits that depend on the problem.
+
+    Source: Megatron-LM training/arguments.py:1095, core/transformer/transformer_config.py:2612.
+    """
+    limits = {}
+    if problem.job.precision == "fp8" and problem.hardware.software.fp8_weights_only:
+        limits["zero_stage"] = Limit((1, 2, 3), "--fp8-param-gather needs --use-distributed-optimizer")
+    if _experts_have_biases(problem):
+        limits["etp"] = Limit((1,), "it splits no experts with biases (core/transformer/transformer_config.py)")
+    return limits
+
+
+_NO_HOST = "Megatron-LM keeps on the host what this plan streams beside the layers only in other ways"
+MEGATRON_LIMITS = {
+    "schedule": Limit(
+        ("1f1b", "interleaved"),
+        "its schedules are 1F1B and interleaved 1F1B (core/pipeline_parallel/schedules.py)",
+    ),
+    "tp_overlap": Limit(
+        ("none", "ring"),
+        "Transformer Engine gathers in a ring only, --tp-comm-overlap has no pipelined gather",
+    ),
+    "pp_scatter_gather": Limit(
+        (False,),
+        "core/pipeline_parallel sends whole activations; without sequence parallelism none is scattered",
+    ),
+    "gather_again": Limit(
+        (True,), "core/tensor_parallel/layers.py keeps the sharded input and gathers it again in the backward"
+    ),
+    "offload_weights": Limit((False,), _NO_HOST),
+    "offload_activations": Limit((False,), _NO_HOST),
+    "offload_optimizer": Limit((False,), f"{_NO_HOST} (--optimizer-cpu-offload updates on the processor)"),
+    "rank_order": Limit(
+        ("tp-cp-dp-pp", "tp-cp-pp-dp"),
+        "its orders are tp-cp-ep-dp-pp, and tp-cp-ep-pp-dp with --use-tp-pp-dp-mapping",
+    ),
+}
+MEGATRON = Capability(
+    name="Megatron-LM",
+    versions=("d98e8a64", "core_v0.16.0", "core_v0.15.0", "core_v0.14.0"),
+    limits=MEGATRON_LIMITS,
+    rules=WHOLE_NODES,
+    recompute_counts="block",
+    modes=megatron_modes,
+    more_limits=megatron_limits,
+    complete=True,
+)

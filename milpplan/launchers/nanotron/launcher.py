@@ -7,18 +7,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from milpplan.launchers.capabilities import NANOTRON
 from milpplan.launchers.expressible import (
+    check_replicas,
+    config_launch,
     field_refusals,
     format_refusals,
-    job_refusals,
     layout_differences,
+    problem_refusals,
     recompute_refusals,
     refuse,
-    title_of,
     whole_nodes,
 )
-from milpplan.launchers.nanotron.rules import broken_rules
+from milpplan.launchers.import_request import ImportRequest
+from milpplan.launchers.nanotron.reader import imported
+from milpplan.launchers.nanotron.rules import NANOTRON, broken_rules
 from milpplan.launchers.nanotron.settings import (
     known,
     layout_of,
@@ -26,9 +28,9 @@ from milpplan.launchers.nanotron.settings import (
     settings_of,
     stage_sizes,
 )
-from milpplan.launchers.records import ConfigLaunch, Refusal
+from milpplan.launchers.records import ConfigLaunch, Imported, Refusal
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
-from milpplan.launchers.settings import Settings
+from milpplan.launchers.settings import Settings, nested
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 
@@ -110,41 +112,6 @@ TRAINING: dict[str, dict[str, Any]] = {
 """Settings that a run needs and a plan does not decide."""
 
 
-def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """Turn a plan into a launch.
-
-    Raises:
-        IllegalPlanError: nanotron cannot express the plan or would refuse it; gives all reasons.
-    """
-    layout = plan.layout
-    num_nodes, per_node, uneven = whole_nodes(problem, layout)
-    refusals = [*_job_refusals(problem), *recompute_refusals(plan), *uneven]
-    refusals += field_refusals(NANOTRON, layout)
-    refusals += [Refusal(text) for text in model_losses(problem.model)]
-    if not model_losses(problem.model):
-        refusals += _plan_refusals(problem, plan, refusals)
-    refuse(NANOTRON.name, refusals)
-    return ConfigLaunch(
-        target=NANOTRON.name,
-        version=version,
-        title=title_of(problem, plan),
-        num_nodes=num_nodes,
-        gpus_per_node=per_node,
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        settings=settings_of(problem, plan),
-        notes=_notes(problem, plan),
-    )
-
-
-def _job_refusals(problem: Problem) -> list[Refusal]:
-    return job_refusals(problem) + format_refusals(
-        problem,
-        products="its models have no such products",
-        gradients="without accumulate_grad_in_fp32 it keeps no fp32 weights either",
-        attention="its attention is fused",
-    )
-
-
 def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[Refusal]:
     """List the differences between the plan and the run that the files start."""
     runs = layout_of(Settings(settings_of(problem, plan), known()))
@@ -182,30 +149,8 @@ def _notes(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
-    milpplan's."""
-    before = (
-        "# Where nanotron is, and this file.",
-        "NANOTRON_DIR=${NANOTRON_DIR:-.}",
-        'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
-    )
-    program = ('"$NANOTRON_DIR/run_train.py"', f'--config-file "$HERE/{CONFIG}"')
-    return {
-        CONFIG: _config(launch, version),
-        SCRIPT: torchrun_script(launch, version, program, before),
-        BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
-    }
-
-
 def _config(launch: ConfigLaunch, version: str) -> str:
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in launch.settings.items():
-        *path, key = name.split(".")
-        table = sections
-        for part in path:
-            table = table.setdefault(part, {})
-        table[key] = value
+    sections = nested(launch.settings)
     lines = header(launch, version)
     for section in dict.fromkeys((*sections, *TRAINING)):
         lines += ["", *([f"# {WHY[section]}"] if section in WHY else []), f"{section}:"]
@@ -215,3 +160,58 @@ def _config(launch: ConfigLaunch, version: str) -> str:
             lines.append("  # Not decided by the plan:")
         lines += yaml_lines(others.get("", others), 2)
     return "\n".join(lines) + "\n"
+
+
+class Nanotron:
+    """Launcher nanotron: its YAML configuration."""
+
+    capability = NANOTRON
+
+    def check(self, problem: Problem, version: str) -> None:
+        """Refuse a problem for which nanotron can run no plan.
+
+        Raises:
+            IllegalPlanError: gives all reasons.
+        """
+        losses = [Refusal(text) for text in model_losses(problem.model)]
+        refuse(NANOTRON.name, [*format_refusals(problem, ("flash",), ("fp32",)), *losses])
+
+    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+        """Turn a plan into a launch.
+
+        Raises:
+            IllegalPlanError: nanotron cannot express the plan or would refuse it; gives all reasons.
+        """
+        check_replicas(NANOTRON, plan)
+        refusals = problem_refusals(
+            problem,
+            products="its models have no such products",
+            gradients="without accumulate_grad_in_fp32 it keeps no fp32 weights either",
+            attention="its attention is fused",
+        )
+        refusals += [*recompute_refusals(plan), *whole_nodes(problem, plan.layout)[2]]
+        refusals += field_refusals(NANOTRON, plan.layout)
+        losses = [Refusal(text) for text in model_losses(problem.model)]
+        refusals += losses or _plan_refusals(problem, plan, refusals)
+        refuse(NANOTRON.name, refusals)
+        settings, environment = settings_of(problem, plan), {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        return config_launch(NANOTRON, version, problem, plan, settings, _notes(problem, plan), environment)
+
+    def files(self, launch: ConfigLaunch, version: str) -> dict[str, str]:
+        """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
+        milpplan's."""
+        before = (
+            "# Where nanotron is, and this file.",
+            "NANOTRON_DIR=${NANOTRON_DIR:-.}",
+            'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
+        )
+        program = ('"$NANOTRON_DIR/run_train.py"', f'--config-file "$HERE/{CONFIG}"')
+        return {
+            CONFIG: _config(launch, version),
+            SCRIPT: torchrun_script(launch, version, program, before),
+            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
+        }
+
+    def read(self, request: ImportRequest) -> Imported:
+        """Read a configuration into a problem and a plan."""
+        return imported(request)

@@ -8,9 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from milpplan.errors import IllegalPlanError
+from milpplan.launchers.capabilities import (
+    NO_TILES,
+    ONE_F_ONE_B,
+    WHOLE_NODES,
+    Capability,
+    Columns,
+    Limit,
+    RowRule,
+    own_orders,
+    whole_kv_heads,
+)
+from milpplan.launchers.nanotron.settings import stage_sizes
 from milpplan.problem.model import GroupedQueryAttention, ModelSpec
 from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
 
 Check = Callable[[ModelSpec, Layout, int], str]
 """Check of a model, a layout and a sequence length in tokens: describes the violation, or returns an empty
@@ -75,3 +91,54 @@ def check_rules(model: ModelSpec, layout: Layout, tokens: int, do: str) -> None:
             "Expected settings that its own checks admit.",
             do,
         )
+
+
+def nanotron_stages(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require equal stages where nanotron's own placement makes equal stages."""
+    layers = problem.model.num_layers
+    equal = {int(pp): stage_sizes(problem.model, int(pp)) == (layers // int(pp),) * int(pp) for pp in set(c["pp"])}
+    return np.asarray([equal[int(pp)] for pp in c["pp"]], dtype=np.bool_)
+
+
+def nanotron_pipelines(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require at least pp - 1 micro-batches for 1F1B (parallel/pipeline_parallel/engine.py)."""
+    few = (c["pp"] > 1) & (c["schedule"] == ONE_F_ONE_B) & (c["num_micro_batches"] < c["pp"] - 1)
+    return np.asarray(~few)
+
+
+def reduces_beside(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require the gradient reduction of several replicas to overlap with the last backward pass."""
+    return np.asarray((c["cp"] * c["dp"] == 1) | (c["overlap_grad_reduce"] == 1))
+
+
+NANOTRON = Capability(
+    name="nanotron",
+    versions=("2411b022",),
+    limits={
+        "cp": Limit((1,), "its ring attention gathers keys and values, and what is priced is a ring"),
+        "ep": Limit(
+            (1,), "expert_parallel_size above 1 passes only one of its two checks (parallel/context.py:24, :62)"
+        ),
+        "vpp": Limit((1,), "its pipeline has one stage a rank (models/base.py, build_model)"),
+        "schedule": Limit(("1f1b", "gpipe"), "pp_engine is 1f1b or afab"),
+        "zero_stage": Limit((0, 1), "zero_stage above 0 is ZeRO 1 (helpers.py:409)"),
+        "tp_overlap": Limit(("none",), NO_TILES),
+        "pp_scatter_gather": Limit((False,), "its pipeline sends whole activations"),
+        "offload_weights": Limit((False,), "it keeps nothing on the host"),
+        "offload_activations": Limit((False,), "it keeps nothing on the host"),
+        "offload_optimizer": Limit((False,), "it keeps nothing on the host"),
+        "overlap_param_gather": Limit(
+            (False,), "weights are gathered when the update is over (optim/zero.py:119)"
+        ),
+    },
+    rules={
+        **WHOLE_NODES,
+        "whole_key_value_heads": RowRule(whole_kv_heads, "heads of a rank are whole"),
+        "stages": RowRule(nanotron_stages, "it places layers by its own costs (models/base.py:216)"),
+        "pipelines": RowRule(nanotron_pipelines, "1F1B wants one micro-batch less than ranks"),
+        "reduces_beside": RowRule(reduces_beside, "gradients are reduced beside the backward", shards=True),
+    },
+    stages="equal",
+    more_limits=own_orders,
+    complete=True,
+)

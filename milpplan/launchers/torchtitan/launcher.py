@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from milpplan.launchers.capabilities import TORCHTITAN
 from milpplan.launchers.expressible import (
+    check_replicas,
+    config_launch,
     field_refusals,
+    format_refusals,
     job_refusals,
     layout_differences,
     recompute_refusals,
     refuse,
-    title_of,
     whole_nodes,
 )
-from milpplan.launchers.records import ConfigLaunch, Refusal
+from milpplan.launchers.import_request import ImportRequest
+from milpplan.launchers.records import ConfigLaunch, Imported, Refusal
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
-from milpplan.launchers.torchtitan.rules import RULES, broken_rules
+from milpplan.launchers.torchtitan.reader import imported
+from milpplan.launchers.torchtitan.rules import RULES, TORCHTITAN, broken_rules
 from milpplan.launchers.torchtitan.run import (
     NEWEST,
     V022,
@@ -158,42 +161,11 @@ SCRIPT = "torchtitan.sh"
 BATCH_SCRIPT = "torchtitan.sbatch"
 
 
-def exported(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """Turn a plan into a launch.
-
-    Raises:
-        IllegalPlanError: torchtitan cannot express the plan or would refuse it; gives all reasons.
-    """
-    layout = plan.layout
-    refusals = [*job_refusals(problem), *_problem_refusals(problem), *recompute_refusals(plan)]
-    num_nodes, per_node, uneven = whole_nodes(problem, layout)
-    refusals += [*uneven, *field_refusals(TORCHTITAN, layout)]
-    flavor = flavor_of(problem.model)
-    if flavor is None:
-        refuse(TORCHTITAN.name, [*refusals, Refusal(_no_flavor(problem.model.name))])
-        raise AssertionError("refuse raises for a reason")
-    experts = problem.model.has_experts
-    deduplicated = problem.hardware.software.deduplicated_dispatch
-    run = run_of_plan(version, flavor, experts, problem.job.sequence_length, deduplicated, plan)
-    refusals += _run_refusals(plan, run, refusals)
-    refuse(TORCHTITAN.name, refusals)
-    return ConfigLaunch(
-        target=TORCHTITAN.name,
-        version=version,
-        title=title_of(problem, plan),
-        num_nodes=num_nodes,
-        gpus_per_node=per_node,
-        environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
-        settings=settings_of(run),
-        notes=_notes(run, flavor),
-    )
-
-
 def _no_flavor(name: str) -> str:
     return f"it knows models by name and flavor, and {name} is none of its own (torchtitan/models)"
 
 
-def _problem_refusals(problem: Problem) -> list[Refusal]:
+def _format_refusals(problem: Problem) -> list[Refusal]:
     job, refusals = problem.job, []
     if job.precision == "fp8":
         refusals.append(
@@ -241,18 +213,62 @@ def _notes(run: Run, flavor: Pair) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def files_of(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
-    milpplan's."""
-    toml = launch.version == V022
-    config = f"{MODULE}.toml" if toml else f"{MODULE}.py"
-    program: tuple[str, ...] = ("-m torchtitan.train", f'--job.config_file "$HERE/{config}"')
-    before = ['HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)']
-    if not toml:
-        before.append('export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"')
-        program = ("-m torchtitan.train", f"--module {MODULE} --config plan")
-    return {
-        config: config_text(launch, version),
-        SCRIPT: torchrun_script(launch, version, program, tuple(before)),
-        BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
-    }
+class Torchtitan:
+    """Launcher torchtitan: TOML configurations up to 0.2.2 and Python configurations since."""
+
+    capability = TORCHTITAN
+
+    def check(self, problem: Problem, version: str) -> None:
+        """Refuse a problem for which torchtitan can run no plan.
+
+        Raises:
+            IllegalPlanError: gives all reasons.
+        """
+        refusals = format_refusals(problem, ("flash",), ("fp32",))
+        if flavor_of(problem.model) is None:
+            name = problem.model.name
+            refusals.append(Refusal(f"it knows models by name and flavor, and {name} is none of its own"))
+        refuse(TORCHTITAN.name, refusals)
+
+    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+        """Turn a plan into a launch.
+
+        Raises:
+            IllegalPlanError: torchtitan cannot express the plan or would refuse it; gives all reasons.
+        """
+        check_replicas(TORCHTITAN, plan)
+        refusals = [*job_refusals(problem), *_format_refusals(problem), *recompute_refusals(plan)]
+        refusals += [*whole_nodes(problem, plan.layout)[2], *field_refusals(TORCHTITAN, plan.layout)]
+        flavor = flavor_of(problem.model)
+        if flavor is None:
+            refuse(TORCHTITAN.name, [*refusals, Refusal(_no_flavor(problem.model.name))])
+            raise AssertionError("refuse raises for a reason")
+        experts = problem.model.has_experts
+        deduplicated = problem.hardware.software.deduplicated_dispatch
+        run = run_of_plan(version, flavor, experts, problem.job.sequence_length, deduplicated, plan)
+        refusals += _run_refusals(plan, run, refusals)
+        refuse(TORCHTITAN.name, refusals)
+        environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+        return config_launch(
+            TORCHTITAN, version, problem, plan, settings_of(run), _notes(run, flavor), environment
+        )
+
+    def files(self, launch: ConfigLaunch, version: str) -> dict[str, str]:
+        """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
+        milpplan's."""
+        toml = launch.version == V022
+        config = f"{MODULE}.toml" if toml else f"{MODULE}.py"
+        program: tuple[str, ...] = ("-m torchtitan.train", f'--job.config_file "$HERE/{config}"')
+        before = ['HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)']
+        if not toml:
+            before.append('export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"')
+            program = ("-m torchtitan.train", f"--module {MODULE} --config plan")
+        return {
+            config: config_text(launch, version),
+            SCRIPT: torchrun_script(launch, version, program, tuple(before)),
+            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
+        }
+
+    def read(self, request: ImportRequest) -> Imported:
+        """Read a configuration into a problem and a plan."""
+        return imported(request)

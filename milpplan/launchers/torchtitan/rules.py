@@ -9,9 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from milpplan.errors import IllegalPlanError
+from milpplan.launchers.capabilities import (
+    NO_STREAMS,
+    NO_TILES,
+    ONE_F_ONE_B,
+    WHOLE_NODES,
+    Capability,
+    Columns,
+    Limit,
+    RowRule,
+    own_orders,
+    piped_states,
+    whole_kv_heads,
+    whole_words,
+)
 from milpplan.launchers.torchtitan.run import V022, Run, flavors
 from milpplan.problem.model import GroupedQueryAttention, LatentAttention
+from milpplan.problem.problem import Problem
 
 NO_PIPELINE_022 = ("qwen3", "gpt_oss")
 """Models whose ``pipelining_fn`` is None in 0.2.2 (models/*/__init__.py, train.py:255)."""
@@ -150,3 +168,91 @@ def check_rules(run: Run, do: str) -> None:
         raise IllegalPlanError(
             f"torchtitan {run.version} refuses it, {texts}.", "Expected settings that its own checks admit.", do
         )
+
+
+def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require ZeRO states that torchtitan can produce.
+
+    Unlike in ``piped_states``, unsharded replicas reduce gradients in every micro-batch, and after a pipeline.
+    """
+    several, stage, piped = c["cp"] * c["dp"] > 1, c["zero_stage"], c["pp"] > 1
+    once = c["num_micro_batches"] == 1
+    late = (c["overlap_grad_reduce"] == 0) & (c["overlap_param_gather"] == 0)
+    unsharded = np.where(piped, late, once & (c["overlap_grad_reduce"] == 1))
+    # Experts are sharded only over sharded replicas (distributed/parallel_dims.py:187-192).
+    unsharded &= (c["tp"] * c["cp"]) % (c["ep"] * c["etp"]) == 0
+    if problem.space.target_version == V022:
+        unsharded &= c["tp"] * c["pp"] * c["ep"] == 1
+        alone = c["tp"] * c["pp"] * c["ep"] == 1
+    else:
+        alone = np.ones(len(stage), dtype=np.bool_)
+    keeps = np.where(stage == 0, unsharded, piped_states(problem, c))
+    return np.asarray(np.where(several, keeps, (stage == 0) & alone))
+
+
+def titan_experts(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require expert parallelism that torchtitan supports.
+
+    Without expert parallelism tp shards the experts. With it, experts are on one tp rank, or up to 0.2.2 also over
+    tp.
+    """
+    if not problem.model.has_experts:
+        return np.ones(len(c["tp"]), dtype=np.bool_)
+    whole = c["etp"] == 1
+    if problem.space.target_version == V022:
+        whole |= c["etp"] == c["tp"]
+        if problem.hardware.software.deduplicated_dispatch:
+            # Its DeepEP dispatcher supports one model and whole experts only.
+            whole &= c["ep"] == 1
+    return np.asarray(np.where(c["ep"] == 1, c["etp"] == c["tp"], whole))
+
+
+def titan_sequences(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require gathered inputs to be kept under sequence parallelism, which up to 0.2.2 always comes with tp."""
+    again = c["gather_again"] if "gather_again" in c else np.ones(len(c["tp"]), dtype=np.int64)
+    keeps = (c["sequence_parallel"] == 1) == (again == 0)
+    if problem.space.target_version == V022:
+        keeps &= (c["tp"] == 1) | (c["sequence_parallel"] == 1)
+    return np.asarray(keeps)
+
+
+def titan_pipelines(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require pipelines that torchtitan can run.
+
+    1F1B needs at least as many micro-batches as stages. Up to 0.2.2 only dense models and DeepSeek's have a
+    pipeline.
+    """
+    enough = (c["pp"] == 1) | (c["schedule"] != ONE_F_ONE_B) | (c["num_micro_batches"] >= c["pp"])
+    if problem.space.target_version == V022:
+        enough &= c["pp"] == 1
+    return np.asarray(enough)
+
+
+TORCHTITAN = Capability(
+    name="torchtitan",
+    versions=("b5bcd76c", "0.3.0", "0.2.2"),
+    limits={
+        "cp": Limit((1,), "its context parallelism gathers keys and values, and what is priced is a ring"),
+        "schedule": Limit(
+            ("1f1b", "interleaved", "gpipe"),
+            "its zero-bubble schedules fail on the mask of FlexAttention and are off in its own tests "
+            "(tests/integration_tests/features.py:129)",
+        ),
+        "tp_overlap": Limit(("none",), NO_TILES),
+        "pp_scatter_gather": Limit((False,), "PyTorch's pipeline sends whole activations"),
+        "offload_weights": Limit((False,), NO_STREAMS),
+        "offload_activations": Limit((False,), NO_STREAMS),
+        "offload_optimizer": Limit((False,), f"{NO_STREAMS} (enable_cpu_offload updates on the processor)"),
+    },
+    rules={
+        **WHOLE_NODES,
+        "whole_key_value_heads": RowRule(whole_kv_heads, "heads of a rank are whole"),
+        "whole_words": RowRule(whole_words, "DTensor shards of the vocabulary are even here"),
+        "experts": RowRule(titan_experts, "experts are cut over tp without ep, with it over one rank"),
+        "sequences": RowRule(titan_sequences, "with sequence parallelism gathered inputs are kept"),
+        "pipelines": RowRule(titan_pipelines, "1F1B wants as many micro-batches as stages"),
+        "states": RowRule(titan_states, "fully_shard decides what is sharded and when", shards=True),
+    },
+    more_limits=own_orders,
+    complete=True,
+)

@@ -1,6 +1,6 @@
 """Rules of the launcher to which a space is restricted (``Space.target``), as rules of the enumeration.
 
-They come from the launcher's declaration, ``launchers.capabilities``: its export would refuse a layout that breaks
+They come from the launcher's ``Capability``: its export would refuse a layout that breaks
 one of them.
 """
 
@@ -30,15 +30,15 @@ def capability_of(problem: Problem) -> Capability | None:
     name, version = problem.space.target, problem.space.target_version
     if name is None:
         return None
-    from milpplan.launchers.capabilities import CAPABILITIES
+    from milpplan.launchers.targets import TARGETS
 
-    if name not in CAPABILITIES:
+    if name not in TARGETS:
         raise UnknownNameError(
             f"The space's target is {name!r}.",
-            f"Expected one of {', '.join(CAPABILITIES)}.",
+            f"Expected one of {', '.join(TARGETS)}.",
             "Correct target in the problem's space.",
         )
-    capability = CAPABILITIES[name]
+    capability = TARGETS[name].capability
     if version is not None and version not in capability.versions:
         raise UnknownNameError(
             f"The space's target_version is {version!r}.",
@@ -62,7 +62,7 @@ def target_rules(problem: Problem) -> dict[str, Rule]:
         f"{problem.space.target}_{name}": rule.keeps for name, rule in capability.rules.items() if not rule.shards
     }
     if capability.stages == "equal":
-        from milpplan.launchers.space_rules import equal_stages
+        from milpplan.launchers.capabilities import equal_stages
 
         rules[f"{problem.space.target}_has_equal_stages"] = equal_stages
     return rules
