@@ -14,11 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem.reading import shown
 
+Value = TypeVar("Value")
 Known = Mapping[str, tuple[Any, ...]]
 """Schema of a launcher: maps a name to its default, followed by its choices (a list) or its type (a text)."""
 
@@ -83,7 +84,10 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 @dataclass(slots=True)
 class Settings:
-    """Checked values of a file. ``known`` is the schema with every name that the launcher has."""
+    """Checked values of a file. ``known`` is the schema with every name that the launcher has.
+
+    Methods that return a value of one type raise ``InvalidInputError`` for a value of another type.
+    """
 
     values: Mapping[str, Any]
     known: Known
@@ -110,47 +114,28 @@ class Settings:
         return self.degree(name)
 
     def number(self, name: str) -> int:
-        """Return an integer.
-
-        Raises:
-            InvalidInputError: the value is not an integer.
-        """
-        value = self.get(name)
-        if type(value) is not int:
-            raise self._wrong(name, "a whole number")
-        return value
+        """Return an integer."""
+        return self._typed(name, int, "a whole number")
 
     def degree(self, name: str) -> int:
-        """Return a positive integer.
-
-        Raises:
-            InvalidInputError: the value is not a positive integer.
-        """
+        """Return a positive integer."""
         value = self.number(name)
         if value < 1:
             raise self._wrong(name, "a whole number above zero")
         return value
 
     def switch(self, name: str) -> bool:
-        """Return a boolean.
-
-        Raises:
-            InvalidInputError: the value is neither true nor false.
-        """
-        value = self.get(name)
-        if type(value) is not bool:
-            raise self._wrong(name, "true or false")
-        return value
+        """Return a boolean."""
+        return self._typed(name, bool, "true or false")
 
     def text(self, name: str) -> str:
-        """Return a text.
+        """Return a text."""
+        return self._typed(name, str, "a text")
 
-        Raises:
-            InvalidInputError: the value is not a text.
-        """
+    def _typed(self, name: str, kind: type[Value], expected: str) -> Value:
         value = self.get(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, "a text")
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self._wrong(name, expected)
         return value
 
     def _wrong(self, name: str, expected: str) -> InvalidInputError:

@@ -1,4 +1,4 @@
-"""Launcher Accelerate: files that start Transformers' trainer."""
+"""Files of a plan for Accelerate: they start Transformers' trainer, checked against its rules before writing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Plan as Accelerate's settings and back: FSDP2 over the data- and context-parallel ranks, or unsharded replicas.
 
+``ACCELERATE`` declares the layouts that Accelerate can run.
+
 Source: accelerate 1.15.0, parallelism_config.py (sizes and their order), utils/dataclasses.py (FSDP2 plugin).
 """
 

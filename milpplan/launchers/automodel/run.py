@@ -1,5 +1,7 @@
 """Plan as the settings of a recipe of NeMo AutoModel, and back: FSDP2, or unsharded replicas by DDP.
 
+``AUTOMODEL`` declares the layouts that AutoModel can run.
+
 Source: nemo-automodel 0.7.0, components/distributed/config.py and mesh_utils.py, its pipelining/config.py and
 pipelining/functional.py, components/training/step_scheduler.py, recipes/llm/train_ft.py.
 """

@@ -4,6 +4,8 @@ Each rule has a name, its source (NVIDIA/Megatron-LM at d98e8a64) and a function
 there is one. A: training/arguments.py; T: core/transformer/transformer_config.py; M:
 core/model_parallel_config.py; P: core/parallel_state.py; S: core/pipeline_parallel/schedules.py; N:
 core/num_microbatches_calculator.py; L: core/transformer/pipeline_parallel_layer_layout.py.
+
+``MEGATRON`` declares the layouts that Megatron-LM can run.
 """
 
 from __future__ import annotations
@@ -308,6 +310,7 @@ def _experts_have_biases(problem: Problem) -> bool:
 
 
 def megatron_modes(problem: Problem) -> tuple[Mode, ...]:
+    """List the recompute modes that Megatron-LM has for the model's layers."""
     selective = selective_modules(problem.model, problem.job)
     return ("none", "selective", "full") if selective else ("none", "full")
 

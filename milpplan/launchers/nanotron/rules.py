@@ -1,7 +1,7 @@
 """nanotron's rules, restated: layouts that its configuration, its groups or its pipeline refuse.
 
 Each rule has a name, its source (huggingface/nanotron at 2411b022, src/nanotron) and a function that describes the
-violation, if there is one.
+violation, if there is one. ``NANOTRON`` declares the layouts that nanotron can run.
 """
 
 from __future__ import annotations

@@ -132,10 +132,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Group ``{ ... }``, or subshell ``( ... )``."""
+    """Group ``{ ... }`` or ``( ... )``."""
 
     body: Sequence
     own_shell: bool
+    """True for a subshell, ``( ... )``."""
 
 
 @dataclass(frozen=True, slots=True)

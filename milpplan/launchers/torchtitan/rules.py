@@ -2,7 +2,7 @@
 
 Each rule has a name, its source and a function that describes the violation, if there is one. Sources are in
 pytorch/torchtitan at b5bcd76c, or at 0.2.2 where stated; S is PyTorch's distributed/pipelining/schedules.py
-(2.13).
+(2.13). ``TORCHTITAN`` declares the layouts that torchtitan can run.
 """
 
 from __future__ import annotations
