@@ -25,19 +25,6 @@ from milpplan.problem.problem import Problem
 SCRIPT, CONFIG, BATCH_SCRIPT = "accelerate.sh", "accelerate.yaml", "accelerate.sbatch"
 
 
-def _notes(layout: Layout) -> tuple[str, ...]:
-    notes = ["MODEL is a directory or name of Transformers with the sizes of the plan's model."]
-    if layout.zero_stage:
-        notes.append("FSDP2 reduces gradients in bf16 here, half the bytes that the plan counts.")
-    if layout.zero_stage == 2:
-        notes.append(
-            "ZeRO 2 is fsdp_reshard_after_forward false: weights stay gathered from the forward to the backward."
-        )
-    if layout.cp > 1:
-        notes.append(f"Context parallelism needs sdpa without a mask; {word(layout.cp)} ranks pass keys around.")
-    return tuple(notes)
-
-
 class Accelerate:
     """Launcher Accelerate: FSDP2 or unsharded replicas under Transformers' trainer."""
 
@@ -81,6 +68,19 @@ class Accelerate:
     def read(self, request: ImportRequest) -> Imported:
         """Read a configuration or a launch script into a problem and a plan."""
         return imported(request)
+
+
+def _notes(layout: Layout) -> tuple[str, ...]:
+    notes = ["MODEL is a directory or name of Transformers with the sizes of the plan's model."]
+    if layout.zero_stage:
+        notes.append("FSDP2 reduces gradients in bf16 here, half the bytes that the plan counts.")
+    if layout.zero_stage == 2:
+        notes.append(
+            "ZeRO 2 is fsdp_reshard_after_forward false: weights stay gathered from the forward to the backward."
+        )
+    if layout.cp > 1:
+        notes.append(f"Context parallelism needs sdpa without a mask; {word(layout.cp)} ranks pass keys around.")
+    return tuple(notes)
 
 
 def _problem_refusals(problem: Problem) -> list[Refusal]:

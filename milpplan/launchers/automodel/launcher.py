@@ -40,33 +40,6 @@ FIXED: Mapping[str, Any] = {
 """Settings that a run needs and a plan does not decide; the run uses mock data."""
 
 
-def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
-    lines: list[str] = []
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
-        elif isinstance(value, list):
-            lines += [f"{indent}{name}:", *(f"{indent}  - [{', '.join(part)}]" for part in value)]
-        else:
-            lines.append(f"{indent}{name}: {str(value).lower() if isinstance(value, bool) else value}")
-    return lines
-
-
-def _notes(problem: Problem, layout: Layout) -> list[str]:
-    notes = ["MODEL is a directory or name of Transformers with the sizes of the plan's model."]
-    if layout.zero_stage == 2:
-        notes.append("ZeRO 2 is reshard_after_forward false: weights stay gathered until the backward.")
-    if layout.pp > 1:
-        notes.append(
-            "Under the pipeline weights stay gathered and gradients whole until all micro-batches have run; they "
-            "are priced as ZeRO 1."
-        )
-        notes.append("The modules of stages have the names of Transformers' decoders (model.layers.N).")
-    if problem.model.has_experts:
-        notes.append("Which kernel sends tokens to experts is model.backend.dispatcher: it is not part of a plan.")
-    return notes
-
-
 class AutoModel:
     """Launcher NeMo AutoModel: recipes in YAML."""
 
@@ -107,3 +80,30 @@ class AutoModel:
     def read(self, request: ImportRequest) -> Imported:
         """Read a recipe into a problem and a plan."""
         return imported(request)
+
+
+def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
+    lines: list[str] = []
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
+        elif isinstance(value, list):
+            lines += [f"{indent}{name}:", *(f"{indent}  - [{', '.join(part)}]" for part in value)]
+        else:
+            lines.append(f"{indent}{name}: {str(value).lower() if isinstance(value, bool) else value}")
+    return lines
+
+
+def _notes(problem: Problem, layout: Layout) -> list[str]:
+    notes = ["MODEL is a directory or name of Transformers with the sizes of the plan's model."]
+    if layout.zero_stage == 2:
+        notes.append("ZeRO 2 is reshard_after_forward false: weights stay gathered until the backward.")
+    if layout.pp > 1:
+        notes.append(
+            "Under the pipeline weights stay gathered and gradients whole until all micro-batches have run; they "
+            "are priced as ZeRO 1."
+        )
+        notes.append("The modules of stages have the names of Transformers' decoders (model.layers.N).")
+    if problem.model.has_experts:
+        notes.append("Which kernel sends tokens to experts is model.backend.dispatcher: it is not part of a plan.")
+    return notes

@@ -42,41 +42,6 @@ from milpplan.problem.problem import Problem
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of ``model_type`` whose classes differ in biases, windows, and norms of queries and keys."""
-
-
-def config_of(model: ModelSpec) -> dict[str, Any] | None:
-    """Return the config of a model; None where no family represents it."""
-    kind = model.kinds[0]
-    if len(model.kinds) > 1 or not isinstance(kind.attention, GroupedQueryAttention):
-        return None
-    if not isinstance(kind.mlp, DenseMlp):
-        return None
-    sizes = {
-        "hidden_size": model.hidden_size,
-        "intermediate_size": kind.mlp.intermediate_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": kind.attention.num_attention_heads,
-        "num_key_value_heads": kind.attention.num_key_value_heads,
-        "head_dim": kind.attention.head_dim,
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.max_position_embeddings,
-        "tie_word_embeddings": model.tie_word_embeddings,
-    }
-    if kind.attention.output_bias:
-        sizes["attention_bias"] = True
-    if kind.attention.sliding_window is not None:
-        sizes["sliding_window"] = kind.attention.sliding_window
-    candidates = ({"model_type": family} | sizes for family in FAMILIES)
-    return next((config for config in candidates if _builds(config, model)), None)
-
-
-def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
-    try:
-        return not model_differences(model_from_config(config, model.name), model)
-    except MilpplanError:
-        return False
-
-
 PROGRAM = '''"""Trains the model of deepspeed.json with DeepSpeed, on made-up data unless load_batch has others."""
 
 import json
@@ -122,8 +87,6 @@ def main(path):
 if __name__ == "__main__":
     main(sys.argv[1])
 '''
-
-
 CONFIG, TRAINER = "deepspeed.json", "deepspeed_train.py"
 SCRIPT, BATCH_SCRIPT = "deepspeed.sh", "deepspeed.sbatch"
 TRAINING: dict[str, Any] = {
@@ -132,44 +95,6 @@ TRAINING: dict[str, Any] = {
     "steps_per_print": 1,
 }
 """Settings that a run needs and a plan does not decide."""
-
-
-def _plan_refusals(problem: Problem, plan: Plan, config: dict[str, Any], before: list[Refusal]) -> list[Refusal]:
-    """List the differences between the plan and the run that the files start."""
-    layout, job = plan.layout, problem.job
-    stage = stage_of(layout, job.grad_dtype)
-    named = {refusal.why.split("=")[0] for refusal in before}
-    refusals = [Refusal(text) for text in losses_of(stage, layout.dp, job.grad_dtype, layout.overlap_grad_reduce)]
-    if layout.num_gpus == layout.dp:
-        runs = layout_of(Settings(settings_of(problem, plan, config), known()), layout.dp)
-        reasons = {
-            "overlap_grad_reduce": "at stage 0 gradients are reduced after the backward",
-            "overlap_param_gather": "up to stage 2 weights are gathered after the update (stage_1_and_2.py, step)",
-            "zero_stage": "there is one replica",
-            "rank_order": "there are data-parallel ranks alone",
-        }
-        refusals += layout_differences(plan, runs, reasons, 1, named)
-    return refusals
-
-
-def _notes(problem: Problem, plan: Plan, config: dict[str, Any]) -> tuple[str, ...]:
-    notes = [
-        f"The model is built as {config.get('model_type')}: which function gates it is no part of a plan.",
-        "The program has norms, activations and the loss of transformers, which are not fused as the plan prices "
-        "them unless torch.compile fuses them.",
-    ]
-    if not problem.model.learned_positions:
-        notes.append("Rotary base and scaling are not part of a plan: add rope_theta and the like to the model.")
-    if plan.layout.zero_stage == 3:
-        notes.append("Weights below stage3_param_persistence_threshold stay whole on every rank: the norms.")
-    return tuple(notes)
-
-
-def _config(launch: ConfigLaunch, version: str) -> str:
-    tree = nested(launch.settings)
-    tree["milpplan"] = {"about": [*launch.title, f"Written by milpplan {version}."], **tree["milpplan"]}
-    own = tree.pop("milpplan")
-    return json.dumps(tree | TRAINING | {"milpplan": own}, indent=2) + "\n"
 
 
 class DeepSpeed:
@@ -226,3 +151,74 @@ class DeepSpeed:
     def read(self, request: ImportRequest) -> Imported:
         """Read a configuration into a problem and a plan."""
         return imported(request)
+
+
+def config_of(model: ModelSpec) -> dict[str, Any] | None:
+    """Return the config of a model; None where no family represents it."""
+    kind = model.kinds[0]
+    if len(model.kinds) > 1 or not isinstance(kind.attention, GroupedQueryAttention):
+        return None
+    if not isinstance(kind.mlp, DenseMlp):
+        return None
+    sizes = {
+        "hidden_size": model.hidden_size,
+        "intermediate_size": kind.mlp.intermediate_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": kind.attention.num_attention_heads,
+        "num_key_value_heads": kind.attention.num_key_value_heads,
+        "head_dim": kind.attention.head_dim,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "tie_word_embeddings": model.tie_word_embeddings,
+    }
+    if kind.attention.output_bias:
+        sizes["attention_bias"] = True
+    if kind.attention.sliding_window is not None:
+        sizes["sliding_window"] = kind.attention.sliding_window
+    candidates = ({"model_type": family} | sizes for family in FAMILIES)
+    return next((config for config in candidates if _builds(config, model)), None)
+
+
+def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
+    try:
+        return not model_differences(model_from_config(config, model.name), model)
+    except MilpplanError:
+        return False
+
+
+def _plan_refusals(problem: Problem, plan: Plan, config: dict[str, Any], before: list[Refusal]) -> list[Refusal]:
+    """List the differences between the plan and the run that the files start."""
+    layout, job = plan.layout, problem.job
+    stage = stage_of(layout, job.grad_dtype)
+    named = {refusal.why.split("=")[0] for refusal in before}
+    refusals = [Refusal(text) for text in losses_of(stage, layout.dp, job.grad_dtype, layout.overlap_grad_reduce)]
+    if layout.num_gpus == layout.dp:
+        runs = layout_of(Settings(settings_of(problem, plan, config), known()), layout.dp)
+        reasons = {
+            "overlap_grad_reduce": "at stage 0 gradients are reduced after the backward",
+            "overlap_param_gather": "up to stage 2 weights are gathered after the update (stage_1_and_2.py, step)",
+            "zero_stage": "there is one replica",
+            "rank_order": "there are data-parallel ranks alone",
+        }
+        refusals += layout_differences(plan, runs, reasons, 1, named)
+    return refusals
+
+
+def _notes(problem: Problem, plan: Plan, config: dict[str, Any]) -> tuple[str, ...]:
+    notes = [
+        f"The model is built as {config.get('model_type')}: which function gates it is no part of a plan.",
+        "The program has norms, activations and the loss of transformers, which are not fused as the plan prices "
+        "them unless torch.compile fuses them.",
+    ]
+    if not problem.model.learned_positions:
+        notes.append("Rotary base and scaling are not part of a plan: add rope_theta and the like to the model.")
+    if plan.layout.zero_stage == 3:
+        notes.append("Weights below stage3_param_persistence_threshold stay whole on every rank: the norms.")
+    return tuple(notes)
+
+
+def _config(launch: ConfigLaunch, version: str) -> str:
+    tree = nested(launch.settings)
+    tree["milpplan"] = {"about": [*launch.title, f"Written by milpplan {version}."], **tree["milpplan"]}
+    own = tree.pop("milpplan")
+    return json.dumps(tree | TRAINING | {"milpplan": own}, indent=2) + "\n"

@@ -53,35 +53,6 @@ TRAINING = {"train.train_iters": "100", "optimizer.lr": "1.0e-4", "optimizer.min
 """Training settings that a run needs and a plan does not decide."""
 
 
-def _refused(seen: str, expected: str, do: str) -> IllegalPlanError:
-    return IllegalPlanError(f"Megatron-Bridge cannot run it: {seen}.", f"Expected {expected}.", do)
-
-
-def _sections(given: Arguments, core: Launch, latent: bool) -> tuple[Section, ...]:
-    """Rename the sections of Megatron-LM's launch to Bridge's settings, and fix settings that a recipe must not
-    decide."""
-    experts = given.given("--num-experts")
-    has = {"all": True, "experts": experts, "latent": latent}
-    of_flag = {flag: part.name for part in core.sections for flag in part.arguments}
-    rows: dict[str, dict[str, tuple[str, ...]]] = {part.name: {} for part in core.sections}
-    off: dict[str, tuple[str, ...]] = {}
-    for name in NAMES:
-        text = written(name, given.values.get(name.flag)) if has[name.part] else None
-        row = rows[of_flag[name.flag]] if name.flag in of_flag else off
-        if text is not None:
-            row.update(dict.fromkeys(name.keys, (text,)))
-    named = next(name for name, flags in PRECISIONS.items() if flags.keys() == _precision(given).keys())
-    rows["KERNEL_ARGS"]["mixed_precision"] = (named,)
-    off |= {key: (value,) for key, value in CONSTANT.items()}
-    parts = [replace(part, arguments=rows[part.name]) for part in core.sections if rows[part.name]]
-    return (*parts, Section("OFF_ARGS", "Off in this plan, whatever the recipe says.", off))
-
-
-def _precision(given: Arguments) -> dict[str, tuple[str, ...]]:
-    flags = PRECISIONS["bf16_with_fp8_current_scaling_mixed"]
-    return {flag: values for flag, values in given.values.items() if flag in flags}
-
-
 class MegatronBridge:
     """Launcher Megatron-Bridge: overrides of a recipe, written and read through Megatron-LM's arguments."""
 
@@ -166,6 +137,35 @@ class MegatronBridge:
     def read(self, request: ImportRequest) -> Imported:
         """Read a recipe's overrides into a problem and a plan."""
         return imported(request)
+
+
+def _refused(seen: str, expected: str, do: str) -> IllegalPlanError:
+    return IllegalPlanError(f"Megatron-Bridge cannot run it: {seen}.", f"Expected {expected}.", do)
+
+
+def _sections(given: Arguments, core: Launch, latent: bool) -> tuple[Section, ...]:
+    """Rename the sections of Megatron-LM's launch to Bridge's settings, and fix settings that a recipe must not
+    decide."""
+    experts = given.given("--num-experts")
+    has = {"all": True, "experts": experts, "latent": latent}
+    of_flag = {flag: part.name for part in core.sections for flag in part.arguments}
+    rows: dict[str, dict[str, tuple[str, ...]]] = {part.name: {} for part in core.sections}
+    off: dict[str, tuple[str, ...]] = {}
+    for name in NAMES:
+        text = written(name, given.values.get(name.flag)) if has[name.part] else None
+        row = rows[of_flag[name.flag]] if name.flag in of_flag else off
+        if text is not None:
+            row.update(dict.fromkeys(name.keys, (text,)))
+    named = next(name for name, flags in PRECISIONS.items() if flags.keys() == _precision(given).keys())
+    rows["KERNEL_ARGS"]["mixed_precision"] = (named,)
+    off |= {key: (value,) for key, value in CONSTANT.items()}
+    parts = [replace(part, arguments=rows[part.name]) for part in core.sections if rows[part.name]]
+    return (*parts, Section("OFF_ARGS", "Off in this plan, whatever the recipe says.", off))
+
+
+def _precision(given: Arguments) -> dict[str, tuple[str, ...]]:
+    flags = PRECISIONS["bf16_with_fp8_current_scaling_mixed"]
+    return {flag: values for flag, values in given.values.items() if flag in flags}
 
 
 def _script(launch: Launch, version: str) -> str:

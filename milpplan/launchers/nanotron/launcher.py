@@ -36,38 +36,6 @@ from milpplan.problem.problem import Problem
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "none"}
-
-
-def yaml_lines(value: Mapping[str, Any] | list[Any], indent: int = 0) -> list[str]:
-    """Write the lines of a table, or of a list of tables."""
-    lines: list[str] = []
-    space = " " * indent
-    if isinstance(value, list):
-        for element in value:
-            inner = yaml_lines(element, indent + 2)
-            lines += [f"{space}- {inner[0].strip()}", *inner[1:]]
-        return lines
-    for name, inner_value in value.items():
-        if isinstance(inner_value, Mapping):
-            lines += [f"{space}{name}:", *yaml_lines(inner_value, indent + 2)]
-        else:
-            lines.append(f"{space}{name}: {scalar(inner_value)}")
-    return lines
-
-
-def scalar(value: object) -> str:
-    """Write a value on its line. YAML 1.1 reads 1e-08 as text, so an exponent gets a decimal point before it."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, float):
-        text = repr(value)
-        mantissa, exponent, power = text.partition("e")
-        return f"{mantissa}.0e{power}" if exponent and "." not in mantissa else text
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
-        return value
-    return json.dumps(value)
-
-
 CONFIG, SCRIPT, BATCH_SCRIPT = "nanotron.yaml", "nanotron.sh", "nanotron.sbatch"
 WHY = {
     "parallelism": "Degrees, the order of work, and recomputation of all layers or of none.",
@@ -110,56 +78,6 @@ TRAINING: dict[str, dict[str, Any]] = {
     },
 }
 """Settings that a run needs and a plan does not decide."""
-
-
-def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[Refusal]:
-    """List the differences between the plan and the run that the files start."""
-    runs = layout_of(Settings(settings_of(problem, plan), known()))
-    named = {refusal.why.split("=")[0] for refusal in before}
-    reasons = {
-        "zero_stage": "there is one replica",
-        "overlap_grad_reduce": "it reduces gradients beside the last backward, always (helpers.py:445)",
-        "rank_order": "its ranks stand as tp-cp-dp-pp (parallel/context.py:62)",
-        "schedule": "without a pipeline there is one schedule",
-    }
-    differences = layout_differences(plan, runs, reasons, 1, named)
-    differences += [
-        Refusal(text) for text in broken_rules(problem.model, plan.layout, problem.job.sequence_length).values()
-    ]
-    sizes = tuple(stage.num_layers for stage in plan.virtual_stages)
-    there = stage_sizes(problem.model, plan.layout.pp)
-    if sizes != there and plan.layout.vpp == 1:
-        places = ", ".join(map(str, there)) if there else "none on the last rank, not even the head"
-        differences.append(
-            Refusal(
-                f"stages of {', '.join(map(str, sizes))} layers: it places them by its own costs "
-                f"(models/base.py:216), here {places}",
-                "pp=1",
-            )
-        )
-    return differences
-
-
-def _notes(problem: Problem, plan: Plan) -> tuple[str, ...]:
-    notes = []
-    if not problem.model.learned_positions:
-        notes.append("Rotary base and scaling are not part of a plan: add rope_theta and the like.")
-    if plan.layout.zero_stage == 0 and plan.layout.dp > 1:
-        notes.append("At ZeRO 0 fp32 gradients are all-reduced as they are.")
-    return tuple(notes)
-
-
-def _config(launch: ConfigLaunch, version: str) -> str:
-    sections = nested(launch.settings)
-    lines = header(launch, version)
-    for section in dict.fromkeys((*sections, *TRAINING)):
-        lines += ["", *([f"# {WHY[section]}"] if section in WHY else []), f"{section}:"]
-        lines += yaml_lines(sections.get(section, {}), 2)
-        others = TRAINING.get(section, {})
-        if section in sections and others:
-            lines.append("  # Not decided by the plan:")
-        lines += yaml_lines(others.get("", others), 2)
-    return "\n".join(lines) + "\n"
 
 
 class Nanotron:
@@ -215,3 +133,83 @@ class Nanotron:
     def read(self, request: ImportRequest) -> Imported:
         """Read a configuration into a problem and a plan."""
         return imported(request)
+
+
+def yaml_lines(value: Mapping[str, Any] | list[Any], indent: int = 0) -> list[str]:
+    """Write the lines of a table, or of a list of tables."""
+    lines: list[str] = []
+    space = " " * indent
+    if isinstance(value, list):
+        for element in value:
+            inner = yaml_lines(element, indent + 2)
+            lines += [f"{space}- {inner[0].strip()}", *inner[1:]]
+        return lines
+    for name, inner_value in value.items():
+        if isinstance(inner_value, Mapping):
+            lines += [f"{space}{name}:", *yaml_lines(inner_value, indent + 2)]
+        else:
+            lines.append(f"{space}{name}: {scalar(inner_value)}")
+    return lines
+
+
+def scalar(value: object) -> str:
+    """Write a value on its line. YAML 1.1 reads 1e-08 as text, so an exponent gets a decimal point before it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, float):
+        text = repr(value)
+        mantissa, exponent, power = text.partition("e")
+        return f"{mantissa}.0e{power}" if exponent and "." not in mantissa else text
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return json.dumps(value)
+
+
+def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[Refusal]:
+    """List the differences between the plan and the run that the files start."""
+    runs = layout_of(Settings(settings_of(problem, plan), known()))
+    named = {refusal.why.split("=")[0] for refusal in before}
+    reasons = {
+        "zero_stage": "there is one replica",
+        "overlap_grad_reduce": "it reduces gradients beside the last backward, always (helpers.py:445)",
+        "rank_order": "its ranks stand as tp-cp-dp-pp (parallel/context.py:62)",
+        "schedule": "without a pipeline there is one schedule",
+    }
+    differences = layout_differences(plan, runs, reasons, 1, named)
+    differences += [
+        Refusal(text) for text in broken_rules(problem.model, plan.layout, problem.job.sequence_length).values()
+    ]
+    sizes = tuple(stage.num_layers for stage in plan.virtual_stages)
+    there = stage_sizes(problem.model, plan.layout.pp)
+    if sizes != there and plan.layout.vpp == 1:
+        places = ", ".join(map(str, there)) if there else "none on the last rank, not even the head"
+        differences.append(
+            Refusal(
+                f"stages of {', '.join(map(str, sizes))} layers: it places them by its own costs "
+                f"(models/base.py:216), here {places}",
+                "pp=1",
+            )
+        )
+    return differences
+
+
+def _notes(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    notes = []
+    if not problem.model.learned_positions:
+        notes.append("Rotary base and scaling are not part of a plan: add rope_theta and the like.")
+    if plan.layout.zero_stage == 0 and plan.layout.dp > 1:
+        notes.append("At ZeRO 0 fp32 gradients are all-reduced as they are.")
+    return tuple(notes)
+
+
+def _config(launch: ConfigLaunch, version: str) -> str:
+    sections = nested(launch.settings)
+    lines = header(launch, version)
+    for section in dict.fromkeys((*sections, *TRAINING)):
+        lines += ["", *([f"# {WHY[section]}"] if section in WHY else []), f"{section}:"]
+        lines += yaml_lines(sections.get(section, {}), 2)
+        others = TRAINING.get(section, {})
+        if section in sections and others:
+            lines.append("  # Not decided by the plan:")
+        lines += yaml_lines(others.get("", others), 2)
+    return "\n".join(lines) + "\n"

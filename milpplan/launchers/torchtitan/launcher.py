@@ -53,44 +53,6 @@ TRAINING_022: dict[str, dict[str, Any]] = {
     "lr_scheduler": {"warmup_steps": 20},
 }
 """Settings that a run needs and a plan does not decide."""
-
-
-def config_text(launch: ConfigLaunch, version: str) -> str:
-    """Write the configuration file; ``version`` is milpplan's."""
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in launch.settings.items():
-        section, _, key = name.partition(".")
-        sections.setdefault(section, {})[key] = value
-    lines = header(launch, version)
-    lines += _toml(sections) if launch.version == V022 else _python(sections, launch.version)
-    return "\n".join(lines) + "\n"
-
-
-def _toml(sections: dict[str, dict[str, Any]]) -> list[str]:
-    lines = []
-    for section, values in sections.items():
-        lines += ["", f"# {WHY[section]}", f"[{section}]"]
-        lines += [f"{key} = {_literal(value)}" for key, value in values.items()]
-        if section in TRAINING_022:
-            lines.append("# Not decided by the plan:")
-            lines += [f"{key} = {_literal(value)}" for key, value in TRAINING_022[section].items()]
-    lines += ["", "# Not decided by the plan: learning rates."]
-    for section in ("optimizer", "lr_scheduler"):
-        lines += [
-            f"[{section}]",
-            *(f"{key} = {_literal(value)}" for key, value in TRAINING_022[section].items()),
-            "",
-        ]
-    return lines[:-1]
-
-
-def _literal(value: Any) -> str:
-    """Write a value in TOML; lists of stages take a line per stage."""
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        return "[\n" + "".join(f"    {json.dumps(part)},\n" for part in value) + "]"
-    return json.dumps(value)
-
-
 IMPORTS = {
     "0.3.0": (
         "from torchtitan.components.loss import CrossEntropyLoss",
@@ -119,98 +81,8 @@ DATA = {
     NEWEST: 'GrainDataLoader.Config(dataset=ConcatThenSplitPackingConfig(dataset=DATASETS["c4"]))',
 }
 CLASSES = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
-
-
-def _python(sections: dict[str, dict[str, Any]], version: str) -> list[str]:
-    model = sections.pop("model")
-    policy = sections.pop("activation_checkpoint")["policy"]
-    used = [line for line in IMPORTS[version] if policy is not None or "FullAC" not in line]
-    lines = ["", *(line.format(model=model["name"]) for line in used), "", "", "def plan() -> Trainer.Config:"]
-    lines.append('    """The run of the plan."""')
-    registry = [json.dumps(model["flavor"])]
-    registry += [f"{key}={value!r}" for key, value in model.items() if key == "moe_comm_backend"]
-    lines.append(f"    model_spec = model_registry({', '.join(registry)})")
-    lines += ["    return Trainer.Config(", "        model_spec=model_spec,"]
-    for section, values in sections.items():
-        if section == "compile":
-            lines += [f"        # {WHY['activation_checkpoint']}"]
-            lines += [f"        activation_checkpoint={f'{policy}.Config()' if policy else None},"]
-        lines += [f"        # {WHY[section]}", f"        {section}={CLASSES[section]}("]
-        lines += [f"            {key}={_python_literal(value)}," for key, value in values.items()]
-        lines += ["            steps=100,"] * (section == "training")
-        lines += ["        ),"]
-    return [
-        *lines,
-        "        # Not decided by the plan: tokenizer, data, learning rates.",
-        "        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),",
-        '        hf_assets_path="./assets/hf/tokenizer",',
-        f"        dataloader={DATA[version]},",
-        "        optimizer=default_adamw(lr=3e-4),",
-        "        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=20),",
-        "    )",
-    ]
-
-
-def _python_literal(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        return "[\n" + "".join(f"                {json.dumps(part)},\n" for part in value) + "            ]"
-    return json.dumps(value) if isinstance(value, str | list) else repr(value)
-
-
 SCRIPT = "torchtitan.sh"
 BATCH_SCRIPT = "torchtitan.sbatch"
-
-
-def _no_flavor(name: str) -> str:
-    return f"it knows models by name and flavor, and {name} is none of its own (torchtitan/models)"
-
-
-def _format_refusals(problem: Problem) -> list[Refusal]:
-    job, refusals = problem.job, []
-    if job.precision == "fp8":
-        refusals.append(
-            Refusal("precision fp8: its float8 converters leave out layers that the plan counts in fp8")
-        )
-    if job.grad_dtype != "fp32":
-        refusals.append(Refusal(f"gradients in {job.grad_dtype}: mixed_precision_reduce is float32 alone"))
-    if job.attention_kernel != "flash":
-        refusals.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
-    return refusals
-
-
-def _run_refusals(plan: Plan, run: Run, before: list[Refusal]) -> list[Refusal]:
-    """List the differences between the plan and the run that the files start."""
-    sharding = sharding_of(run)
-    named = {refusal.why.split("=")[0] for refusal in before}
-    runs = layout_of_run(run)
-    reasons = dict.fromkeys(("zero_stage", "overlap_grad_reduce", "overlap_param_gather"), sharding.why)
-    reasons |= {
-        "sequence_parallel": f"up to {V022} tensor parallelism is sequence parallel always",
-        "etp": "experts are cut over tp without ep; with it over 1 rank, or (0.2.2) over tp",
-        "gather_again": "autograd keeps the gathered inputs of products, and nothing gathers them again",
-        "schedule": "without a pipeline there is one schedule",
-    }
-    differences = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1, named)
-    differences += [Refusal(text) for text in plan_losses(run) if run.cp == 1 or not text.startswith("context")]
-    broken = broken_rules(run)
-    return differences + [Refusal(f"rule {name} ({RULES[name][0]}): {text}") for name, text in broken.items()]
-
-
-def _notes(run: Run, flavor: Pair) -> tuple[str, ...]:
-    notes = [
-        "Weights are kept in fp32, sharded, beside the gathered bf16 ones: what the plan counts as master weights."
-    ]
-    if run.pp > 1 and run.shard > 1:
-        notes.append(
-            "The first gather of weights may overlap the first forward; the plan counts it before the step."
-        )
-    if run.version != V022:
-        notes.append("Documents are packed and masked apart; the plan counts attention over whole sequences.")
-    if run.deduplicated:
-        notes.append("The dispatcher deepep needs DeepEP installed.")
-    if flavor[0] == "deepseek_v3" or run.experts:
-        notes.append("Experts are balanced by torchtitan's own bias, not by dropping tokens.")
-    return tuple(notes)
 
 
 class Torchtitan:
@@ -272,3 +144,127 @@ class Torchtitan:
     def read(self, request: ImportRequest) -> Imported:
         """Read a configuration into a problem and a plan."""
         return imported(request)
+
+
+def config_text(launch: ConfigLaunch, version: str) -> str:
+    """Write the configuration file; ``version`` is milpplan's."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in launch.settings.items():
+        section, _, key = name.partition(".")
+        sections.setdefault(section, {})[key] = value
+    lines = header(launch, version)
+    lines += _toml(sections) if launch.version == V022 else _python(sections, launch.version)
+    return "\n".join(lines) + "\n"
+
+
+def _toml(sections: dict[str, dict[str, Any]]) -> list[str]:
+    lines = []
+    for section, values in sections.items():
+        lines += ["", f"# {WHY[section]}", f"[{section}]"]
+        lines += [f"{key} = {_literal(value)}" for key, value in values.items()]
+        if section in TRAINING_022:
+            lines.append("# Not decided by the plan:")
+            lines += [f"{key} = {_literal(value)}" for key, value in TRAINING_022[section].items()]
+    lines += ["", "# Not decided by the plan: learning rates."]
+    for section in ("optimizer", "lr_scheduler"):
+        lines += [
+            f"[{section}]",
+            *(f"{key} = {_literal(value)}" for key, value in TRAINING_022[section].items()),
+            "",
+        ]
+    return lines[:-1]
+
+
+def _literal(value: Any) -> str:
+    """Write a value in TOML; lists of stages take a line per stage."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + "".join(f"    {json.dumps(part)},\n" for part in value) + "]"
+    return json.dumps(value)
+
+
+def _python(sections: dict[str, dict[str, Any]], version: str) -> list[str]:
+    model = sections.pop("model")
+    policy = sections.pop("activation_checkpoint")["policy"]
+    used = [line for line in IMPORTS[version] if policy is not None or "FullAC" not in line]
+    lines = ["", *(line.format(model=model["name"]) for line in used), "", "", "def plan() -> Trainer.Config:"]
+    lines.append('    """The run of the plan."""')
+    registry = [json.dumps(model["flavor"])]
+    registry += [f"{key}={value!r}" for key, value in model.items() if key == "moe_comm_backend"]
+    lines.append(f"    model_spec = model_registry({', '.join(registry)})")
+    lines += ["    return Trainer.Config(", "        model_spec=model_spec,"]
+    for section, values in sections.items():
+        if section == "compile":
+            lines += [f"        # {WHY['activation_checkpoint']}"]
+            lines += [f"        activation_checkpoint={f'{policy}.Config()' if policy else None},"]
+        lines += [f"        # {WHY[section]}", f"        {section}={CLASSES[section]}("]
+        lines += [f"            {key}={_python_literal(value)}," for key, value in values.items()]
+        lines += ["            steps=100,"] * (section == "training")
+        lines += ["        ),"]
+    return [
+        *lines,
+        "        # Not decided by the plan: tokenizer, data, learning rates.",
+        "        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),",
+        '        hf_assets_path="./assets/hf/tokenizer",',
+        f"        dataloader={DATA[version]},",
+        "        optimizer=default_adamw(lr=3e-4),",
+        "        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=20),",
+        "    )",
+    ]
+
+
+def _python_literal(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + "".join(f"                {json.dumps(part)},\n" for part in value) + "            ]"
+    return json.dumps(value) if isinstance(value, str | list) else repr(value)
+
+
+def _no_flavor(name: str) -> str:
+    return f"it knows models by name and flavor, and {name} is none of its own (torchtitan/models)"
+
+
+def _format_refusals(problem: Problem) -> list[Refusal]:
+    job, refusals = problem.job, []
+    if job.precision == "fp8":
+        refusals.append(
+            Refusal("precision fp8: its float8 converters leave out layers that the plan counts in fp8")
+        )
+    if job.grad_dtype != "fp32":
+        refusals.append(Refusal(f"gradients in {job.grad_dtype}: mixed_precision_reduce is float32 alone"))
+    if job.attention_kernel != "flash":
+        refusals.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
+    return refusals
+
+
+def _run_refusals(plan: Plan, run: Run, before: list[Refusal]) -> list[Refusal]:
+    """List the differences between the plan and the run that the files start."""
+    sharding = sharding_of(run)
+    named = {refusal.why.split("=")[0] for refusal in before}
+    runs = layout_of_run(run)
+    reasons = dict.fromkeys(("zero_stage", "overlap_grad_reduce", "overlap_param_gather"), sharding.why)
+    reasons |= {
+        "sequence_parallel": f"up to {V022} tensor parallelism is sequence parallel always",
+        "etp": "experts are cut over tp without ep; with it over 1 rank, or (0.2.2) over tp",
+        "gather_again": "autograd keeps the gathered inputs of products, and nothing gathers them again",
+        "schedule": "without a pipeline there is one schedule",
+    }
+    differences = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1, named)
+    differences += [Refusal(text) for text in plan_losses(run) if run.cp == 1 or not text.startswith("context")]
+    broken = broken_rules(run)
+    return differences + [Refusal(f"rule {name} ({RULES[name][0]}): {text}") for name, text in broken.items()]
+
+
+def _notes(run: Run, flavor: Pair) -> tuple[str, ...]:
+    notes = [
+        "Weights are kept in fp32, sharded, beside the gathered bf16 ones: what the plan counts as master weights."
+    ]
+    if run.pp > 1 and run.shard > 1:
+        notes.append(
+            "The first gather of weights may overlap the first forward; the plan counts it before the step."
+        )
+    if run.version != V022:
+        notes.append("Documents are packed and masked apart; the plan counts attention over whole sequences.")
+    if run.deduplicated:
+        notes.append("The dispatcher deepep needs DeepEP installed.")
+    if flavor[0] == "deepseek_v3" or run.experts:
+        notes.append("Experts are balanced by torchtitan's own bias, not by dropping tokens.")
+    return tuple(notes)
