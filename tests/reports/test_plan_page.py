@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, Problem, load_hardware, plan_overview, simulate, solve, step_lanes
 from milpplan.errors import IllegalPlanError
-from milpplan.explain.overview_records import Missing
+from milpplan.explain.records import Missing
 from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.launchers.records import Launch
 from milpplan.launchers.targets import TARGETS
@@ -25,12 +25,16 @@ from milpplan.problem.problem import NodeGroup
 from milpplan.reports.documents.document import result_document
 from milpplan.reports.html.charts import distinct_texts, round_levels
 from milpplan.reports.html.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
-from milpplan.reports.html.page_sections import memory_section
-from milpplan.reports.html.plan_page import plan_page
-from milpplan.reports.html.prune_chart import fates_chart
-from milpplan.reports.words.evidence import EvidenceDocument, TermDocument, evidence_sentence
+from milpplan.reports.html.plan_page import memory_section, plan_page
+from milpplan.reports.html.step_charts import fates_chart
 from milpplan.reports.words.plan_words import TIME_PARTS, plan_sentences
-from milpplan.reports.words.target import TargetDocument, TargetPriceDocument
+from milpplan.reports.words.result_words import (
+    EvidenceDocument,
+    TargetDocument,
+    TargetPriceDocument,
+    TermDocument,
+    evidence_sentence,
+)
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS
 from milpplan.units import gib_text, seconds_text
 from tests.reports.pages import document, piped, shown
