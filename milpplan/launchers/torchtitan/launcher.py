@@ -136,7 +136,7 @@ class Torchtitan:
             before.append('export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"')
             program = ("-m torchtitan.train", f"--module {MODULE} --config plan")
         return {
-            config: config_text(launch, version),
+            config: _config(launch, version),
             SCRIPT: torchrun_script(launch, version, program, tuple(before)),
             BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
         }
@@ -146,7 +146,7 @@ class Torchtitan:
         return imported(request)
 
 
-def config_text(launch: ConfigLaunch, version: str) -> str:
+def _config(launch: ConfigLaunch, version: str) -> str:
     """Write the configuration file; ``version`` is milpplan's."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in launch.settings.items():
