@@ -7,15 +7,15 @@ import pytest
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 615,
-    "lines": 96_500,
+    "modules": 520,
+    "lines": 96_000,
     "files in the largest folder": 15,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 50,
     "words of README.md": 1_000,
     "words of docs": 32_000,
     "words of CHANGELOG.md": 600,
-    "internal modules that tests import": 400,
+    "internal modules that tests import": 350,
 }
 """Lower a limit when the measure falls; raise it only in a commit that says why."""
 
