@@ -272,7 +272,7 @@ def summary_table(gaps: Sequence[PublishedGap]) -> str:
 def section(
     gaps: Sequence[PublishedGap], groups: Sequence[Sequence[tuple[PublishedGap, float]]], note: str
 ) -> str:
-    """What benchmarks/results/gap.md holds between its marks."""
+    """Text of benchmarks/results/gap.md between its marks."""
     correlation, slowness = sweep_table(groups)
     described = sum(map(is_described, gaps))
     timed = sum(one.measured_s is not None and one.fits for one in gaps)

@@ -1,4 +1,4 @@
-"""What other installed packages add to milpplan, found by entry points (`docs/backend.md`).
+"""Additions of other installed packages to milpplan, found by entry points (`docs/backend.md`).
 
 Nothing of a plug-in is imported before its name is asked for, and a plug-in that fails says so by its name.
 """

@@ -11,7 +11,7 @@ LIMITS = {
     "lines": 96_000,
     "files in the largest folder": 15,
     "import circles": 0,
-    "docstrings that open with What, Whether, The same, More or How": 50,
+    "docstrings that open with What, Whether, The same, More or How": 10,
     "words of README.md": 1_000,
     "words of docs": 32_000,
     "words of CHANGELOG.md": 600,

@@ -1,4 +1,5 @@
-"""What all commands share: sections and examples in their help, and outputs that never replace their inputs."""
+"""Parts that all commands share: sections and examples in their help, and outputs that never replace their
+inputs."""
 
 from __future__ import annotations
 

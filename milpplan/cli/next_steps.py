@@ -1,4 +1,4 @@
-"""What to do after a solve: the last lines of its screen."""
+"""Next steps after a solve: the last lines of its screen."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ LOOSE: Final = {"lengths in turn": 0.05, "lengths side by side": 0.05}
 FACTS: Final = frozenset(
     {"status", "step_time_s", "lower_bound_s", "peak_memory_bytes", "objective_bound", "verdict"}
 )
-"""What is kept in clear of a document, wherever it stands."""
+"""Fields of a document that are kept in clear, wherever they stand."""
 
 VOLATILE: Final = frozenset(
     {

@@ -60,7 +60,7 @@ SHARDED: Final = (
     "gradients and optimizer states",
     "weights, gradients and optimizer states",
 )
-"""What the replicas shard at each stage of ZeRO."""
+"""Tensors that the replicas shard at each stage of ZeRO."""
 
 
 def solve_report(
@@ -141,7 +141,7 @@ def plan_lines(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Ren
 
 
 def _words(problem: Problem, plan: Plan) -> Iterator[str]:
-    """What is split over which GPUs, from the layer to the batch, then what is recomputed."""
+    """Describe what is split over which GPUs, from the layer to the batch, then what is recomputed."""
     layout, layers = plan.layout, problem.model.num_layers
     if layout.tp > 1:
         also = ", with sequence parallelism" if layout.sequence_parallel else ""
@@ -224,7 +224,7 @@ def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -
 
 
 def _proof(result: PlanResult, tolerance: float) -> str:
-    """What is proved, for which cost model and which declared space."""
+    """State what is proved, for which cost model and which declared space."""
     scope = scope_text(result.problem, result.forbid)
     within = f"within {tolerance_text(tolerance)} for {scope}"
     start = f"optimal {within}" if result.status == "optimal" else f"best plan so far, not proved {within}"
@@ -269,7 +269,7 @@ def _doubt(result: PlanResult, robust: Robustness | None, evidence: Evidence | N
 
 
 def _unmeasured(evidence: Evidence) -> str:
-    """What no measured run covers, and whether the choice hangs on it."""
+    """Name what no measured run covers, and whether the choice depends on it."""
     terms = sorted(evidence.unexercised, key=lambda term: -(term.share or 0.0))
     names = [f"{term.words} ({share_text(term)})" for term in terms] or list(evidence.elsewhere)
     shown = ", ".join(names[:SHOWN_TERMS])
@@ -319,7 +319,7 @@ def _details(
 
 
 def _search(result: PlanResult) -> Iterator[RenderableType]:
-    """What happened to the layouts, and which solvers did the work."""
+    """Count the outcomes of the layouts, and the work of the solvers."""
     if result.layouts is not None:
         yield from _fates(result)
     work = result.work
@@ -332,7 +332,7 @@ def _search(result: PlanResult) -> Iterator[RenderableType]:
 
 
 def _fates(result: PlanResult) -> Iterator[RenderableType]:
-    """What happened to the layouts, and which rules refused the largest numbers of them."""
+    """Count the outcomes of the layouts, and name the rules that refused most."""
     layouts = layouts_document(result)
     fates = (
         f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "

@@ -307,7 +307,7 @@ def share_text(term: TermEvidence) -> str:
 
 
 def _choice_texts(evidence: Evidence) -> Iterator[str]:
-    """Whether the plan stays ahead of the others without the terms, and with them twice."""
+    """State whether the plan stays ahead of the others without the terms, and with them twice."""
     others = f"the {counted(evidence.num_plans, 'other plan')} of the search"
     beaten, winner = others, f"one of {others}"
     if evidence.num_plans == 1:
