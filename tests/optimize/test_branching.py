@@ -251,7 +251,7 @@ def test_a_tree_that_counting_closes_has_nothing_to_look_at(
     for _, context, plans in cases:
         solver = LayoutSolver(SolveOptions(gap=0.0), backend("highs"), [], None)
         state = solver.new_state(context, int(plans.step_time_ns.min()) // 50, 0)
-        tree = BranchingTree(state, solver._split)
+        tree = BranchingTree(state, solver._decide_split)
         tree.run(state, 4)
         assert tree.finished
         assert state.closed
