@@ -27,7 +27,7 @@ from benchmarks.calculon_side import Checkout, Tree, files_of, search_problem
 from benchmarks.calculon_space import Task
 from milpplan import Layout, Problem, Space, simulate_many, solve
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.calculon.translation import SWITCHES, calculon_run
 from milpplan.problem.plan import TP_OVERLAPS
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns

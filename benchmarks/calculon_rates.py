@@ -42,7 +42,7 @@ from benchmarks.calculon_side import (
 from benchmarks.tables import markdown_table, measured_on
 from milpplan import Problem, Space, simulate, simulate_many
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.simulation.bulk.simulate_many import BulkSteps
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import layout_costs

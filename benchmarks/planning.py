@@ -28,7 +28,7 @@ from benchmarks.rules_of_thumb import rule_of_thumb
 from benchmarks.tables import layout_text, markdown_table, measured_on
 from milpplan import simulate
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.units import gap_text, gib_text, percent_text, seconds_text
 
 ROOT = Path(__file__).resolve().parents[1]

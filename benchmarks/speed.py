@@ -32,8 +32,8 @@ from benchmarks.tables import markdown_table, measured_on
 from milpplan import Layout, Plan, Problem, load_hardware, load_model, simulate
 from milpplan.optimize.bounds.closed_form import layout_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.optimize.space.layout_table import layout_space
 from milpplan.problem.problem import Job
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import layout_costs

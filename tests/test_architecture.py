@@ -76,7 +76,7 @@ ALLOWED = {
         "milpplan.switching",
         "milpplan.groups",
         "milpplan.optimize.milp.cpsat",
-        "milpplan.optimize.space.layout_table",
+        "milpplan.optimize.space.enumerate_layouts",
         "milpplan.optimize.bounds.uniform_plans",
         "milpplan.optimize.search.worker_process",
         "milpplan.lengths",

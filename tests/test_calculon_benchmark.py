@@ -15,7 +15,7 @@ from benchmarks.calculon_measured import NONE, SEQUENCE, TABLE_5, errors
 from benchmarks.calculon_space import Task, random_executions
 from milpplan import Space, simulate
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.calculon.translation import calculon_run
 from milpplan.problem.problem import Problem
 

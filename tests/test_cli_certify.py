@@ -13,7 +13,7 @@ import pulp
 import pytest
 
 from milpplan import solve
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.reports.documents.certificate import CertificationDocument, digest, sealed
 from milpplan.reports.documents.document import ResultDocument, document_text, proof_sentence, result_document
 from tests.optimize.problems import random_problem

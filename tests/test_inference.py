@@ -14,7 +14,7 @@ from milpplan import Layout, Plan, Problem, load_hardware, load_model, simulate,
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError
 from milpplan.optimize.bounds.closed_form import compute_bounds, layout_bounds
-from milpplan.optimize.space.layout_table import broken_rules, layout_space
+from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.problem.problem import Job
 from milpplan.simulation.layers.parameters import model_flops_per_token
 from milpplan.simulation.layers.terms import Phase

@@ -22,7 +22,7 @@ from milpplan.optimize.milp.backends import backend, backend_names
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Limits, Solution
 from milpplan.optimize.milp.solver_self_test import random_program
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.plugins import PluginError
 from milpplan.problem.catalog import hardware_names
 from milpplan.problem.model import LayerRun

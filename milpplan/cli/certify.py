@@ -49,7 +49,7 @@ from milpplan.optimize.result import (
     Status,
     TargetPrice,
 )
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.problem.plan import Plan

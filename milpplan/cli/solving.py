@@ -23,7 +23,7 @@ from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.nearby_problems import Effort
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve, target_price
-from milpplan.optimize.space.layout_table import broken_rules
+from milpplan.optimize.space.enumerate_layouts import broken_rules
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.reports.documents.document import document_text, read_plan, result_document, simulation_document

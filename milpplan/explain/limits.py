@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from milpplan.explain.records import Exposed, Limits, RuleEffect
-from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_compute_bounds
+from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds
+from milpplan.optimize.space.enumerate_layouts import DEGREE_RULES, EXPERT_RULES, SEQUENCE_RULES, layout_space
 from milpplan.optimize.space.execution_rules import Rule
-from milpplan.optimize.space.layout_table import DEGREE_RULES, EXPERT_RULES, SEQUENCE_RULES, layout_space
 from milpplan.optimize.space.stage_rules import SPLIT_RULES, stage_rules
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem

@@ -27,7 +27,7 @@ from milpplan.optimize.nearby_problems import with_job
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import LayoutColumns

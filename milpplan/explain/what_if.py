@@ -10,7 +10,7 @@ from milpplan.errors import IllegalPlanError
 from milpplan.explain.optima import Yardstick, saved_share
 from milpplan.explain.records import Interval, Optimum, Worth
 from milpplan.optimize.nearby_problems import with_job
-from milpplan.optimize.space.layout_table import broken_rules
+from milpplan.optimize.space.enumerate_layouts import broken_rules
 from milpplan.problem.hardware import BusTable, HardwareSpec, ScaleUp
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem

@@ -15,7 +15,7 @@ from milpplan.explain.records import Interval, Optimum, Outcome, WishAnswer
 from milpplan.optimize.infeasibility import refusing_rules
 from milpplan.optimize.nearby_problems import floor, with_space
 from milpplan.optimize.solve import fixed
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.reading import plain_reason

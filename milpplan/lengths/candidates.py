@@ -21,7 +21,7 @@ import numpy as np
 
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.layers.cost_models import has_own_times

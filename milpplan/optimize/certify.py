@@ -16,8 +16,8 @@ from milpplan.optimize.certificate import Certification, Check, ClaimedResult, V
 from milpplan.optimize.objective import objective_weights, on_gpus, printed_unit
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem

@@ -17,7 +17,7 @@ from typing import Any, Final
 from milpplan.optimize.context import SolveContext
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.decide import decide_layouts
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import RANK_ORDERS, Plan
 from milpplan.problem.problem import Job, Problem
 

@@ -13,8 +13,8 @@ from milpplan.errors import InfeasibleError
 from milpplan.optimize import nearby_problems
 from milpplan.optimize.nearby_problems import Effort, Forbidden, LeastMemory
 from milpplan.optimize.result import PlanResult
+from milpplan.optimize.space.enumerate_layouts import SHARDING_RULES, layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.optimize.space.layout_table import SHARDING_RULES, layout_space
 from milpplan.optimize.space.node_type_rules import REPLICA_SHARDING_RULES
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Job, Problem, Range, Space

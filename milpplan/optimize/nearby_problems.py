@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_uniform_bounds
+from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.result import PlanResult
 from milpplan.optimize.solve import solve
+from milpplan.optimize.space.enumerate_layouts import divisors, layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.optimize.space.layout_table import divisors, layout_space
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import NOT_LISTS, Problem, Space
 from milpplan.simulation.bulk.cache_keys import OFFLOADS

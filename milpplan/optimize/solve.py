@@ -36,7 +36,7 @@ from milpplan.optimize.result import (
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.decide import decide_layouts
 from milpplan.optimize.search.prune_reasons import PruneRecord
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space

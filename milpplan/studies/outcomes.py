@@ -19,7 +19,7 @@ from milpplan.errors import MilpplanError
 from milpplan.optimize.nearby_problems import floor
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Count, Record
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document

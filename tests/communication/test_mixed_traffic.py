@@ -12,7 +12,7 @@ import pytest
 from milpplan import Layout, Plan, Problem, VirtualStage, simulate, traffic
 from milpplan.communication.wires import ALGORITHMS
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job, NodeGroup
 from milpplan.simulation.pipeline.pipeline_runs import pipeline_runs
 from milpplan.simulation.replica_costs import joined_plan, view_plans

@@ -12,7 +12,7 @@ from milpplan.explain import explain_plan as explaining
 from milpplan.explain import optima
 from milpplan.explain.judge.plan_changes import candidates, loosened
 from milpplan.explain.limits import group_shape, tier
-from milpplan.optimize.space.layout_table import broken_rules, layout_space
+from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from tests.explain.cases import feasible, holds, truth_s
 from tests.optimize.problems import random_plan
 from tests.small import small_problem

@@ -18,7 +18,7 @@ from milpplan.explain.optima import Budget
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.nearby_problems import with_space
 from milpplan.optimize.solve import solve
-from milpplan.optimize.space.layout_table import broken_rules, layout_space
+from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.problem.problem import Space
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.mixed_costs import cluster_costs

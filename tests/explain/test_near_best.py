@@ -13,7 +13,7 @@ from milpplan.explain.overview import near_best
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.nearby_problems import with_job
 from milpplan.optimize.solve import fixed
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from tests.optimize.brute_force import brute_force
 from tests.optimize.replica_problems import BOTH, best_of_replicas, brute_force_of_both, replica_problem
 from tests.simulation.cases import problem_of

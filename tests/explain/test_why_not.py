@@ -16,8 +16,8 @@ from milpplan.explain.optima import Yardstick
 from milpplan.explain.records import Optimum, WishAnswer
 from milpplan.explain.why_not import WISHABLE, answer, neighbours, wished
 from milpplan.optimize.bounds.closed_form import compute_bounds
-from milpplan.optimize.space import layout_table
-from milpplan.optimize.space.layout_table import broken_rules, layout_space
+from milpplan.optimize.space import enumerate_layouts
+from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.stage_rules import STAGE_RULES
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
@@ -128,11 +128,11 @@ def test_every_rule_has_words() -> None:
     rules = {
         name
         for group in (
-            layout_table.DEGREE_RULES,
-            layout_table.EXPERT_RULES,
-            layout_table.SEQUENCE_RULES,
+            enumerate_layouts.DEGREE_RULES,
+            enumerate_layouts.EXPERT_RULES,
+            enumerate_layouts.SEQUENCE_RULES,
             STAGE_RULES,
-            layout_table.SHARDING_RULES,
+            enumerate_layouts.SHARDING_RULES,
         )
         for name in group
     }

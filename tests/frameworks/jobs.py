@@ -24,7 +24,7 @@ from milpplan.errors import IllegalPlanError
 from milpplan.launchers.records import ConfigLaunch, Launch
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import TARGETS
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from tests.launchers.test_targets import drawn_plan
 
 RECORDER = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(os.environ['STARTED'], 'w'))"

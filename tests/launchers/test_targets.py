@@ -16,8 +16,8 @@ from milpplan.launchers.targets import TARGETS
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solve import target_price
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.space.layout_table import layout_space
 from milpplan.problem.problem import NodeGroup
 from tests.amounts import long_but
 from tests.simulation.cases import problem_of, shipped_hardware

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layout_bounds
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from milpplan import HardwareSpec, ModelSpec
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.hardware import HostMemory, SizeCurve
 from milpplan.problem.problem import Job, NodeGroup, Problem, Space
 from milpplan.simulation.mixed_costs import costs_of

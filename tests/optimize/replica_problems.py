@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import RankOrder
 from milpplan.problem.problem import Job, Mixing, NodeGroup, Problem, Space
 from milpplan.simulation.replica_costs import ReplicaView, costs_of_replicas, joined_plan

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.execution_rules import Rule, offloads
 from milpplan.optimize.space.layout_space import Choices, within
-from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.space.lazy_product import Blocks, apply_rules, boxes
 from milpplan.optimize.space.rule_filter import RuleFilter
 from milpplan.problem.plan import SCHEDULES, SPLIT_SCHEDULES

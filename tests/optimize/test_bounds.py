@@ -16,7 +16,7 @@ from milpplan import Layout, Plan, load_hardware, load_model
 from milpplan.optimize.bounds import lagrangian_memory
 from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layout_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job, Problem, Space
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 from milpplan.simulation.layout_costs import CostTable, layout_costs, usable_memory_bytes

@@ -22,8 +22,8 @@ from milpplan.optimize.layout.rounding import fitted_plan
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.uneven.layer_branching import (
     BranchingTree,
     candidate_branchings,

@@ -10,7 +10,7 @@ import pytest
 
 from milpplan import load_hardware, load_model, simulate_many, solve
 from milpplan.optimize.bounds.closed_form import SAFETY
-from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
+from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds, uniform_plan
 from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.layout_solver import LayoutSolver
@@ -29,8 +29,8 @@ from milpplan.optimize.space.compute_groups import (
     compute_values,
     fitting_blocks,
 )
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.optimize.space.layout_table import layout_space
 from milpplan.problem.plan import RANK_ORDERS, SCHEDULES
 from milpplan.problem.problem import Job, Problem, Space
 from milpplan.simulation.bulk.cache_keys import distinct_layers

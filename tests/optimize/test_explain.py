@@ -13,7 +13,7 @@ from milpplan.optimize import nearby_problems
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.nearby_problems import Effort
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.brute_force import time_and_peak
 from tests.refusals import in_three_parts

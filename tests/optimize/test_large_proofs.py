@@ -12,7 +12,7 @@ import pytest
 from milpplan import load_hardware, load_model, solve
 from milpplan.optimize.bounds.closed_form import layout_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Job, Problem, Space
 from milpplan.simulation.layout_columns import LayoutColumns

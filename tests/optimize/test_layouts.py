@@ -11,7 +11,7 @@ import pytest
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.solve import fixed
-from milpplan.optimize.space.layout_table import broken_rules, divisors, layout_space
+from milpplan.optimize.space.enumerate_layouts import broken_rules, divisors, layout_space
 from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
 from milpplan.problem.plan import RANK_ORDERS, Layout, Plan, VirtualStage
 from milpplan.problem.problem import Problem, Space
@@ -299,7 +299,7 @@ def test_one_schedule_stands_for_those_that_are_the_same(
 
 def test_every_rule_has_an_example() -> None:
     """No rule of the module goes without an example (those that only the space knows are tested by it)."""
-    from milpplan.optimize.space import layout_table as sut
+    from milpplan.optimize.space import enumerate_layouts as sut
     from milpplan.optimize.space.stage_rules import STAGE_RULES
 
     rules = {

@@ -23,7 +23,7 @@ from milpplan.optimize.milp.program import IntArray, Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits, Solution, violations
 from milpplan.optimize.milp.whole_program import monolithic_program, solve_monolithic
 from milpplan.optimize.milp.write_program import write_lp, write_mps
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job, Problem
 from milpplan.simulation.layout_columns import column_value
 from tests.amounts import first, long_but

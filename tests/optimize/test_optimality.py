@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Problem, Range
 from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import few_or_many, long_but

@@ -17,7 +17,7 @@ from milpplan.optimize.layout.stage_options import LayoutContext, stage_menu
 from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import violations
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job, Problem, Space
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.layout_costs import LayoutCosts, usable_memory_bytes

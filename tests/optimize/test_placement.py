@@ -8,7 +8,7 @@ import pytest
 
 from milpplan import Job, Problem, Space, fixed, load_hardware, load_model, simulate, solve
 from milpplan.optimize.bounds.closed_form import layout_bounds
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import RANK_ORDERS
 from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.brute_force import brute_force

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from milpplan import Plan, Problem, solve
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_parts, recomputes_as_declared
 from milpplan.simulation.layout_costs import host_capacity_bytes, usable_memory_bytes
 from tests.amounts import long_but

@@ -12,13 +12,13 @@ import pytest
 from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
 from milpplan.errors import InvalidInputError
 from milpplan.explain.limits import WORDS
-from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
+from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.certificate import ClaimedResult
 from milpplan.optimize.certify import certify
 from milpplan.optimize.infeasibility import refusing_rules
 from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.space import node_type_rules
-from milpplan.optimize.space.layout_table import broken_rules, layout_space
+from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.node_type_rules import ALL_REPLICA_RULES, num_shares
 from milpplan.problem.problem import Problem
 from milpplan.simulation.mixed_costs import cluster_costs

@@ -12,7 +12,7 @@ from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.layout.warm_start import analytic_paths
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path

@@ -30,7 +30,7 @@ from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.result import Progress, SolveOptions
 from milpplan.optimize.search.candidate_layouts import Budget
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from tests.amounts import first
 from tests.optimize.mixed_problems import mixed_problem, switched_problem

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate_many
-from milpplan.optimize.bounds.mixed_clusters import cluster_uniform_bounds
+from milpplan.optimize.bounds.cluster_bounds import cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_compute_bounds
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job, Problem, Space
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, LayoutColumns
 from milpplan.simulation.layout_costs import layer_durations_ns, layout_costs, usable_memory_bytes

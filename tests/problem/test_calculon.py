@@ -16,7 +16,7 @@ import pytest
 
 from milpplan import Layout, simulate
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.space.layout_table import broken_rules
+from milpplan.optimize.space.enumerate_layouts import broken_rules
 from milpplan.problem.calculon import system as calculon_system
 from milpplan.problem.calculon import translation
 from milpplan.problem.calculon.fields import CalculonExecution, CalculonModel, CalculonSystem

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, load_hardware, load_model, simulate
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job
 from milpplan.simulation.bulk.cache_keys import OFFLOADS
 from milpplan.validation.terms import BY_NAME, TERMS, step_doubled_s, step_without_s, used_terms

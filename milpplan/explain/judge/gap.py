@@ -17,8 +17,8 @@ from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.nearby_problems import with_job, with_space
 from milpplan.optimize.result import PlanResult, Progress
 from milpplan.optimize.solve import solve
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.space.layout_table import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space

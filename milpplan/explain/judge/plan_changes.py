@@ -16,9 +16,9 @@ import numpy as np
 from milpplan.explain.judge.records import Change, Effort, layout_words
 from milpplan.explain.optima import Budget, Yardstick, saved_share
 from milpplan.explain.records import Interval, SingleChange
-from milpplan.optimize.bounds.mixed_clusters import cluster_compute_bounds
+from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.nearby_problems import with_space
-from milpplan.optimize.space.layout_table import layout_space
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.problem.problem import Problem, Space

@@ -1,2 +1,2 @@
 """Lower bounds without a solver: ``closed_form``, ``lagrangian_memory``, ``layer_counting``, ``uniform_plans``,
-``split_bounds``, ``mixed_clusters``."""
+``split_bounds``, ``cluster_bounds``."""

@@ -386,5 +386,7 @@ ROW_FAMILIES = (
     rank_recomputes_enough,
     forbidden_combinations,
 )
+"""Table of contents of the program. Rows of critical paths (``LayoutProgram.path_rows``) are added as they are
+found."""
 
 __all__ = ["INFINITY", "ROW_FAMILIES", "LayoutProgram"]

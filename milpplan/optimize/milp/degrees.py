@@ -15,9 +15,9 @@ Variables: d in V_d, [d=v] in {0, 1}, layout_l in {0, 1}. exp_q(v) is the expone
     layout_has_degrees       sum_{l: d_l = v} layout_l = [d=v]                                   for all d, v
 
 Products become sums because a product of positive integers is fixed by the exponents of its primes, and
-these are linear in the one-hot literals. Rules are those of ``layout_table``, evaluated on every combination of
-the columns that they read. A legal layout that ``layout_space`` drops (it is dominated, or ``vpp_values`` lacks
-its vpp) has no literal.
+these are linear in the one-hot literals. Rules are those of ``enumerate_layouts``, evaluated on every combination
+of the columns that they read. A legal layout that ``layout_space`` drops (it is dominated, or ``vpp_values``
+lacks its vpp) has no literal.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.program import MINUS_INFINITY, ProgramBuilder
-from milpplan.optimize.space.execution_rules import EXECUTION, EXECUTION_RULES, INFERENCE_RULES, Rule
-from milpplan.optimize.space.layout_table import (
+from milpplan.optimize.space.enumerate_layouts import (
     DEGREE_RULES,
     EXPERT_RULES,
     ORDER_RULES,
@@ -39,6 +38,7 @@ from milpplan.optimize.space.layout_table import (
     SHARDING_RULES,
     divisors,
 )
+from milpplan.optimize.space.execution_rules import EXECUTION, EXECUTION_RULES, INFERENCE_RULES, Rule
 from milpplan.optimize.space.node_type_rules import cluster_rules, node_orders
 from milpplan.optimize.space.stage_rules import stage_rules
 from milpplan.problem.problem import Problem
@@ -131,7 +131,7 @@ class Degrees:
 
 
 def rules(problem: Problem) -> dict[str, Rule]:
-    """Return the rules of ``layout_table`` that are not products."""
+    """Return the rules of ``enumerate_layouts`` that are not products."""
     named_rules = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
     named_rules |= SHARDING_RULES | INFERENCE_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):

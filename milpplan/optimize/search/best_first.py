@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.optimize.bounds.mixed_clusters import cluster_bounds, cluster_uniform_bounds
+from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.stage_options import fitting_step_ns

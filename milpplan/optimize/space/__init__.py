@@ -1,2 +1,2 @@
-"""Enumeration of the legal layouts: ``layout_table`` applies the ``*_rules`` by ``rule_filter``; ``layout_space``,
-``lazy_product`` and ``compute_groups`` hold the result."""
+"""Enumeration of the legal layouts: ``enumerate_layouts`` applies the ``*_rules`` by ``rule_filter``;
+``layout_space``, ``lazy_product`` and ``compute_groups`` hold the result."""

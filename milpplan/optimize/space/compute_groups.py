@@ -1,6 +1,6 @@
 """Groups of layouts with equal compute time, with one lower bound per group.
 
-The bound from the layers' compute alone (``mixed_clusters.cluster_compute_bounds``, in the uniform space the
+The bound from the layers' compute alone (``cluster_bounds.cluster_compute_bounds``, in the uniform space the
 tighter ``uniform_plans.uniform_compute_bounds``) depends on few of the switches (``LAYER_KEYS``) and not on the
 sharding. So layouts of a block with equal virtual stages, schedule and such switches share their bound. It is
 computed once per group, and the rows of a group are made only when its layouts are explored.
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.optimize.bounds.closed_form import SAFETY
-from milpplan.optimize.bounds.mixed_clusters import cluster_compute_bounds
+from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.space.layout_space import Alike, LayoutSpace, chosen_rows, within
