@@ -35,6 +35,8 @@ FILE: Final = "FILE"
 """Stands for the broken file in a command line."""
 MOST_CPU_S: Final = 10
 MOST_BYTES: Final = 2**30
+FRESH_BYTES: Final = 256 * 2**20
+"""About what a new process holds that has imported the command line."""
 PATIENCE_S: Final = 500
 """Of wall time: who waits for something that never comes uses no processor time."""
 PROMISED: Final = (0, 2, 3, 4, 5)
@@ -296,6 +298,7 @@ def run(case: Case, directory: Path) -> Ended:
     for name, text in case.seed.beside.items():
         (directory / name).write_text(text)
     reading, writing = os.pipe()
+    inherited = resident_bytes()
     with warnings.catch_warnings():
         # Newer Pythons warn of threads in the parent; the child only runs the command and leaves.
         warnings.simplefilter("ignore")
@@ -306,7 +309,9 @@ def run(case: Case, directory: Path) -> Ended:
     with os.fdopen(reading, "rb") as pipe:
         said = pipe.read().decode()
     _, status, usage = os.wait4(process, 0)
-    cpu_s, num_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    # A fork begins with what this process holds of the tests before it.
+    num_bytes = usage.ru_maxrss * 1024 - max(0, inherited - FRESH_BYTES)
+    cpu_s = usage.ru_utime + usage.ru_stime
     code, _, wrong = said.partition(" ")
     if os.WIFSIGNALED(status):
         wrong = f"ended by {signal.Signals(os.WTERMSIG(status)).name} (SIGALRM: it waits; SIGXCPU: it works on)"
@@ -315,6 +320,11 @@ def run(case: Case, directory: Path) -> Ended:
     elif num_bytes > MOST_BYTES:
         wrong = wrong or f"{num_bytes / 2**20:,.0f} MiB"
     return Ended(case, wrong, int(code) if code else None, cpu_s, num_bytes)
+
+
+def resident_bytes() -> int:
+    """Read how much memory this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _child(case: Case, directory: Path, pipe: int) -> None:
