@@ -140,9 +140,7 @@ def docstrings() -> Iterator[str]:
 def largest_folder() -> tuple[str, int]:
     """Find the folder with most files; that of the command line has a file a command and does not count."""
     cli = PACKAGE / "cli"
-    count = Counter(
-        path.parent for path in modules().values() if path.name != "__init__.py" and not path.is_relative_to(cli)
-    )
+    count = Counter(path.parent for path in modules().values() if not path.is_relative_to(cli))
     folder, number = count.most_common(1)[0]
     return str(folder.relative_to(ROOT)), number
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 520,
+    "modules": 515,
     "lines": 96_000,
     "files in the largest folder": 15,
     "import circles": 0,

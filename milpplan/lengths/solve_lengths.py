@@ -29,13 +29,14 @@ from milpplan.groups.workload.workload import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
+from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, heterogeneous_groups
 from milpplan.lengths.heterogeneous.search import BestHeterogeneousStep, HeterogeneousSearch
-from milpplan.lengths.records import PACKED, BaselineStep, LengthsResult, SequenceRules, StaticStep
+from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_search, check_step
-from milpplan.lengths.side_by_side.team_steps import VISITS, BestTeams, TeamSearch
+from milpplan.lengths.side_by_side.team_steps import VISITS, BestTeams, TeamSearch, team_groups
+from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.single.single_strategy_process import SingleStrategyProcess, can_help
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
-from milpplan.lengths.step_groups import groups_of, home_of
 from milpplan.lengths.steps import AnyStep, Step
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.set_process import SetProcess
@@ -432,3 +433,24 @@ def _result(
         interrupted=interrupted,
         unlike_replicas=None if search.heterogeneous is None else search.heterogeneous.record(),
     )
+
+
+def home_of(step: AnyStep) -> int:
+    """Return the member of the pool that holds the optimizer's states."""
+    return step.order[-1] if isinstance(step, TeamStep) else step.home
+
+
+def groups_of(pool: StrategyTables, step: AnyStep) -> tuple[LengthGroup, ...]:
+    """Return the groups of a step in the order in which they run."""
+    if isinstance(step, TeamStep):
+        return team_groups(step)
+    if isinstance(step, HeterogeneousStep):
+        return heterogeneous_groups(step)
+    return tuple(_group(pool, step, member) for member in step.order)
+
+
+def _group(pool: StrategyTables, step: Step, member: int) -> LengthGroup:
+    """Return the group of one strategy of a step in turn."""
+    strategy = pool.members[member]
+    quanta = strategy.own_memory_quanta if len(step.order) == 1 else strategy.shared_memory_quanta
+    return pool.group(member, step.packed[member], quanta, pool.reduce_ns(member) / NS_PER_S)

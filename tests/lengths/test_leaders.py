@@ -14,11 +14,10 @@ import pytest
 from milpplan.groups.bounds.last_stage import best_mixture
 from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.workload.workload import workload_of
-from milpplan.lengths.bounds.class_assignments import ClassAssignments
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.configuration_columns import improved
 from milpplan.lengths.bounds.configuration_lp import ConfigurationLP
-from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
+from milpplan.lengths.bounds.longest_sequence_branching import ClassAssignments, LongestSequenceBranching
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
 from milpplan.lengths.bounds.min_replicas import MinReplicas, fewest_bins
 from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals

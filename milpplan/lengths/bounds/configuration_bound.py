@@ -302,7 +302,7 @@ def with_larger(
 
 
 def _range(node: WindowNode) -> MicroBatchCountRange:
-    """"""
+    """Convert a node to its range of micro-batch counts with its first bound."""
     window = node.window
     first, last = (MAX_MICRO_BATCHES, None) if window is None else (window.fewest, window.number)
     return MicroBatchCountRange(first, last, node.bounds[0])

@@ -10,7 +10,7 @@ hold all sequences that are longer than those of the class of replica i:
     V_c1 + ... + V_c(i-1) >= work of all classes above ci,        V_c1 + ... + V_cD >= work of all,
 
 and they are at least as many as these sequences need (``min_replicas``). If no assignment of classes
-(``class_assignments``) satisfies that, Z is too short.
+(``ClassAssignments``) satisfies that, Z is too short.
 
 **Dual values.** V_c counts the work that is done most cheaply, in all classes the same sequences. The inequalities
 hold for any value of the sequences as work. So the windows that do most in the loosest assignment give a
@@ -28,19 +28,24 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import comb
+from typing import Any
 
 import numpy as np
 
 from milpplan.groups.bounds.linear_bounds import PathBound
 from milpplan.groups.bounds.long_sequence import WindowBound, halved
 from milpplan.groups.bounds.micro_batch_ranges import Window
-from milpplan.lengths.bounds.class_assignments import MAX_ASSIGNMENTS, ClassAssignments
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.min_replicas import MinReplicas
 from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals
 from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+
+MAX_ASSIGNMENTS = 20_000
+"""Limit on the number of assignments, beyond which the check is too slow."""
 
 # Shares of the longest sequence's work at which classes begin: around shorter ones stages wait no longer.
 _EDGES = (0.55, 0.7, 0.8, 0.9)
@@ -439,3 +444,56 @@ def shorter(pricing: MicroBatchPricing, end: int) -> MicroBatchPricing:
     """Return the pricing problem without sequences of length index ``end`` or longer."""
     fits = pricing.items.fits & (np.arange(len(pricing.items.fits)) < end)
     return replace(pricing, items=replace(pricing.items, fits=fits))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassAssignments:
+    """All assignments of classes to the replicas of a pipeline.
+
+    ``numbers`` [m, C] of replicas by class, at least one of the last; ``before`` [m, C] of longer classes. In
+    descending order of their longest sequence the replicas before one hold all sequences longer than those of its
+    class. An assignment is excluded if they do less than that, if they are fewer than these sequences need, or if
+    all together do less than the workload.
+    """
+
+    numbers: IntArray
+    before: IntArray
+
+    @staticmethod
+    def num_assignments(num_classes: int, num_replicas: int) -> int:
+        """Return the number of assignments."""
+        return comb(num_replicas + num_classes - 2, num_classes - 1)
+
+    @staticmethod
+    def of(num_classes: int, num_replicas: int) -> ClassAssignments:
+        """List all assignments of ``num_replicas`` replicas to ``num_classes`` classes."""
+        bars = num_replicas + num_classes - 2
+        chosen = list(combinations(range(bars), num_classes - 1))
+        positions = np.array(chosen, dtype=np.int64).reshape(len(chosen), num_classes - 1)
+        ends = np.concatenate(
+            [np.full((len(positions), 1), -1), positions, np.full((len(positions), 1), bars)], axis=1
+        )
+        numbers = np.diff(ends, axis=1) - 1
+        numbers[:, -1] += 1
+        return ClassAssignments(numbers, _longer(numbers))
+
+    def has_min_replicas(self, fewest: IntArray) -> BoolArray:
+        """Return where the replicas of longer classes are at least ``fewest`` [C], [m]."""
+        return np.asarray(((self.before >= fewest) | (self.numbers == 0)).all(axis=1))
+
+    def excess_load(self, max_loads: FloatArray, above: FloatArray, total: float) -> FloatArray:
+        """Return the excess over ``total`` of replicas that do ``left`` [C] by class, [m].
+
+        ``-inf`` if the replicas before a class do less than ``above`` [C], or a class in use cannot exist.
+        """
+        # No replicas do nothing, even if the maximum of one is infinite.
+        loads = np.zeros(self.numbers.shape)
+        np.multiply(self.numbers, np.maximum(max_loads, 0.0), out=loads, where=self.numbers > 0)
+        is_possible = ((_longer(loads) >= above) & (max_loads >= 0.0)) | (self.numbers == 0)
+        return np.where(is_possible.all(axis=1), loads.sum(axis=1) - total, -np.inf)
+
+
+def _longer(values: Any) -> Any:
+    """Return sums over all later columns."""
+    sums = values[:, ::-1].cumsum(axis=1)[:, ::-1]
+    return np.concatenate([sums[:, 1:], np.zeros_like(sums[:, :1])], axis=1)

@@ -184,7 +184,7 @@ class SetProcess:
         )
 
     def _open(self, nodes: Iterable[Node]) -> list[Node]:
-        """"""
+        """Return the nodes whose bound is below the target."""
         return [node for node in nodes if node.bound_ns < self.search.target_ns]
 
     def recall(self) -> None:
