@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Plan
-from milpplan.reports.files import check_writable, make_directory, write_whole
+from milpplan.reports.files import check_writable, make_directory, write_all, write_whole
 from milpplan.version import __version__
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ def export(result: PlanResult, launcher: str, path: str | Path, version: str | N
     launch = target.export(result.problem, plan, version_of(target.capability, version))
     make_directory(folder, "path", parents=False)
     files = {folder / name: text for name, text in target.files(launch, __version__).items()}
-    for file in files:
-        check_writable(file)
-    for file, text in files.items():
-        write_whole(file, text)
+    write_all(files)
     return list(files)
 
 

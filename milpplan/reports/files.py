@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -123,3 +123,18 @@ def _fresh(directory: Path) -> Iterator[tuple[Path, int]]:
         finally:
             path.unlink(missing_ok=True)
         return
+
+
+def write_all(files: Mapping[Path, str]) -> None:
+    """Write several texts, each whole; none unless all files can be written.
+
+    Args:
+        files: The texts by path.
+
+    Raises:
+        InvalidInputError: a file cannot be written.
+    """
+    for path in files:
+        check_writable(path)
+    for path, text in files.items():
+        write_whole(path, text)

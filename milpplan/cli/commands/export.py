@@ -58,14 +58,12 @@ def export(
 
 def _write(files: dict[str, str], out: Path) -> None:
     """Write all files into a directory, or the first file to a path; write nothing unless all can be written."""
-    from milpplan.reports.files import check_writable, make_directory, write_whole
+    from milpplan.reports.files import make_directory, write_all
 
     into = out.is_dir() or not (out.suffix or out.exists())
     places = {out / name: text for name, text in files.items()} if into else {out: next(iter(files.values()))}
     if into:
         make_directory(out, "--out", parents=False)
+    write_all(places)
     for place in places:
-        check_writable(place)
-    for place, text in places.items():
-        write_whole(place, text)
         say(f"Written to {place}.")
