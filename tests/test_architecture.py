@@ -147,7 +147,7 @@ ALLOWED = {
         "milpplan.explain.records",
         "milpplan.explain.hardware_choice",
         "milpplan.explain.judge.records",
-        "milpplan.calibration.records",
+        "milpplan.calibration.error_bars",
         "milpplan.validation.evidence",
         "milpplan.version",
         "milpplan.reports",

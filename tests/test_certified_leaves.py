@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from milpplan import Problem, SolveOptions, solve
-from milpplan.calibration.overlay_file import write_overlay
+from milpplan.calibration.sources import write_overlay
 from milpplan.cli.certify import certified
 from milpplan.cli.solving import compared, evidence_of, uncertainty, within_range
 from milpplan.errors import MilpplanError

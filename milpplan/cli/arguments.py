@@ -343,8 +343,8 @@ def _extent(values: int | Range) -> tuple[int, int]:
 def schema_of(kind: str) -> type[BaseModel]:
     """Find the record whose JSON Schema ``milpplan schema`` prints."""
     from milpplan.groups.document import DispatchFile, GroupedPlanFile
-    from milpplan.groups.workload.workload_file import WorkloadFile
-    from milpplan.lengths.side_by_side.team_file import TeamDispatchFile
+    from milpplan.groups.workload import WorkloadFile
+    from milpplan.lengths.side_by_side.team_dispatch import TeamDispatchFile
     from milpplan.problem.hardware import HardwareSpec
     from milpplan.problem.model import ModelSpec
     from milpplan.problem.overlay import Overlay

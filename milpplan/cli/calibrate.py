@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from milpplan.calibration.overlay_file import write_overlay
-from milpplan.calibration.sources import calibrated
+from milpplan.calibration.sources import calibrated, write_overlay
 from milpplan.calibration.tables import document_text, report
 from milpplan.cli.arguments import positive
 from milpplan.cli.interrupts import limited

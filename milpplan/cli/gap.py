@@ -15,7 +15,7 @@ from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.explain.judge.gap import Solves, gap, widened
 from milpplan.explain.judge.records import GapReport
-from milpplan.launchers.import_request import ImportRequest
+from milpplan.launchers.records import ImportRequest
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import Launcher, target_named
 from milpplan.optimize.milp.solution import undisturbed

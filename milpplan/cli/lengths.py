@@ -12,7 +12,7 @@ from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload.workload import Workload, read_lengths, step_of, workload_of
+from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
 from milpplan.lengths.hotspa_export import check_model, hotspa_step
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.sequences import bucketed, least_padding

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from milpplan.calibration.overlay_file import write_overlay
+from milpplan.calibration.sources import write_overlay
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.problem.catalog import load_hardware
 from milpplan.profiling.machine import open_machine
-from milpplan.profiling.measuring import measure
 from milpplan.profiling.overlay import profiled
 from milpplan.profiling.records import Measurements, read_raw, write_raw
-from milpplan.profiling.sweep import EXTENTS, sweep
+from milpplan.profiling.sweep import EXTENTS, measure, sweep
 from milpplan.profiling.tables import document_text, report
 from milpplan.reports.files import check_writable
 from milpplan.units import counted

@@ -9,8 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.calibration.error_bars import error_bar, robustness
-from milpplan.calibration.records import ErrorBar, Robustness
+from milpplan.calibration.error_bars import ErrorBar, Robustness, error_bar, robustness
 from milpplan.cli import arguments, interrupts
 from milpplan.cli.next_steps import next_steps
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from milpplan import load_hardware
-from milpplan.calibration.overlay_file import write_overlay
+from milpplan.calibration.sources import write_overlay
 from milpplan.cli import calibrate, interrupts
 from milpplan.problem.overlay import Constants, Factor
 from milpplan.reports.documents.document import ResultDocument, SimulationDocument

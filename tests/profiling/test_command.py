@@ -12,8 +12,8 @@ import pytest
 from milpplan import load_hardware
 from milpplan.cli import profile as command
 from milpplan.profiling import machine
-from milpplan.profiling.measuring import measure
 from milpplan.profiling.records import Measurements, read_raw, write_raw
+from milpplan.profiling.sweep import measure
 from tests.profiling.cases import BASE, few_tasks, synthetic
 from tests.test_cli import refused, run
 

@@ -47,7 +47,7 @@ def import_plan(
 ) -> None:
     """Read the plan from a launcher's files and simulate it. Flags that cannot be priced are refused."""
     from milpplan.cli.launcher_text import launcher_text
-    from milpplan.launchers.import_request import ImportRequest
+    from milpplan.launchers.records import ImportRequest
     from milpplan.launchers.targets import target_named
     from milpplan.problem.catalog import load_hardware, load_model
     from milpplan.reports.files import check_writable

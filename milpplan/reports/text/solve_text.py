@@ -13,7 +13,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from milpplan.calibration.records import ErrorBar, Robustness
+from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Layout, Plan, Schedule

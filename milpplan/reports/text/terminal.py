@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.calibration.records import ErrorBar
+from milpplan.calibration.error_bars import ErrorBar
 from milpplan.problem.plan import Layout, Plan, VirtualStage
 from milpplan.problem.problem import Problem
 from milpplan.reports.words.plan_words import cluster_text, node_types_text, replicas_text

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Literal
 
-from milpplan.calibration.records import ErrorBar, Rival, Robustness
+from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult, TargetPrice
 from milpplan.problem.problem import Problem, Space
