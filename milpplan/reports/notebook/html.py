@@ -125,7 +125,14 @@ FRAME = '<pre style="font-family:ui-monospace,monospace;line-height:1.35;overflo
 def told_html(renderable: RenderableType) -> str:
     """Convert a renderable to HTML of fixed width, with inline colours."""
     console = Console(
-        file=StringIO(), record=True, width=WIDTH, force_terminal=True, markup=False, highlight=False, emoji=False
+        file=StringIO(),
+        record=True,
+        width=WIDTH,
+        force_terminal=True,
+        force_jupyter=False,  # else rich displays the text in the notebook by itself, beside the HTML
+        markup=False,
+        highlight=False,
+        emoji=False,
     )
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format=FRAME)
