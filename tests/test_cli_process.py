@@ -347,7 +347,7 @@ class Winding:
 
 sys.modules["winding"] = types.ModuleType("winding")
 sys.modules["winding"].up = Winding()
-app.run = run
+app.app = run
 main()
 """
 

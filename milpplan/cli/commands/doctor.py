@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import typer
 
 from milpplan.cli.outcome import ExitCode, say, show
+
+EXAMPLES: Final = (("Are the solvers sound?", ""),)
 
 
 def doctor() -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
+
+EXAMPLES: Final = (
+    ("What limits the plan, and what more memory or bandwidth would gain", "plan.json"),
+    ("Why not tensor parallelism of 8", "plan.json --why-not tp=8"),
+)
 
 
 def explain(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say
 from milpplan.version import __version__
+
+EXAMPLES: Final = (
+    ("Scripts for torchrun and Slurm in the directory launch", "plan.json --to megatron -o launch"),
+    ("An older release", "plan.json --to torchtitan --target-version 0.2.2 -o launch"),
+)
 
 
 def export(

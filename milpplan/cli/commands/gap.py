@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
+
+EXAMPLES: Final = (
+    ("How far your script is from the best", "run.sh --from megatron --hardware dgx-h100"),
+    ("From a pipe, such as a job's command line", "- --from megatron --hardware dgx-h100 < run.sh"),
+    ("In money, for a run of 15 trillion tokens", "plan.json --tokens 15e12 --price-per-gpu-hour 2.5"),
+)
 
 Files = Annotated[
     list[Path] | None,

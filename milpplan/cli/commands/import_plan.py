@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +12,13 @@ from milpplan.cli.outcome import ExitCode, emit, say, show
 
 if TYPE_CHECKING:
     from milpplan.launchers.records import Imported
+
+EXAMPLES: Final = (
+    (
+        "What a Megatron-LM script costs, as a plan file",
+        "run.sh --from megatron --hardware dgx-h100 -o plan.json",
+    ),
+)
 
 
 def import_plan(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli.outcome import say
+
+EXAMPLES: Final = (("Answer a few questions; then milpplan solve --job job.toml", "job.toml"),)
 
 
 def init(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli.outcome import show
+
+EXAMPLES: Final = (("Models by name", "models"), ("Hardware by name", "hardware"))
 
 
 def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:

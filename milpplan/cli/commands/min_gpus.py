@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 import milpplan
 from milpplan.cli import options as o
+
+EXAMPLES: Final = (
+    ("As few H100 as Llama-3 70B trains on", "llama3-70b dgx-h100 --global-batch 512"),
+    (
+        "As few as finish in 90 days",
+        "llama3-70b dgx-h100 --global-batch 1024 --tokens 1e12 --deadline-days 90 --gpus 64:1024:64",
+    ),
+)
 
 
 def min_gpus(

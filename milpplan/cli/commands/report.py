@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+
+EXAMPLES: Final = (("A page to show, and a trace for Perfetto", "plan.json -o report.html --trace trace.json"),)
 
 
 def report(

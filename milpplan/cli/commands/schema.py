@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli.outcome import emit
+
+EXAMPLES: Final = (("The JSON Schema of plan files", "plan"),)
 
 
 def schema(

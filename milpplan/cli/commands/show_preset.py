@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
 from milpplan.cli.completion import presets_like
 from milpplan.cli.outcome import emit, say
+
+EXAMPLES: Final = (
+    ("What is known of a model", "llama3-70b"),
+    ("The start of a cluster file of your own", "dgx-h100 > my-cluster.toml"),
+)
 
 
 def show_preset(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
+
+EXAMPLES: Final = (
+    ("Time and memory of a plan, yours or a solve's", "plan.json"),
+    ("Every stage, as JSON", "plan.json --json"),
+)
 
 
 def simulate(

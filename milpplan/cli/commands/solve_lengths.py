@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import typer
 
 from milpplan.cli import options as o
+
+EXAMPLES: Final = (
+    (
+        "The best step for sequences of several lengths",
+        "llama2-7b dgx-a100-80 --gpus 16 --lengths examples/lengths.txt",
+    ),
+    (
+        "With one strategy, beside the rules of HotSPa and FlexSP",
+        "llama2-7b dgx-a100-80 --gpus 16 --lengths examples/lengths.txt --max-strategies 1 --baselines",
+    ),
+)
 
 
 def solve_lengths(

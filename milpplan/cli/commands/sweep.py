@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
+
+EXAMPLES: Final = (("Solve all cells of a study, or go on", "examples/studies/llama3-70b-which-gpu.toml"),)
 
 
 def sweep(

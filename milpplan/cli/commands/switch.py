@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
+
+EXAMPLES: Final = (("What moves when a job changes its plan", "before.json after.json"),)
 
 
 def switch(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
+
+EXAMPLES: Final = (
+    ("Who sends how much to whom", "plan.json"),
+    ("Traffic as a page", "plan.json --html traffic.html"),
+)
 
 
 def traffic(
