@@ -261,7 +261,7 @@ ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "explai
         ("from milpplan import Problem, load_hardware, load_model", HEAVY | {"rich", "milpplan.simulation"}),
         ("from milpplan import solve, simulate", HEAVY | {"rich", *ROOMS_BEYOND_SOLVE}),
         (
-            "import milpplan.cli.solve_command",
+            "import milpplan.cli.commands.solve",
             {
                 "milpplan.graph",
                 "milpplan.groups",

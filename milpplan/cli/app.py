@@ -122,7 +122,9 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that words name, and import it."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and load_command(str(command.name)), rest
+        # An import could lose the exception of a signal.
+        with interrupts.leaving():
+            return name, command and load_command(str(command.name)), rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands by section."""
@@ -135,7 +137,7 @@ class Commands(TyperGroup):
         """Run the command, and end with the exit code of its error."""
         with interrupts.raised():
             try:
-                return super().invoke(ctx)
+                code = super().invoke(ctx)
             except MilpplanError as error:
                 code = _refuse(ctx, error)
             except KeyboardInterrupt:
@@ -148,7 +150,7 @@ class Commands(TyperGroup):
                     raise
                 absurd = is_beyond_numbers(error)
                 code = _refuse(ctx, beyond_numbers(error)) if absurd else _fail(ctx, error)
-            raise typer.Exit(int(code))
+            raise typer.Exit(int(code or ExitCode.OPTIMAL))
 
 
 def _clean_usage(error: Exception) -> None:

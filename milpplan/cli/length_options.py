@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from milpplan.cli import arguments
+from milpplan.cli import checks
 from milpplan.errors import InvalidInputError
 from milpplan.problem.problem import MAX_SEQUENCE
 
@@ -79,7 +79,7 @@ def are_asked(asked: LengthOptions) -> bool:
         from milpplan.lengths.sequences import MAX_SEQUENCES
 
         most = MAX_SEQUENCE * (MAX_SEQUENCES if name == "--tokens-per-step" else 1)
-        arguments.whole(str(options[name]), name, most)
+        checks.whole(str(options[name]), name, most)
     switches = {
         "--padding": asked.padding,
         "--mask": asked.mask,

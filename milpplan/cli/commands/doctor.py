@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-import typer
-
 from milpplan.cli.outcome import ExitCode, say, show
+from milpplan.optimize.milp.solver_self_test import run_canaries
+from milpplan.reports.text.doctor_text import canary_table
 
 EXAMPLES: Final = (("Are the solvers sound?", ""),)
 
 
-def doctor() -> None:
+def doctor() -> ExitCode:
     """Check the installed solvers on small programs that broken solvers have got wrong. Exits with 6 if a solver
     gives a wrong answer, with 2 if a solver cannot run here and none is wrong."""
-    from milpplan.optimize.milp.solver_self_test import run_canaries
-    from milpplan.reports.text.doctor_text import canary_table
-
     say("Running the canary programs; this takes a few seconds.")
     results = run_canaries()
     show(canary_table(results))
@@ -28,5 +25,4 @@ def doctor() -> None:
         say(f"{unanswered} of {len(results)} checks could not run here.")
     if not wrong and not unanswered:
         say(f"All {len(results)} checks passed.")
-    code = ExitCode.INTERNAL_FAILURE if wrong else ExitCode.BAD_INPUT if unanswered else ExitCode.OPTIMAL
-    raise typer.Exit(int(code))
+    return ExitCode.INTERNAL_FAILURE if wrong else ExitCode.BAD_INPUT if unanswered else ExitCode.OPTIMAL

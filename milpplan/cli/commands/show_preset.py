@@ -7,8 +7,8 @@ from typing import Annotated, Final
 import typer
 
 from milpplan.cli import options as o
-from milpplan.cli.completion import presets_like
 from milpplan.cli.outcome import emit, say
+from milpplan.reports.text.descriptions import description
 
 EXAMPLES: Final = (
     ("What is known of a model", "llama3-70b"),
@@ -19,15 +19,15 @@ EXAMPLES: Final = (
 def show_preset(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A model or hardware, by name or path.", autocompletion=presets_like),
+        typer.Argument(
+            metavar="NAME", help="A model or hardware, by name or path.", autocompletion=o.presets_like
+        ),
     ],
     ignore: o.Ignore = None,
 ) -> None:
     """Print a model or hardware description. A file is checked first, a config.json translated. The number of
     parameters of a model goes to stderr."""
-    from milpplan.reports.text import descriptions
-
-    text, told = descriptions.description(name, ignore or ())
+    text, told = description(name, ignore or ())
     emit(text)
     if told:
         say(told)
