@@ -7,11 +7,11 @@ import pytest
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 515,
-    "lines": 96_000,
+    "modules": 493,
+    "lines": 94_600,
     "files in the largest folder": 15,
     "import circles": 0,
-    "docstrings that open with What, Whether, The same, More or How": 10,
+    "docstrings that open with What, Whether, The same, More or How": 3,
     "words of README.md": 1_000,
     "words of docs": 32_000,
     "words of CHANGELOG.md": 600,

@@ -22,8 +22,6 @@ SHORT_HELP: Final = 12
 """Commands with at most so many options list them in one section."""
 MOVED: Final = {"solve": o.LENGTHS}
 """Sections that a command's help leaves out, because another command has taken their options over."""
-
-
 TOGETHER: Final = re.compile(r"(?:-\S+|>) [^-]\S*|\S+")
 """Pattern of a word, or of an option with its value."""
 

@@ -20,7 +20,7 @@ DEFAULT_ALIGNMENT: Final = 128
 class LengthOptions:
     """Options about lengths; None where an option is not given."""
 
-    path: Path | None
+    lengths: Path | None
     """File of the lengths."""
     max_strategies: int | None
     """Maximum number of strategies in turn."""
@@ -91,10 +91,10 @@ def are_asked(asked: LengthOptions) -> bool:
         "--hetu": asked.hetu,
     }
     given += [name for name, value in switches.items() if value]
-    if given and asked.path is None:
+    if given and asked.lengths is None:
         raise InvalidInputError(
             f"{' and '.join(given)} is given without --lengths.",
             "Expected a file of lengths.",
             "Add --lengths FILE.",
         )
-    return asked.path is not None
+    return asked.lengths is not None

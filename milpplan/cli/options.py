@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -24,8 +26,14 @@ LENGTHS: Final = "Sequences of several lengths"
 LAUNCHERS: Final = "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel"
 """Launchers, as the help shows them."""
 
+Picked = TypeVar("Picked")
 ASIDE: Final = ("job", "help")
 """Options that a job file cannot give."""
+
+
+def pick(record: type[Picked], parameters: Mapping[str, Any]) -> Picked:
+    """Build a dataclass of the parameters of a command that have the names of its fields."""
+    return record(**{field.name: parameters[field.name] for field in fields(record)})  # type: ignore[arg-type]
 
 
 def models_like(incomplete: str) -> list[str]:

@@ -113,9 +113,9 @@ def solve(
 ) -> ExitCode:
     """Find the best plan for a model on a cluster, and prove it. For sequences of several lengths, see
     `milpplan solve-lengths`."""
-    words = SolveWords(**{name: value for name, value in locals().items() if name != "job"})
-    if are_asked(words.lengths_asked()):
-        return _solve_lengths(words)
+    words, lengths_asked = o.pick(SolveWords, locals()), o.pick(LengthOptions, locals())
+    if are_asked(lengths_asked):
+        return _solve_lengths(words, lengths_asked)
     names = names_of(words.hardware)
     price_of = prices(words.price, names, words.tokens)
     problem = words.problem(names[0] or None)
@@ -131,7 +131,7 @@ def solve(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveWords:
-    """The command's arguments and options as typer gives them, by the names of its parameters."""
+    """The command's arguments and options as typer gives them, apart from those about lengths."""
 
     model: str | None
     hardware: str | None
@@ -165,18 +165,6 @@ class SolveWords:
     witness: bool
     warm_start: Path | None
     check_ends: bool
-    lengths: Path | None
-    max_strategies: int | None
-    tokens_per_step: int | None
-    align: int | None
-    padding: bool
-    mask: str | None
-    buckets: str | None
-    bucket_count: int | None
-    baselines: bool
-    side_by_side: bool | None
-    unlike_replicas: bool
-    hetu: Path | None
     out: Path | None
     verbose: bool
     as_json: bool
@@ -220,24 +208,6 @@ class SolveWords:
             "kind": "inference" if self.inference else "training",
             "ignore": self.ignore,
         }
-
-    def lengths_asked(self) -> LengthOptions:
-        """Collect the options that describe sequences of several lengths."""
-        return LengthOptions(
-            path=self.lengths,
-            max_strategies=self.max_strategies,
-            tokens_per_step=self.tokens_per_step,
-            align=self.align,
-            padding=self.padding,
-            mask=self.mask,
-            buckets=self.buckets,
-            bucket_count=self.bucket_count,
-            baselines=self.baselines,
-            side_by_side=self.side_by_side,
-            unlike_replicas=self.unlike_replicas,
-            hetu=self.hetu,
-            seed=self.seed,
-        )
 
     def options(self, problem: Problem) -> SolveOptions:
         """Collect the options of the search."""
@@ -446,7 +416,7 @@ def _write(out: Path | None, text: str, code: ExitCode) -> ExitCode:
     return code
 
 
-def _solve_lengths(words: SolveWords) -> ExitCode:
+def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
     """Solve ``solve --lengths``, the older form of ``solve-lengths``."""
     from milpplan.cli.commands.solve_lengths import answer_lengths
 
@@ -473,11 +443,8 @@ def _solve_lengths(words: SolveWords) -> ExitCode:
             "Expected lengths with a model, a cluster, formats, --fix, --gap, --time-limit and --backend.",
             "Leave the other options out.",
         )
-    asked = words.lengths_asked()
     limits = words.gap, words.time_limit, words.backend, words.workers
-    named = words.model, words.hardware
-    code = answer_lengths(
-        *named, words.job(), words.space, words.fix or [], asked, limits, words.out, words.as_json
-    )
+    described = words.model, words.hardware, words.job(), words.space, words.fix or []
+    code = answer_lengths(*described, asked, limits, words.out, words.as_json)
     say("`milpplan solve --lengths` is now `milpplan solve-lengths`, with the same options.")
     return code

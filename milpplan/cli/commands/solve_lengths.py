@@ -77,21 +77,7 @@ def solve_lengths(
 ) -> ExitCode:
     """Find the best step for sequences of several lengths: which strategies run which sequences, in turn or side
     by side, with a proved bound."""
-    asked = LengthOptions(
-        path=lengths,
-        max_strategies=max_strategies,
-        tokens_per_step=tokens_per_step,
-        align=align,
-        padding=padding,
-        mask=mask,
-        buckets=buckets,
-        bucket_count=bucket_count,
-        baselines=baselines,
-        side_by_side=side_by_side,
-        unlike_replicas=unlike_replicas,
-        hetu=hetu,
-        seed=seed,
-    )
+    asked = o.pick(LengthOptions, locals())
     if not are_asked(asked):
         raise InvalidInputError("There is no file of lengths.", "Expected --lengths FILE.", "Add --lengths FILE.")
     described = {
@@ -116,8 +102,8 @@ def workload(options: LengthOptions, model: ModelSpec, batch: str | None, cut: s
     are ``cut``, and all are padded to their buckets, if there are any."""
     longest = None if cut is None else checks.whole(cut, "--seq-len", MAX_SEQUENCE)
     number = None if batch is None else checks.whole(batch, "--global-batch", MAX_BATCH)
-    assert options.path is not None
-    drawn = read_lengths(options.path, number, options.seed, options.tokens_per_step)
+    assert options.lengths is not None
+    drawn = read_lengths(options.lengths, number, options.seed, options.tokens_per_step)
     found = workload_of(step_of(drawn, number, options.tokens_per_step, longest), options.alignment, longest)
     ends = _ends(options, model, found)
     if ends is None:
