@@ -292,17 +292,17 @@ def check_size(job: Job) -> None:
         ("The sequence length", job.sequence_length, MAX_SEQUENCE),
         ("The number of combinations of GPUs and batch", gpus[1] * batches[1], MAX_CANDIDATES),
     )
-    for name, value, most in checks:
-        if value > most:
+    for name, value, maximum in checks:
+        if value > maximum:
             raise InvalidInputError(
                 f"{name} is {value:,}.",
-                f"Expected at most {most:,}.",
+                f"Expected at most {maximum:,}.",
                 "Give a smaller number, or a larger step.",
             )
 
 
 def _extent(values: int | Range) -> tuple[int, int]:
-    """Largest value of a range, and its number of values."""
+    """Find the largest value of a range, and count its values."""
     if isinstance(values, int):
         return values, 1
     return values.maximum, (values.maximum - values.minimum) // values.step + 1
@@ -342,15 +342,15 @@ def cluster(text: str, gpus: str | None) -> tuple[HardwareSpec, tuple[NodeGroup,
 
 def _group(part: str, whole: str) -> tuple[str, int]:
     """Read name and number of GPUs of a node type."""
-    found = _GROUP.fullmatch(part)
-    count = int(found["gpus"]) if found else 0
-    if found is None or not count:
+    match = _GROUP.fullmatch(part)
+    count = int(match["gpus"]) if match else 0
+    if match is None or not count:
         raise InvalidInputError(
             f"The part {shown(part)} of the cluster {shown(whole)} has no number of GPUs.",
             "Expected NAME:GPUS+NAME:GPUS, such as dgx-a100-80:64+dgx-h100:64.",
             "Give every node type the number of its GPUs, at least 1.",
         )
-    return found["name"], count
+    return match["name"], count
 
 
 def numbers(word: str) -> Any:

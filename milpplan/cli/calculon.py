@@ -62,8 +62,8 @@ def problem_of(
         "global_batch_size": ("global_batch", "--global-batch", MAX_BATCH),
     }
     changes = {
-        field: checks.count_or_range(job[name], option, most)
-        for field, (name, option, most) in sizes.items()
+        field: checks.count_or_range(job[name], option, maximum)
+        for field, (name, option, maximum) in sizes.items()
         if job[name] is not None
     }
     problem = problem.model_copy(update={"job": problem.job.model_copy(update=changes)})

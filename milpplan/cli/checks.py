@@ -16,31 +16,31 @@ from milpplan.problem.reading import RecordType, invalid_fields, shown
 OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
 
 
-def whole(text: str, option: str, most: int, or_else: str = "") -> int:
+def whole(text: str, option: str, maximum: int, or_else: str = "") -> int:
     """Read a positive integer of at most ``most``; ``or_else`` says what else the option takes."""
     try:
         value = int(text)
     except ValueError:
         value = 0
-    if not 1 <= value <= most:
+    if not 1 <= value <= maximum:
         raise InvalidInputError(
             f"{option} is {shown(text)}.",
-            f"Expected a whole number from 1 to {most:,}{or_else}.",
+            f"Expected a whole number from 1 to {maximum:,}{or_else}.",
             f"Correct {option}.",
         )
     return value
 
 
-def count_or_range(text: str, option: str, most: int) -> int | Range:
+def count_or_range(text: str, option: str, limit: int) -> int | Range:
     """Read ``N``, ``LO:HI`` or ``LO:HI:STEP``."""
     parts = text.split(":")
     if len(parts) == 1:
-        return whole(text, option, most, OR_A_RANGE)
+        return whole(text, option, limit, OR_A_RANGE)
     if len(parts) > 3:
         raise InvalidInputError(
             f"{option} is {shown(text)}.", "Expected N, LO:HI or LO:HI:STEP.", f"Correct {option}."
         )
-    minimum, maximum, step = (whole(part, option, most, OR_A_RANGE) for part in [*parts, "1"][:3])
+    minimum, maximum, step = (whole(part, option, limit, OR_A_RANGE) for part in [*parts, "1"][:3])
     return record(Range, f"{option} {text}", minimum=minimum, maximum=maximum, step=step)
 
 

@@ -42,8 +42,8 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options by section; those without a section come first."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        parameters: list[Any] = [one for one in self.get_params(ctx) if one.get_help_record(ctx) is not None]
-        in_one = sum(one.param_type_name == "option" for one in parameters) <= SHORT_HELP
+        parameters: list[Any] = [part for part in self.get_params(ctx) if part.get_help_record(ctx) is not None]
+        in_one = sum(parameter.param_type_name == "option" for parameter in parameters) <= SHORT_HELP
         for parameter in parameters:
             section = "Options" if in_one else getattr(parameter, "rich_help_panel", None) or "Options"
             section = "Arguments" if parameter.param_type_name == "argument" else section

@@ -78,8 +78,8 @@ def are_asked(asked: LengthOptions) -> bool:
     for name in given:
         from milpplan.lengths.sequences import MAX_SEQUENCES
 
-        most = MAX_SEQUENCE * (MAX_SEQUENCES if name == "--tokens-per-step" else 1)
-        checks.whole(str(options[name]), name, most)
+        maximum = MAX_SEQUENCE * (MAX_SEQUENCES if name == "--tokens-per-step" else 1)
+        checks.whole(str(options[name]), name, maximum)
     switches = {
         "--padding": asked.padding,
         "--mask": asked.mask,

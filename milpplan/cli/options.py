@@ -89,7 +89,7 @@ def _words(command: Any, table: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _names(parameter: Any) -> list[str]:
-    """Names of a parameter in a file: an option's long names, or an argument's name."""
+    """List the names of a parameter in a file: an option's long names, or an argument's name."""
     if parameter.param_type_name == "option":
         long = [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]
         return [name.removeprefix("--") for name in long if name.removeprefix("--") not in ASIDE]

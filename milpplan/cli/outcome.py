@@ -74,7 +74,8 @@ def rendered(renderable: RenderableType, stream: Any) -> str:
     width = None if stream.isatty() else WIDTH
     console = Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
     with console.capture() as capture:
-        plain = (Segment(cleaned(one.text), one.style) for one in console.render(renderable) if not one.control)
+        parts = (part for part in console.render(renderable) if not part.control)
+        plain = (Segment(cleaned(part.text), part.style) for part in parts)
         console.print(Segments(plain))
     lines = capture.get().split("\n")
     return "\n".join(line.rstrip() for line in lines)
@@ -127,9 +128,9 @@ def is_beyond_numbers(error: BaseException) -> bool:
     if isinstance(error, ArithmeticError | MemoryError | RecursionError):
         return True
     # pydantic reports values outside the range of their fields so.
-    found = error.errors(include_url=False) if type(error).__name__ == "ValidationError" else ()  # type: ignore[attr-defined]
-    if found:
-        return all(one["type"] in _OUT_OF_RANGE for one in found)
+    mistakes = error.errors(include_url=False) if type(error).__name__ == "ValidationError" else ()  # type: ignore[attr-defined]
+    if mistakes:
+        return all(mistake["type"] in _OUT_OF_RANGE for mistake in mistakes)
     # Python reads and prints no whole number of thousands of digits.
     return isinstance(error, ValueError) and "set_int_max_str_digits" in str(error)
 

@@ -58,8 +58,8 @@ def calibrate(
     check_writable(out)
     console = Console(file=sys.stderr)
     with limited(time_limit), console.status("reading") as status, within_range():
-        told = status.update if console.is_terminal else None
-        result = calibrated(source, hardware, name, out, constant or USUAL, gpus_per_node, told)
+        callback = status.update if console.is_terminal else None
+        result = calibrated(source, hardware, name, out, constant or USUAL, gpus_per_node, callback)
     write_overlay(out, result.overlay)
     if as_json:
         emit(document_text(result))

@@ -158,16 +158,16 @@ def certify(
             cancelled=interrupts.asked_to_stop,
         )
         ended.append(certified(document, str(result), SecondProofs.by(options)))
-    found, done = ended[0], ended[0].certification
+    answer, done = ended[0], ended[0].certification
     with undisturbed():
         if done.again is not None and done.again.message:
             say(done.again.message)
         if written is not None:
             say(written.words())
         if as_json:
-            emit(document_text(certification_document(done, document.gap, found.proof)))
+            emit(document_text(certification_document(done, document.gap, answer.proof)))
         else:
-            show(certification_report(done, found.proof))
+            show(certification_report(done, answer.proof))
     return OF_VERDICT[done.verdict]
 
 
@@ -217,11 +217,11 @@ def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Ce
         # a solve wrote can be built again, so a result that cannot be was not written by one.
         check = Check("every field computed again", False, "values that no result has")
         return Certified(Certification((check,), proofs.options.backend, None, "refuted"))
-    found = differences(document, built)
-    unconfirmed = [one for one in found if one.field.startswith(UNCONFIRMED)]
+    wrong = differences(document, built)
+    unconfirmed = [difference for difference in wrong if difference.field.startswith(UNCONFIRMED)]
     counts = miscounted(document)
     before = (
-        _compared([one for one in found if one not in unconfirmed]),
+        _compared([difference for difference in wrong if difference not in unconfirmed]),
         Check("counts of layouts add up", counts is None, counts or counted(document.layouts.legal, "layout")),
     )
     if not all(check.passed for check in before):
@@ -235,30 +235,30 @@ def certified(document: ResultDocument, source: str, proofs: SecondProofs) -> Ce
     return Certified(done, built.proof if done.verdict == "certified" else NOTHING)
 
 
-def _with(done: Certification, more: Iterator[tuple[Check, Verdict]]) -> Certification:
+def _with(done: Certification, checks_left: Iterator[tuple[Check, Verdict]]) -> Certification:
     """Add checks to a certification, up to the first that fails."""
-    for check, failing in more:
+    for check, failing in checks_left:
         done = replace(done, checks=(*done.checks, check))
         if not check.passed:
             return replace(done, verdict=failing)
     return done
 
 
-def _compared(found: list[Difference]) -> Check:
-    named = "; ".join(_words_of(one) for one in found[:SHOWN_DIFFERENCES])
-    more = f"; and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
-    return Check("every field computed again", not found, named + more or "all agree")
+def _compared(wrong: list[Difference]) -> Check:
+    named = "; ".join(map(_words_of, wrong[:SHOWN_DIFFERENCES]))
+    rest = f"; and {len(wrong) - SHOWN_DIFFERENCES} more" if len(wrong) > SHOWN_DIFFERENCES else ""
+    return Check("every field computed again", not wrong, named + rest or "all agree")
 
 
-def _words_of(one: Difference) -> str:
+def _words_of(difference: Difference) -> str:
     """Describe a difference without the document's own words, which may be forged."""
-    number = isinstance(one.claimed, int | float)
-    claimed = f"is {one.claimed} in the file" if number else "is something else in the file"
-    return f"{one.field} {claimed}, {shown(one.built)} computed again"
+    number = isinstance(difference.claimed, int | float)
+    claimed = f"is {difference.claimed} in the file" if number else "is something else in the file"
+    return f"{difference.field} {claimed}, {shown(difference.built)} computed again"
 
 
-def _unconfirmed(found: list[Difference]) -> Check:
-    return Check("what the run ran on and advised", False, "; ".join(_words_of(one) for one in found))
+def _unconfirmed(unconfirmed: list[Difference]) -> Check:
+    return Check("what the run ran on and advised", False, "; ".join(map(_words_of, unconfirmed)))
 
 
 def _check_claims(document: ResultDocument, source: str) -> None:
@@ -314,7 +314,7 @@ def rebuilt(document: ResultDocument, claim: ClaimedResult, source: str) -> Resu
 
     Raises:
         InvalidInputError: one of its other plans is not well-formed.
-        IllegalPlanError: one of these is none for its problem.
+        IllegalPlanError: one of its other plans is not legal for its problem.
     """
     problem = document.problem
     result = _result_again(document, claim, source)
@@ -326,9 +326,9 @@ def rebuilt(document: ResultDocument, claim: ClaimedResult, source: str) -> Resu
         end = ends[next(name for name, _ in ENDS if joint_end(problem, name) == there)]
         if end.solved is None or (end.lower_bound_s is None and has_one_step_time(problem)):
             raise ValueError("an end that was solved again has a plan and a bound")
-        plan, known = end.solved.restored(source), (end.best_s, end.rival_s)
-        least = min(seconds for seconds in known if seconds is not None)
-        slower = simulate(there, plan).step_time_s > least * (1.0 + claim.tolerance)
+        plan, known_s = end.solved.restored(source), (end.best_s, end.rival_s)
+        best_s = min(seconds for seconds in known_s if seconds is not None)
+        slower = simulate(there, plan).step_time_s > best_s * (1.0 + claim.tolerance)
         if slower and has_one_step_time(problem):
             raise ValueError("the best plan of an end is one of the plans looked at there")
         return plan, end.lower_bound_s
@@ -491,8 +491,8 @@ def _bounded(
     """Prove that no plan of a problem is better than a bound."""
     gap = max(claim.tolerance, 1.0 - bound / value)
     again = proofs.of(problem, claim, claim.plan).reaching(lambda result: result.objective_bound, bound, gap)
-    found = again.objective_bound
-    seen = "no bound" if found is None else f"a bound of {found / value:.2%} of the plan"
-    passed = found is not None and found >= bound * (1.0 - ROUNDING)
+    proved = again.objective_bound
+    seen = "no bound" if proved is None else f"a bound of {proved / value:.2%} of the plan"
+    passed = proved is not None and proved >= bound * (1.0 - ROUNDING)
     below = again.objective is not None and again.objective < bound * (1.0 - ROUNDING)
     return Check(f"{name} proved again", passed, seen), "refuted" if below else "unproved"

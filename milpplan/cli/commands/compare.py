@@ -54,4 +54,6 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     if len(set(stems)) == len(stems):
         return stems
     whole = [str(path) for path in paths]
-    return whole if len(set(whole)) == len(whole) else [f"{number}: {one}" for number, one in enumerate(whole, 1)]
+    if len(set(whole)) < len(whole):
+        return [f"{number}: {path}" for number, path in enumerate(whole, 1)]
+    return whole

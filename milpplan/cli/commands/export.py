@@ -64,9 +64,9 @@ def export(
 def _write(files: dict[str, str], out: Path) -> None:
     """Write all files into a directory, or the first file to a path; write nothing unless all can be written."""
     into = out.is_dir() or not (out.suffix or out.exists())
-    places = {out / name: text for name, text in files.items()} if into else {out: next(iter(files.values()))}
+    texts = {out / name: text for name, text in files.items()} if into else {out: next(iter(files.values()))}
     if into:
         make_directory(out, "--out", parents=False)
-    write_all(places)
-    for place in places:
-        say(f"Written to {place}.")
+    write_all(texts)
+    for path in texts:
+        say(f"Written to {path}.")

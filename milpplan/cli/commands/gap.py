@@ -281,8 +281,10 @@ class _Launches:
         """Read the plan of a file."""
         options = (self.source.gpus, self.model, self.source.vocab_size, list(self.source.ignore))
         text, name = launcher_text(path, self.source.settings, self.source.arguments)
-        found = self.target.read(ImportRequest(text, name, self.hardware, *options))
-        return Case(found.problem, found.plan, found.unknown_flags, found.ignored_flags, found.notes)
+        imported = self.target.read(ImportRequest(text, name, self.hardware, *options))
+        return Case(
+            imported.problem, imported.plan, imported.unknown_flags, imported.ignored_flags, imported.notes
+        )
 
 
 def _readers(files: Sequence[Path], source: Source) -> Iterator[tuple[str, _Reader]]:
@@ -320,18 +322,18 @@ def _calculon_case(read: CalculonFiles) -> Case:
     """Read an execution of Calculon. GPUs of its networks that it leaves unused are not there for other plans
     either, and a note says so."""
     problem, plan = calculon_run(read)
-    told, hardware = notes(read), problem.hardware
+    remarks, hardware = notes(read), problem.hardware
     pod = 0 if hardware.pods is None else hardware.pods.num_gpus
     joined = (("Domains", hardware.scale_up.num_gpus), ("Pods", pod))
     size = 1
     for (word, used), network in zip(joined, read.system.networks[:-1], strict=False):
         size *= network.size
         if 0 < used < size:
-            told += (
+            remarks += (
                 f"{word} have {used} processors, as the execution uses networks for {size}: a plan that would use "
                 "more of them may be better than the bound says.",
             )
-    return Case(problem, plan, notes=told)
+    return Case(problem, plan, notes=remarks)
 
 
 def _plan_file(path: Path) -> tuple[Problem, Plan]:

@@ -44,8 +44,8 @@ def ask(path: Path, force: bool) -> str:
     hardware = _answer("Hardware (a name or a path)", load_hardware)
     node = load_hardware(hardware).gpus_per_node
 
-    def count(most: int, option: str) -> Callable[[str], object]:
-        return lambda text: count_or_range(text, option, most)
+    def count(maximum: int, option: str) -> Callable[[str], object]:
+        return lambda text: count_or_range(text, option, maximum)
 
     gpus = _answer("GPUs (a number, or LO:HI:STEP)", count(MAX_GPUS, "GPUs"), str(8 * node))
     batch = _answer("Global batch size (sequences, or LO:HI:STEP)", count(MAX_BATCH, "the batch"), "512")
@@ -59,8 +59,8 @@ def ask(path: Path, force: bool) -> str:
     lines += [f"tokens = {float(tokens):g}"] if float(tokens) else []
     lines += [f'price-per-gpu-hour = "{price}"'] if float(price) else []
     head = f"# The words of `milpplan solve`, by their names there; use: milpplan solve --job {path.name}\n"
-    more = '# More of them: space = "uniform", fix = ["tp=8"], time-limit = 60, deadline-days = 90.\n'
-    return head + "\n".join(lines) + "\n" + more
+    foot = '# More of them: space = "uniform", fix = ["tp=8"], time-limit = 60, deadline-days = 90.\n'
+    return head + "\n".join(lines) + "\n" + foot
 
 
 def _amount(text: str) -> None:

@@ -73,8 +73,8 @@ def profile(
         measurements = read_raw(source)
     console = Console(file=sys.stderr)
     with console.status("fitting") as status, within_range():
-        told = status.update if console.is_terminal else None
-        result = profiled(measurements, hardware, name, out, told)
+        callback = status.update if console.is_terminal else None
+        result = profiled(measurements, hardware, name, out, callback)
     write_overlay(out, result.overlay)
     if as_json:
         emit(document_text(result))
@@ -88,12 +88,12 @@ def _measured(hardware: str, device: str | None, quick: bool, time_limit_s: floa
     """Measure as much as the time allows, with a line of progress on a terminal."""
     console, start_s = Console(file=sys.stderr), time.monotonic()
     with console.status("starting PyTorch") as status:
-        machine, found = open_machine(device)
-        if found == "cpu":
+        machine, kind = open_machine(device)
+        if kind == "cpu":
             say("Measuring the CPU: this tries out the command, its constants describe no accelerator.")
-        tasks = sweep(load_hardware(hardware), EXTENTS[found], machine.num_ranks, quick)
-        told = status.update if console.is_terminal else None
-        measurements = measure(machine, tasks, time_limit_s - (time.monotonic() - start_s), told)
+        tasks = sweep(load_hardware(hardware), EXTENTS[kind], machine.num_ranks, quick)
+        callback = status.update if console.is_terminal else None
+        measurements = measure(machine, tasks, time_limit_s - (time.monotonic() - start_s), callback)
     if measurements.stopped:
         say(
             f"Stopped early ({measurements.stopped}) after {counted(measurements.num_rows, 'measurement')}; "

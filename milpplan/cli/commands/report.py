@@ -68,7 +68,7 @@ def report(
     check_plan_of_file(problem, shown)
     other = written_by_another(plan)
     # A proof that another version has sealed cannot be checked here, and is not shown.
-    found = None if other else result_in(plan)
+    result = None if other else result_in(plan)
     files: dict[Path, str] = {}
     with within_range():
         if trace is not None:
@@ -76,7 +76,7 @@ def report(
                 step_lanes(problem, shown), f"{problem.model.name} on {counted(shown.layout.num_gpus, 'GPU')}"
             )
         if out is not None:
-            files[out] = _page(problem, shown, found, other, time_limit, within)
+            files[out] = _page(problem, shown, result, other, time_limit, within)
     return _written(files)
 
 
@@ -107,25 +107,25 @@ def _check_outputs(out: Path | None, trace: Path | None) -> None:
 def _page(
     problem: Problem,
     plan: Plan,
-    found: ResultDocument | None,
+    result: ResultDocument | None,
     other: str | None,
     time_limit_s: float,
     within: float,
 ) -> str:
-    forbid = () if found is None or found.certificate is None else found.certificate.forbid
+    forbid = () if result is None or result.certificate is None else result.certificate.forbid
     overview = plan_overview(problem, plan, time_limit_s=time_limit_s, within=within, forbid=forbid)
-    notes = () if found is None else _old(found, overview.report)
+    notes = () if result is None else _old(result, overview.report)
     if other is not None:
         notes = (
             f"The file was written by milpplan {other}, this page by {__version__}: all numbers are this "
             "version's, and the proof of the file is left out. Solve again to have one.",
         )
-    return plan_page(overview, None if notes else found, notes)
+    return plan_page(overview, None if notes else result, notes)
 
 
-def _old(found: ResultDocument, report: StepReport) -> tuple[str, ...]:
+def _old(result: ResultDocument, report: StepReport) -> tuple[str, ...]:
     """Say why the proof in a file is not about the step that this version simulates."""
-    certificate, step, here = found.certificate, found.step_time_s, cost_model_text(found.problem)
+    certificate, step, here = result.certificate, result.step_time_s, cost_model_text(result.problem)
     if certificate is not None and certificate.cost_model != here:
         return (
             f"The file was proved for the cost model {certificate.cost_model}; this page is by {here}, so "

@@ -27,7 +27,7 @@ def show_preset(
 ) -> None:
     """Print a model or hardware description. A file is checked first, a config.json translated. The number of
     parameters of a model goes to stderr."""
-    text, told = description(name, ignore or ())
+    text, remark = description(name, ignore or ())
     emit(text)
-    if told:
-        say(told)
+    if remark:
+        say(remark)

@@ -104,19 +104,19 @@ def workload(options: LengthOptions, model: ModelSpec, batch: str | None, cut: s
     number = None if batch is None else checks.whole(batch, "--global-batch", MAX_BATCH)
     assert options.lengths is not None
     drawn = read_lengths(options.lengths, number, options.seed, options.tokens_per_step)
-    found = workload_of(step_of(drawn, number, options.tokens_per_step, longest), options.alignment, longest)
-    ends = _ends(options, model, found)
+    sequences = workload_of(step_of(drawn, number, options.tokens_per_step, longest), options.alignment, longest)
+    ends = _ends(options, model, sequences)
     if ends is None:
-        return found
-    padded = bucketed(found, ends, options.alignment)
-    share = percent_text(1.0 - found.num_tokens / padded.num_tokens)
-    more = f" and {len(ends) - SHOWN_ENDS:,} more" if len(ends) > SHOWN_ENDS else ""
+        return sequences
+    padded = bucketed(sequences, ends, options.alignment)
+    share = percent_text(1.0 - sequences.num_tokens / padded.num_tokens)
+    rest = f" and {len(ends) - SHOWN_ENDS:,} more" if len(ends) > SHOWN_ENDS else ""
     shown = ", ".join(f"{end:,}" for end in ends[:SHOWN_ENDS])
-    say(f"Buckets end at {shown}{more}: {share} of the tokens are padding.")
+    say(f"Buckets end at {shown}{rest}: {share} of the tokens are padding.")
     return padded
 
 
-def _ends(options: LengthOptions, model: ModelSpec, found: Workload) -> list[int] | None:
+def _ends(options: LengthOptions, model: ModelSpec, sequences: Workload) -> list[int] | None:
     """Find the ends of the buckets, given or the best; None without buckets."""
     if options.buckets is not None and options.bucket_count is not None:
         raise InvalidInputError(
@@ -126,7 +126,7 @@ def _ends(options: LengthOptions, model: ModelSpec, found: Workload) -> list[int
         return [checks.whole(word, "--buckets", MAX_SEQUENCE) for word in options.buckets.split(",")]
     if options.bucket_count is None:
         return None
-    best = least_padding(model, found, options.bucket_count, options.rules.mask)
+    best = least_padding(model, sequences, options.bucket_count, options.rules.mask)
     return [int(end) for end in best]
 
 

@@ -137,12 +137,12 @@ def _shown() -> Iterator[Callable[[StudyProgress], None]]:
 
 
 def _lines() -> Callable[[StudyProgress], None]:
-    told = [time.monotonic()]
+    last_s = [time.monotonic()]
 
     def tell(progress: StudyProgress) -> None:
         first, last = progress.seconds_left is None, progress.done == progress.total
-        if first or last or time.monotonic() - told[0] >= QUIET_S:
-            told[0] = time.monotonic()
+        if first or last or time.monotonic() - last_s[0] >= QUIET_S:
+            last_s[0] = time.monotonic()
             say(f"cells {progress.done:,}/{progress.total:,}  {_words(progress)}".rstrip())
 
     return tell
