@@ -48,8 +48,6 @@ from milpplan.units import NS_PER_S
 
 # The ratio of forward to backward of equal stages is a ratio of whole parts of this number.
 _PARTS = 48
-# Micro-batches evaluated in one call of the cost model.
-_ROWS = 60000
 # Vectorised passes over a table before its hull is completed point by point.
 _PASSES = 40
 # Rounded terms of a layer's phases, the ends and attention; rounding changes each by at most half a nanosecond.
