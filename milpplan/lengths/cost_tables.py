@@ -275,7 +275,7 @@ def typical_pipeline(tables: Tables, candidate: SizedCandidate, max_quanta: int)
     """
     stages, layout = candidate.candidate.layout.pp, candidate.candidate.layout
     quanta = np.array([max(1, max_quanta // 8), max_quanta])
-    times = ring_times(tables.problem, candidate.candidate, quanta, launches=True)
+    times = ring_times(tables.problem, candidate.candidate, quanta)
     phases = []
     for phase, name in enumerate(("forward", "backward")):
         attention = tables.attention([stages - 1], phase, max_quanta)

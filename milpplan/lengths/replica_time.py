@@ -54,9 +54,7 @@ def layout_times(problem: Problem, max_quanta: Mapping[Layout, int]) -> dict[Lay
     return times_of
 
 
-def ring_times(
-    problem: Problem, candidate: Candidate, quanta: IntArray, *, launches: bool
-) -> tuple[StageTimes, StageTimes]:
+def ring_times(problem: Problem, candidate: Candidate, quanta: IntArray) -> tuple[StageTimes, StageTimes]:
     """Return the times of micro-batches of ``quanta`` [G] quanta without attention, and with the ring hidden, less
     the attention."""
     kinds = problem.model.kinds
@@ -64,7 +62,7 @@ def ring_times(
         packed_times(problem, candidate.layout, quanta, np.full((len(kinds), 2, len(quanta)), core_s))
         for core_s in (0.0, _LONG_S)
     ]
-    return staged(problem, candidate, times, launches=launches)
+    return staged(problem, candidate, times, launches=True)
 
 
 def staged(
