@@ -94,12 +94,10 @@ def parallel_config(degrees: Degrees, num_layers: int) -> dict[str, Any]:
     }
 
 
-def exported(
-    plan: GroupedPlan, layouts: Mapping[str, Degrees], num_layers: int, max_length: int | None = None
-) -> HotSPaLaunch:
+def exported(plan: GroupedPlan, layouts: Mapping[str, Degrees], num_layers: int) -> HotSPaLaunch:
     """Build the configuration of a plan that follows the runtime's rules; ``layouts`` by the strategies' names.
 
-    ``max_length`` is the length to which the data set truncates, b_0: by default the plan's longest sequence.
+    The length to which the data set truncates, b_0, is that of the plan's longest sequence.
 
     Raises:
         InvalidInputError: a strategy without a layout, or a layout that does not fit the model or the GPUs.
@@ -128,7 +126,7 @@ def exported(
     for name in names:
         degrees = _checked_layout(plan, layouts, name, num_layers)
         files[_path(degrees)] = json.dumps(parallel_config(degrees, num_layers), indent=4) + "\n"
-    sizes = (_end(plan, order[0], max_length), *ends[1:], 0)
+    sizes = (*ends, 0)
     paths = [_path(layouts[name]) for name in names]
     if len(set(paths)) < len(paths):
         raise IllegalPlanError(
@@ -138,19 +136,6 @@ def exported(
         )
     files[SCRIPT] = _script(paths, sizes, len(plan.problem.strategies[home].replicas), layouts[names[0]])
     return HotSPaLaunch(tuple(names), sizes, files)
-
-
-def _end(plan: GroupedPlan, group: Group, max_length: int | None) -> int:
-    """Return b_0, which the home must hold."""
-    longest = _longest(plan, group)
-    if max_length is None:
-        return longest
-    if max_length < longest or not plan.problem.strategies[group.strategy].holds(np.array([max_length]))[0]:
-        raise InvalidInputError(
-            f"max_length is {max_length}; the plan's longest sequence has {longest} tokens.",
-            f"At least that, and no more than a replica of {_name(plan, group)} holds, expected.",
-        )
-    return max_length
 
 
 def as_buckets(plan: GroupedPlan) -> GroupedPlan:

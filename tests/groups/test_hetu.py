@@ -110,15 +110,6 @@ def test_strategies_stand_as_the_runtime_runs_them() -> None:
     assert script.index("dp1_tp4_pp2") < script.index("dp8_tp1_pp1") < script.index("dp2_tp2_pp2")
 
 
-def test_longer_sequences_than_planned_have_a_bucket() -> None:
-    """max_length is b_0, within what the home holds."""
-    plan = as_buckets(plan_of(BY_LENGTH))
-    assert exported(plan, LAYOUTS, 32, max_length=16_384).bucket_sizes == (16_384, 4096, 1024, 0)
-    for length in (4096, 16_385):
-        with pytest.raises(InvalidInputError, match=f"max_length is {length}"):
-            exported(plan, LAYOUTS, 32, max_length=length)
-
-
 def test_a_plan_beyond_the_rules_is_refused_and_brought_near() -> None:
     """Lengths that run in two places are moved where the fewest tokens are, and the time is simulated."""
     mixed = plan_of(MIXED)
