@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 
 import numpy as np
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from milpplan.communication.records import Bandwidth, TrafficReport
+from milpplan.reports.text.terminal import report_table
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.units import bytes_text, counted, percent_text, seconds_text
 from milpplan.version import __version__
@@ -71,22 +71,15 @@ def cluster_words(report: TrafficReport) -> str:
 
 def _by_type(report: TrafficReport) -> Table:
     """Show bytes from nodes of each type to nodes of each type."""
-    table = _table("Bytes a step, by node type", "from", *(f"to {block.name}" for block in report.blocks))
+    table = report_table("Bytes a step, by node type", "from", *(f"to {block.name}" for block in report.blocks))
     for sender in report.blocks:
         row = report.type_bytes[sender.node_type]
         table.add_row(sender.name, *(bytes_text(float(row[block.node_type])) for block in report.blocks))
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
-    return table
-
-
 def _by_parallelism(report: TrafficReport, total: float) -> Table:
-    table = _table("Bytes a step", "parallelism", "all GPUs", "share", "inside domains", "between", "pairs")
+    table = report_table("Bytes a step", "parallelism", "all GPUs", "share", "inside domains", "between", "pairs")
     for name, wire in report.wire_bytes.items():
         tiers = report.tier_bytes[name]
         if wire:
@@ -102,7 +95,7 @@ def _by_parallelism(report: TrafficReport, total: float) -> Table:
 
 
 def _links(report: TrafficReport) -> Table:
-    table = _table("Links", "link", "mean a step", "most", "rate of the most", "where")
+    table = report_table("Links", "link", "mean a step", "most", "rate of the most", "where")
     step = report.step_time_s
     rows: tuple[tuple[str, FloatArray, str], ...] = (
         ("GPU to its domain", report.gpu_links.out_inside, "GPU"),
@@ -128,7 +121,7 @@ def _links(report: TrafficReport) -> Table:
 
 def _over_time(report: TrafficReport) -> Table:
     """Show the periods with the most traffic."""
-    table = _table("Over the step", "tier", "mean rate", "busiest", "at", "bytes in the busiest tenth")
+    table = report_table("Over the step", "tier", "mean rate", "busiest", "at", "bytes in the busiest tenth")
     edges = report.timeline.edges_s
     length = edges[1] - edges[0]
     for name, values in (
@@ -149,7 +142,7 @@ def _over_time(report: TrafficReport) -> Table:
 
 
 def _overheads(report: TrafficReport) -> Table:
-    table = _table("Share of the step", "", "exposed", "hidden")
+    table = report_table("Share of the step", "", "exposed", "hidden")
     step = report.step_time_s
     for name in ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce"):
         exposed, hidden = (
@@ -171,7 +164,7 @@ def _bandwidths(rows: list[Bandwidth], named: bool) -> Table:
     nodes."""
     sizes = sorted({row.message_bytes for row in rows})[1::2]
     title = "Bus bandwidth of an all-reduce, by message" + (f", {rows[0].nodes}" if named else "")
-    table = _table(title, "GPUs", "tier", *(bytes_text(size) for size in sizes))
+    table = report_table(title, "GPUs", "tier", *(bytes_text(size) for size in sizes))
     shapes = dict.fromkeys((row.num_gpus, row.stride, row.where) for row in rows if row.operation == "all_reduce")
     by_size = {(row.num_gpus, row.stride, row.message_bytes): row for row in rows if row.operation == "all_reduce"}
     for num_gpus, stride, where in shapes:
