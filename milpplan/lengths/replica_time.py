@@ -7,6 +7,10 @@ Stage p of P runs min(P - p - 1, v) forwards first, then a forward and a backwar
     B[p, m] = b[p, m] + max(B[p+1, m] + l_m, previous item of p)
 
 with f, b and l_m the times of the packed micro-batch (``simulation.packed_sequences``); the time is B[0, v-1].
+
+``ring_times`` has micro-batches without attention, and with enough of it to hide the ring of context parallelism.
+The time of any micro-batch lies between the two (``cost_tables``). Many layouts are evaluated together, because a
+call of the cost model has a high fixed cost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Launcher Megatron-LM, export and import: ``torchrun`` with arguments, checked against its parser and rules."""
+"""Launcher Megatron-LM, export and import: ``torchrun`` with arguments, checked against its parser and rules.
+
+Some flags have no effect on a plan's time and memory. Any other flag that the reader does not look up is refused
+unless it has its default value, because it may change time or memory.
+"""
 
 from __future__ import annotations
 
