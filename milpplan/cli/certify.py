@@ -26,7 +26,6 @@ from milpplan.cli.solving import (
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
 from milpplan.launchers.restriction import restrict
-from milpplan.optimize.certificate import Certification, Check, ClaimedResult, Verdict
 from milpplan.optimize.certify import (
     ROUNDING,
     SecondProofs,
@@ -43,11 +42,15 @@ from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
 from milpplan.optimize.result import (
+    Certification,
+    Check,
+    ClaimedResult,
     PlanResult,
     SolveOptions,
     SolverWork,
     Status,
     TargetPrice,
+    Verdict,
 )
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space

@@ -18,9 +18,8 @@ from milpplan.cli.progress import shown_progress
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.infeasibility import explain
+from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.nearby_problems import Effort
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve, target_price
 from milpplan.optimize.space.enumerate_layouts import broken_rules

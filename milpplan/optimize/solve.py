@@ -1,12 +1,16 @@
-"""``solve``: find the best plan of a problem and prove its bound."""
+"""``solve``: find the best plan of a problem and prove its bound.
+
+A space may have billions of layouts, and bounding them may take minutes. So ``first_plan`` comes first: it looks
+for any plan in small parts of the space, before the whole space is listed.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from pydantic import ValidationError
@@ -14,32 +18,18 @@ from pydantic import ValidationError
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.context import Deadline, SolveContext
 from milpplan.optimize.fewest import FewestSearch
-from milpplan.optimize.first_plan import first_plan
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.objective import (
-    has_one_step_time,
-    objective_per_second,
-    objective_weights,
-    printed_unit,
-)
-from milpplan.optimize.result import (
-    PlanResult,
-    Progress,
-    SolveOptions,
-    SolverWork,
-    Status,
-    TargetPrice,
-)
+from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
+from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status, TargetPrice
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.decide import decide_layouts
-from milpplan.optimize.search.prune_reasons import PruneRecord
+from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.rule_filter import check_forbidden
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
+from milpplan.problem.plan import RANK_ORDERS, Plan
+from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Job, Problem, Space
 from milpplan.problem.reading import plain_reason
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
@@ -317,7 +307,7 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
 
 def _locally_improved(problem: Problem, first: PlanResult, deadline: float | None) -> list[Plan]:
     """Return the best even plan, then each good interleaved plan after a local search moved its layers."""
-    from milpplan.optimize.uneven.layer_local_search import moved
+    from milpplan.optimize.layout.layer_branching import moved
 
     best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
     plans = best[:1]
@@ -428,3 +418,110 @@ def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan
             "They must be the same.",
             "This is a bug: please report the problem file.",
         )
+
+
+def decide_layouts(search: Search) -> None:
+    """Decide every layout, or stop at the time limit or when no further plan is wanted.
+
+    The uniform space is decided by simulating its plans in the order of their bounds; every other space by
+    relaxations, then branching on the layouts that remain.
+
+    Args:
+        search: A search that has not begun; its incumbent, bounds and log are the result.
+    """
+    search.bound()
+    if search.problem.space.kind == "uniform":
+        search.simulate_uniform_plans(search.explored.uniform_ns.size)
+    else:
+        # The modules of the second phase take half of all import time.
+        from milpplan.optimize.search.branch_phase import BranchPhase
+
+        BranchPhase.of(search).run()
+    search.note(force=True)
+
+
+PLAIN: Final[dict[str, tuple[Any, ...]]] = {
+    "cp": (1,),
+    "etp": (1,),
+    "vpp": (1,),
+    "micro_batch_size": (1,),
+    "schedule": ("1f1b", "gpipe", "zb-h1"),
+    "offload_weights": (False,),
+    "offload_activations": (False,),
+    "offload_optimizer": (False,),
+}
+"""Values tried first for fields of the space; other fields keep all their values."""
+ROOMIER: Final = ("cp", "etp", "micro_batch_size")
+"""Fields opened next: more ranks share an activation, or experts."""
+CHUNKED: Final = ("vpp", "schedule")
+"""Fields opened after those: chunks put the ends of the model where there is memory."""
+OFFLOADS: Final = ("offload_weights", "offload_activations", "offload_optimizer")
+"""Fields turned on last."""
+
+
+def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
+    """Find a plan of the problem's space that fits, quickly.
+
+    Args:
+        problem: the problem.
+        context: context of the solve; the work is counted there.
+
+    Returns:
+        The plan; None where no part of the space has one, or none was found in time.
+    """
+    quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
+    for part in _parts(problem):
+        if context.out_of_time():
+            return None
+        space = layout_space(part, context.options.forbid)
+        if not len(space):
+            continue
+        search = Search(part, space, quiet, time.monotonic(), first_only=True)
+        decide_layouts(search)
+        if search.best is not None:
+            return search.best[1]
+    return None
+
+
+def _parts(problem: Problem) -> Iterator[Problem]:
+    """Yield parts of the problem's space, each with one number of GPUs and one batch; largest numbers first,
+    because most plans fit on them."""
+    job = problem.job
+    sizes = dict.fromkeys((job.num_gpus_values[-1], job.num_gpus_values[len(job.num_gpus_values) // 2]))
+    plain = _narrowed(problem, PLAIN)
+    roomier, chunked = (
+        _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in opened})
+        for opened in (ROOMIER, CHUNKED)
+    )
+    offloaded = _narrowed(problem, {**PLAIN, **dict.fromkeys(OFFLOADS, (True,))})
+    for part in dict.fromkeys((plain, roomier, chunked, offloaded)):
+        for gpus in sizes:
+            yield part.model_copy(update={"job": _job(problem, gpus)})
+
+
+def _job(problem: Problem, gpus: int) -> Job:
+    """Return the job on ``gpus`` GPUs, with the batch that has the largest power of two in common with it."""
+    batches = problem.job.global_batch_values
+    batch = max(batches, key=lambda value: (_common(value, gpus), value))
+    fixed: dict[str, Any] = {"num_gpus": gpus, "global_batch_size": batch}
+    return problem.job.model_copy(update=fixed)
+
+
+def _common(value: int, gpus: int) -> int:
+    """Return the largest power of two that divides both numbers."""
+    return min(value & -value, gpus & -gpus)
+
+
+def _narrowed(problem: Problem, wanted: dict[str, tuple[Any, ...]]) -> Problem:
+    """Return the problem with only the wanted values of fields, where the space has some of them."""
+    space, changed = problem.space, dict[str, Any]()
+    for name, values in wanted.items():
+        declared = getattr(space, name)
+        kept = values if declared is None else tuple(value for value in values if value in declared)
+        # One schedule is enough; where the space has interleaved schedules only, its chunks stay.
+        changed[name] = (kept[:1] if name == "schedule" else kept) or declared
+    if not set(PLAIN["schedule"]) & set(space.schedule):
+        changed["vpp"] = space.vpp
+    # The first order: rules keep it among orders that place ranks alike.
+    changed["rank_order"] = (min(space.rank_order, key=RANK_ORDERS.index),)
+    return problem.model_copy(update={"space": space.model_copy(update=changed)})

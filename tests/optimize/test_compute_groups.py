@@ -13,22 +13,22 @@ from milpplan.optimize.bounds.closed_form import SAFETY
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds, uniform_plan
 from milpplan.optimize.context import SolveContext
+from milpplan.optimize.infeasibility import with_space
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.nearby_problems import with_space
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.candidate_layouts import Budget
-from milpplan.optimize.search.decide import decide_layouts
-from milpplan.optimize.search.prune_reasons import FATES
-from milpplan.optimize.space.compute_groups import (
+from milpplan.optimize.search.candidate_layouts import (
+    FATES,
     BlockClasses,
+    Budget,
     ComputeGroups,
     alike_switches,
     compute_values,
     fitting_blocks,
 )
+from milpplan.optimize.solve import decide_layouts
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.problem.plan import RANK_ORDERS, SCHEDULES

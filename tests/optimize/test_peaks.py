@@ -11,18 +11,18 @@ import pytest
 
 from milpplan import Layout
 from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.ceiling_cuts import (
+from milpplan.optimize.layout import layer_branching as layer_branching
+from milpplan.optimize.layout.compact_relaxation import (
+    CompactRelaxation,
     ceiling_paths,
     fullest_stage_bound,
     fullest_stage_branching,
     num_inner,
 )
-from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.cutting_planes import LayoutState, compact_start
+from milpplan.optimize.layout.rank_relaxation import EventTimeRelaxation
+from milpplan.optimize.layout.rounding import analytic_paths, chunk_paths
 from milpplan.optimize.layout.stage_options import LayoutContext
-from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
-from milpplan.optimize.uneven import layer_branching
-from milpplan.optimize.uneven.event_time_lp import EventTimeRelaxation
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, step_time_ns

@@ -23,13 +23,13 @@ from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
 from milpplan.optimize import solve as planner
 from milpplan.optimize.context import SolveContext
-from milpplan.optimize.first_plan import first_plan
 from milpplan.optimize.milp import cbc
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.result import Progress, SolveOptions
 from milpplan.optimize.search.candidate_layouts import Budget
+from milpplan.optimize.solve import first_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from tests.amounts import first

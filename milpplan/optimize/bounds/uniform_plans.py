@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.optimize.bounds.closed_form import SAFETY, path_coefficients
-from milpplan.optimize.bounds.cost_columns import CostColumns
 from milpplan.optimize.bounds.lagrangian_memory import (
+    CostColumns,
     Group,
     ScheduleClass,
     end_bytes,

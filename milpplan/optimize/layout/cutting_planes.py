@@ -15,13 +15,18 @@ from typing import Protocol
 import numpy as np
 
 from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.ceiling_cuts import CeilingPath
 from milpplan.optimize.layout.compact_relaxation import RESOLUTION as COMPACT_RESOLUTION
-from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
+from milpplan.optimize.layout.compact_relaxation import CeilingPath, CompactRelaxation
 from milpplan.optimize.layout.layout_program import LayoutProgram
-from milpplan.optimize.layout.rounding import fitted_plan, rounded_layers
+from milpplan.optimize.layout.rounding import (
+    Choice,
+    analytic_paths,
+    best_choice,
+    fitted_plan,
+    rank_costs,
+    rounded_layers,
+)
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, UnitCosts, stage_menu
-from milpplan.optimize.layout.warm_start import Choice, analytic_paths, best_choice, rank_costs
 from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolution
 from milpplan.optimize.milp.program import Program, Rows
 from milpplan.problem.plan import Plan

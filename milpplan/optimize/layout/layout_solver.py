@@ -5,7 +5,7 @@ cutoff. If no option is left for some stage, no plan can exist: this proves with
 prove by their duals, checked in exact integers. The integer program proves by a backend, confirmed by a second
 backend (``SolveOptions.witness``).
 
-A layout whose virtual stages share one recompute setting is solved in parts with a fixed setting (``plan_space``).
+A layout whose virtual stages share one recompute setting is solved in parts (``stage_options``).
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ from itertools import product
 import numpy as np
 
 from milpplan.errors import SolverError, UnavailableError
-from milpplan.optimize.bounds.closed_form import path_coefficients
-from milpplan.optimize.bounds.layer_counting import max_layers_on_ranks
+from milpplan.optimize.bounds.closed_form import max_layers_on_ranks, path_coefficients
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, try_choice
+from milpplan.optimize.layout.layer_branching import BranchingTree
 from milpplan.optimize.layout.layout_program import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
-from milpplan.optimize.layout.stage_options import LayoutContext, Menu
-from milpplan.optimize.layout.warm_start import Choice, analytic_paths
+from milpplan.optimize.layout.rounding import Choice, analytic_paths
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu, PartKey, part_key, part_settings
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Backend, Limits, Solution
-from milpplan.optimize.search.prune_reasons import Fate
-from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.space.plan_space import PartKey, part_key, part_settings
-from milpplan.optimize.uneven.layer_branching import BranchingTree
+from milpplan.optimize.search.candidate_layouts import Fate
+from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout, Plan
 from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import IntArray

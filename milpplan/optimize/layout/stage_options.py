@@ -5,15 +5,20 @@ falls when a backward gets longer. So among items with the same layers, an item 
 shorter backward and no more memory. Where a rank has a single virtual stage, one item a layer count remains: the
 least recomputation that fits. Where it has several, the Pareto set of (backward, kept bytes, transient bytes)
 remains.
+
+A layout whose virtual stages share one recompute setting (``Space.recompute_counts``) is solved in parts, setting
+by setting. In a part the counts of a virtual stage follow from its layers, so everything that holds for free
+counts holds for the part, with smaller menus. The layout's bound is the minimum over its parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.optimize.space.layer_splits import layer_bounds, layers_up_to, model_runs, place_bounds, run_counts
+from milpplan.optimize.space.plan_space import layer_bounds, layers_up_to, model_runs, place_bounds, run_counts
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.terms import ONCE, Phase
@@ -33,6 +38,10 @@ ITEM_BYTES = (
 """Fields of ``Menu`` that hold bytes."""
 FLOOR_UNITS = 10_000
 """Units of the longest backward in the rows of the minimum recomputation of a rank."""
+
+
+PartKey = tuple[tuple[str, ...], int | None]
+"""Recompute modes of a part, and the number of first layers that it recomputes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -465,3 +474,26 @@ def _serial_ns(context: LayoutContext, costs: LayoutCosts, transfers_ns: int) ->
     weights = np.append(counts, [1, 1])
     once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ weights)
     return context.layout.num_micro_batches * work + once + int(context.costs.barrier_ns)
+
+
+def part_key(context: LayoutContext) -> PartKey:
+    """Return the key of a part of a layout."""
+    return context.problem.recompute_modes, context.first_full
+
+
+def part_settings(context: LayoutContext) -> Iterator[LayoutContext]:
+    """Yield the parts of a layout: all layers of one mode, then, where the space has blocks, the first n layers of
+    every virtual stage fully recomputed."""
+    modes = context.problem.recompute_modes
+    for mode in modes:
+        yield replace(context, problem=_with_modes(context.problem, mode))
+    if context.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes):
+        blocks = _with_modes(context.problem, "none", "full")
+        # A block as long as the longest stage is all layers.
+        for number in range(1, max(high for _, high in context.layer_bounds)):
+            yield replace(context, problem=blocks, first_full=number)
+
+
+def _with_modes(problem: Problem, *modes: str) -> Problem:
+    space = problem.space.model_copy(update={"recompute": modes, "recompute_counts": "any"})
+    return problem.model_copy(update={"space": space})

@@ -18,8 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import SolverError
-from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, FloatArray, IntArray, Program, Rows
-from milpplan.optimize.milp.scaling import Scaling, as_floats, fill_rows, model_proto, sparse_values
+from milpplan.optimize.milp.program import (
+    INFINITY,
+    MINUS_INFINITY,
+    FloatArray,
+    IntArray,
+    Program,
+    Rows,
+    Scaling,
+    as_floats,
+    fill_rows,
+    model_proto,
+    sparse_values,
+)
 from milpplan.optimize.milp.solution import require_exact_floats
 
 RelaxationStatus = Literal["optimal", "infeasible", "unbounded", "stopped"]

@@ -13,43 +13,40 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.optimize.space.execution_rules import (
+from milpplan.optimize.space.layout_space import SHARDING, Choices, LayoutSpace
+from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
+from milpplan.optimize.space.rule_filter import STANDS_FOR, Columns, Rule, RuleFilter, cross, expand, not_forbidden
+from milpplan.optimize.space.rules import (
+    ALL_REPLICA_RULES,
     CAPACITY_RULES,
+    CLUSTER_ORDER_RULES,
+    CLUSTER_RULES,
     DOMINANCE,
     EXECUTION_RULES,
     INFERENCE_RULES,
-    TRANSFER_DOMINANCE,
-    Rule,
-    asked_switches,
-    default_switches,
-    offloads_asked,
-)
-from milpplan.optimize.space.layout_space import SHARDING, Choices, LayoutSpace
-from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
-from milpplan.optimize.space.node_type_rules import (
-    ALL_REPLICA_RULES,
-    CLUSTER_ORDER_RULES,
-    CLUSTER_RULES,
     REPLICA_DEGREE_RULES,
     REPLICA_RULES,
-    meeting_once,
-    node_orders,
-    replica_rank_orders,
-    shares_in,
-    with_shares,
-)
-from milpplan.optimize.space.rule_filter import STANDS_FOR, Columns, RuleFilter, cross, expand, not_forbidden
-from milpplan.optimize.space.stage_rules import (
     SPLIT_BACKWARD_RULES,
     SPLIT_RULES,
+    TRANSFER_DOMINANCE,
     allowed,
+    asked_switches,
+    default_switches,
     max_virtual_stages,
+    meeting_once,
+    node_orders,
+    offloads_asked,
+    replica_rank_orders,
     schedule_rules,
+    shares_in,
     stage_choices,
     stage_rules,
+    target_crossed_rules,
+    target_rules,
+    target_sharding_rules,
     virtual_stages,
+    with_shares,
 )
-from milpplan.optimize.space.target_rules import target_crossed_rules, target_rules, target_sharding_rules
 from milpplan.problem.model import DenseMlp, MixtureOfExperts
 from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, Layout
 from milpplan.problem.problem import Problem, Space
