@@ -29,7 +29,7 @@ from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.problem.plan import RANK_ORDERS, Plan
-from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Job, Problem, Space
+from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 from milpplan.problem.reading import plain_reason
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
@@ -211,6 +211,7 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
         first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
         search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
+        search.bound()
         decide_layouts(search)
     except KeyboardInterrupt:
         message = "" if deadline is not None and time.monotonic() >= deadline else "Interrupted."
@@ -421,15 +422,14 @@ def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan
 
 
 def decide_layouts(search: Search) -> None:
-    """Decide every layout, or stop at the time limit or when no further plan is wanted.
+    """Decide the layouts that their bounds leave open, until the time limit or until no further plan is wanted.
 
     The uniform space is decided by simulating its plans in the order of their bounds; every other space by
     relaxations, then branching on the layouts that remain.
 
     Args:
-        search: A search that has not begun; its incumbent, bounds and log are the result.
+        search: the search, after ``Search.bound``; its incumbent, bounds and log are the result.
     """
-    search.bound()
     if search.problem.space.kind == "uniform":
         search.simulate_uniform_plans(search.explored.uniform_ns.size)
     else:
@@ -477,6 +477,7 @@ def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
         if not len(space):
             continue
         search = Search(part, space, quiet, time.monotonic(), first_only=True)
+        search.bound()
         decide_layouts(search)
         if search.best is not None:
             return search.best[1]
@@ -496,20 +497,10 @@ def _parts(problem: Problem) -> Iterator[Problem]:
     offloaded = _narrowed(problem, {**PLAIN, **dict.fromkeys(OFFLOADS, (True,))})
     for part in dict.fromkeys((plain, roomier, chunked, offloaded)):
         for gpus in sizes:
-            yield part.model_copy(update={"job": _job(problem, gpus)})
-
-
-def _job(problem: Problem, gpus: int) -> Job:
-    """Return the job on ``gpus`` GPUs, with the batch that has the largest power of two in common with it."""
-    batches = problem.job.global_batch_values
-    batch = max(batches, key=lambda value: (_common(value, gpus), value))
-    fixed: dict[str, Any] = {"num_gpus": gpus, "global_batch_size": batch}
-    return problem.job.model_copy(update=fixed)
-
-
-def _common(value: int, gpus: int) -> int:
-    """Return the largest power of two that divides both numbers."""
-    return min(value & -value, gpus & -gpus)
+            # The batch that has the largest power of two in common with the number of GPUs.
+            _, batch = max((min(value & -value, gpus & -gpus), value) for value in job.global_batch_values)
+            fixed = job.model_copy(update={"num_gpus": gpus, "global_batch_size": batch})
+            yield part.model_copy(update={"job": fixed})
 
 
 def _narrowed(problem: Problem, wanted: dict[str, tuple[Any, ...]]) -> Problem:

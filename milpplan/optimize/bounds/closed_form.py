@@ -95,8 +95,10 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
     gradients W it is m (F + B + W) / P, because every rank does all its work one after another, and for zb-h1 (m F
     + (m + P - 1) B + (m - P) W) / P. Of the m micro-batches at most m - P are in pairs.
     """
-    rows, inverse = rows_of_layers(problem, columns, placed)
-    layers = layers_ns(problem, columns.take(rows), placed)
+    rows, inverse = distinct_layers(problem, columns) if placed else distinct(columns, LAYER_KEYS, ())
+    representatives = columns.take(rows)
+    durations_ns = layer_durations_ns if placed else least_layer_ns
+    layers = durations_ns(problem, representatives)
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(layers)).astype(np.float64)
     forward = over_kinds(counts, layers[:, Phase.FORWARD].astype(np.float64))[inverse]
     backward = over_kinds(counts, layers[:, Phase.BACKWARD].astype(np.float64))[inverse]
@@ -111,7 +113,7 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
         bound = np.maximum(bound, np.where(split, m * (forward + backward + weight) / P, 0.0))
         if columns.runs_pairs.any():
             if placed:
-                pair_ns = least_paired_ns(problem, columns.take(rows)).sum(axis=1).astype(np.float64)
+                pair_ns = least_paired_ns(problem, representatives).sum(axis=1).astype(np.float64)
             else:
                 pair_ns = np.maximum(layers[:, ONCE].sum(axis=1) - PAIR_ROUNDING_NS, 0).astype(np.float64)
             paired = P * (forward + backward + weight) + (m - P) * over_kinds(counts, pair_ns)[inverse]
@@ -119,17 +121,6 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
                 np.where(columns.runs_pairs, paired / P, np.maximum(bound, forward + backward)) * SAFETY
             )
     return np.asarray(np.maximum(bound, forward + backward) * SAFETY)
-
-
-def rows_of_layers(problem: Problem, columns: LayoutColumns, placed: bool) -> tuple[IntArray, IntArray]:
-    """Return representatives and inverse (``unique_rows``) of the layouts with different layers; unless
-    ``placed``, the position of ranks does not count."""
-    return distinct_layers(problem, columns) if placed else distinct(columns, LAYER_KEYS, ())
-
-
-def layers_ns(problem: Problem, columns: LayoutColumns, placed: bool) -> IntArray:
-    """Return durations of a layer of each kind, [K, Phase, n]; unless ``placed``, of its kernels alone."""
-    return layer_durations_ns(problem, columns) if placed else least_layer_ns(problem, columns)
 
 
 def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> LayoutBounds:
@@ -367,7 +358,8 @@ def _max_by_work(context: LayoutContext, group: Group, cutoff_ns: int, before: C
     if costs.saved is not None:
         # Maximum number of pairs of a rank with a forward, or a backward, of a chunk.
         each = each - costs.saved.sum(axis=0) * np.maximum(m - group.num_ranks, 0.0)
-    layers = np.cumsum([0, *(context.min_layers(stage) for stage in range(group.num_ranks - 1))])[:, None]
+    min_layers = np.array(context.layer_bounds, dtype=np.int64)[: group.num_ranks - 1, 0]
+    layers = np.concatenate([[0], np.cumsum(min_layers)])[:, None]
     start = layers * before.forward.min(axis=0) + group.ranks * before.transfer
     start[0] += m * (costs.embedding.sum(axis=0) + costs.head.sum(axis=0))
     start[1:] += before.embedding[0]

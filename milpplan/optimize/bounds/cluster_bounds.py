@@ -26,10 +26,8 @@ from milpplan.optimize.bounds.closed_form import (
     SAFETY,
     LayoutBounds,
     compute_bounds,
-    layers_ns,
     layout_bounds,
     path_coefficients,
-    rows_of_layers,
     tail,
 )
 from milpplan.optimize.bounds.lagrangian_memory import (
@@ -45,9 +43,10 @@ from milpplan.optimize.bounds.lagrangian_memory import (
 from milpplan.optimize.bounds.uniform_plans import UniformBounds, rank_work, uniform_bounds
 from milpplan.problem.plan import order_of
 from milpplan.problem.problem import Problem
+from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct, distinct_layers
 from milpplan.simulation.layers.terms import ONCE
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
-from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
+from milpplan.simulation.layout_costs import CostTable, layer_durations_ns, least_layer_ns, usable_memory_bytes
 from milpplan.simulation.mixed_costs import AnyTable, ClusterTable, types_of_ranks
 from milpplan.simulation.replica_costs import ReplicaTable, on_one_type, view_columns
 
@@ -71,10 +70,10 @@ def cluster_compute_bounds(problem: Problem, columns: LayoutColumns, placed: boo
 
 def _pipeline_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool) -> FloatArray:
     """Return the bounds of layouts with equal replicas."""
-    rows, inverse = rows_of_layers(problem, columns, placed)
-    part = columns.take(rows)
+    rows, inverse = distinct_layers(problem, columns) if placed else distinct(columns, LAYER_KEYS, ())
+    part, durations_ns = columns.take(rows), layer_durations_ns if placed else least_layer_ns
     types = range(len(problem.node_types))
-    layers = np.stack([layers_ns(problem.on_type(t), part, placed) for t in types]).astype(np.float64)
+    layers = np.stack([durations_ns(problem.on_type(t), part) for t in types]).astype(np.float64)
     forward, backward, weight = (layers[:, :, phase][..., inverse] for phase in ONCE)
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=forward.shape[1]).astype(np.float64)
     m, P = columns.num_micro_batches, columns.pp

@@ -232,8 +232,24 @@ class Group:
 
     @cached_property
     def live(self) -> tuple[FloatArray, ...]:
-        """``live_at_peak`` of the layouts."""
-        return live_at_peak(self)
+        """Micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving, else for
+        its last, first and any other chunk (V schedules have no other).
+
+        1f1b and zb-h1 min(m, P - s), gpipe m. V schedules: before its first backward a rank has run s + 1 forwards
+        of its second chunk and 2 P - 1 - s of its first, if there are as many. Interleaved: the warm-up and a
+        forward are 2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has min(P, 2 (P - s -
+        1) + 1), the first P + max(0, P - 2 s - 1), others P.
+        """
+        m, P = self.micro_batches, self.num_ranks
+        depth = P - self.ranks
+        if self.schedule_class is ScheduleClass.V:
+            return np.minimum(m, self.ranks + 1), np.minimum(m, P + depth - 1)
+        if not self.interleaved:
+            whole = (self.schedule == GPIPE) & (P > 1)
+            return (np.where(whole, m, np.minimum(m, depth)),)
+        last = np.broadcast_to(np.minimum(float(P), 2 * depth - 1), (P, len(m)))
+        first = np.minimum(P + np.maximum(0.0, 2 * depth - 1 - P), m)
+        return last, first, np.where(self.vpp > 2, float(P), first)
 
     @cached_property
     def forced_by_kind(self) -> FloatArray:
@@ -296,27 +312,6 @@ def groups_of(
                     fewest_inner_layers(problem, 2, 2 * num_ranks),
                 ),
             )
-
-
-def live_at_peak(group: Group) -> tuple[FloatArray, ...]:
-    """Return the micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving,
-    else for its last, first and any other chunk (V schedules have no other).
-
-    1f1b and zb-h1 min(m, P - s), gpipe m. V schedules: before its first backward a rank has run s + 1 forwards of
-    its second chunk and 2 P - 1 - s of its first, if there are as many. Interleaved: the warm-up and a forward are
-    2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has min(P, 2 (P - s - 1) + 1), the
-    first P + max(0, P - 2 s - 1), others P.
-    """
-    m, P = group.micro_batches, group.num_ranks
-    depth = P - group.ranks
-    if group.schedule_class is ScheduleClass.V:
-        return np.minimum(m, group.ranks + 1), np.minimum(m, P + depth - 1)
-    if not group.interleaved:
-        whole = (group.schedule == GPIPE) & (P > 1)
-        return (np.where(whole, m, np.minimum(m, depth)),)
-    last = np.broadcast_to(np.minimum(float(P), 2 * depth - 1), (P, len(m)))
-    first = np.minimum(P + np.maximum(0.0, 2 * depth - 1 - P), m)
-    return last, first, np.where(group.vpp > 2, float(P), first)
 
 
 def over_kinds(counts: FloatArray, values: FloatArray) -> FloatArray:

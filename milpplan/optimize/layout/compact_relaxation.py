@@ -334,7 +334,7 @@ class CompactRelaxation:
         upper = np.zeros((3, J, K), dtype=np.int64)
         for index, name in enumerate(COUNTS):
             upper[index] = total if name == "layers" or name in modes else 0
-        max_layers = np.array([context.max_layers(j) for j in range(J)])
+        max_layers = np.array(context.layer_bounds, dtype=np.int64)[:, 1]
         upper = np.minimum(upper, max_layers[None, :, None])
         columns = np.concatenate([upper.ravel(), [MOST_UNITS], total])
         names = [f"{name}[{j},{k}]" for name in COUNTS for j in range(J) for k in range(K)]

@@ -174,7 +174,7 @@ class LayoutSolver(SolveContext):
         if part.closed:
             return
         part.context = part.context.with_split(split, bounds.min_backward_ns(split))
-        max_layers = _max_layers_counted(part.context, part.cutoff_ns)
+        max_layers = max_layers_within(part.context, part.cutoff_ns)
         menus = None if max_layers is None else compact_rounds(part, max_layers, FULL_ROUNDS)
         if menus is None or part.closed or self._decide_whole(part, menus) != "open":
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
@@ -197,7 +197,7 @@ class LayoutSolver(SolveContext):
         for index, split in enumerate(splits):
             context = state.context.with_split(split, bounds.min_backward_ns(split))
             part = replace(state, context=context, best=None)
-            max_layers = _max_layers_counted(part.context, part.cutoff_ns)
+            max_layers = max_layers_within(part.context, part.cutoff_ns)
             if (
                 max_layers is not None
                 and compact_rounds(part, max_layers, FULL_ROUNDS) is not None
@@ -209,7 +209,7 @@ class LayoutSolver(SolveContext):
         for _, _, part in sorted(parts, key=lambda entry: entry[:2]):
             part.cutoff_ns = min(part.cutoff_ns, state.cutoff_ns)
             if not part.closed:
-                max_layers = _max_layers_counted(part.context, part.cutoff_ns)
+                max_layers = max_layers_within(part.context, part.cutoff_ns)
                 menus = None if max_layers is None else compact_rounds(part, max_layers, QUICK_ROUNDS)
                 if menus is not None and not part.closed and self._decide_whole(part, menus) == "open":
                     bound_ns, fate = min(bound_ns, part.bound_ns), "open"
@@ -383,7 +383,7 @@ def max_stage_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:
     ranks = [context.costs.of_rank(rank) for rank in range(P)]
     counts = np.bincount(np.array(context.problem.model.layer_kinds))
     if v > 1:
-        min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])[context.stage_grid]
+        min_layers = np.array(context.layer_bounds, dtype=np.int64)[context.stage_grid, 0]
         on_rank = max_layers_on_ranks(context, cutoff_ns)
         if (np.maximum(on_rank, 0).sum(axis=1) < counts).any():
             return np.full(context.num_stages, -1)
@@ -415,19 +415,13 @@ def _scaled(program: ChoiceProgram, base: int, unit: int, limited: bool) -> tupl
 def max_layers_within(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
     """Return the maximum layers of every stage; None when counting, or the memory of the model's ends, leaves no
     plan."""
+    min_layers, space_max = np.array(context.layer_bounds, dtype=np.int64).T
+    max_layers = np.minimum(max_stage_layers(context, cutoff_ns), space_max)
+    if (max_layers < min_layers).any() or max_layers.sum() < context.problem.model.num_layers:
+        return None
     # Where all ranks are alike and hold at most one end, the layout's memory bound covers the ends.
     alike = context.layout.schedule not in V_SCHEDULES and not context.capacities and not context.costs.offloads
-    max_layers = _max_layers_counted(context, cutoff_ns)
-    return max_layers if max_layers is not None and (alike or context.ends_fit()) else None
-
-
-def _max_layers_counted(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
-    """Return the maximum layers of every stage; None when counting leaves no plan."""
-    layers = context.problem.model.num_layers
-    min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])
-    space_max = np.array([context.max_layers(j) for j in range(context.num_stages)])
-    max_layers = np.minimum(max_stage_layers(context, cutoff_ns), space_max)
-    return None if (max_layers < min_layers).any() or max_layers.sum() < layers else max_layers
+    return max_layers if alike or context.ends_fit() else None
 
 
 def start_program(state: LayoutState, menus: list[Menu]) -> LayoutProgram | None:

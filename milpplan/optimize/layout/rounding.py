@@ -223,8 +223,7 @@ def rounded_layers(context: LayoutContext, layers: FloatArray) -> IntArray:
     if splits is not None:
         return _nearest_split(context, splits, layers)
     total = context.problem.model.num_layers
-    min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])
-    max_layers = np.array([context.max_layers(j) for j in range(context.num_stages)])
+    min_layers, max_layers = np.array(context.layer_bounds, dtype=np.int64).T
     whole = np.clip(np.diff(np.rint(np.cumsum(layers)), prepend=0), min_layers, max_layers).astype(np.int64)
     while (missing := total - int(whole.sum())) != 0:
         step = 1 if missing > 0 else -1

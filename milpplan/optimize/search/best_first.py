@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,11 @@ FIRST_BATCH, MAX_BATCH = 48, 1024
 """Number of plans simulated together: in the first batch, and at most."""
 GROWTH = 16
 """Growth factor of the batches: the first plans may prune nearly all others."""
+
+
+def no_rows() -> IntArray:
+    """Return an empty array of rows."""
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -136,7 +142,7 @@ class CostCache:
     """Constants of at most ``BLOCK`` layouts, by their rows."""
 
     problem: Problem
-    rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    rows: IntArray = field(default_factory=no_rows)
     """Ascending."""
     costs: AnyTable | None = None
 
@@ -164,8 +170,8 @@ class KnownTables:
 
     problem: Problem
     tables: list[CostTable] = field(default_factory=list)
-    table_of: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    index_in_table: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    table_of: IntArray = field(default_factory=no_rows)
+    index_in_table: IntArray = field(default_factory=no_rows)
 
     def add(self, rows: IntArray, costs: CostTable) -> None:
         """Add the constants of some layouts."""
@@ -211,11 +217,13 @@ def with_plan(offered: list[tuple[float, Plan]], value: float, plan: Plan) -> li
     """
     if len(offered) >= KEPT_PLANS and value >= offered[-1][0]:
         return offered
-    same = next((index for index, (_, other) in enumerate(offered) if other.layout == plan.layout), None)
-    if same is not None and offered[same][0] <= value:
-        return offered
-    kept = [entry for index, entry in enumerate(offered) if index != same]
-    return sorted([*kept, (value, plan)], key=lambda entry: entry[0])[:KEPT_PLANS]
+    others = []
+    for entry in offered:
+        if entry[1].layout != plan.layout:
+            others.append(entry)
+        elif entry[0] <= value:
+            return offered
+    return sorted([*others, (value, plan)], key=itemgetter(0))[:KEPT_PLANS]
 
 
 @dataclass(slots=True)
@@ -223,7 +231,7 @@ class Search:
     """Run of the search over one layout space.
 
     The objective is step time (ns) times the layout's weight. ``bound`` gives all layouts closed-form bounds,
-    ``decide.decide_layouts`` then decides the layouts that the bounds leave open.
+    ``solve.decide_layouts`` then decides the layouts that the bounds leave open.
     """
 
     problem: Problem
@@ -236,7 +244,7 @@ class Search:
     keep_below: float = -np.inf
     """Objective below which layouts are explored even if they cannot improve the incumbent
     (``explain.near_best``)."""
-    candidates: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    candidates: IntArray = field(default_factory=no_rows)
     """Layouts that may improve the incumbent. All other layouts of opened groups have objectives of at least
     ``rest_bound``."""
     rest_bound: float = np.inf
@@ -246,7 +254,7 @@ class Search:
     """Solution pool: objectives and plans, best first, at most ``KEPT_PLANS`` and one per layout."""
     log: list[Progress] = field(default_factory=list)
     last_log: float = 0.0
-    queue: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    queue: IntArray = field(default_factory=no_rows)
     """Layouts to explore next, in order."""
     first_only: bool = False
     """True where the search ends with its first plan."""
@@ -279,24 +287,6 @@ class Search:
         if capacity <= 0:
             return np.zeros(0, dtype=np.int64)
         return self.explored.frontier.first(self.threshold(), min(layouts, capacity), self.context.out_of_time)
-
-    def _refine_bounds(self) -> None:
-        """Bound layouts with memory and sharding, in the order of their bounds without them.
-
-        Uniform plans are simulated on the way as incumbents. The loop ends when the compute time of every layout
-        left is above the incumbent.
-        """
-        size = FIRST_UNIFORM_CHUNK if self.problem.space.kind == "uniform" else FIRST_CHUNK
-        while not self.is_over():
-            rows = self._next(size)
-            if not len(rows):
-                break
-            self._bound(np.sort(rows))
-            size = min(CHUNK, CHUNK_GROWTH * size)
-            if self.problem.space.kind == "uniform" and not self._any_left():
-                # All plans are simulated in their order from here on.
-                break
-            self.simulate_uniform_plans(FIRST_PLANS)
 
     def _any_left(self) -> bool:
         """Return True if layouts without detailed bounds may improve the incumbent."""
@@ -353,18 +343,29 @@ class Search:
                 fits.any(axis=1), self.explored.uniform_ns[rows].min(axis=1), np.inf
             )
 
-    @property
-    def scale(self) -> float:
-        """Factor from the search's objective to the log's unit: seconds of step time, or GPU-hours."""
-        return 1.0 if self.problem.job.objective == "gpu_hours" else 1.0 / NS_PER_S
-
     def bound(self) -> None:
-        """Evaluate the start plans and bound all layouts in closed form."""
+        """Evaluate the start plans and bound all layouts in closed form.
+
+        First all layouts get a bound from compute alone. Then memory and sharding count, in the order of these
+        bounds, and uniform plans are simulated on the way as incumbents. The loop ends when the compute time of
+        every layout left is above the incumbent.
+        """
         self._warm_start()
         self.explored.frontier.prepare(self.context.out_of_time)
         if self.best is not None:
             self.note(force=True)
-        self._refine_bounds()
+        uniform = self.problem.space.kind == "uniform"
+        size = FIRST_UNIFORM_CHUNK if uniform else FIRST_CHUNK
+        while not self.is_over():
+            rows = self._next(size)
+            if not len(rows):
+                break
+            self._bound(np.sort(rows))
+            size = min(CHUNK, CHUNK_GROWTH * size)
+            if uniform and not self._any_left():
+                # All plans are simulated in their order from here on.
+                break
+            self.simulate_uniform_plans(FIRST_PLANS)
 
     def is_over(self) -> bool:
         """Return True once the time limit has passed, or once a first plan is found and no other is wanted."""
@@ -401,23 +402,22 @@ class Search:
     def threshold(self) -> float:
         """Return the objective from which on a bound prunes: such layouts cannot improve the incumbent by more
         than the gap."""
-        return float(self._thresholds(self.best_value))
+        return float(threshold(self.best_value, self.context.options.gap, self.keep_below))
 
-    def _thresholds(self, best: FloatArray | float) -> FloatArray:
-        """Return ``threshold`` for given incumbent objectives."""
-        return threshold(best, self.context.options.gap, self.keep_below)
+    def offer(self, plan: Plan, step_time_ns: int, weight: float, limit_ns: float) -> None:
+        """Add a simulated plan that fits to the solution pool, and make it the incumbent if it is better.
 
-    def offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
-        """Add a simulated plan of a layout that fits to the solution pool, and make it the incumbent if it is
-        better."""
-        self._offer(float(self.explored.weights[row]), float(self.explored.limits_ns[row]), step_time_ns, plan)
-
-    def _offer(self, weight: float, limit_ns: float, step_time_ns: int, plan: Plan) -> None:
-        """Offer a plan whose layout has this weight and step time limit."""
+        Args:
+            plan: the plan.
+            step_time_ns: its exact step time.
+            weight: factor from step time to objective.
+            limit_ns: longest admissible step.
+        """
+        if step_time_ns > limit_ns:
+            return
         value = step_time_ns * weight
-        if step_time_ns <= limit_ns:
-            self.offered = with_plan(self.offered, value, plan)
-        if value < self.best_value and step_time_ns <= limit_ns:
+        self.offered = with_plan(self.offered, value, plan)
+        if value < self.best_value:
             self.best = (value, plan)
             self._narrow()
             self.note(force=True)
@@ -435,8 +435,10 @@ class Search:
             self.explored.values(self.candidates) < self.threshold()
         )
         open_layouts = int(undecided.sum()) + self.explored.frontier.closed_below(self.threshold())
-        incumbent = self.best_value * self.scale if self.best else None
-        proved = bound * self.scale if 0 < bound < np.inf else None
+        # From the search's objective to the log's unit: seconds of step time, or GPU-hours.
+        scale = 1.0 if self.problem.job.objective == "gpu_hours" else 1.0 / NS_PER_S
+        incumbent = self.best_value * scale if self.best else None
+        proved = bound * scale if 0 < bound < np.inf else None
         progress = Progress(now, incumbent, proved, open_layouts)
         self.log.append(progress)
         if tell and self.context.options.callback is not None:
@@ -451,7 +453,7 @@ class Search:
     def simulate_uniform_plans(self, max_plans: int) -> None:
         """Simulate at most ``max_plans`` uniform plans in the order of their bounds. In the uniform space this
         decides every layout."""
-        modes = self.problem.recompute_modes
+        modes, layers = self.problem.recompute_modes, self.problem.model.num_layers
         rows, mode_indices = np.nonzero(np.isfinite(self.explored.uniform_ns) & ~self.explored.simulated)
         step_ns = self.explored.uniform_ns[rows, mode_indices]
         values = np.where(step_ns <= self.explored.limits_ns[rows], step_ns * self.explored.weights[rows], np.inf)
@@ -464,7 +466,11 @@ class Search:
             if values[index] >= self.threshold() or self.is_over():
                 break
             row, mode = int(rows[index]), int(mode_indices[index])
-            step = self._simulate(row, modes[mode])
+            layout = self.explored.space.at(row)
+            stages, step = layout.num_virtual_stages, None
+            # Stages of ceil(L / J) layers may use up more than all layers before the last stage.
+            if -(-layers // stages) * (stages - 1) <= layers:
+                step = self.evaluate(row, uniform_plan(self.problem, layout, modes[mode]))
             self.explored.uniform_ns[row, mode] = np.inf if step is None else step
             self.explored.simulated[row, mode] = True
             if self.problem.space.kind == "uniform":
@@ -492,7 +498,7 @@ class Search:
             objective = np.where(steps <= self.explored.limits_ns[own], steps * self.explored.weights[own], np.inf)
             # Incumbent before each of the plans, as if they were simulated singly.
             before = np.minimum.accumulate(np.concatenate([[self.best_value], objective]))[:-1]
-            below = values[start:end] < self._thresholds(before)
+            below = values[start:end] < threshold(before, self.context.options.gap, self.keep_below)
             count = len(below) if below.all() else int(below.argmin())
             self._record_steps(own[:count], modes[:count], steps[:count])
             self.note()
@@ -511,17 +517,10 @@ class Search:
             if full or not np.isfinite(steps[index]):
                 break
             row, mode = int(rows[index]), self.problem.recompute_modes[modes[index]]
-            self.offer(row, int(steps[index]), uniform_plan(self.problem, self.explored.space.at(row), mode))
-
-    def _simulate(self, row: int, mode: str) -> int | None:
-        """Simulate a uniform plan and offer it. Returns its exact step time in ns, or None if it does not fit."""
-        layout = self.explored.space.at(row)
-        stages = layout.num_virtual_stages
-        layers = self.problem.model.num_layers
-        if layers - -(-layers // stages) * (stages - 1) < 0:
-            return None
-        plan = uniform_plan(self.problem, layout, mode)
-        return self.evaluate(row, plan)
+            plan = uniform_plan(self.problem, self.explored.space.at(row), mode)
+            self.offer(
+                plan, int(steps[index]), float(self.explored.weights[row]), float(self.explored.limits_ns[row])
+            )
 
     def evaluate(self, row: int, plan: Plan) -> int | None:
         """Simulate and offer a plan of a layout. Returns its exact step time in ns, or None if it does not fit."""
@@ -529,7 +528,7 @@ class Search:
         if step is None:
             return None
         self.context.counters.simulations += 1
-        self.offer(row, step, plan)
+        self.offer(plan, step, float(self.explored.weights[row]), float(self.explored.limits_ns[row]))
         return step
 
     def _warm_start(self) -> None:
@@ -542,4 +541,4 @@ class Search:
             if step is not None:
                 self.context.counters.simulations += 1
                 weight, limit_ns = (float(values[0]) for values in objective_weights(self.problem, layout))
-                self._offer(weight, limit_ns, step, plan)
+                self.offer(plan, step, weight, limit_ns)

@@ -479,13 +479,17 @@ class BranchPhase:
         """
         search = self.search
         self._queue()
-        branched = (search.explored.space.vpp_of(search.queue) > 1) & self._any_chunks
+        any_chunks = search.problem.interleaved_layers == "any"
+        branched = (search.explored.space.vpp_of(search.queue) > 1) & any_chunks
         rows = search.queue[~branched]
         for row in (self._roomiest_too(rows) if search.first_only else rows).tolist():
             if search.is_over() or (search.first_only and self.solver.counters.work_s > FIRST_PLAN_WORK_S):
                 return
             if self._value(row) < search.threshold():
-                self._relax(row)
+                task = self._task(row)
+                cutoff = cutoff_ns(search.best_value, self.solver.options.gap, task.weight, task.limit_ns)
+                self._take(decided(search.problem, self.solver, self.part_bounds, task, cutoff, 0))
+                search.note()
         if search.first_only:
             return
         self._queue()
@@ -495,7 +499,9 @@ class BranchPhase:
         incumbent_row = search.explored.space.find(search.best[1].layout) if search.best else None
         values = [-np.inf if row == incumbent_row else self._value(row) for row in search.queue.tolist()]
         queue.add(zip(values, range(len(values)), search.queue.tolist(), strict=True))
-        with closing(self._decided(queue)) as results:
+        # Worker processes only where branching takes long enough.
+        decided_layouts = LayoutWorkers(queue, lambda: search.best_value).run() if any_chunks else queue.run()
+        with closing(decided_layouts) as results:
             for result in results:
                 self._take(result)
                 if result.fate == "open" and self._value(result.row) >= search.threshold():
@@ -508,16 +514,6 @@ class BranchPhase:
         roomiest = rows[np.argsort(self.search.explored.memory[rows], kind="stable")]
         both = np.stack([rows, roomiest], axis=1).ravel()
         return np.asarray(both[np.sort(np.unique(both, return_index=True)[1])])
-
-    @property
-    def _any_chunks(self) -> bool:
-        """True where interleaved chunks may have any size."""
-        return self.search.problem.interleaved_layers == "any"
-
-    def _decided(self, queue: LayoutQueue) -> Generator[LayoutResult]:
-        """Yield the results of the queue's layouts; worker processes are used only where branching takes long
-        enough."""
-        return LayoutWorkers(queue, lambda: self.search.best_value).run() if self._any_chunks else queue.run()
 
     def _queue(self) -> None:
         """Fill the search's queue with its candidates, smallest bound first."""
@@ -537,17 +533,11 @@ class BranchPhase:
             row, search.explored.space.at(row), costs, bound, float(search.explored.weights[row]), limit
         )
 
-    def _relax(self, row: int) -> None:
-        """Bound a layout by its relaxation only."""
-        search, task = self.search, self._task(row)
-        cutoff = cutoff_ns(search.best_value, self.solver.options.gap, task.weight, task.limit_ns)
-        self._take(decided(search.problem, self.solver, self.part_bounds, task, cutoff, 0))
-        search.note()
-
     def _take(self, result: LayoutResult) -> None:
         """Store the result of a layout in the search."""
         search, row, outcome = self.search, result.row, result.resolution
         search.explored.bounds_ns[row] = max(search.explored.bounds_ns[row], float(outcome.bound_ns))
         search.explored.fates[row] = FATES.index(result.fate)
         if outcome.plan is not None and outcome.step_time_ns is not None:
-            search.offer(row, outcome.step_time_ns, outcome.plan)
+            weight, limit_ns = float(search.explored.weights[row]), float(search.explored.limits_ns[row])
+            search.offer(outcome.plan, outcome.step_time_ns, weight, limit_ns)

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.bounds.closed_form import SAFETY
+from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
 from milpplan.optimize.objective import objective_weights
@@ -38,7 +38,6 @@ from milpplan.simulation.layout_columns import (
     BoolArray,
     FloatArray,
     IntArray,
-    LayoutColumns,
     constant,
     unique_rows,
 )
@@ -73,15 +72,20 @@ class ComputeGroups:
         number, family = within(compute_space.num_families[blocks])
         block = blocks[number]
         switch, stage = chosen_rows(compute_space.switches, compute_space.stages, block, family)
-        bounds = _bounds_ns(problem, compute_space.families_of(blocks))
+        families = compute_space.families_of(blocks)
+        if problem.other_hardware:
+            bounds = cluster_compute_bounds(problem, families)
+        elif problem.space.kind == "uniform":
+            bounds = uniform_compute_bounds(problem, families)
+            if families.split_backward.any():
+                # Otherwise the longest path is at least the mean over the ranks, which is the other bound.
+                bounds = np.maximum(bounds, compute_bounds(problem, families))
+        else:
+            bounds = compute_bounds(problem, families)
         stage = stage - compute_space.stages.starts[block]
-        return ComputeGroups(space, alike, _short(block), _short(switch), _short(stage), bounds)
-
-    @staticmethod
-    def none(space: LayoutSpace, alike: Alike) -> ComputeGroups:
-        """Return an empty set of groups."""
-        none = np.zeros(0, dtype=np.int32)
-        return ComputeGroups(space, alike, none, none, none, np.zeros(0))
+        # Short integers: there are millions of groups.
+        indices = block.astype(np.int32), switch.astype(np.int32), stage.astype(np.int32)
+        return ComputeGroups(space, alike, *indices, bounds)
 
     @staticmethod
     def joined(parts: Sequence[ComputeGroups]) -> ComputeGroups:
@@ -116,31 +120,21 @@ class ComputeGroups:
         return rows[present], group[present]
 
 
-def _short(positions: IntArray) -> npt.NDArray[np.int32]:
-    """Halve the memory of positions: there are millions."""
-    return positions.astype(np.int32)
-
-
-def alike_switches(space: LayoutSpace) -> Alike:
-    """Group the switches of a space by those that the layers' compute depends on."""
-    return space.switches.alike(LAYER_KEYS)
-
-
 def fitting_blocks(problem: Problem, space: LayoutSpace) -> BoolArray:
     """Mask the blocks with layouts that may fit, [b]: the layers' states fit with the best sharding and
     offloading."""
-    return _may_fit(problem, space.blocks)
-
-
-def _may_fit(problem: Problem, blocks: LayoutColumns) -> BoolArray:
+    blocks, declared = space.blocks, problem.space
+    fits = np.ones(len(blocks), dtype=np.bool_)
     if problem.other_hardware:
-        return np.ones(len(blocks), dtype=np.bool_)
-    space = problem.space
-    offloaded = {name: constant(True in getattr(space, name), len(blocks), np.bool_) for name in STATE_OFFLOADS}
-    stages = (constant(stage, len(blocks)) for stage in space.zero_stage)
-    shardings: list[dict[str, Any]] = [{"zero_stage": stage, **offloaded} for stage in stages]
-    state_bytes = [least_held_bytes(problem, replace(blocks, **sharding)) for sharding in shardings]
-    return np.asarray(np.min(state_bytes, axis=0) * SAFETY <= usable_memory_bytes(problem))
+        return fits
+    offloaded: dict[str, Any] = {
+        name: constant(True in getattr(declared, name), len(blocks), np.bool_) for name in STATE_OFFLOADS
+    }
+    least_bytes = np.full(len(blocks), np.inf)
+    for stage in declared.zero_stage:
+        sharding = {"zero_stage": constant(stage, len(blocks)), **offloaded}
+        least_bytes = np.minimum(least_bytes, least_held_bytes(problem, replace(blocks, **sharding)))
+    return np.asarray(least_bytes * SAFETY <= usable_memory_bytes(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,27 +158,15 @@ class BlockClasses:
     def least_ns(self, problem: Problem, space: LayoutSpace, classes: IntArray) -> FloatArray:
         """Return lower bounds of the steps of all layouts of some classes, nanoseconds [c], from the layers'
         kernels alone; infinite where a block has no layouts."""
-        switches, stages = alike_switches(space).choices, space.stages.alike(("schedule",)).choices
+        switches, stages = space.switches.alike(LAYER_KEYS).choices, space.stages.alike(("schedule",)).choices
         compute_space = replace(space, switches=switches, stages=stages)
         blocks = self.first[classes]
         number, _ = within(compute_space.num_families[blocks])
-        bounds = cluster_compute_bounds(
-            problem, compute_space.families_of(blocks), placed=not has_own_times(problem)
-        )
+        families, placed = compute_space.families_of(blocks), not has_own_times(problem)
+        bounds = cluster_compute_bounds(problem, families, placed)
         minima = np.full(len(classes), np.inf)
         np.minimum.at(minima, number, bounds)
         return minima
-
-
-def _bounds_ns(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Return lower bounds of the layouts' steps from the layers' compute alone, nanoseconds [n]."""
-    if problem.space.kind != "uniform" or problem.other_hardware:
-        return cluster_compute_bounds(problem, columns)
-    bounds = uniform_compute_bounds(problem, columns)
-    if columns.split_backward.any():
-        # Otherwise the longest path is at least the mean over the ranks, which is the other bound.
-        bounds = np.maximum(bounds, cluster_compute_bounds(problem, columns))
-    return bounds
 
 
 def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
@@ -193,7 +175,7 @@ def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
     Infinite where the layout cannot meet the deadline, or its states alone do not fit.
     """
     fits = np.flatnonzero(fitting_blocks(problem, space))
-    groups = ComputeGroups.of(problem, space, alike_switches(space), fits)
+    groups = ComputeGroups.of(problem, space, space.switches.alike(LAYER_KEYS), fits)
     rows, group = groups.layouts(np.arange(len(groups.block)))
     weights, limits = (column[groups.block[group]] for column in objective_weights(problem, space.blocks))
     bounds, values = groups.bounds_ns[group], np.full(len(space), np.inf)
@@ -272,6 +254,7 @@ class CandidateLayouts:
     space: LayoutSpace
     budget: Budget = BUDGET
     alike: Alike = field(init=False)
+    """Switches grouped by those that the layers' compute depends on."""
     fits: BoolArray = field(init=False)
     """Blocks with layouts that may fit, [b]."""
     weights: FloatArray = field(init=False)
@@ -283,12 +266,13 @@ class CandidateLayouts:
 
     def __post_init__(self) -> None:
         blocks = self.space.blocks
-        self.alike = alike_switches(self.space)
+        self.alike = self.space.switches.alike(LAYER_KEYS)
         self.weights, self.limits_ns = objective_weights(self.problem, blocks)
         self.fits = fitting_blocks(self.problem, self.space)
         whole = np.ones(len(blocks), dtype=np.bool_)
         values = np.where(self.fits & (self.space.sizes > 0), 0.0, np.inf)
-        groups = ComputeGroups.none(self.space, self.alike)
+        none = np.zeros(0, dtype=np.int32)
+        groups = ComputeGroups(self.space, self.alike, none, none, none, np.zeros(0))
         self.closed = self._closed_layouts(groups, np.zeros(0, dtype=np.bool_), whole, values)
 
     def closed_again(self) -> CandidateLayouts:
@@ -306,28 +290,8 @@ class CandidateLayouts:
         if int(self.num_groups[self.fits].sum()) > self.budget.groups_at_once:
             self._bound_blocks(stop)
         else:
-            self._split_blocks(np.flatnonzero(self.fits & self.whole), lambda: False)
+            self._split_blocks(np.flatnonzero(self.fits & self.closed.whole), lambda: False)
             self.bounded = True
-
-    @property
-    def groups(self) -> ComputeGroups:
-        """Groups of the split blocks."""
-        return self.closed.groups
-
-    @property
-    def values(self) -> FloatArray:
-        """Lower bounds of the groups' objective, [g]; infinite for opened groups."""
-        return self.closed.values
-
-    @property
-    def whole(self) -> BoolArray:
-        """Mask of blocks that are not split, [b]."""
-        return self.closed.whole
-
-    @property
-    def block_values(self) -> FloatArray:
-        """Lower bounds of these blocks' objective, [b]; 0 before they are bounded."""
-        return self.closed.block_values
 
     @property
     def num_groups(self) -> IntArray:
@@ -345,24 +309,19 @@ class CandidateLayouts:
             done += len(chunk)
         bounds = bounds_ns[classes.key]
         values = np.where(bounds > self.limits_ns, np.inf, bounds * self.weights)
-        values = np.where(np.isfinite(self.block_values), values, np.inf)
+        values = np.where(np.isfinite(self.closed.block_values), values, np.inf)
         self.closed = self.closed._replace(block_values=values)
         self.bounded = done == len(bounds_ns)
 
     @property
     def bound(self) -> float:
         """Proved lower bound of the objective over all closed layouts."""
-        return float(min(self.values.min(initial=np.inf), self.block_values.min(initial=np.inf)))
-
-    @property
-    def sizes(self) -> IntArray:
-        """Number of layouts of each group, [g]."""
-        return self.groups.sizes
+        return float(min(self.closed.values.min(initial=np.inf), self.closed.block_values.min(initial=np.inf)))
 
     def closed_below(self, threshold: float) -> int:
         """Return the number of closed layouts whose bound is below a value of the objective."""
-        groups = self.groups.sizes[self.values < threshold].sum()
-        return int(groups + self.space.sizes[self.block_values < threshold].sum())
+        groups = self.closed.groups.sizes[self.closed.values < threshold].sum()
+        return int(groups + self.space.sizes[self.closed.block_values < threshold].sum())
 
     def first(self, threshold: float, layouts: int, stop: Stop) -> IntArray:
         """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts`` layouts
@@ -373,11 +332,11 @@ class CandidateLayouts:
         while True:
             chosen = self._chosen(threshold, layouts)
             last = (
-                float(self.values[chosen].max(initial=0.0))
-                if self.groups.sizes[chosen].sum() >= layouts
+                float(self.closed.values[chosen].max(initial=0.0))
+                if self.closed.groups.sizes[chosen].sum() >= layouts
                 else threshold
             )
-            blocks = self._next_blocks(np.flatnonzero(self.block_values < min(last, threshold)))
+            blocks = self._next_blocks(np.flatnonzero(self.closed.block_values < min(last, threshold)))
             if not self._split_blocks(blocks, stop):
                 return chosen
             chosen = self._chosen(threshold, layouts)
@@ -388,22 +347,22 @@ class CandidateLayouts:
         """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts``
         layouts."""
         order = self.closed.order
-        order = order[self.values[order] < threshold]
-        count = int(np.searchsorted(np.cumsum(self.groups.sizes[order]), layouts)) + 1
+        order = order[self.closed.values[order] < threshold]
+        count = int(np.searchsorted(np.cumsum(self.closed.groups.sizes[order]), layouts)) + 1
         return np.sort(order[:count])
 
     def _next_blocks(self, blocks: IntArray) -> IntArray:
         """Return the blocks to split next: smallest bounds first, within the budget."""
         if not len(blocks):
             return blocks
-        order = blocks[np.argsort(self.block_values[blocks], kind="stable")]
+        order = blocks[np.argsort(self.closed.block_values[blocks], kind="stable")]
         ends = np.cumsum(self.num_groups[order])
-        capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.values))
+        capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.closed.values))
         return np.sort(order[: np.searchsorted(ends, capacity, side="right")])
 
     def _split_blocks(self, blocks: IntArray, stop: Stop) -> bool:
         """Make the groups of some blocks until time is up. Returns True if there were any blocks."""
-        parts, size, done = [self.groups], self.budget.blocks_at_once, 0
+        parts, size, done = [self.closed.groups], self.budget.blocks_at_once, 0
         while done < len(blocks) and not stop():
             parts.append(ComputeGroups.of(self.problem, self.space, self.alike, blocks[done : done + size]))
             done = min(done + size, len(blocks))
@@ -412,7 +371,7 @@ class CandidateLayouts:
         groups = ComputeGroups.joined(parts)
         opened = np.zeros(len(groups.block), dtype=np.bool_)
         opened[: len(self.closed.opened)] = self.closed.opened
-        whole, values = self.whole.copy(), self.block_values.copy()
+        whole, values = self.closed.whole.copy(), self.closed.block_values.copy()
         whole[blocks[:done]], values[blocks[:done]] = False, np.inf
         self.closed = self._closed_layouts(groups, opened, whole, values)
         return True
@@ -428,22 +387,22 @@ class CandidateLayouts:
 
     def layouts(self, groups: IntArray) -> OpenedLayouts:
         """Return the layouts of some groups; the groups stay closed until ``open``."""
-        rows, group = self.groups.layouts(groups)
-        block = self.groups.block[group]
-        return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], self.groups.bounds_ns[group])
+        rows, group = self.closed.groups.layouts(groups)
+        block = self.closed.groups.block[group]
+        return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], self.closed.groups.bounds_ns[group])
 
     def open(self, groups: IntArray) -> None:
         """Mark groups as opened: from now on their layouts are explored one by one and carry the bounds."""
         self.closed.opened[groups] = True
-        self.values[groups] = np.inf
+        self.closed.values[groups] = np.inf
 
     def classes(self) -> Iterator[LayoutClass]:
         """Yield the classes of all closed layouts: first those of groups, then those of whole blocks."""
         closed = np.flatnonzero(~self.closed.opened)
-        interleaved = self.groups.interleaved[closed]
-        sizes, fit = self.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)
-        yield LayoutClass(self.values[closed], sizes, fit, interleaved, ~interleaved)
-        whole = np.flatnonzero(self.whole)
+        interleaved = self.closed.groups.interleaved[closed]
+        sizes, fit = self.closed.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)
+        yield LayoutClass(self.closed.values[closed], sizes, fit, interleaved, ~interleaved)
+        whole = np.flatnonzero(self.closed.whole)
         chunks = self.space.stages.alike(("vpp",)).choices
         rows, number, first, group = chunks.lists()
         interleaved = np.zeros(len(first), dtype=np.bool_)
@@ -452,7 +411,7 @@ class CandidateLayouts:
         np.logical_or.at(plain, number, chunks.table["vpp"][rows] == 1)
         list_of_block = group[whole]
         yield LayoutClass(
-            self.block_values[whole],
+            self.closed.block_values[whole],
             self.space.sizes[whole],
             self.fits[whole],
             interleaved[list_of_block],
