@@ -132,7 +132,9 @@ def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) ->
 
 
 FOLDER = str(Path(milpplan.optimize.__file__).parent)
-WATCHED = ("best_first.py", "candidate_layouts.py", "branch_phase.py", "solve.py")
+WATCHED = ("best_first.py", "candidate_layouts.py", "branch_phase.py")
+IN_SOLVE = ("first_plan", "_parts", "_narrowed", "decide_layouts")
+"""Functions of ``solve.py`` that the search runs."""
 
 
 @contextmanager
@@ -150,7 +152,8 @@ def lines_counted(at: int | None) -> Iterator[list[int]]:
 
     def watch(frame: FrameType, event: str, arg: object) -> Any:
         name = frame.f_code.co_filename
-        return local if name.startswith(FOLDER) and name.endswith(WATCHED) else None
+        in_search = name.endswith(WATCHED) or (name.endswith("solve.py") and frame.f_code.co_name in IN_SOLVE)
+        return local if name.startswith(FOLDER) and in_search else None
 
     before = sys.gettrace()
     sys.settrace(watch)

@@ -275,12 +275,11 @@ def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArra
     priced rank by rank ([P, r]).
     """
     costs, m, forced = group.costs, group.micro_batches, group.forced_by_kind
-    kinds = range(len(group.counts))
-    layer_ns = [costs.forward[k] + costs.backward[k] + costs.extra[:, k].min(axis=0) for k in kinds]
-    first = sum(forced[1, k] * layer_ns[k] for k in kinds)
+    layer_ns = costs.forward + costs.backward + costs.extra.min(axis=0)
+    first = over_kinds(forced[1], layer_ns)
     ramp = np.cumsum(first, axis=0) - first + 2 * group.ranks * costs.transfer
     ramp[1:] += costs.embedding.sum(axis=0)
-    free = m * sum(forced[:, k].sum(axis=0) * layer_ns[k] for k in kinds)
+    free = m * over_kinds(forced.sum(axis=0), layer_ns)
     rows = np.flatnonzero((price > 0).any(axis=0))
     if len(rows):
         part = group.take(rows)
@@ -306,15 +305,16 @@ HALVINGS = 24
 ROUNDING = 1e-9
 """Added to numbers of layers before they are rounded down."""
 
-Lines = tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]
-"""Two lower bounds of a rank's time with n layers of a kind, start [P, r] + n * each [K, P, r]."""
+Lines = tuple[FloatArray, FloatArray]
+"""Two lower bounds of a rank's time with n layers of a kind: start [2, P, r] + n * each [2, K, P, r]."""
 
 
 def counted_bound(group: Group, capacity: float, price: FloatArray) -> FloatArray:
     """Interleaved, any split: return the minimum T at which the ranks can hold all layers of each kind, [r]."""
-    lines, bound = _lines(group, capacity, price, group.costs), np.zeros_like(group.micro_batches)
+    start, each = _lines(group, capacity, price, group.costs)
+    bound = np.zeros_like(group.micro_batches)
     for kind, count in enumerate(group.counts.tolist()):
-        bound = np.maximum(bound, _min_time(count, [(start, each[kind]) for start, each in lines]))
+        bound = np.maximum(bound, _min_time(count, start, each[:, kind]))
     return bound
 
 
@@ -325,15 +325,16 @@ def max_layers_on_ranks(context: LayoutContext, cutoff_ns: int) -> IntArray:
     Negative where not even zero layers stay below. Under V schedules it follows from all work of the rank, without
     memory.
     """
-    ranks = range(context.layout.pp)
-    types = np.array([context.costs.type_of(rank) for rank in ranks])
-    groups = {kind: _group_of(context, int((types == kind).argmax())) for kind in set(types.tolist())}
-    min_costs = cheapest_costs([group.costs for group in groups.values()])
-    max_layers = np.zeros((len(next(iter(groups.values())).counts), len(types)), dtype=np.int64)
-    for kind, group in groups.items():
-        mask = types == kind
+    types = np.array([context.costs.type_of(rank) for rank in range(context.layout.pp)])
+    # A rank of each node type stands for all of them.
+    ranks = np.unique(types, return_index=True)[1].tolist()
+    groups = [_group_of(context, rank) for rank in ranks]
+    min_costs = cheapest_costs([group.costs for group in groups])
+    max_layers = np.zeros((len(groups[0].counts), len(types)), dtype=np.int64)
+    for rank, group in zip(ranks, groups, strict=True):
+        alike = types == types[rank]
         rule = _max_by_work if group.schedule_class is ScheduleClass.V else _max_by_lines
-        max_layers[:, mask] = rule(context.on_rank(int(mask.argmax())), group, cutoff_ns, min_costs)[:, mask]
+        max_layers[:, alike] = rule(context.on_rank(rank), group, cutoff_ns, min_costs)[:, alike]
     return max_layers
 
 
@@ -342,9 +343,9 @@ def _max_by_lines(context: LayoutContext, group: Group, cutoff_ns: int, before: 
     corners = price_corners(group)
     repeated = np.zeros(len(corners), dtype=np.int64)
     group, before = group.take(repeated), before.take(repeated)
-    lines = _lines(group, float(context.capacity_bytes), np.concatenate(corners, axis=1), before)
-    max_layers = [np.floor((cutoff_ns - before.tail - start) / each + ROUNDING) for start, each in lines]
-    return np.asarray(np.min(max_layers, axis=(0, 3)).astype(np.int64))
+    start, each = _lines(group, float(context.capacity_bytes), np.concatenate(corners, axis=1), before)
+    max_layers = np.floor((cutoff_ns - before.tail - start)[:, None] / each + ROUNDING)
+    return np.asarray(max_layers.min(axis=(0, 3)).astype(np.int64))
 
 
 def _max_by_work(context: LayoutContext, group: Group, cutoff_ns: int, before: CostColumns) -> IntArray:
@@ -397,19 +398,20 @@ def _lines(group: Group, capacity: float, price: FloatArray, before: CostColumns
     cheapest = priced.min(axis=0)
     forced = ((priced - cheapest).min(axis=1) * forced_layers(group)).sum(axis=0)
     free = np.broadcast_to((m * layer_ns)[:, None], cheapest.shape)
-    return (start, free), (start + forced + price * excess_bytes(group, capacity), (m * work)[:, None] + cheapest)
+    priced_start = start + forced + price * excess_bytes(group, capacity)
+    return np.stack([start, priced_start]), np.stack([free, (m * work)[:, None] + cheapest])
 
 
-def _min_time(count: float, ranks: list[tuple[FloatArray, FloatArray]]) -> FloatArray:
-    """Return the minimum T, from below, with sum_s min over (a, b) of floor((T - a_s) / b_s) >= count, [r]; a, b
-    [P, r]."""
-    share = np.ceil(count / len(ranks[0][0]))
-    at_share = np.max([start + each * share for start, each in ranks], axis=0)
+def _min_time(count: float, start: FloatArray, each: FloatArray) -> FloatArray:
+    """Return the minimum T, from below, with sum_s min over the lines of floor((T - start_s) / each_s) >= count,
+    [r]; start, each [2, P, r]."""
+    share = np.ceil(count / start.shape[1])
+    at_share = (start + each * share).max(axis=0)
     # Some rank holds the share; if all can hold it, all layers are placed.
     low, high = at_share.min(axis=0), at_share.max(axis=0)
     for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
-        max_layers = np.min([np.floor((middle - start) / each + ROUNDING) for start, each in ranks], axis=0)
+        max_layers = np.floor((middle - start) / each + ROUNDING).min(axis=0)
         sufficient = np.maximum(max_layers, 0.0).sum(axis=0) >= count
         high = np.where(sufficient, middle, high)
         low = np.where(sufficient, low, middle)

@@ -141,7 +141,7 @@ def _saved_in_pairs(costs: LayoutCosts) -> FloatArray:
     return np.where(paired.any(axis=(0, 1)), alone - paired, 0).astype(np.float64)
 
 
-GPIPE, INTERLEAVED, ZB_H1 = (SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zb-h1"))
+GPIPE, INTERLEAVED, ZB_H1 = map(SCHEDULES.index, ("gpipe", "interleaved", "zb-h1"))
 GROUP_NUMBERS = 65_536
 """Size of an array [P, r]: small enough for the cache, large enough that calls cost little."""
 
@@ -232,13 +232,13 @@ class Group:
 
     @cached_property
     def live(self) -> tuple[FloatArray, ...]:
-        """Micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving, else for
-        its last, first and any other chunk (V schedules have no other).
+        """Micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving, else
+        for its last, first and any other chunk (V schedules have no other).
 
         1f1b and zb-h1 min(m, P - s), gpipe m. V schedules: before its first backward a rank has run s + 1 forwards
         of its second chunk and 2 P - 1 - s of its first, if there are as many. Interleaved: the warm-up and a
-        forward are 2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has min(P, 2 (P - s -
-        1) + 1), the first P + max(0, P - 2 s - 1), others P.
+        forward are 2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has
+        min(P, 2 (P - s - 1) + 1), the first P + max(0, P - 2 s - 1), others P.
         """
         m, P = self.micro_batches, self.num_ranks
         depth = P - self.ranks
@@ -418,8 +418,8 @@ def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> Floa
     """
     costs, live = group.costs, group.live
     share = group.counts / group.num_ranks
-    extra = np.stack([over_kinds(share / share.sum(), mode) for mode in costs.extra])
-    kept = np.stack([over_kinds(share / share.sum(), mode) for mode in costs.kept])
+    extra = over_kinds(share / share.sum(), costs.extra.swapaxes(0, 1))
+    kept = over_kinds(share / share.sum(), costs.kept.swapaxes(0, 1))
     if group.interleaved:
         chunk_layers = forced_layers(group)
         chunk_layers[0] += np.maximum(share.sum() - chunk_layers.sum(axis=0), 0.0)

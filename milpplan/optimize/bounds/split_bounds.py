@@ -47,6 +47,10 @@ class SplitBounds:
     """Paths of the layout's step graph; the longest counts."""
     counts: IntArray = field(init=False)
     fixed_ns: IntArray = field(init=False)
+    run_edges: IntArray = field(init=False)
+    """Layers of the model before each run, and all its layers, [R + 1]."""
+    stages: list[tuple[bool, bool, int, int]] = field(init=False)
+    """Parts of the contents of the virtual stages that no split changes."""
     options: dict[StageContent, tuple[StageOptions, IntArray]] = field(default_factory=dict)
     menus: dict[tuple[int, StageContent], Menu | None] = field(default_factory=dict)
     replays: dict[tuple[int, tuple[StageContent, ...]], IntArray | None] = field(default_factory=dict)
@@ -58,6 +62,12 @@ class SplitBounds:
         self.counts = np.stack([path.counts for path in paths])
         transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
         self.fixed_ns = np.array([path.num_transfers * transfer + path.barrier_count * barrier for path in paths])
+        context, J = self.context, self.context.num_stages
+        self.run_edges = np.concatenate([[0], np.cumsum(np.array(context.runs)[:, 1])])
+        self.stages = [
+            (j == 0, j == J - 1, context.costs.type_of(rank), context.costs.crossing_ns(j))
+            for j, rank in enumerate(context.layout.stage_ranks)
+        ]
 
     def bound_ns(self, split: Sequence[int], cutoff_ns: int) -> int:
         """Return a lower bound of the step time of a split, at most ``cutoff_ns + 1``.
@@ -96,20 +106,9 @@ class SplitBounds:
 
     def _contents(self, split: Sequence[int]) -> list[StageContent]:
         """Return the content of every virtual stage, [J]."""
-        runs = np.array([0, *accumulate(length for _, length in self.context.runs)])
         edges = np.array([0, *accumulate(split)])[:, None]
-        layers = map(tuple, np.diff(np.clip(edges, runs[:-1], runs[1:]), axis=0).tolist())
-        rank_of, costs = self.context.layout.rank_of, self.context.costs
-        return [
-            (
-                runs_held,
-                stage == 0,
-                stage == len(split) - 1,
-                costs.type_of(rank_of(stage)),
-                costs.crossing_ns(stage),
-            )
-            for stage, runs_held in enumerate(layers)
-        ]
+        layers = np.diff(np.clip(edges, self.run_edges[:-1], self.run_edges[1:]), axis=0).tolist()
+        return [(tuple(runs), *stage) for runs, stage in zip(layers, self.stages, strict=True)]
 
     def _by_rank(self, contents: list[StageContent]) -> list[tuple[StageContent, ...]]:
         """Return the contents of each rank's chunks, [P]."""

@@ -307,7 +307,7 @@ class CompactRelaxation:
 
     def base_ns(self, paths: list[CriticalPath]) -> int:
         """Return the largest path of the empty stages, where z starts."""
-        return max(self._constant(path) for path in paths)
+        return max(map(self._constant, paths))
 
     def _constant(self, path: CriticalPath) -> int:
         costs = self.context.costs
@@ -363,8 +363,9 @@ class CompactRelaxation:
     def limits(self, context: LayoutContext) -> tuple[IntArray, IntArray, IntArray]:
         """Return indices, lower and upper sides of the rows that depend on the limits of ``context``."""
         _, J, K = self.slope.shape[1:]
-        sides = zip(held_sides(context), order_sides(context), strict=True)
-        lower, upper = (np.concatenate(side) for side in sides)
+        (held_lower, held_upper), (order_lower, order_upper) = held_sides(context), order_sides(context)
+        lower = np.concatenate([held_lower, order_lower])
+        upper = np.concatenate([held_upper, order_upper])
         return K + J * K + np.arange(len(lower)), lower, upper
 
     def narrow(self, relaxation: Relaxation, context: LayoutContext) -> None:
@@ -440,7 +441,8 @@ class CompactRelaxation:
             coefficients[0] = (states[:-2] + count * costs.kept_bytes + waiting * costs.deferred_bytes) // unit
             # The running stage replays one layer: with f + s of at most n layers recomputed, the largest replay
             # is at least their mean, (f dropped_full + s dropped_selective) / n.
-            max_layers = max(1, context.max_layers(stages[running]))
+            min_layers, max_layers = context.layer_bounds[stages[running]]
+            max_layers = max(1, max_layers)
             replay = np.zeros_like(count)
             replay[running] = 1
             for mode, dropped in ((1, costs.dropped_full_bytes), (2, costs.dropped_selective_bytes)):
@@ -452,7 +454,7 @@ class CompactRelaxation:
             if stages[-1] == J - 1:
                 fixed += int(states[HEAD]) + live[v - 1] * int(costs.head_kept_bytes)
                 fixed += int(waiting[-1, 0]) * int(costs.head_deferred_bytes)
-            workspace = int(costs.workspace_bytes.min()) if context.min_layers(stages[running]) else 0
+            workspace = int(costs.workspace_bytes.min()) if min_layers else 0
             workspace = max(workspace, int(costs.head_workspace_bytes) * last)
             capacity[row] = (context.capacity_of(rank) - fixed - workspace) // unit
         names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]

@@ -91,29 +91,24 @@ class ExploredLayouts:
         """
         opened = self.frontier.layouts(groups)
         start, count = len(self.rows), len(opened.rows)
-        state_bytes = self._held_bytes(opened.rows)
+        # Lower bounds of the layers' states on the fullest rank; none where node types differ.
+        state_bytes = np.zeros(count)
+        if not self.problem.other_hardware:
+            state_bytes = least_held_bytes(self.problem, self.whole.take(opened.rows)) * SAFETY
         too_large = state_bytes > usable_memory_bytes(self.problem)
         self.weights = np.concatenate([self.weights, opened.weights])
         self.limits_ns = np.concatenate([self.limits_ns, opened.limits_ns])
         self.bounds_ns = np.concatenate([self.bounds_ns, opened.bounds_ns])
         fates = np.where(too_large, FATES.index("does_not_fit"), FATES.index("open")).astype(np.int8)
         self.memory, self.fates = np.concatenate([self.memory, state_bytes]), np.concatenate([self.fates, fates])
-        self.detailed, self.simulated = (
-            np.concatenate([old, np.zeros((count, *old.shape[1:]), dtype=old.dtype)])
-            for old in (self.detailed, self.simulated)
-        )
-        self.uniform_ns = np.concatenate([self.uniform_ns, np.full((count, self.uniform_ns.shape[1]), np.inf)])
+        uniform_ns = np.full((count, self.uniform_ns.shape[1]), np.inf)
+        self.detailed = np.concatenate([self.detailed, np.zeros(count, dtype=np.bool_)])
+        self.simulated = np.concatenate([self.simulated, np.zeros(uniform_ns.shape, dtype=np.bool_)])
+        self.uniform_ns = np.concatenate([self.uniform_ns, uniform_ns])
         rows = np.concatenate([self.rows, opened.rows])
         self.space = self.whole.only(rows)
         self.rows = rows
         return np.arange(start, start + count)
-
-    def _held_bytes(self, rows: IntArray) -> FloatArray:
-        """Return lower bounds of the layers' states on the fullest rank, bytes, [n], by rows of the whole space;
-        zeros where node types differ."""
-        if self.problem.other_hardware:
-            return np.zeros(len(rows))
-        return np.asarray(least_held_bytes(self.problem, self.whole.take(rows)) * SAFETY)
 
     def values(self, rows: IntArray | slice = slice(None)) -> FloatArray:
         """Return proved lower bounds of the objective; infinite where no plan fits or meets the deadline."""
@@ -540,5 +535,5 @@ class Search:
             step = fitting_step_ns(self.problem, plan, cluster_costs(self.problem, layout).at(0))
             if step is not None:
                 self.context.counters.simulations += 1
-                weight, limit_ns = (float(values[0]) for values in objective_weights(self.problem, layout))
-                self.offer(plan, step, weight, limit_ns)
+                weights, limits_ns = objective_weights(self.problem, layout)
+                self.offer(plan, step, float(weights[0]), float(limits_ns[0]))

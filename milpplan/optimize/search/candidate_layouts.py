@@ -90,9 +90,14 @@ class ComputeGroups:
     @staticmethod
     def joined(parts: Sequence[ComputeGroups]) -> ComputeGroups:
         """Concatenate the groups of several sets of blocks of a space."""
-        names = ("block", "switch", "stage", "bounds_ns")
-        own = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-        return ComputeGroups(parts[0].space, parts[0].alike, *own)
+        return ComputeGroups(
+            parts[0].space,
+            parts[0].alike,
+            np.concatenate([part.block for part in parts]),
+            np.concatenate([part.switch for part in parts]),
+            np.concatenate([part.stage for part in parts]),
+            np.concatenate([part.bounds_ns for part in parts]),
+        )
 
     @property
     def sizes(self) -> IntArray:

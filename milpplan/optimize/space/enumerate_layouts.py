@@ -64,23 +64,23 @@ from milpplan.simulation.replica_costs import view_of
 
 def divisors(number: int) -> IntArray:
     """Return all divisors, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return np.array(sorted({*small, *(number // d for d in small)}), dtype=np.int64)
+    candidates = np.arange(1, int(number**0.5) + 1)
+    small = candidates[number % candidates == 0]
+    return np.unique(np.concatenate([small, number // small]))
 
 
-def _attention(problem: Problem) -> tuple[int, tuple[int, ...]]:
-    """Return the greatest common divisor of the layers' query heads, and the key/value head counts (none for
-    latent attention)."""
-    heads = {kind.attention.num_attention_heads for kind in problem.model.kinds}
-    kv = {kind.attention.num_key_value_heads for kind in problem.model.kinds if kind.attention.type == "gqa"}
-    return int(np.gcd.reduce(list(heads))), tuple(kv)
+def _heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """Require that tensor parallelism divides the query heads of all layers."""
+    return _all_divide([kind.attention.num_attention_heads for kind in problem.model.kinds], c["tp"])
 
 
 def _kv_heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    _, kv = _attention(problem)
+    """Require that tensor parallelism divides or replicates the key/value heads; latent attention has none."""
     legal = np.ones(len(c["tp"]), dtype=np.bool_)
-    for heads in kv:
-        legal &= (heads % c["tp"] == 0) | (c["tp"] % heads == 0)
+    for kind in problem.model.kinds:
+        if kind.attention.type == "gqa":
+            heads = kind.attention.num_key_value_heads
+            legal &= (heads % c["tp"] == 0) | (c["tp"] % heads == 0)
     return legal
 
 
@@ -111,7 +111,7 @@ def _all_divide(values: list[int], by: IntArray) -> BoolArray:
 
 
 DEGREE_RULES: dict[str, Rule] = {
-    "heads_divisible_by_tp": lambda p, c: _attention(p)[0] % c["tp"] == 0,
+    "heads_divisible_by_tp": _heads_fit,
     "kv_heads_multiple_or_divisor_of_tp": _kv_heads_fit,
     "intermediate_size_divisible_by_tp": lambda p, c: _all_divide(_widths(p), c["tp"]),
     "sequence_divisible_by_twice_cp": lambda p, c: (c["cp"] == 1) | (p.job.sequence_length % (2 * c["cp"]) == 0),
@@ -272,17 +272,9 @@ def _expert_degrees(problem: Problem, rule_filter: RuleFilter, columns: Mapping[
 def _switches(
     problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]
 ) -> Mapping[str, IntArray]:
-    """Cross rows with sequence parallelism and the switches that are to be decided."""
+    """Cross rows with sequence parallelism, and with the switches that are not left at their defaults."""
     values = np.array(sorted(set(problem.space.sequence_parallel)), dtype=np.int64)
-    return _execution(
-        problem, rule_filter, rule_filter.keep(cross(columns, "sequence_parallel", values), SEQUENCE_RULES)
-    )
-
-
-def _execution(
-    problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]
-) -> Mapping[str, IntArray]:
-    """Cross rows with the values of the switches that are not left at their defaults."""
+    columns = rule_filter.keep(cross(columns, "sequence_parallel", values), SEQUENCE_RULES)
     asked = asked_switches(problem)
     if not asked:
         return columns
@@ -361,10 +353,10 @@ def _degrees(problem: Problem) -> Columns:
                     dp = gpus // (tp * cp * pp)
                     if space.dp is None or dp in space.dp:
                         rows.append((tp, cp, pp, dp))
+    tp, cp, pp, dp = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     # Rows with replicas first, as ``_shardings`` needs them; crossing keeps this order.
-    rows.sort(key=lambda row: row[1] * row[3] == 1)
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    columns = {name: table[:, i] for i, name in enumerate(("tp", "cp", "pp", "dp"))}
+    order = np.argsort(cp * dp == 1, kind="stable")
+    columns = {"tp": tp[order], "cp": cp[order], "pp": pp[order], "dp": dp[order]}
     return dict(cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
 
 

@@ -19,11 +19,13 @@ def layer_bounds(problem: Problem, layout: Layout) -> tuple[tuple[int, int], ...
     """Return (minimum, maximum) layers of every virtual stage in the free space: see ``Space``."""
     layers, stages = problem.model.num_layers, layout.num_virtual_stages
     inner = fewest_inner_layers(problem, layout.vpp, stages)
-    minimum = [0 if j in (0, stages - 1) else inner for j in range(stages)]
     even = layout.vpp > 1 and problem.interleaved_layers == "even"
     ceiling = max(1, -(-layers // stages)) if even else layers
-    total = sum(minimum)
-    return tuple((low, min(ceiling, layers - total + low)) for low in minimum)
+    free = layers - inner * max(0, stages - 2)
+    end = 0, min(ceiling, free)
+    if stages == 1:
+        return (end,)
+    return (end, *((inner, min(ceiling, free + inner)),) * (stages - 2), end)
 
 
 def even_splits(problem: Problem, layout: Layout) -> tuple[tuple[int, ...], ...] | None:

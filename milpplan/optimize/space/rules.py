@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from milpplan.launchers.capabilities import Capability
 
 EXECUTION = ("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS)
-NO_TILES, RING, PIPELINED = (TP_OVERLAPS.index(name) for name in ("none", "ring", "pipelined"))
+NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined"))
 
 
 def asked_switches(problem: Problem) -> dict[str, IntArray]:
@@ -210,9 +210,9 @@ TRANSFER_DOMINANCE: dict[str, Rule] = {"dominated_by_transfer": _faster_transfer
 sequence_parallel and pp_scatter_gather."""
 
 
-_IS_SPLIT = np.array([name in SPLIT_SCHEDULES for name in SCHEDULES])
-_IS_PAIRED = np.array([name in PAIRED_SCHEDULES for name in SCHEDULES])
-_IS_V = np.array([name in V_SCHEDULES for name in SCHEDULES])
+_IS_SPLIT = np.isin(SCHEDULES, list(SPLIT_SCHEDULES))
+_IS_PAIRED = np.isin(SCHEDULES, list(PAIRED_SCHEDULES))
+_IS_V = np.isin(SCHEDULES, list(V_SCHEDULES))
 
 
 def max_virtual_stages(problem: Problem) -> int:
@@ -260,7 +260,7 @@ SPLIT_RULES: dict[str, Rule] = {
 }
 
 SCHEDULE_RULES: dict[str, Rule] = {
-    "schedule_matches_vpp": lambda p, c: _schedule_matches_vpp(p, c),
+    "schedule_matches_vpp": _schedule_matches_vpp,
     "one_schedule_without_pipeline": lambda p, c: (c["pp"] > 1) | (c["schedule"] == _plain_schedule(p)),
 }
 
