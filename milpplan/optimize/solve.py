@@ -490,10 +490,8 @@ def _parts(problem: Problem) -> Iterator[Problem]:
     job = problem.job
     sizes = dict.fromkeys((job.num_gpus_values[-1], job.num_gpus_values[len(job.num_gpus_values) // 2]))
     plain = _narrowed(problem, PLAIN)
-    roomier, chunked = (
-        _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in opened})
-        for opened in (ROOMIER, CHUNKED)
-    )
+    roomier = _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in ROOMIER})
+    chunked = _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in CHUNKED})
     offloaded = _narrowed(problem, {**PLAIN, **dict.fromkeys(OFFLOADS, (True,))})
     for part in dict.fromkeys((plain, roomier, chunked, offloaded)):
         for gpus in sizes:

@@ -75,15 +75,17 @@ class SplitBounds:
         ``split``: layers of every virtual stage, [J].
         """
         contents = self._contents(split)
-        min_terms = np.array([self._options(stage, content)[1] for stage, content in enumerate(contents)])
-        total = self.fixed_ns + np.tensordot(self.counts, min_terms.T, axes=2)
+        min_terms = np.empty((len(Term), len(contents)), dtype=np.int64)
+        for stage, content in enumerate(contents):
+            min_terms[:, stage] = self._options(stage, content)[1]
+        total = self.fixed_ns + np.tensordot(self.counts, min_terms, axes=2)
         # Memory comes last, rank by rank while it can decide: it is expensive, and the first ranks hold most.
-        for rank, content in enumerate(self._by_rank(contents)):
+        for rank, chunks in enumerate(self._by_rank(contents)):
             if int(total.max()) > cutoff_ns:
                 break
-            if (rank, content) not in self.replays:
-                self.replays[rank, content] = self._replays(rank, content)
-            replays = self.replays[rank, content]
+            if (rank, chunks) not in self.replays:
+                self.replays[rank, chunks] = self._replays(rank, chunks)
+            replays = self.replays[rank, chunks]
             if replays is None:
                 return cutoff_ns + 1
             total = total + replays
@@ -112,7 +114,7 @@ class SplitBounds:
 
     def _by_rank(self, contents: list[StageContent]) -> list[tuple[StageContent, ...]]:
         """Return the contents of each rank's chunks, [P]."""
-        return [tuple(contents[j] for j in stages) for stages in self.context.layout.rank_stages]
+        return [tuple(map(contents.__getitem__, stages)) for stages in self.context.layout.rank_stages]
 
     def _replays(self, rank: int, contents: tuple[StageContent, ...]) -> IntArray | None:
         """Return the minimum time beyond each stage's own minimum that each path spends on a rank's backwards for

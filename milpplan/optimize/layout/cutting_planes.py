@@ -268,13 +268,6 @@ def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
     return list(seen.values())
 
 
-def compact_start(state: LayoutState) -> tuple[CompactRelaxation, CuttingPlanes] | None:
-    """Return the compact relaxation with all known paths; None where the paths alone pass the cutoff."""
-    compact = CompactRelaxation(state.context, state.cutoff_ns)
-    run = rounds_on(state, compact)
-    return None if run is None else (compact, run)
-
-
 def rounds_on(state: LayoutState, compact: PathRelaxation) -> CuttingPlanes | None:
     """Return the cutting-plane loop on a relaxation with all known paths; None where the paths alone pass the
     cutoff."""
@@ -297,10 +290,10 @@ def compact_rounds(state: LayoutState, max_layers: IntArray, rounds: int) -> lis
     Returns:
         The menus of the items that the duals leave; None when the bound passes the cutoff.
     """
-    start = compact_start(state)
-    if start is None:
+    compact = CompactRelaxation(state.context, state.cutoff_ns)
+    run = rounds_on(state, compact)
+    if run is None:
         return None
-    compact, run = start
     best, prices = -np.inf, None
     for _ in range(rounds):
         solution = run.solve()

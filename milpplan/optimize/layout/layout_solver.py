@@ -370,9 +370,14 @@ def _bounded_splits(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the splits that known paths do not exclude, and raise the layout's bound to the minimum of the
     splits' bounds."""
-    split_bounds = [bounds.bound_ns(split, state.cutoff_ns) for split in splits]
-    state.bound_ns = max(state.bound_ns, min(split_bounds, default=state.cutoff_ns + 1))
-    return tuple(split for split, bound in zip(splits, split_bounds, strict=True) if bound <= state.cutoff_ns)
+    min_bound_ns, kept = state.cutoff_ns + 1, []
+    for split in splits:
+        bound_ns = bounds.bound_ns(split, state.cutoff_ns)
+        min_bound_ns = min(min_bound_ns, bound_ns)
+        if bound_ns <= state.cutoff_ns:
+            kept.append(split)
+    state.bound_ns = max(state.bound_ns, min_bound_ns)
+    return tuple(kept)
 
 
 def max_stage_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:

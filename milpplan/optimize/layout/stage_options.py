@@ -23,7 +23,7 @@ from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.terms import ONCE, Phase
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
-from milpplan.simulation.layout_costs import LayoutCosts, usable_memory_bytes
+from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import RankCosts, rank_capacities
 from milpplan.simulation.pipeline.schedule import LiveProfile, live_profiles, placement
 from milpplan.simulation.pipeline.step_graph import Term
@@ -335,7 +335,7 @@ def recompute_options(
     They depend on the stage only by its being the model's first or last, its node type, and the distance to the
     next stage.
     """
-    kinds = [kind for (kind, _), count in zip(context.runs, counts, strict=True) for _ in range(count)]
+    kinds = np.repeat(np.array(context.runs)[:, 0], counts).tolist()
     full, selective = _recompute_choices(context, len(kinds))
     if prices is not None:
         keep = _affordable(context, counts, full, selective, prices)
@@ -459,21 +459,17 @@ def longest_step_ns(context: LayoutContext) -> int:
     ranks = {context.costs.type_of(rank): context.costs.of_rank(rank) for rank in range(layout.pp)}
     crossings = sum(context.costs.crossing_ns(stage) for stage in range(context.num_stages))
     transfers = 2 * (context.num_stages * int(context.costs.transfer_ns) + crossings)
-    longest_ns = max(_serial_ns(context, costs, transfers) for costs in ranks.values())
+    counts = np.bincount(np.array(context.problem.model.layer_kinds), minlength=len(context.problem.model.kinds))
+    longest_ns = 0
+    for costs in ranks.values():
+        duration = costs.duration_ns
+        extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)
+        work = int((duration[:, ONCE].sum(axis=1) + extra) @ counts)
+        work += int(costs.embedding_ns.sum() + costs.head_ns.sum()) + transfers
+        once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ np.append(counts, [1, 1]))
+        longest_ns = max(longest_ns, layout.num_micro_batches * work + once + int(context.costs.barrier_ns))
     # Twice as a margin; differences between ranks add up to at most the sum over the types.
     return 2 * longest_ns * len(ranks)
-
-
-def _serial_ns(context: LayoutContext, costs: LayoutCosts, transfers_ns: int) -> int:
-    """Return the time of everything one after another on one node type."""
-    duration = costs.duration_ns
-    counts = np.bincount(np.array(context.problem.model.layer_kinds), minlength=len(duration))
-    extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)
-    work = int((duration[:, ONCE].sum(axis=1) + extra) @ counts)
-    work += int(costs.embedding_ns.sum() + costs.head_ns.sum()) + transfers_ns
-    weights = np.append(counts, [1, 1])
-    once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ weights)
-    return context.layout.num_micro_batches * work + once + int(context.costs.barrier_ns)
 
 
 def part_key(context: LayoutContext) -> PartKey:

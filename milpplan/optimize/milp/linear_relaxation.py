@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import mul
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -151,8 +152,12 @@ class Relaxation:
         if solution.status != "optimal":
             return None
         # Slightly smaller duals keep reduced costs of unbounded variables from turning negative.
-        bounds = [_exact_bound(self.program, solution.row_duals * shrink) for shrink in (1.0, 1.0 - 2.0**-30)]
-        return max((bound for bound in bounds if bound is not None), default=None)
+        best: int | None = None
+        for shrink in (1.0, 1.0 - 2.0**-30):
+            bound = _exact_bound(self.program, solution.row_duals * shrink)
+            if bound is not None and (best is None or bound > best):
+                best = bound
+        return best
 
     def _synchronise(self) -> None:
         """Build the model, or send changes to the solver."""
@@ -264,4 +269,4 @@ def _binary_fractions(program: Program, duals: FloatArray) -> tuple[list[tuple[I
 def _dot(left: npt.NDArray[Any], right: IntArray) -> int:
     """Return the exact dot product in Python integers."""
     used = np.flatnonzero((left != 0) & (right != 0))
-    return sum(a * b for a, b in zip(left[used].tolist(), right[used].tolist(), strict=True))
+    return sum(map(mul, left[used].tolist(), right[used].tolist()))

@@ -109,7 +109,7 @@ class Rows:
 
     def entry_rows(self) -> IntArray:
         """Return the row of every entry; shape [entries]."""
-        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.starts))
+        return np.repeat(np.arange(len(self.names), dtype=np.int64), np.diff(self.starts))
 
     def activities(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return ``sum(coefficients * values[columns])`` of every row, exact for integer and object values."""

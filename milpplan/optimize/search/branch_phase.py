@@ -121,7 +121,7 @@ def decided(
     """Work on one layout against a cutoff in nanoseconds; see ``LayoutSolver.resolve``."""
     layout, bound = task.layout, task.bound_ns
     contexts = settings_of(problem, layout, task.costs)
-    longest_ns = max(longest_step_ns(context) for context in contexts)
+    longest_ns = max(map(longest_step_ns, contexts))
     limit_ns = min(cutoff, longest_ns)
     if layout.replica_micro_batches:
         outcome = resolve_replicas(solver, layout, contexts, limit_ns, bound, effort)

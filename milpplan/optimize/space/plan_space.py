@@ -144,21 +144,22 @@ def in_space(problem: Problem, plan: Plan) -> bool:
         for part, stage in zip(other, plan.virtual_stages, strict=False)
     ):
         return False
-    splits = even_splits(problem, plan.layout)
-    if splits is not None and tuple(stage.num_layers for stage in plan.virtual_stages) not in splits:
-        return False
     sizes = [stage.num_layers for stage in plan.virtual_stages]
-    within_bounds = all(low <= size <= high for size, (low, high) in zip(sizes, bounds, strict=True))
+    splits = even_splits(problem, plan.layout)
+    if splits is not None and tuple(sizes) not in splits:
+        return False
+    low, high = np.array(bounds).T
+    within_bounds = bool(((low <= sizes) & (sizes <= high)).all())
     return within_bounds and recomputes_as_declared(problem, plan)
 
 
 def in_parts(problem: Problem) -> bool:
     """Return True if the recompute settings of a space are searched one by one."""
-    return problem.space.kind == "free" and problem.space.recompute_counts != "any" and not _one_mode(problem)
-
-
-def _one_mode(problem: Problem) -> bool:
-    return len(problem.recompute_modes) == 1
+    return (
+        problem.space.kind == "free"
+        and problem.space.recompute_counts != "any"
+        and len(problem.recompute_modes) > 1
+    )
 
 
 def recomputes_as_declared(problem: Problem, plan: Plan) -> bool:
