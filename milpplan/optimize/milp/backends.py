@@ -26,6 +26,24 @@ if TYPE_CHECKING:
     from milpplan.optimize.result import SolveOptions
 
 
+def _cbc() -> Backend:
+    from milpplan.optimize.milp.cbc import CbcBackend
+
+    return CbcBackend()
+
+
+def _cpsat() -> Backend:
+    from milpplan.optimize.milp.cpsat import CpSatBackend
+
+    return CpSatBackend()
+
+
+def _highs() -> Backend:
+    from milpplan.optimize.milp.highs import HighsBackend
+
+    return HighsBackend()
+
+
 _LIBRARIES: Final = (
     "ortools.linear_solver.python.model_builder_helper",
     "ortools.math_opt.core.python.solver",
@@ -43,7 +61,7 @@ def load_solvers() -> None:
         import_module(name)
 
 
-BACKENDS: Final = ("cbc", "cpsat", "highs")
+BACKENDS: Final[dict[str, Callable[[], Backend]]] = {"cbc": _cbc, "cpsat": _cpsat, "highs": _highs}
 AUTO: Final = "auto"
 LATE_S: Final = 1.0
 """Seconds after its time limit until which a plug-in is awaited."""
@@ -75,27 +93,17 @@ def backend(name: str) -> Backend:
     """Return the backend called ``name``, or ``auto``."""
     if name == AUTO:
         return AutoBackend()
-    if name == "cbc":
-        from milpplan.optimize.milp.cbc import CbcBackend
-
-        return CbcBackend()
-    if name == "cpsat":
-        from milpplan.optimize.milp.cpsat import CpSatBackend
-
-        return CpSatBackend()
-    if name == "highs":
-        from milpplan.optimize.milp.highs import HighsBackend
-
-        return HighsBackend()
-    names = [*backend_names(), AUTO]
-    if name in names:
-        return PluginBackend(name)
-    close = difflib.get_close_matches(name.lower().replace("-", ""), names, n=1)
-    raise UnknownNameError(
-        f"There is no solver backend {name!r}.",
-        f"One of {', '.join(names)} expected.",
-        f"Did you mean {close[0]!r}?" if close else "",
-    )
+    if name not in BACKENDS:
+        names = [*backend_names(), AUTO]
+        if name in names:
+            return PluginBackend(name)
+        close = difflib.get_close_matches(name.lower().replace("-", ""), names, n=1)
+        raise UnknownNameError(
+            f"There is no solver backend {name!r}.",
+            f"One of {', '.join(names)} expected.",
+            f"Did you mean {close[0]!r}?" if close else "",
+        )
+    return BACKENDS[name]()
 
 
 def witnessed(program: Program, limits: Limits, solution: Solution) -> Solution:
