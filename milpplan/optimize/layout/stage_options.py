@@ -310,23 +310,6 @@ def _affordable(
     return np.asarray(total <= prices.slack)
 
 
-def _recompute_choices(context: LayoutContext, num_layers: int) -> tuple[IntArray, IntArray]:
-    """Return every (full, selective) pair that the space allows for a number of layers."""
-    if context.first_full is not None:
-        return np.array([min(context.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
-    modes = context.problem.recompute_modes
-    grid = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
-    full, selective = grid[0], grid[1]
-    keep = full + selective <= num_layers
-    if "none" not in modes:
-        keep &= full + selective == num_layers
-    if "full" not in modes:
-        keep &= full == 0
-    if "selective" not in modes:
-        keep &= selective == 0
-    return full[keep].astype(np.int64), selective[keep].astype(np.int64)
-
-
 def recompute_options(
     context: LayoutContext, stage: int, counts: tuple[int, ...], prices: UnitCosts | None = None
 ) -> StageOptions | None:
@@ -336,7 +319,18 @@ def recompute_options(
     next stage.
     """
     kinds = np.repeat(np.array(context.runs)[:, 0], counts).tolist()
-    full, selective = _recompute_choices(context, len(kinds))
+    modes, num_layers = context.problem.recompute_modes, len(kinds)
+    if context.first_full is not None:
+        full, selective = np.array([min(context.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
+    else:
+        # Every pair that the space allows.
+        full, selective = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
+        allowed = full + selective <= num_layers if "none" in modes else full + selective == num_layers
+        if "full" not in modes:
+            allowed &= full == 0
+        if "selective" not in modes:
+            allowed &= selective == 0
+        full, selective = full[allowed].astype(np.int64), selective[allowed].astype(np.int64)
     if prices is not None:
         keep = _affordable(context, counts, full, selective, prices)
         full, selective = full[keep], selective[keep]

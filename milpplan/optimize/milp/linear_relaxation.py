@@ -187,7 +187,8 @@ class Relaxation:
             new = program.rows.tail(self._row_factor.size)
             if len(new):
                 constraints, matrix = update.new_linear_constraints, update.linear_constraint_matrix_updates
-                factor = fill_rows(constraints, matrix, new, self._scaling, self._row_factor.size)
+                factor = self._scaling.rows(new)
+                fill_rows(constraints, matrix, new, self._scaling, factor, self._row_factor.size)
                 self._row_factor = np.concatenate([self._row_factor, factor])
             if self._upper:
                 columns = np.array(sorted(self._upper), np.int64)
@@ -247,9 +248,10 @@ def _binary_fractions(program: Program, duals: FloatArray) -> tuple[list[tuple[I
     column sum of coefficients times a word leaves int64."""
     rows = program.rows
     entry, size = rows.entry_rows(), np.abs(rows.coefficients.astype(np.float64))
+    width = program.num_variables
 
     def spare_bits(largest: FloatArray) -> int:
-        sums = np.zeros(program.num_variables)
+        sums = np.zeros(width)
         np.add.at(sums, rows.columns, size * largest[entry])
         peak = max(1.0, float(sums.max(initial=0.0)), float(largest.max(initial=0.0)))
         return int(np.floor(61 - np.log2(peak)))

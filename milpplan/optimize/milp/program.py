@@ -429,13 +429,13 @@ def model_proto(program: Program, scaling: Scaling, integer: bool) -> model_pb2.
     terms = model.objective.linear_coefficients
     terms.ids.extend(used.tolist())
     terms.values.extend((program.objective[used] * scaling.columns[used] / scaling.cost).tolist())
-    fill_rows(model.linear_constraints, model.linear_constraint_matrix, program.rows, scaling, 0)
+    factor = scaling.rows(program.rows)
+    fill_rows(model.linear_constraints, model.linear_constraint_matrix, program.rows, scaling, factor, 0)
     return model
 
 
-def fill_rows(constraints: Any, matrix: Any, rows: Rows, scaling: Scaling, first: int) -> FloatArray:
-    """Write rows, numbered from ``first``, into a MathOpt model or update; returns their factors."""
-    factor = scaling.rows(rows)
+def fill_rows(constraints: Any, matrix: Any, rows: Rows, scaling: Scaling, factor: FloatArray, first: int) -> None:
+    """Write rows, numbered from ``first`` and each times its ``factor``, into a MathOpt model or update."""
     index = rows.entry_rows()
     constraints.ids.extend(range(first, first + len(rows)))
     constraints.lower_bounds.extend((as_floats(rows.lower) * factor).tolist())
@@ -444,7 +444,6 @@ def fill_rows(constraints: Any, matrix: Any, rows: Rows, scaling: Scaling, first
     matrix.column_ids.extend(rows.columns.tolist())
     coefficients = rows.coefficients * scaling.columns[rows.columns] * factor[index]
     matrix.coefficients.extend(coefficients.tolist())
-    return factor
 
 
 def sparse_values(vector: Any, size: int) -> FloatArray:

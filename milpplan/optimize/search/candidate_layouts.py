@@ -295,7 +295,7 @@ class CandidateLayouts:
         if int(self.num_groups[self.fits].sum()) > self.budget.groups_at_once:
             self._bound_blocks(stop)
         else:
-            self._split_blocks(np.flatnonzero(self.fits & self.closed.whole), lambda: False)
+            self._split_blocks(np.flatnonzero(self.fits & self.closed.whole), None)
             self.bounded = True
 
     @property
@@ -365,10 +365,10 @@ class CandidateLayouts:
         capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.closed.values))
         return np.sort(order[: np.searchsorted(ends, capacity, side="right")])
 
-    def _split_blocks(self, blocks: IntArray, stop: Stop) -> bool:
+    def _split_blocks(self, blocks: IntArray, stop: Stop | None) -> bool:
         """Make the groups of some blocks until time is up. Returns True if there were any blocks."""
         parts, size, done = [self.closed.groups], self.budget.blocks_at_once, 0
-        while done < len(blocks) and not stop():
+        while done < len(blocks) and not (stop is not None and stop()):
             parts.append(ComputeGroups.of(self.problem, self.space, self.alike, blocks[done : done + size]))
             done = min(done + size, len(blocks))
         if not done:

@@ -99,10 +99,6 @@ def _experts(problem: Problem) -> list[MixtureOfExperts]:
     return [kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
 
 
-def _no_experts(problem: Problem) -> BoolArray:
-    return np.array(not _experts(problem))
-
-
 def _all_divide(values: list[int], by: IntArray) -> BoolArray:
     legal = np.ones(len(by), dtype=np.bool_)
     for value in values:
@@ -130,9 +126,9 @@ EXPERT_RULES: dict[str, Rule] = {
 
 ORDER_RULES: dict[str, Rule] = {
     "experts_need_pp_last_or_equal_replicas": lambda p, c: (
-        _no_experts(p) | placement.pp_is_last(c) | (c["pp"] == 1) | (c["tp"] * c["cp"] == c["ep"] * c["etp"])
+        (not _experts(p)) | placement.pp_is_last(c) | (c["pp"] == 1) | (c["tp"] * c["cp"] == c["ep"] * c["etp"])
     ),
-    "expert_stages_are_dense_stages": lambda p, c: _no_experts(p) | placement.stages_agree(c),
+    "expert_stages_are_dense_stages": lambda p, c: (not _experts(p)) | placement.stages_agree(c),
 }
 """Megatron-LM's conditions on the order of ranks, core/parallel_state.py, initialize_model_parallel."""
 

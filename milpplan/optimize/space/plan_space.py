@@ -43,8 +43,7 @@ def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int,
     if vpp == 1 or problem.interleaved_layers != "even":
         return None
     layers, inner = problem.model.num_layers, num_stages - 2
-    small = fewest_inner_layers(problem, vpp, num_stages)
-    large = max(1, -(-layers // num_stages))
+    small, large = max(1, layers // num_stages), max(1, -(-layers // num_stages))
     splits = []
     for first in range(large + 1):
         for last in range(large + 1):
