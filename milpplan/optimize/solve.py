@@ -210,6 +210,8 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
     try:
         first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
+        if not initial_plans and problem.space.kind == "free":
+            starts += _uniform_plan(problem, context, starts)
         search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
         search.bound()
         decide_layouts(search)
@@ -229,6 +231,15 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
                 search.note(force=True, tell=False)
             result = _result(problem, options, search, started)
     return replace(result, message=message or ("Interrupted." if signals else ""))
+
+
+def _uniform_plan(problem: Problem, context: SolveContext, starts: Sequence[Plan]) -> list[Plan]:
+    """Return the best plan of the uniform space, which is decided in a fraction of the time of the free space."""
+    uniform = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
+    quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
+    search = Search(uniform, layout_space(uniform, context.options.forbid), quiet, time.monotonic(), tuple(starts))
+    decide_layouts(search)
+    return [] if search.best is None else [search.best[1]]
 
 
 def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:

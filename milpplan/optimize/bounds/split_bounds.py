@@ -91,6 +91,33 @@ class SplitBounds:
             total = total + replays
         return min(int(total.max()), cutoff_ns + 1)
 
+    def shortest(self, split: Sequence[int], counts: IntArray) -> IntArray | None:
+        """Return the durations [Term, J] of the recompute choices that minimise sum counts * durations; None where
+        nothing fits.
+
+        Where a rank has many joint choices, only its memory at the fullest moment counts, so the minimum is a
+        lower bound.
+
+        Args:
+            split: layers of every virtual stage, [J].
+            counts: nonnegative weights, [Term, J], such as the counts of a path or of several paths together.
+        """
+        durations = np.empty((len(Term), len(split)), dtype=np.int64)
+        weights = counts[Term.BACKWARD] + counts[Term.PAIRED_BACKWARD]
+        for rank, contents in enumerate(self._by_rank(self._contents(split))):
+            stages = list(self.context.layout.rank_stages[rank])
+            menus = self._menus(rank, contents)
+            items = None if menus is None else _fastest_items(self.context, rank, menus, weights[stages])
+            if menus is None or items is None:
+                return None
+            for stage, menu, item in zip(stages, menus, items, strict=True):
+                durations[:, stage] = menu.terms[:, item]
+        return durations
+
+    def _weights(self) -> IntArray:
+        """Return how often each path counts a virtual stage's backward, alone or in a pair, [paths, J]."""
+        return np.asarray(self.counts[:, Term.BACKWARD] + self.counts[:, Term.PAIRED_BACKWARD])
+
     def min_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
         """Return the minimum summed backward of each rank's chunks over the choices that fit, [P]; for a split
         that is not excluded."""
@@ -99,10 +126,10 @@ class SplitBounds:
             menus = self._menus(rank, contents)
             value: int | None = None
             if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
-                choices = _fitting_backwards(self.context, rank, menus)
+                choices = _backwards(menus, _fitting_choices(self.context, rank, menus))
                 value = int(choices.sum(axis=0).min()) if choices.shape[1] else None
             elif menus is not None:
-                value = _min_fitting(self.context, rank, menus, ones)
+                value = _min_fitting(self.context, rank, menus, ones)[0]
             minima.append(NO_CHOICE_NS if value is None else value)
         return tuple(minima)
 
@@ -124,11 +151,11 @@ class SplitBounds:
         if menus is None:
             return None
         # Recomputation lengthens a backward as much in a pair as alone.
-        weights = (self.counts[:, Term.BACKWARD] + self.counts[:, Term.PAIRED_BACKWARD])[:, stages]
+        weights = self._weights()[:, stages]
         if math.prod(map(len, menus)) > MAX_CHOICES:
             backwards = self._at_one_moment(rank, menus, weights)
         else:
-            choices = _fitting_backwards(self.context, rank, menus)
+            choices = _backwards(menus, _fitting_choices(self.context, rank, menus))
             backwards = (weights @ choices).min(axis=1) if choices.shape[1] else None
         if backwards is None:
             return None
@@ -151,7 +178,7 @@ class SplitBounds:
         distinct, inverse, count = np.unique(weights, axis=0, return_inverse=True, return_counts=True)
         wanted_weights = ascending(inverse[stays])
         for index in wanted_weights[np.argsort(-count[wanted_weights], kind="stable")][:MAX_WEIGHTS].tolist():
-            value = _min_fitting(self.context, rank, menus, distinct[index])
+            value = _min_fitting(self.context, rank, menus, distinct[index])[0]
             if value is None:
                 return None
             total[inverse == index] = value
@@ -187,9 +214,8 @@ class SplitBounds:
         return replace(self, paths=paths, replays={})
 
 
-def _fitting_backwards(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
-    """Return backward nanoseconds of the rank's chunks under every choice that fits into its memory,
-    [v, choices]."""
+def _fitting_choices(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
+    """Return the items of the rank's chunks in every joint choice that fits into its memory, [v, choices]."""
     grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
     kept = np.stack([menu.kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     transient = np.stack([menu.transient_bytes[items] for menu, items in zip(menus, grid, strict=True)])
@@ -201,7 +227,25 @@ def _fitting_backwards(context: LayoutContext, rank: int, menus: Sequence[Menu])
         fits &= used <= context.capacity_of(rank) - states
     if context.costs.offloads:
         fits &= _fit_on_host(context, rank, menus, grid)
-    return np.stack([menu.terms[Term.BACKWARD][items[fits]] for menu, items in zip(menus, grid, strict=True)])
+    return np.asarray(grid[:, fits])
+
+
+def _backwards(menus: Sequence[Menu], choices: IntArray) -> IntArray:
+    """Return the backward nanoseconds of joint choices, [v, choices]."""
+    return np.stack([menu.terms[Term.BACKWARD][items] for menu, items in zip(menus, choices, strict=True)])
+
+
+def _fastest_items(
+    context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray
+) -> Sequence[int] | None:
+    """Return the items of the rank's chunks with the minimum sum of weighted backwards; None where none fits."""
+    if math.prod(map(len, menus)) > MAX_CHOICES:
+        return _min_fitting(context, rank, menus, weights)[1]
+    choices = _fitting_choices(context, rank, menus)
+    if not choices.shape[1]:
+        return None
+    fastest: list[int] = choices[:, int((weights @ _backwards(menus, choices)).argmin())].tolist()
+    return fastest
 
 
 def _fit_on_host(context: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
@@ -212,9 +256,11 @@ def _fit_on_host(context: LayoutContext, rank: int, menus: Sequence[Menu], grid:
     return np.asarray(((live @ kept) <= capacity).all(axis=0))
 
 
-def _min_fitting(context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:
+def _min_fitting(
+    context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray
+) -> tuple[int, list[int]] | tuple[None, None]:
     """Return the minimum sum of weighted backwards over the choices that fit at the moment with most micro-batches
-    alive; None if none fits.
+    alive, and its items; None if none fits.
 
     The chunks are added one by one, keeping the Pareto set of (bytes, nanoseconds).
     """
@@ -229,16 +275,22 @@ def _min_fitting(context: LayoutContext, rank: int, menus: Sequence[Menu], weigh
     ]
     capacity = context.capacity_of(rank) - states - sum(int(size.min()) for size in sizes)
     if capacity < 0:
-        return None
+        return None, None
     used = spent = np.zeros(1, dtype=np.int64)
+    trail: list[IntArray] = []
     for size, menu, weight in zip(sizes, menus, weights.tolist(), strict=True):
         # Bytes above the minimum of each chunk, so that the following chunks still fit.
         used = (used[:, None] + (size - size.min())).reshape(-1)
         spent = (spent[:, None] + weight * menu.terms[Term.BACKWARD]).reshape(-1)
         order = np.argsort(used)
         order = order[: np.searchsorted(used, capacity, side="right", sorter=order)]
-        used, spent = used[order], spent[order]
-        better = np.ones(len(spent), dtype=np.bool_)
-        better[1:] = spent[1:] < np.minimum.accumulate(spent)[:-1]
-        used, spent = used[better], spent[better]
-    return int(spent[-1])
+        better = np.ones(len(order), dtype=np.bool_)
+        better[1:] = spent[order[1:]] < np.minimum.accumulate(spent[order])[:-1]
+        kept = order[better]
+        used, spent = used[kept], spent[kept]
+        trail.append(kept)
+    items, at = [], len(spent) - 1
+    for kept, menu in zip(reversed(trail), reversed(menus), strict=True):
+        at, item = divmod(int(kept[at]), len(menu))
+        items.append(item)
+    return int(spent[-1]), items[::-1]

@@ -310,14 +310,15 @@ def compact_rounds(state: LayoutState, max_layers: IntArray, rounds: int) -> lis
         if not separated or state.closed or run.stalled():
             break
     run.prove()
-    _trim(state.pool, state.context.layout.pp)
+    trim_pool(state)
     if state.closed:
         return None
     return _menus(state, max_layers, (state.cutoff_ns - run.base) / run.unit + 1.0 - best, prices)
 
 
-def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
+def trim_pool(state: LayoutState) -> None:
     """Keep the analytic paths, which come first, and the newest of the others."""
+    pool, num_analytic = state.pool, state.context.layout.pp
     del pool[num_analytic : max(num_analytic, len(pool) - MAX_POOL)]
 
 

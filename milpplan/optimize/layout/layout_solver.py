@@ -23,10 +23,10 @@ from milpplan.errors import SolverError, UnavailableError
 from milpplan.optimize.bounds.closed_form import max_layers_on_ranks, path_coefficients
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.context import SolveContext
-from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, try_choice
+from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, trim_pool, try_choice
 from milpplan.optimize.layout.layer_branching import BranchingTree
 from milpplan.optimize.layout.layout_program import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
-from milpplan.optimize.layout.rounding import Choice, analytic_paths
+from milpplan.optimize.layout.rounding import Choice, analytic_paths, fitted_plan
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, PartKey, part_key, part_settings
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
@@ -39,6 +39,7 @@ from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.stages import StageMemo
 
 AIMED_GAP_SHARE = 0.9
 """Proofs aim at this share of the gap: a second solver may confirm a slightly smaller bound, which must still be
@@ -48,6 +49,8 @@ FULL_ROUNDS = 150
 MENU_ROUNDS = 60
 MAX_PROGRAMS = 60
 MAX_SPLITS = 200
+MIXTURE_ROUNDS = 30
+"""Maximum number of paths whose mean length bounds a split."""
 NODES = 4
 """Number of nodes by which free splits of one layout are branched at a time."""
 WITNESS_LIMITS = ((1.0, 1.0), (20.0, 5.0))
@@ -101,9 +104,9 @@ class LayoutSolver(SolveContext):
             context: the layout.
             cutoff_ns: longest step that counts.
             bound_ns: bound proved so far.
-            effort: 0 stops after a few rounds on the compact relaxation, with the bound and perhaps a rounded
-                plan. Otherwise the layout is decided, but free interleaved splits are branched only for a few
-                nodes and go on there at the next call.
+            effort: 0 stops after the bounds of the splits or, where there are too many splits, after a few rounds
+                on the compact relaxation, with the bound and perhaps a plan. Otherwise the layout is decided, but
+                free interleaved splits are branched only for a few nodes and go on there at the next call.
         """
         max_layers = max_layers_within(context, cutoff_ns)
         if max_layers is None:
@@ -137,8 +140,13 @@ class LayoutSolver(SolveContext):
         bounds = SplitBounds(state.context, state.graph, tuple(state.pool))
         if splits is not None:
             splits = _bounded_splits(state, splits, bounds)
+            if not state.closed:
+                # Critical paths of the splits that are left exclude nearly all of them without a relaxation.
+                splits, bounds = _simulated_splits(state, splits, bounds)
             if state.closed:
                 return "bounded"
+            if not effort:
+                return "open"
         menus = compact_rounds(state, max_layers, FULL_ROUNDS if effort else QUICK_ROUNDS)
         if menus is None or state.closed:
             return "relaxed"
@@ -378,6 +386,58 @@ def _bounded_splits(
             kept.append(split)
     state.bound_ns = max(state.bound_ns, min_bound_ns)
     return tuple(kept)
+
+
+def _simulated_splits(
+    state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
+) -> tuple[tuple[tuple[int, ...], ...], SplitBounds]:
+    """Simulate the splits that are left, with little recomputation, and bound them again with the critical paths.
+
+    Returns:
+        The splits that this does not exclude, and the bounds with the new paths.
+    """
+    memo = StageMemo(state.context.layout, state.context.costs)
+    for split in splits:
+        path = state.try_plan(fitted_plan(state.context, np.array(split), memo))
+        if path is not None:
+            state.pool.append(path)
+    bounds = bounds.with_paths(tuple(state.pool))
+    splits = _bounded_splits(state, splits, bounds)
+    if not state.closed:
+        values = [mixture_bound(state, bounds, split) for split in splits]
+        state.bound_ns = max(state.bound_ns, min(values))
+        splits = tuple(split for split, value in zip(splits, values, strict=True) if value <= state.cutoff_ns)
+    trim_pool(state)
+    return splits, bounds
+
+
+def mixture_bound(state: LayoutState, bounds: SplitBounds, split: tuple[int, ...]) -> int:
+    """Bound the step of a split from below by the mean length of several paths.
+
+    The step is at least the mean length of any paths. Every round adds the critical path of the recompute choice
+    that is shortest on the mean so far (fictitious play, Robinson 1951). The rounds end where the bound passes the
+    cutoff, or at a choice within the cutoff, which no mean can exclude.
+
+    Returns:
+        The bound in nanoseconds; above the cutoff where nothing fits.
+    """
+    graph = state.graph
+    paths = start = [path for path in state.pool[: state.context.layout.pp] if (path.counts >= 0).all()]
+    best = 0
+    for _ in range(MIXTURE_ROUNDS if start else 0):
+        counts = np.sum([path.counts for path in paths], axis=0)
+        choice = bounds.shortest(split, counts)
+        if choice is None:
+            return state.cutoff_ns + 1
+        length = sum(path.length_ns(choice, graph.transfer_ns, graph.barrier_ns) for path in paths)
+        best = max(best, -(-int(length) // len(paths)))
+        (path,), (step,) = state.paths_at(choice[None])
+        if best > state.cutoff_ns or step <= state.cutoff_ns or (path.counts < 0).any():
+            break
+        # The paths before the first choice only lead to it.
+        paths = [path] if paths is start else [*paths, path]
+        state.pool.append(path)
+    return best
 
 
 def max_stage_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:
