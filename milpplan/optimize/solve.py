@@ -211,7 +211,7 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
         first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
         if not initial_plans and problem.space.kind == "free":
-            starts += _uniform_plan(problem, context, starts)
+            starts += _uniform_plans(problem, context, starts)
         search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
         search.bound()
         decide_layouts(search)
@@ -233,13 +233,28 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
     return replace(result, message=message or ("Interrupted." if signals else ""))
 
 
-def _uniform_plan(problem: Problem, context: SolveContext, starts: Sequence[Plan]) -> list[Plan]:
-    """Return the best plan of the uniform space, which is decided in a fraction of the time of the free space."""
+def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Plan]) -> list[Plan]:
+    """Return the best plan of the uniform space, and the plan that moving its layers leads to.
+
+    The uniform space is decided in a fraction of the time of the free space, and its best plan is often within a
+    per cent of the best plan of all.
+    """
+    from milpplan.optimize.uneven.layer_local_search import moved
+
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
     search = Search(uniform, layout_space(uniform, context.options.forbid), quiet, time.monotonic(), tuple(starts))
     decide_layouts(search)
-    return [] if search.best is None else [search.best[1]]
+    if search.best is None:
+        return []
+    plan = search.best[1]
+    if plan.layout.replica_micro_batches:
+        return [plan]
+    costs = costs_of(problem, plan.layout)
+    return [
+        plan,
+        moved(LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem)), plan, context.deadline),
+    ]
 
 
 def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
