@@ -237,8 +237,12 @@ def _interleaved_bound(group: Group, capacity: float) -> FloatArray:
     ends = costs.embedding.sum(axis=0) * on_rank[0] + costs.head.sum(axis=0) * on_rank[-1]
     fixed = over_fixed_bytes(group, price, capacity)
     bound = placed + ends + costs.transfer * (P - 1.0) + fixed
-    rule = _fullest_rank if group.forced else counted_bound
-    bound = np.maximum(bound, rule(group, capacity, price * (m / on_rank)))
+    price = price * (m / on_rank)
+    if group.forced:
+        by_rank = rank_paths(group, capacity, price, costs).max(axis=0)
+    else:
+        by_rank = counted_bound(group, capacity, price)
+    bound = np.maximum(bound, by_rank)
     return np.asarray(np.maximum(bound, work * m / P))
 
 
@@ -268,17 +272,23 @@ def _v_bound(group: Group, capacity: float) -> FloatArray:
     return np.asarray(np.maximum(bound, work))
 
 
-def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArray:
-    """Even interleaving: return the longest of the paths through chunk 0 down to rank s.
+def rank_paths(group: Group, capacity: float, price: FloatArray, before: CostColumns) -> FloatArray:
+    """Even interleaving: return lower bounds of the paths through chunk 0 down to each rank s, [P, r].
 
     The path is m D_s + sum_{i < s} D_{0,i} + 2 s p, with the layers that every split puts there. Recomputation is
     priced rank by rank ([P, r]).
+
+    Args:
+        group: the layouts.
+        capacity: bytes of a rank.
+        price: multipliers of bytes above the capacity, [P, r].
+        before: lower bounds of the constants of the ranks before rank s.
     """
     costs, m, forced = group.costs, group.micro_batches, group.forced_by_kind
     layer_ns = costs.forward + costs.backward + costs.extra.min(axis=0)
-    first = over_kinds(forced[1], layer_ns)
-    ramp = np.cumsum(first, axis=0) - first + 2 * group.ranks * costs.transfer
-    ramp[1:] += costs.embedding.sum(axis=0)
+    first = over_kinds(forced[1], before.forward + before.backward + before.extra.min(axis=0))
+    ramp = np.cumsum(first, axis=0) - first + 2 * group.ranks * before.transfer
+    ramp[1:] += before.embedding.sum(axis=0)
     free = m * over_kinds(forced.sum(axis=0), layer_ns)
     rows = np.flatnonzero((price > 0).any(axis=0))
     if len(rows):
@@ -289,7 +299,7 @@ def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArra
         free[:, rows] = np.maximum(free[:, rows], tight)
     free[0] += m * costs.embedding.sum(axis=0)
     free[-1] += m * costs.head.sum(axis=0)
-    return np.asarray((free + ramp).max(axis=0))
+    return np.asarray(free + ramp)
 
 
 RULES = {
