@@ -239,7 +239,7 @@ def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Pla
     The uniform space is decided in a fraction of the time of the free space, and its best plan is often within a
     per cent of the best plan of all.
     """
-    from milpplan.optimize.uneven.layer_local_search import moved
+    from milpplan.optimize.layout.layer_branching import moved
 
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
