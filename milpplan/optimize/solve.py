@@ -244,6 +244,7 @@ def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Pla
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
     search = Search(uniform, layout_space(uniform, context.options.forbid), quiet, time.monotonic(), tuple(starts))
+    search.bound()
     decide_layouts(search)
     if search.best is None:
         return []
