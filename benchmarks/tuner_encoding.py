@@ -31,8 +31,8 @@ import numpy as np
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import SHARDING_RULES, layout_space
-from milpplan.optimize.space.layer_splits import even_splits
 from milpplan.optimize.space.layout_space import SHARDING
+from milpplan.optimize.space.plan_space import even_splits
 from milpplan.simulation.bulk.cache_keys import COST_KEYS
 from milpplan.simulation.layers.parameters import mfu
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns

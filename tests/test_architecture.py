@@ -143,9 +143,8 @@ ALLOWED = {
         "milpplan.lengths.records",
         "milpplan.simulation.layout_columns",
         "milpplan.simulation.layers.parameters",
-        "milpplan.optimize.search.prune_reasons",
+        "milpplan.optimize.search.candidate_layouts",
         "milpplan.optimize.result",
-        "milpplan.optimize.certificate",
         "milpplan.optimize.milp.solver_self_test",
         "milpplan.explain.records",
         "milpplan.explain.hardware_choice",
@@ -161,7 +160,6 @@ ALLOWED = {
 SOLVER_SIDE = (
     "program",
     "solution",
-    "scaling",
     "cpsat",
     "cbc",
     "highs",

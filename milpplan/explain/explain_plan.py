@@ -14,9 +14,8 @@ from milpplan.explain.optima import Budget, Yardstick, asked_for, saved_share
 from milpplan.explain.records import Explanation, Interval, Optimum, SingleChange, WishAnswer, Worth
 from milpplan.explain.what_if import MEMORY, Change, questions, worth
 from milpplan.explain.why_not import Wish, answer, checked, neighbours, wish_words
-from milpplan.optimize.infeasibility import explain
+from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.nearby_problems import Effort
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.report import StepReport

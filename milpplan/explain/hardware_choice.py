@@ -9,8 +9,7 @@ from typing import Literal
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.infeasibility import explain
-from milpplan.optimize.nearby_problems import Effort
+from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import fewest, solve
 from milpplan.problem.problem import MAX_GPUS, Problem, Range

@@ -10,8 +10,8 @@ import numpy as np
 from milpplan.explain.records import Exposed, Limits, RuleEffect
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds
 from milpplan.optimize.space.enumerate_layouts import DEGREE_RULES, EXPERT_RULES, SEQUENCE_RULES, layout_space
-from milpplan.optimize.space.execution_rules import Rule
-from milpplan.optimize.space.stage_rules import SPLIT_RULES, stage_rules
+from milpplan.optimize.space.rule_filter import Rule
+from milpplan.optimize.space.rules import SPLIT_RULES, stage_rules
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns

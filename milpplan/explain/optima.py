@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from milpplan.explain.records import Interval, Optimum, Unit
-from milpplan.optimize.nearby_problems import with_job
+from milpplan.optimize.infeasibility import with_job
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import PlanResult
 from milpplan.optimize.solve import solve

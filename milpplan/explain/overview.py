@@ -19,11 +19,11 @@ from milpplan.explain.judge.rule_of_thumb import rule_of_thumb
 from milpplan.explain.optima import asked_for
 from milpplan.explain.records import ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.infeasibility import with_job
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.layout.replica_solver import resolve_replicas
 from milpplan.optimize.layout.stage_options import settings_of
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.nearby_problems import with_job
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search

@@ -9,7 +9,7 @@ from typing import Final
 from milpplan.errors import IllegalPlanError
 from milpplan.explain.optima import Yardstick, saved_share
 from milpplan.explain.records import Interval, Optimum, Worth
-from milpplan.optimize.nearby_problems import with_job
+from milpplan.optimize.infeasibility import with_job
 from milpplan.optimize.space.enumerate_layouts import broken_rules
 from milpplan.problem.hardware import BusTable, HardwareSpec, ScaleUp
 from milpplan.problem.plan import Plan

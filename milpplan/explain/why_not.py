@@ -12,8 +12,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.explain.limits import rule_words
 from milpplan.explain.optima import Yardstick, ratio
 from milpplan.explain.records import Interval, Optimum, Outcome, WishAnswer
-from milpplan.optimize.infeasibility import refusing_rules
-from milpplan.optimize.nearby_problems import floor, with_space
+from milpplan.optimize.infeasibility import floor, refusing_rules, with_space
 from milpplan.optimize.solve import fixed
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import Layout, Plan

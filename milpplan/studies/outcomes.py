@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from milpplan.errors import MilpplanError
-from milpplan.optimize.nearby_problems import floor
+from milpplan.optimize.infeasibility import floor
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space

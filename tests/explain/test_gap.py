@@ -16,7 +16,7 @@ from milpplan.explain.judge.gap import WHOLE, Solves, belongs, gap, judged, wide
 from milpplan.explain.judge.plan_changes import Priced, best_changes, carried_over, variants
 from milpplan.explain.optima import Budget
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.nearby_problems import with_space
+from milpplan.optimize.infeasibility import with_space
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.problem.problem import Space

@@ -11,7 +11,7 @@ from milpplan.explain import overview as module
 from milpplan.explain.judge.rule_of_thumb import rule_of_thumb
 from milpplan.explain.overview import near_best
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.nearby_problems import with_job
+from milpplan.optimize.infeasibility import with_job
 from milpplan.optimize.solve import fixed
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from tests.optimize.brute_force import brute_force

@@ -18,7 +18,7 @@ from milpplan.explain.why_not import WISHABLE, answer, neighbours, wished
 from milpplan.optimize.bounds.closed_form import compute_bounds
 from milpplan.optimize.space import enumerate_layouts
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
-from milpplan.optimize.space.stage_rules import STAGE_RULES
+from milpplan.optimize.space.rules import STAGE_RULES
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from tests.explain.cases import feasible, holds, truth_s

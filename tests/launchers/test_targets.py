@@ -17,7 +17,7 @@ from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solve import target_price
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.layer_splits import even_splits
+from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.problem import NodeGroup
 from tests.amounts import long_but
 from tests.simulation.cases import problem_of, shipped_hardware

@@ -16,7 +16,7 @@ import numpy as np
 
 from milpplan import Layout, Plan, Recompute, VirtualStage
 from milpplan.optimize.space.enumerate_layouts import kept_rules, layout_space
-from milpplan.optimize.space.execution_rules import EXECUTION
+from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, host_capacity_bytes, layout_costs, usable_memory_bytes

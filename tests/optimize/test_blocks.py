@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.execution_rules import Rule, offloads
 from milpplan.optimize.space.layout_space import Choices, within
 from milpplan.optimize.space.lazy_product import Blocks, apply_rules, boxes
-from milpplan.optimize.space.rule_filter import RuleFilter
+from milpplan.optimize.space.rule_filter import Rule, RuleFilter
+from milpplan.optimize.space.rules import offloads
 from milpplan.problem.plan import SCHEDULES, SPLIT_SCHEDULES
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.layout_columns import IntArray

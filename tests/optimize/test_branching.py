@@ -13,24 +13,24 @@ import pytest
 from rich.console import Console
 
 from milpplan import Layout, solve
-from milpplan.optimize.bounds.layer_counting import max_layers_on_ranks
+from milpplan.optimize.bounds.closed_form import max_layers_on_ranks
 from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.ceiling_cuts import num_inner
+from milpplan.optimize.layout.compact_relaxation import num_inner
 from milpplan.optimize.layout.cutting_planes import LayoutState
+from milpplan.optimize.layout.layer_branching import (
+    BranchingTree,
+    candidate_branchings,
+    default_branching,
+    improve,
+    strong_branching,
+)
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.layout.rounding import fitted_plan
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.uneven.layer_branching import (
-    BranchingTree,
-    candidate_branchings,
-    default_branching,
-    strong_branching,
-)
-from milpplan.optimize.uneven.layer_local_search import improve
+from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
 from milpplan.reports.documents.document import result_document
 from milpplan.reports.text.solve_text import solve_report

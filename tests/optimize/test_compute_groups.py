@@ -13,27 +13,26 @@ from milpplan.optimize.bounds.closed_form import SAFETY
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds, uniform_plan
 from milpplan.optimize.context import SolveContext
+from milpplan.optimize.infeasibility import with_space
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.nearby_problems import with_space
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.candidate_layouts import Budget
-from milpplan.optimize.search.decide import decide_layouts
-from milpplan.optimize.search.prune_reasons import FATES
-from milpplan.optimize.space.compute_groups import (
+from milpplan.optimize.search.candidate_layouts import (
+    FATES,
     BlockClasses,
+    Budget,
     ComputeGroups,
-    alike_switches,
     compute_values,
     fitting_blocks,
 )
+from milpplan.optimize.solve import decide_layouts
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.problem.plan import RANK_ORDERS, SCHEDULES
 from milpplan.problem.problem import Job, Problem, Space
-from milpplan.simulation.bulk.cache_keys import distinct_layers
+from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct_layers
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 from milpplan.simulation.layout_costs import layer_durations_ns, usable_memory_bytes
 from milpplan.simulation.mixed_costs import cluster_costs
@@ -92,7 +91,7 @@ def test_groups_of_a_space_with_all_switches(schedules: tuple[str, ...]) -> None
 def check_groups(problem: Problem, forbidden: tuple[dict[str, int], ...] = ()) -> tuple[int, int]:
     """Numbers of groups and of layouts, which agree."""
     space = layout_space(problem, forbidden)
-    groups = ComputeGroups.of(problem, space, alike_switches(space), np.arange(len(space.blocks)))
+    groups = ComputeGroups.of(problem, space, space.switches.alike(LAYER_KEYS), np.arange(len(space.blocks)))
     rows, group = groups.layouts(np.arange(len(groups.block)))
     assert np.array_equal(np.sort(rows), np.arange(len(space)))
     columns = space.columns
@@ -232,6 +231,7 @@ def test_a_space_taken_apart_piece_by_piece_has_the_same_optimum(make: Any, seed
         for budget in rooms:
             context = SolveContext(SolveOptions(), backend("auto"), [], None, budget=budget)
             search = Search(problem, layout_space(problem), context, 0.0)
+            search.bound()
             decide_layouts(search)
             fates = search.result()
             assert sum(fates.count(fate) for fate in FATES) == len(search.whole)
@@ -256,11 +256,12 @@ def test_a_large_space_is_bounded_before_it_is_taken_apart() -> None:
     known = solve(problem, any_chunks=False)
     context = SolveContext(SolveOptions(), backend("auto"), [], None, budget=Budget(groups_at_once=2_000))
     search = Search(problem, layout_space(problem), context, 0.0)
+    search.bound()
     decide_layouts(search)
     assert search.best is not None
     assert known.report is not None
     assert search.best[0] == known.report.step_time_ns
-    assert search.explored.frontier.whole.mean() > 0.5
+    assert search.explored.frontier.closed.whole.mean() > 0.5
     assert search.result().count("open") == 0
     again = search.explored.frontier.closed_again()
     assert not again.closed.opened.any()

@@ -22,9 +22,8 @@ from milpplan import PlanResult, Problem, solve
 from milpplan.errors import InvalidInputError, UnavailableError
 from milpplan.optimize.context import Counters
 from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.search import layout_workers
-from milpplan.optimize.search.layout_queue import Begun
-from milpplan.optimize.search.layout_workers import Worker, WorkerInit, moves
+from milpplan.optimize.search import branch_phase
+from milpplan.optimize.search.branch_phase import Begun, Worker, WorkerInit, moves
 from milpplan.parallel import WorkerProcess
 from tests.amounts import first
 from tests.optimize.brute_force import brute_force
@@ -59,7 +58,7 @@ class Inside:
 def soon(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Rounds begin at once and are short."""
     for name, value in SOON.items():
-        monkeypatch.setattr(layout_workers, name, value)
+        monkeypatch.setattr(branch_phase, name, value)
     return monkeypatch
 
 
@@ -119,7 +118,7 @@ def branched() -> Problem:
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (*SOON.items(), ("WorkerProcess", Counted)):
-            patch.setattr(layout_workers, name, value)
+            patch.setattr(branch_phase, name, value)
         for seed in range(200):
             rounds.clear()
             problem = any_problem(seed)
@@ -133,7 +132,7 @@ def branched() -> Problem:
 @pytest.mark.parametrize("workers", first(1, (2, 3)))
 def test_workers_find_what_one_finds(seed: int, workers: int, soon: pytest.MonkeyPatch) -> None:
     """Status, objective within the gap, and a bound below the brute force's best, with any number of processes."""
-    soon.setattr(layout_workers, "WorkerProcess", Inside)
+    soon.setattr(branch_phase, "WorkerProcess", Inside)
     problem = any_problem(seed)
     alone, together = solve(problem, workers=1, gap=0), solve(problem, workers=workers, gap=0)
     best = brute_force(problem)
@@ -149,7 +148,7 @@ def test_workers_find_what_one_finds(seed: int, workers: int, soon: pytest.Monke
 def test_the_same_answer_every_time(branched: Problem, soon: pytest.MonkeyPatch) -> None:
     """Real processes, twice: everything but times is the same, and none of them is left."""
     told: list[int] = []
-    soon.setattr(layout_workers, "WorkerProcess", process_of(told))
+    soon.setattr(branch_phase, "WorkerProcess", process_of(told))
     results = [solve(branched, workers=3) for _ in range(2)]
     assert facts(results[0]) == facts(results[1])
     assert len(told) > 1
@@ -162,7 +161,7 @@ def test_the_same_answer_every_time(branched: Problem, soon: pytest.MonkeyPatch)
 def test_small_jobs_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is decided in less than ``ALONE_S`` of work needs no second process."""
     told: list[int] = []
-    monkeypatch.setattr(layout_workers, "WorkerProcess", process_of(told))
+    monkeypatch.setattr(branch_phase, "WorkerProcess", process_of(told))
     assert solve(any_problem(0), workers=2).status == "optimal"
     assert not told
 
@@ -171,7 +170,7 @@ def test_stopping_ends_the_others(branched: Problem, soon: pytest.MonkeyPatch) -
     """Cancelled by somebody, and interrupted by a callback, once a process works: the best plan so far with its
     bound, and no process left."""
     told: list[int] = []
-    soon.setattr(layout_workers, "WorkerProcess", process_of(told))
+    soon.setattr(branch_phase, "WorkerProcess", process_of(told))
     whole = solve(branched, workers=1)
     assert whole.objective is not None
 
@@ -181,7 +180,7 @@ def test_stopping_ends_the_others(branched: Problem, soon: pytest.MonkeyPatch) -
 
     for how in ({"cancelled": lambda: bool(told)}, {"callback": interrupt}):
         told.clear()
-        soon.setattr(layout_workers, "ROUND_S", 1e9 if "cancelled" in how else 0.01)
+        soon.setattr(branch_phase, "ROUND_S", 1e9 if "cancelled" in how else 0.01)
         stopped = solve(branched, workers=2, **how)
         assert (stopped.message, len(told)) == ("Interrupted.", 1)
         assert stopped.objective is None or stopped.objective >= whole.objective
@@ -197,7 +196,7 @@ def test_a_process_that_dies_is_gone_on_without(branched: Problem, soon: pytest.
         process.process.kill()
         return process
 
-    soon.setattr(layout_workers, "WorkerProcess", dead)
+    soon.setattr(branch_phase, "WorkerProcess", dead)
     found, alone = solve(branched, workers=3), solve(branched, workers=1)
     assert (found.status, found.objective) == (alone.status, pytest.approx(alone.objective, rel=1e-4))
     (cause,) = found.details["unavailable"]
@@ -224,7 +223,7 @@ def test_processes_that_die_at_any_answer_lose_nothing(seed: int, soon: pytest.M
         def close(self, *, at_once: bool = False) -> None:
             """Nothing to end."""
 
-    soon.setattr(layout_workers, "WorkerProcess", Mortal)
+    soon.setattr(branch_phase, "WorkerProcess", Mortal)
     found, best = solve(problem, workers=3, gap=0), brute_force(problem)
     assert (found.status == "infeasible") == (best is None)
     if best is not None:
@@ -240,7 +239,7 @@ def test_no_process_can_be_started(branched: Problem, soon: pytest.MonkeyPatch) 
     def refused(hello: object) -> WorkerProcess:
         raise OSError(11, "Resource temporarily unavailable")
 
-    soon.setattr(layout_workers, "WorkerProcess", refused)
+    soon.setattr(branch_phase, "WorkerProcess", refused)
     found, alone = solve(branched, workers=3), solve(branched, workers=1)
     assert (found.status, found.objective) == (alone.status, alone.objective)
     assert "Resource temporarily unavailable" in found.details["unavailable"][0]
@@ -268,19 +267,19 @@ def test_time_passes_without_an_answer(branched: Problem) -> None:
 
 SCRIPT = """
 import os, time
-from milpplan.optimize.search import layout_workers
+from milpplan.optimize.search import branch_phase
 from milpplan.parallel import WorkerProcess
 from milpplan import solve
 from tests.optimize.test_crew import SOON, any_problem
 for name, value in SOON.items():
-    setattr(layout_workers, name, value)
+    setattr(branch_phase, name, value)
 def started(hello):
     process = WorkerProcess(hello)
     print(process.process.pid, flush=True)
     if {killed}:
         os.kill(os.getpid(), 9)
     return process
-layout_workers.WorkerProcess = started
+branch_phase.WorkerProcess = started
 print(solve(any_problem({seed}), workers=2).status)
 """
 
@@ -321,5 +320,5 @@ def test_number_of_workers() -> None:
     """At least this one; by default the usable CPUs, a few at most."""
     with pytest.raises(InvalidInputError, match="workers=0"):
         solve(any_problem(0), workers=0)
-    assert 1 <= layout_workers.num_workers(SolveOptions()) <= layout_workers.MOST_WORKERS
-    assert layout_workers.num_workers(SolveOptions(workers=7)) == 7
+    assert 1 <= branch_phase.num_workers(SolveOptions()) <= branch_phase.MOST_WORKERS
+    assert branch_phase.num_workers(SolveOptions(workers=7)) == 7

@@ -11,7 +11,7 @@ import pytest
 from milpplan import Layout, load_hardware, load_model, simulate, solve
 from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
-from milpplan.optimize.space.execution_rules import EXECUTION
+from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem.hardware import HostMemory, SizeCurve
 from milpplan.problem.problem import Job, Problem, Space
 from milpplan.simulation.layout_costs import host_capacity_bytes, layout_costs

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from milpplan import Problem, Range, fixed, solve
-from milpplan.optimize import nearby_problems
+from milpplan.optimize import infeasibility
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.infeasibility import explain
-from milpplan.optimize.nearby_problems import Effort
+from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.brute_force import time_and_peak
@@ -51,16 +50,16 @@ def test_too_little_memory_says_how_much_and_how_many() -> None:
     enough = int(number(r"at least ([\d,]+) GPUs", error.do))
     low, high = 4, enough - 2
     for count in range(low, high + 1, 2):
-        usable = nearby_problems.usable_memory_bytes(problem)
-        assert least_peak(nearby_problems.with_job(problem, num_gpus=count)) > usable
+        usable = infeasibility.usable_memory_bytes(problem)
+        assert least_peak(infeasibility.with_job(problem, num_gpus=count)) > usable
     works = int(number(r"with ([\d,]+) a plan exists", error.do))
-    assert solve(nearby_problems.with_job(problem, num_gpus=works)).status == "optimal"
+    assert solve(infeasibility.with_job(problem, num_gpus=works)).status == "optimal"
 
 
 def test_what_helps_helps() -> None:
     """Shorter sequences and smaller gradients are named only where the bound then admits a layout."""
     problem = small_problem(num_gpus=2, memory_gib=9)
-    for words, option in nearby_problems.relaxations(problem):
+    for words, option in infeasibility.relaxations(problem):
         named = words in explain(problem).do
         assert named == Effort().admits(option, ())
 
@@ -71,7 +70,7 @@ def test_a_fixed_degree_that_costs_the_memory_is_named() -> None:
     assert solve(problem).status == "infeasible"
     error = explain(problem)
     assert "a free zero_stage (instead of zero_stage=0)" in error.do
-    assert solve(nearby_problems.with_space(problem, zero_stage=(0, 1, 2, 3))).plan is not None
+    assert solve(infeasibility.with_space(problem, zero_stage=(0, 1, 2, 3))).plan is not None
 
 
 def test_an_impossible_number_of_gpus_names_the_rules_and_the_nearest_that_work() -> None:
@@ -84,9 +83,9 @@ def test_an_impossible_number_of_gpus_names_the_rules_and_the_nearest_that_work(
     batch = int(number(r"global batch of ([\d,]+)", error.do))
     assert batch == 33
     for nearer in range(28, 33):
-        assert not len(layout_space(nearby_problems.with_job(problem, global_batch_size=nearer)).columns)
+        assert not len(layout_space(infeasibility.with_job(problem, global_batch_size=nearer)).columns)
     gpus = int(number(r"([\d,]+) GPUs", error.do))
-    assert len(layout_space(nearby_problems.with_job(problem, num_gpus=gpus)).columns)
+    assert len(layout_space(infeasibility.with_job(problem, num_gpus=gpus)).columns)
 
 
 def test_degrees_that_do_not_multiply_to_the_number_of_gpus() -> None:
@@ -130,8 +129,8 @@ def test_ranges_are_explained_too() -> None:
 def test_the_floor_is_below_the_search(kind: str) -> None:
     """The step bound without searching is not above the best uniform plan."""
     problem = small_problem(space={"kind": kind})
-    bounds = nearby_problems.floor(problem, layout_space(problem))
-    best = solve(nearby_problems.with_space(problem, kind="uniform"))
+    bounds = infeasibility.floor(problem, layout_space(problem))
+    best = solve(infeasibility.with_space(problem, kind="uniform"))
     assert bounds is not None
     assert best.step_time_s is not None
     assert bounds.seconds_per_sequence * 8 <= best.step_time_s
@@ -140,7 +139,7 @@ def test_the_floor_is_below_the_search(kind: str) -> None:
 def test_counts_of_gpus_that_cannot_be_found_are_not_invented() -> None:
     """With every degree fixed more GPUs have no layout, so none is advised."""
     problem = fixed(small_problem(num_gpus=1, memory_gib=9), {"tp": 1, "pp": 1, "dp": 1, "cp": 1})
-    more = nearby_problems.more_gpus(problem, (), Effort())
+    more = infeasibility.more_gpus(problem, (), Effort())
     assert more.count is None
     assert replace(more, excluded=None).step == 2
 

@@ -300,7 +300,7 @@ def test_one_schedule_stands_for_those_that_are_the_same(
 def test_every_rule_has_an_example() -> None:
     """No rule of the module goes without an example (those that only the space knows are tested by it)."""
     from milpplan.optimize.space import enumerate_layouts as sut
-    from milpplan.optimize.space.stage_rules import STAGE_RULES
+    from milpplan.optimize.space.rules import STAGE_RULES
 
     rules = {
         *sut.DEGREE_RULES,

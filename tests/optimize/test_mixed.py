@@ -11,11 +11,11 @@ import pytest
 
 from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds
-from milpplan.optimize.certificate import ClaimedResult
 from milpplan.optimize.certify import certify
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.whole_program import solve_monolithic
+from milpplan.optimize.result import ClaimedResult
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job, NodeGroup, Problem, Space
 from milpplan.simulation.mixed_costs import cluster_costs, costs_of, rank_capacities, rank_types

@@ -13,8 +13,8 @@ from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.layout.compact_relaxation import RESOLUTION, CompactRelaxation
 from milpplan.optimize.layout.layout_program import LayoutProgram
 from milpplan.optimize.layout.layout_solver import max_stage_layers
+from milpplan.optimize.layout.rounding import analytic_paths, chunk_paths
 from milpplan.optimize.layout.stage_options import LayoutContext, stage_menu
-from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import violations
 from milpplan.optimize.space.enumerate_layouts import layout_space

@@ -11,18 +11,18 @@ import pytest
 
 from milpplan import Layout
 from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.ceiling_cuts import (
+from milpplan.optimize.layout import layer_branching as layer_branching
+from milpplan.optimize.layout.compact_relaxation import (
+    CompactRelaxation,
     ceiling_paths,
     fullest_stage_bound,
     fullest_stage_branching,
     num_inner,
 )
-from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
-from milpplan.optimize.layout.cutting_planes import LayoutState, compact_start
+from milpplan.optimize.layout.cutting_planes import LayoutState, rounds_on
+from milpplan.optimize.layout.rank_relaxation import EventTimeRelaxation
+from milpplan.optimize.layout.rounding import analytic_paths, chunk_paths
 from milpplan.optimize.layout.stage_options import LayoutContext
-from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
-from milpplan.optimize.uneven import layer_branching
-from milpplan.optimize.uneven.event_time_lp import EventTimeRelaxation
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, step_time_ns
@@ -126,10 +126,10 @@ def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem
             assert proved <= plans.step_time_ns[within].min()
             pool = [*analytic_paths(context.layout), *chunk_paths(context.layout)]
             state = LayoutState(tight, graph, pool, slowest, 0, 0.0, None, Counters())
-            start = compact_start(state)
-            assert start is not None
-            start[1].solve()
-            start[1].prove()
+            rounds = rounds_on(state, CompactRelaxation(tight, slowest))
+            assert rounds is not None
+            rounds.solve()
+            rounds.prove()
             assert proved >= state.bound_ns * (1 - 1e-5)
             higher += proved > state.bound_ns * (1 + 1e-3)
             looked_at += 1

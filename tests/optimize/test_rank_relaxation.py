@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.ceiling_cuts import ceiling_paths
-from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
+from milpplan.optimize.layout import layer_branching as layer_branching
+from milpplan.optimize.layout.compact_relaxation import CompactRelaxation, ceiling_paths
 from milpplan.optimize.layout.cutting_planes import LayoutState, rounds_on
+from milpplan.optimize.layout.rank_relaxation import RankRelaxation, rank_choices
+from milpplan.optimize.layout.rounding import analytic_paths, chunk_paths
 from milpplan.optimize.layout.stage_options import LayoutContext
-from milpplan.optimize.layout.warm_start import analytic_paths, chunk_paths
-from milpplan.optimize.uneven import layer_branching
-from milpplan.optimize.uneven.rank_relaxation import RankRelaxation, rank_choices
 from milpplan.problem.plan import Plan, Recompute, VirtualStage
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import IntArray

@@ -13,13 +13,13 @@ from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
 from milpplan.errors import InvalidInputError
 from milpplan.explain.limits import WORDS
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
-from milpplan.optimize.certificate import ClaimedResult
 from milpplan.optimize.certify import certify
 from milpplan.optimize.infeasibility import refusing_rules
 from milpplan.optimize.milp.whole_program import solve_monolithic
-from milpplan.optimize.space import node_type_rules
+from milpplan.optimize.result import ClaimedResult
+from milpplan.optimize.space import rules
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
-from milpplan.optimize.space.node_type_rules import ALL_REPLICA_RULES, num_shares
+from milpplan.optimize.space.rules import ALL_REPLICA_RULES, num_shares
 from milpplan.problem.problem import Problem
 from milpplan.simulation.mixed_costs import cluster_costs
 from tests.optimize.mixed_problems import two_types
@@ -291,7 +291,7 @@ def test_too_many_shares_and_one_program_are_refused(monkeypatch: pytest.MonkeyP
     problem = replica_problem(0)
     with pytest.raises(InvalidInputError, match="mixing=replicas"):
         solve_monolithic(problem)
-    monkeypatch.setattr(node_type_rules, "MAX_ROWS", 1)
+    monkeypatch.setattr(rules, "MAX_ROWS", 1)
     with pytest.raises(InvalidInputError, match="share the batch"):
         layout_space(problem)
 
@@ -329,7 +329,7 @@ def test_shares_are_counted_before_they_are_made() -> None:
             for own in product(range(1, total + 1), repeat=len(numbers))
         ) if len(numbers) < 4 else num_shares(numbers, total)  # fmt: skip
         assert num_shares(numbers, total) == counted
-        assert len(list(node_type_rules._shares(None, *numbers, total))) == counted
+        assert len(list(rules._shares(None, *numbers, total))) == counted
     problem = replica_problem(0, types=4)
     job = problem.job.model_copy(update={"global_batch_size": 65_536})
     with pytest.raises(InvalidInputError, match="share the batch"):

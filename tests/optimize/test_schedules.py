@@ -10,7 +10,7 @@ import pytest
 from milpplan import Space, load_hardware, load_model, simulate, solve
 from milpplan.optimize.bounds.closed_form import compute_bounds, layout_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
-from milpplan.optimize.layout.warm_start import analytic_paths
+from milpplan.optimize.layout.rounding import analytic_paths
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES
 from milpplan.problem.problem import Job, Problem

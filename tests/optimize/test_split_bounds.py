@@ -10,8 +10,8 @@ import pytest
 from milpplan import Layout, Problem, load_hardware, load_model, simulate
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.layout.rounding import analytic_paths
 from milpplan.optimize.layout.stage_options import LayoutContext
-from milpplan.optimize.layout.warm_start import analytic_paths
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes

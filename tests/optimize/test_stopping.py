@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -23,13 +23,13 @@ from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
 from milpplan.optimize import solve as planner
 from milpplan.optimize.context import SolveContext
-from milpplan.optimize.first_plan import first_plan
 from milpplan.optimize.milp import cbc
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.result import Progress, SolveOptions
 from milpplan.optimize.search.candidate_layouts import Budget
+from milpplan.optimize.solve import first_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from tests.amounts import first
@@ -76,6 +76,18 @@ def test_the_first_plan_is_one_of_the_space(few: int) -> None:
     assert found >= 0.7 * feasible
 
 
+def fail_after_first_plan(patch: pytest.MonkeyPatch, event: str, failing: Callable[..., Any]) -> None:
+    """Replace a function of the solve once the first plan is found: the search for it uses the function, too."""
+    own = planner.first_plan
+
+    def planned(*args: Any) -> Any:
+        plan = own(*args)
+        patch.setattr(planner, event, failing)
+        return plan
+
+    patch.setattr(planner, "first_plan", planned)
+
+
 @pytest.mark.parametrize("event", ["layout_space", "Search"])
 def test_an_interrupt_of_the_set_up_keeps_the_first_plan(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the layouts are listed and bounded: a plan that fits, and nothing said to be proved."""
@@ -87,7 +99,7 @@ def test_an_interrupt_of_the_set_up_keeps_the_first_plan(event: str, monkeypatch
     for space in SPACES:
         problem = problem_of(space, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(planner, event, interrupted)
+            fail_after_first_plan(patch, event, interrupted)
             stopped = solve(problem)
         assert stopped.message == "Interrupted."
         assert (stopped.objective_bound, stopped.lower_bound_s, stopped.gap) == (None, None, None)
@@ -109,7 +121,7 @@ def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) ->
     def too_much(*args: object, **options: object) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(planner, "layout_space", too_much)
+    fail_after_first_plan(monkeypatch, "layout_space", too_much)
     problem = problem_of("free", 1)
     stopped = solve(problem)
     assert stopped.plan is not None
@@ -120,17 +132,9 @@ def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) ->
 
 
 FOLDER = str(Path(milpplan.optimize.__file__).parent)
-WATCHED = (
-    *(
-        "best_first.py",
-        "explored_layouts.py",
-        "candidate_layouts.py",
-        "branch_phase.py",
-        "decide.py",
-        "layout_queue.py",
-    ),
-    *("first_plan.py", "solution_pool.py"),
-)
+WATCHED = ("best_first.py", "candidate_layouts.py", "branch_phase.py")
+IN_SOLVE = ("first_plan", "_parts", "_narrowed", "decide_layouts")
+"""Functions of ``solve.py`` that the search runs."""
 
 
 @contextmanager
@@ -148,7 +152,8 @@ def lines_counted(at: int | None) -> Iterator[list[int]]:
 
     def watch(frame: FrameType, event: str, arg: object) -> Any:
         name = frame.f_code.co_filename
-        return local if name.startswith(FOLDER) and name.endswith(WATCHED) else None
+        in_search = name.endswith(WATCHED) or (name.endswith("solve.py") and frame.f_code.co_name in IN_SOLVE)
+        return local if name.startswith(FOLDER) and in_search else None
 
     before = sys.gettrace()
     sys.settrace(watch)

@@ -10,8 +10,7 @@ import pytest
 from milpplan import PlanResult, simulate, solve
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.search import best_first
-from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.explored_layouts import KnownTables
+from milpplan.optimize.search.best_first import KnownTables, Search
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import first

@@ -8,8 +8,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from milpplan.optimize.milp.program import Program
-from milpplan.optimize.milp.scaling import Scaling, as_floats, without_wide_integers
+from milpplan.optimize.milp.program import Program, Scaling, as_floats, without_wide_integers
 from milpplan.optimize.milp.solution import Limits, Solution, Status, checked_solve, require_exact_floats
 
 STATUSES: dict[int, Status] = {0: "optimal", 1: "feasible", 2: "infeasible"}

@@ -23,7 +23,6 @@ from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
 from milpplan.launchers.restriction import restrict
-from milpplan.optimize.certificate import Certification, Check, ClaimedResult, Verdict
 from milpplan.optimize.certify import ROUNDING, SecondProofs, listed_problem, objective_of, other_backend
 from milpplan.optimize.certify import certify as certify_claim
 from milpplan.optimize.context import Deadline
@@ -33,7 +32,17 @@ from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
-from milpplan.optimize.result import PlanResult, SolveOptions, SolverWork, Status, TargetPrice
+from milpplan.optimize.result import (
+    Certification,
+    Check,
+    ClaimedResult,
+    PlanResult,
+    SolveOptions,
+    SolverWork,
+    Status,
+    TargetPrice,
+    Verdict,
+)
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.optimize.space.rule_filter import check_forbidden

@@ -25,9 +25,8 @@ from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.infeasibility import explain
+from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.nearby_problems import Effort
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve as solve_problem
 from milpplan.optimize.solve import target_price

@@ -13,13 +13,12 @@ from milpplan.explain.judge.plan_changes import Priced, best_changes, change_of,
 from milpplan.explain.judge.records import Change, GapReport, NearPlan, SpaceGap, Spending
 from milpplan.explain.optima import Budget
 from milpplan.explain.records import Interval
+from milpplan.optimize.infeasibility import with_job, with_space
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.nearby_problems import with_job, with_space
 from milpplan.optimize.result import PlanResult, Progress
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.space.plan_space import in_space
+from milpplan.optimize.space.plan_space import even_splits, in_space
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.report import StepReport

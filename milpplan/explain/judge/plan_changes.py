@@ -17,7 +17,7 @@ from milpplan.explain.judge.records import Change, Effort, layout_words
 from milpplan.explain.optima import Budget, Yardstick, saved_share
 from milpplan.explain.records import Interval, SingleChange
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
-from milpplan.optimize.nearby_problems import with_space
+from milpplan.optimize.infeasibility import with_space
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage

@@ -1,2 +1,3 @@
-"""Lower bounds without a solver: ``closed_form``, ``lagrangian_memory``, ``layer_counting``, ``uniform_plans``,
-``split_bounds``, ``cluster_bounds``."""
+"""Lower bounds without a solver: ``closed_form``, ``lagrangian_memory``, ``uniform_plans``, ``split_bounds``,
+``cluster_bounds``.
+"""

@@ -24,18 +24,26 @@ D = F + B:
 Memory enters by Lagrangian relaxation (``lagrangian_memory``): for any multiplier l_s >= 0 of a byte on rank s,
 adding l_s (bytes_s - capacity) <= 0 keeps a bound, and every layer then chooses the cheapest of no, selective or
 full recomputation. Multipliers are chosen at the balanced placement.
+
+Bounds by averages cut layers into pieces. Bounds by counting do not (``counted_bound``): a rank that stays below a
+step time holds a limited number of layers, and all ranks together must hold L. They serve free interleaved splits,
+where the content of virtual stages is unknown. The path of rank s goes through its first chunk, m D_s +
+sum_{i < s} D_{0,i} + 2 s p, in which every chunk 0 but the model's first holds a layer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from milpplan.optimize.bounds.lagrangian_memory import (
     GPIPE,
     INTERLEAVED,
+    OPTIONAL,
     ZB_H1,
+    CostColumns,
     Group,
     ScheduleClass,
     excess_bytes,
@@ -44,15 +52,23 @@ from milpplan.optimize.bounds.lagrangian_memory import (
     memory_price,
     over_fixed_bytes,
     over_kinds,
+    price_corners,
     priced_layers,
 )
-from milpplan.optimize.bounds.layer_counting import counted_bound
+from milpplan.optimize.layout.stage_options import LayoutContext
+from milpplan.problem.plan import SCHEDULES, V_SCHEDULES
 from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct, distinct_layers
 from milpplan.simulation.layers.paired_layers import PAIR_ROUNDING_NS, least_paired_ns
 from milpplan.simulation.layers.terms import ONCE, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.layout_costs import CostTable, layer_durations_ns, least_layer_ns, usable_memory_bytes
+from milpplan.simulation.layout_costs import (
+    CostTable,
+    LayoutCosts,
+    layer_durations_ns,
+    least_layer_ns,
+    usable_memory_bytes,
+)
 
 SAFETY = 1.0 - 1e-12
 """Factor that scales bounds down by more than the rounding of floating-point sums, a few ulps."""
@@ -79,8 +95,10 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
     gradients W it is m (F + B + W) / P, because every rank does all its work one after another, and for zb-h1 (m F
     + (m + P - 1) B + (m - P) W) / P. Of the m micro-batches at most m - P are in pairs.
     """
-    rows, inverse = rows_of_layers(problem, columns, placed)
-    layers = layers_ns(problem, columns.take(rows), placed)
+    rows, inverse = distinct_layers(problem, columns) if placed else distinct(columns, LAYER_KEYS, ())
+    representatives = columns.take(rows)
+    durations_ns = layer_durations_ns if placed else least_layer_ns
+    layers = durations_ns(problem, representatives)
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=len(layers)).astype(np.float64)
     forward = over_kinds(counts, layers[:, Phase.FORWARD].astype(np.float64))[inverse]
     backward = over_kinds(counts, layers[:, Phase.BACKWARD].astype(np.float64))[inverse]
@@ -95,7 +113,7 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
         bound = np.maximum(bound, np.where(split, m * (forward + backward + weight) / P, 0.0))
         if columns.runs_pairs.any():
             if placed:
-                pair_ns = least_paired_ns(problem, columns.take(rows)).sum(axis=1).astype(np.float64)
+                pair_ns = least_paired_ns(problem, representatives).sum(axis=1).astype(np.float64)
             else:
                 pair_ns = np.maximum(layers[:, ONCE].sum(axis=1) - PAIR_ROUNDING_NS, 0).astype(np.float64)
             paired = P * (forward + backward + weight) + (m - P) * over_kinds(counts, pair_ns)[inverse]
@@ -103,17 +121,6 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
                 np.where(columns.runs_pairs, paired / P, np.maximum(bound, forward + backward)) * SAFETY
             )
     return np.asarray(np.maximum(bound, forward + backward) * SAFETY)
-
-
-def rows_of_layers(problem: Problem, columns: LayoutColumns, placed: bool) -> tuple[IntArray, IntArray]:
-    """Return representatives and inverse (``unique_rows``) of the layouts with different layers; unless
-    ``placed``, the position of ranks does not count."""
-    return distinct_layers(problem, columns) if placed else distinct(columns, LAYER_KEYS, ())
-
-
-def layers_ns(problem: Problem, columns: LayoutColumns, placed: bool) -> IntArray:
-    """Return durations of a layer of each kind, [K, Phase, n]; unless ``placed``, of its kernels alone."""
-    return layer_durations_ns(problem, columns) if placed else least_layer_ns(problem, columns)
 
 
 def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> LayoutBounds:
@@ -230,8 +237,12 @@ def _interleaved_bound(group: Group, capacity: float) -> FloatArray:
     ends = costs.embedding.sum(axis=0) * on_rank[0] + costs.head.sum(axis=0) * on_rank[-1]
     fixed = over_fixed_bytes(group, price, capacity)
     bound = placed + ends + costs.transfer * (P - 1.0) + fixed
-    rule = _fullest_rank if group.forced else counted_bound
-    bound = np.maximum(bound, rule(group, capacity, price * (m / on_rank)))
+    price = price * (m / on_rank)
+    if group.forced:
+        by_rank = rank_paths(group, capacity, price, costs).max(axis=0)
+    else:
+        by_rank = counted_bound(group, capacity, price)
+    bound = np.maximum(bound, by_rank)
     return np.asarray(np.maximum(bound, work * m / P))
 
 
@@ -261,19 +272,24 @@ def _v_bound(group: Group, capacity: float) -> FloatArray:
     return np.asarray(np.maximum(bound, work))
 
 
-def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArray:
-    """Even interleaving: return the longest of the paths through chunk 0 down to rank s.
+def rank_paths(group: Group, capacity: float, price: FloatArray, before: CostColumns) -> FloatArray:
+    """Even interleaving: return lower bounds of the paths through chunk 0 down to each rank s, [P, r].
 
     The path is m D_s + sum_{i < s} D_{0,i} + 2 s p, with the layers that every split puts there. Recomputation is
     priced rank by rank ([P, r]).
+
+    Args:
+        group: the layouts.
+        capacity: bytes of a rank.
+        price: multipliers of bytes above the capacity, [P, r].
+        before: lower bounds of the constants of the ranks before rank s.
     """
     costs, m, forced = group.costs, group.micro_batches, group.forced_by_kind
-    kinds = range(len(group.counts))
-    layer_ns = [costs.forward[k] + costs.backward[k] + costs.extra[:, k].min(axis=0) for k in kinds]
-    first = sum(forced[1, k] * layer_ns[k] for k in kinds)
-    ramp = np.cumsum(first, axis=0) - first + 2 * group.ranks * costs.transfer
-    ramp[1:] += costs.embedding.sum(axis=0)
-    free = m * sum(forced[:, k].sum(axis=0) * layer_ns[k] for k in kinds)
+    layer_ns = costs.forward + costs.backward + costs.extra.min(axis=0)
+    first = over_kinds(forced[1], before.forward + before.backward + before.extra.min(axis=0))
+    ramp = np.cumsum(first, axis=0) - first + 2 * group.ranks * before.transfer
+    ramp[1:] += before.embedding.sum(axis=0)
+    free = m * over_kinds(forced.sum(axis=0), layer_ns)
     rows = np.flatnonzero((price > 0).any(axis=0))
     if len(rows):
         part = group.take(rows)
@@ -283,7 +299,7 @@ def _fullest_rank(group: Group, capacity: float, price: FloatArray) -> FloatArra
         free[:, rows] = np.maximum(free[:, rows], tight)
     free[0] += m * costs.embedding.sum(axis=0)
     free[-1] += m * costs.head.sum(axis=0)
-    return np.asarray((free + ramp).max(axis=0))
+    return np.asarray(free + ramp)
 
 
 RULES = {
@@ -292,3 +308,140 @@ RULES = {
     ScheduleClass.V: _v_bound,
 }
 """Bound of the paths of each class of schedules, [r]."""
+
+
+HALVINGS = 24
+"""Bisections of the interval that contains the minimum step time; the interval is a few layers wide."""
+ROUNDING = 1e-9
+"""Added to numbers of layers before they are rounded down."""
+
+Lines = tuple[FloatArray, FloatArray]
+"""Two lower bounds of a rank's time with n layers of a kind: start [2, P, r] + n * each [2, K, P, r]."""
+
+
+def counted_bound(group: Group, capacity: float, price: FloatArray) -> FloatArray:
+    """Interleaved, any split: return the minimum T at which the ranks can hold all layers of each kind, [r]."""
+    start, each = _lines(group, capacity, price, group.costs)
+    bound = np.zeros_like(group.micro_batches)
+    for kind, count in enumerate(group.counts.tolist()):
+        bound = np.maximum(bound, _min_time(count, start, each[:, kind]))
+    return bound
+
+
+def max_layers_on_ranks(context: LayoutContext, cutoff_ns: int) -> IntArray:
+    """Several chunks: return the maximum layers of each kind that a rank holds in a plan at or below a step time,
+    [K, P].
+
+    Negative where not even zero layers stay below. Under V schedules it follows from all work of the rank, without
+    memory.
+    """
+    types = np.array([context.costs.type_of(rank) for rank in range(context.layout.pp)])
+    # A rank of each node type stands for all of them.
+    ranks = np.unique(types, return_index=True)[1].tolist()
+    groups = [_group_of(context, rank) for rank in ranks]
+    min_costs = cheapest_costs([group.costs for group in groups])
+    max_layers = np.zeros((len(groups[0].counts), len(types)), dtype=np.int64)
+    for rank, group in zip(ranks, groups, strict=True):
+        alike = types == types[rank]
+        rule = _max_by_work if group.schedule_class is ScheduleClass.V else _max_by_lines
+        max_layers[:, alike] = rule(context.on_rank(rank), group, cutoff_ns, min_costs)[:, alike]
+    return max_layers
+
+
+def _max_by_lines(context: LayoutContext, group: Group, cutoff_ns: int, before: CostColumns) -> IntArray:
+    """Return the maximum layers of each kind below the lines of ``_lines`` at every multiplier, [K, P]."""
+    corners = price_corners(group)
+    repeated = np.zeros(len(corners), dtype=np.int64)
+    group, before = group.take(repeated), before.take(repeated)
+    start, each = _lines(group, float(context.capacity_bytes), np.concatenate(corners, axis=1), before)
+    max_layers = np.floor((cutoff_ns - before.tail - start)[:, None] / each + ROUNDING)
+    return np.asarray(max_layers.min(axis=(0, 3)).astype(np.int64))
+
+
+def _max_by_work(context: LayoutContext, group: Group, cutoff_ns: int, before: CostColumns) -> IntArray:
+    """Return the maximum layers of each kind in m times a rank's work, [K, P].
+
+    The rank starts after the forwards of the minimum layers of the first chunks before it. Both ends of the model
+    are on rank 0.
+    """
+    costs, m = group.costs, group.micro_batches
+    each = m * (costs.forward + costs.backward + costs.weight + costs.extra.min(axis=0))
+    if costs.saved is not None:
+        # Maximum number of pairs of a rank with a forward, or a backward, of a chunk.
+        each = each - costs.saved.sum(axis=0) * np.maximum(m - group.num_ranks, 0.0)
+    min_layers = np.array(context.layer_bounds, dtype=np.int64)[: group.num_ranks - 1, 0]
+    layers = np.concatenate([[0], np.cumsum(min_layers)])[:, None]
+    start = layers * before.forward.min(axis=0) + group.ranks * before.transfer
+    start[0] += m * (costs.embedding.sum(axis=0) + costs.head.sum(axis=0))
+    start[1:] += before.embedding[0]
+    time_left = cutoff_ns - (before.tail - before.end_reduce) - start
+    max_layers = np.floor(time_left / np.maximum(each, 1.0)[:, None] + ROUNDING)
+    return np.asarray(max_layers[..., 0].astype(np.int64))
+
+
+def cheapest_costs(costs: Sequence[CostColumns]) -> CostColumns:
+    """Return the minimum of each constant over several node types, and of the tail without its reduction."""
+    if len(costs) == 1:
+        return costs[0]
+    names = [item.name for item in fields(CostColumns) if item.name not in OPTIONAL]
+    minima = {name: np.minimum.reduce([getattr(table, name) for table in costs]) for name in names}
+    minima["end_reduce"] = minima["tail"] - np.minimum.reduce([table.tail - table.end_reduce for table in costs])
+    return CostColumns(**minima, saved=None, late=None)
+
+
+def _lines(group: Group, capacity: float, price: FloatArray, before: CostColumns) -> Lines:
+    """Return the time of rank s with n layers of a kind, ignoring layers of other kinds: without its memory, and
+    with every byte above the capacity at a price [P, r].
+
+    ``before``: lower bounds of the constants of the ranks before it.
+    """
+    costs, m = group.costs, group.micro_batches
+    work = costs.forward + costs.backward
+    start = np.zeros_like(price)
+    start[0] += m * costs.embedding.sum(axis=0)
+    start[-1] += m * costs.head.sum(axis=0)
+    layer_ns = work + costs.extra.min(axis=0)
+    ramp = (before.forward + before.backward + before.extra.min(axis=0)).min(axis=0)
+    start += np.maximum(group.ranks - 1.0, 0.0) * ramp + 2 * group.ranks * before.transfer
+    start[1:] += before.embedding.sum(axis=0)
+    priced = priced_layers(group, np.broadcast_to(m, price.shape), price)
+    cheapest = priced.min(axis=0)
+    forced = ((priced - cheapest).min(axis=1) * forced_layers(group)).sum(axis=0)
+    free = np.broadcast_to((m * layer_ns)[:, None], cheapest.shape)
+    priced_start = start + forced + price * excess_bytes(group, capacity)
+    return np.stack([start, priced_start]), np.stack([free, (m * work)[:, None] + cheapest])
+
+
+def _min_time(count: float, start: FloatArray, each: FloatArray) -> FloatArray:
+    """Return the minimum T, from below, with sum_s min over the lines of floor((T - start_s) / each_s) >= count,
+    [r]; start, each [2, P, r]."""
+    share = np.ceil(count / start.shape[1])
+    at_share = (start + each * share).max(axis=0)
+    # Some rank holds the share; if all can hold it, all layers are placed.
+    low, high = at_share.min(axis=0), at_share.max(axis=0)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        max_layers = np.floor((middle - start) / each + ROUNDING).min(axis=0)
+        sufficient = np.maximum(max_layers, 0.0).sum(axis=0) >= count
+        high = np.where(sufficient, middle, high)
+        low = np.where(sufficient, low, middle)
+    return np.asarray(low)
+
+
+def _group_of(context: LayoutContext, rank: int) -> Group:
+    """Return a single layout as a group in which all ranks are like the given rank."""
+    layout, costs = context.layout, context.costs.of_rank(rank)
+    numbers = {part.name: getattr(costs, part.name) for part in fields(costs) if part.name != "parts"}
+    table = LayoutCosts(costs.parts, **{name: np.asarray(value)[..., None] for name, value in numbers.items()})
+    counts = np.bincount(np.array(context.problem.model.layer_kinds), minlength=len(context.problem.model.kinds))
+    return Group(
+        layout.pp,
+        ScheduleClass.V if layout.schedule in V_SCHEDULES else ScheduleClass.INTERLEAVED,
+        np.array([float(layout.num_micro_batches)]),
+        np.array([float(layout.vpp)]),
+        np.array([SCHEDULES.index(layout.schedule)]),
+        CostColumns.of(table, context.problem.recompute_modes),
+        counts.astype(np.float64),
+        dict,
+        0,
+    )

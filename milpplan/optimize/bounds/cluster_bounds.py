@@ -1,6 +1,6 @@
 """Lower bounds of layouts in a cluster of several node types.
 
-There are two bounds, of which the larger counts:
+There are three bounds, of which the largest counts:
 
  - A cluster with the best constants over the types is no slower and holds no less (``MixedTable.best``), so its
    bounds (``closed_form``) hold here, too.
@@ -8,6 +8,8 @@ There are two bounds, of which the larger counts:
    layer on rank s, weights 1 / d_s make all ranks equally expensive: a rank that ends within T holds at most T /
    d_s layers, all together must hold L, so T >= L / sum_s (1 / d_s). That is the harmonic mean of the types'
    bounds, weighted by their ranks. It is near the best bound where layers go to the types by their speed.
+ - Even interleaving gives every rank layers that all splits have there, so its path takes at least their time on
+   the rank's own type.
 
 Memory enters as in ``lagrangian_memory``: every rank prices its own bytes above its own capacity.
 
@@ -25,11 +27,11 @@ import numpy as np
 from milpplan.optimize.bounds.closed_form import (
     SAFETY,
     LayoutBounds,
+    cheapest_costs,
     compute_bounds,
-    layers_ns,
     layout_bounds,
     path_coefficients,
-    rows_of_layers,
+    rank_paths,
     tail,
 )
 from milpplan.optimize.bounds.lagrangian_memory import (
@@ -45,9 +47,10 @@ from milpplan.optimize.bounds.lagrangian_memory import (
 from milpplan.optimize.bounds.uniform_plans import UniformBounds, rank_work, uniform_bounds
 from milpplan.problem.plan import order_of
 from milpplan.problem.problem import Problem
+from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct, distinct_layers
 from milpplan.simulation.layers.terms import ONCE
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
-from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
+from milpplan.simulation.layout_costs import CostTable, layer_durations_ns, least_layer_ns, usable_memory_bytes
 from milpplan.simulation.mixed_costs import AnyTable, ClusterTable, types_of_ranks
 from milpplan.simulation.replica_costs import ReplicaTable, on_one_type, view_columns
 
@@ -71,10 +74,10 @@ def cluster_compute_bounds(problem: Problem, columns: LayoutColumns, placed: boo
 
 def _pipeline_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool) -> FloatArray:
     """Return the bounds of layouts with equal replicas."""
-    rows, inverse = rows_of_layers(problem, columns, placed)
-    part = columns.take(rows)
+    rows, inverse = distinct_layers(problem, columns) if placed else distinct(columns, LAYER_KEYS, ())
+    part, durations_ns = columns.take(rows), layer_durations_ns if placed else least_layer_ns
     types = range(len(problem.node_types))
-    layers = np.stack([layers_ns(problem.on_type(t), part, placed) for t in types]).astype(np.float64)
+    layers = np.stack([durations_ns(problem.on_type(t), part) for t in types]).astype(np.float64)
     forward, backward, weight = (layers[:, :, phase][..., inverse] for phase in ONCE)
     counts = np.bincount(np.array(problem.model.layer_kinds), minlength=forward.shape[1]).astype(np.float64)
     m, P = columns.num_micro_batches, columns.pp
@@ -177,7 +180,8 @@ def _weighted_bound(by_type: list[Group], types: IntArray, capacities: list[floa
         whole, transfers = np.zeros((P, len(m))), np.broadcast_to(2 * group.ranks * group.interleaved, (P, len(m)))
     delays = whole + on_backward
     per_layer, pass_ns = np.empty((2, len(group.counts), P, len(m)))
-    memory_cost = np.empty((P, len(m)))
+    memory_cost, by_rank = np.zeros((2, P, len(m)))
+    before = cheapest_costs([group_of_type.costs for group_of_type in by_type])
     for node_type, (group_of_type, capacity) in enumerate(zip(by_type, capacities, strict=True)):
         costs, on_type = group_of_type.costs, types == node_type
         price = memory_price(group_of_type, capacity, delays)
@@ -187,6 +191,8 @@ def _weighted_bound(by_type: list[Group], types: IntArray, capacities: list[floa
         per_layer[:, on_type] = cost[:, on_type]
         pass_ns[:, on_type] = (costs.forward + costs.backward)[:, None]
         memory_cost[on_type] = (price * excess_bytes(group_of_type, capacity))[on_type]
+        if group.interleaved and group.forced:
+            by_rank[on_type] = rank_paths(group_of_type, capacity, price, before)[on_type]
     weights = 1.0 / np.maximum(over_kinds(group.counts / group.counts.sum(), per_layer), 1e-9)
     weights /= weights.sum(axis=0)
     passes = (weights * whole).sum(axis=0)
@@ -198,9 +204,8 @@ def _weighted_bound(by_type: list[Group], types: IntArray, capacities: list[floa
         times = np.stack([on_forward[rank], on_backward[rank], on_weight[rank]])
         ends += weights[rank] * (end_ns * times).sum(axis=0)
     transfer = np.minimum.reduce([group_of_type.costs.transfer for group_of_type in by_type])
-    return np.asarray(
-        placed + ends + transfer * (weights * transfers).sum(axis=0) + (weights * memory_cost).sum(axis=0)
-    )
+    mean = placed + ends + transfer * (weights * transfers).sum(axis=0) + (weights * memory_cost).sum(axis=0)
+    return np.asarray(np.maximum(mean, by_rank.max(axis=0)))
 
 
 def replica_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:

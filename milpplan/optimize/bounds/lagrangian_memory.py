@@ -9,21 +9,139 @@ Arrays have the layouts on the last axis and the ranks before it: [P, r] for r l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cache, cached_property, partial
+from typing import Any
 
 import numpy as np
 
-from milpplan.optimize.bounds.cost_columns import CostColumns
-from milpplan.optimize.space.layer_splits import fewest_inner_layers, splits_into
+from milpplan.optimize.space.plan_space import fewest_inner_layers, splits_into
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES
 from milpplan.problem.problem import Problem
+from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns, ascending
-from milpplan.simulation.layout_costs import CostTable
+from milpplan.simulation.layout_costs import CostTable, LayoutCosts
 from milpplan.simulation.pipeline.work_order import num_pairs
+from milpplan.simulation.stages import EMBEDDING, HEAD
 
-GPIPE, INTERLEAVED, ZB_H1 = (SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zb-h1"))
+OPTIONAL = ("saved", "late")
+"""Fields of ``CostColumns`` that are None where no layout needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostColumns:
+    """Parts of ``LayoutCosts`` as floats with the layout on the last axis; K kinds, M recompute modes in the
+    space's order.
+
+    Nanoseconds: ``forward``, ``backward`` (minimum over modes), ``weight`` (separate weight gradients) and
+    ``optimizer`` [K, r] a layer; ``extra`` [M, K, r] of its recomputation; ``late`` [M, K, r] excess of its
+    forward over the minimum (None where nothing is offloaded); ``embedding`` and ``head`` [3, r] a micro-batch;
+    ``end_optimizer`` [2, r]; ``transfer`` [r]; ``tail`` [r], the embedding's gather and reduction and the barrier;
+    ``end_reduce`` [r], the reduction in ``tail``.
+
+    Bytes: ``states`` [K, r] and ``kept`` [M, K, r] a layer (kept a live micro-batch); ``deferred`` [K, r] a
+    micro-batch that waits for weight gradients, ``head_deferred`` [r] of the head; ``buffers`` [r]; ``end_states``
+    [2, r] with the head's workspace, ``end_kept`` [2, r] a live micro-batch (embedding, head).
+
+    ``saved`` [2, K, r]: nanoseconds by which a layer's forward and its backward are shorter in a pair; None where
+    no layout has pairs.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    weight: FloatArray
+    extra: FloatArray
+    optimizer: FloatArray
+    embedding: FloatArray
+    head: FloatArray
+    end_optimizer: FloatArray
+    transfer: FloatArray
+    tail: FloatArray
+    end_reduce: FloatArray
+    states: FloatArray
+    kept: FloatArray
+    deferred: FloatArray
+    head_deferred: FloatArray
+    buffers: FloatArray
+    end_states: FloatArray
+    end_kept: FloatArray
+    saved: FloatArray | None
+    late: FloatArray | None
+
+    @staticmethod
+    def of(costs: LayoutCosts, modes: tuple[str, ...]) -> CostColumns:
+        """Sum the constants of many layouts."""
+        duration, states = costs.duration_ns, costs.state_bytes.sum(axis=0)
+        zero = np.zeros_like(costs.kept_bytes)
+        extra = {"none": zero, "selective": duration[:, Phase.SELECTIVE], "full": duration[:, Phase.FULL]}
+        dropped = {"none": zero, "selective": costs.dropped_selective_bytes, "full": costs.dropped_full_bytes}
+        ends = states[[EMBEDDING, HEAD]]
+        ends[1] += costs.head_workspace_bytes
+        min_passes = costs.least_ns
+        added = np.stack([extra[mode] for mode in modes]) - (min_passes[1] - duration[:, Phase.BACKWARD])
+        values: dict[str, IntArray] = {
+            "forward": min_passes[0],
+            "backward": min_passes[1],
+            "weight": duration[:, Phase.WEIGHT],
+            "extra": added,
+            "optimizer": costs.optimizer_ns[:EMBEDDING],
+            "embedding": costs.embedding_ns,
+            "head": costs.head_ns,
+            "end_optimizer": costs.optimizer_ns[[EMBEDDING, HEAD]],
+            "transfer": costs.transfer_ns,
+            "tail": costs.barrier_ns + costs.reduce_ns[EMBEDDING] + costs.gather_ns[EMBEDDING],
+            "end_reduce": costs.reduce_ns[EMBEDDING],
+            "states": states[:EMBEDDING],
+            "kept": np.stack([costs.kept_bytes - dropped[mode] for mode in modes]),
+            "deferred": costs.deferred_bytes,
+            "head_deferred": costs.head_deferred_bytes,
+            "buffers": costs.buffer_bytes,
+            "end_states": ends,
+            "end_kept": np.stack([costs.embedding_kept_bytes, costs.head_kept_bytes]),
+        }
+        saved = _saved_in_pairs(costs) if costs.runs_pairs else None
+        late = _late_forwards(costs, modes) if costs.offloads else None
+        floats = {name: value.astype(np.float64) for name, value in values.items()}
+        return CostColumns(**floats, saved=saved, late=late)
+
+    @staticmethod
+    def of_layers(layers: FloatArray) -> CostColumns:
+        """Return columns with the given forwards, backwards and weight gradients of layers, [K, Phase, r] ns; all
+        else is zero."""
+        none = np.zeros_like(layers[:, 0])
+        values = dict.fromkeys((field.name for field in fields(CostColumns)), none[0])
+        values |= dict.fromkeys(("optimizer", "states", "deferred"), none)
+        values |= dict.fromkeys(("extra", "kept"), none[None])
+        values |= dict.fromkeys(("embedding", "head"), np.zeros((3, none.shape[1])))
+        values |= dict.fromkeys(("end_optimizer", "end_states", "end_kept"), np.zeros((2, none.shape[1])))
+        values |= {"forward": layers[:, Phase.FORWARD], "backward": layers[:, Phase.BACKWARD]}
+        return CostColumns(**values | {"weight": layers[:, Phase.WEIGHT], "saved": None, "late": None})
+
+    def take(self, rows: IntArray) -> CostColumns:
+        """Return the chosen layouts."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken: dict[str, Any] = {
+            name: None if value is None else value.take(rows, axis=-1) for name, value in values.items()
+        }
+        return CostColumns(**taken)
+
+
+def _late_forwards(costs: LayoutCosts, modes: tuple[str, ...]) -> FloatArray:
+    """Return ``CostColumns.late``."""
+    alone = costs.duration_ns[:, Phase.FORWARD]
+    replayed = {"selective": costs.replayed_forward_ns[0], "full": costs.replayed_forward_ns[1]}
+    return np.stack([alone + replayed.get(mode, 0) - costs.least_ns[0] for mode in modes]).astype(np.float64)
+
+
+def _saved_in_pairs(costs: LayoutCosts) -> FloatArray:
+    """Return ``CostColumns.saved``, zero for layouts without pairs."""
+    alone = np.stack([costs.duration_ns[:, Phase.FORWARD], costs.duration_ns[:, Phase.BACKWARD]])
+    paired = np.moveaxis(costs.paired_ns, 1, 0)
+    return np.where(paired.any(axis=(0, 1)), alone - paired, 0).astype(np.float64)
+
+
+GPIPE, INTERLEAVED, ZB_H1 = map(SCHEDULES.index, ("gpipe", "interleaved", "zb-h1"))
 GROUP_NUMBERS = 65_536
 """Size of an array [P, r]: small enough for the cache, large enough that calls cost little."""
 
@@ -114,8 +232,24 @@ class Group:
 
     @cached_property
     def live(self) -> tuple[FloatArray, ...]:
-        """``live_at_peak`` of the layouts."""
-        return live_at_peak(self)
+        """Micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving, else
+        for its last, first and any other chunk (V schedules have no other).
+
+        1f1b and zb-h1 min(m, P - s), gpipe m. V schedules: before its first backward a rank has run s + 1 forwards
+        of its second chunk and 2 P - 1 - s of its first, if there are as many. Interleaved: the warm-up and a
+        forward are 2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has
+        min(P, 2 (P - s - 1) + 1), the first P + max(0, P - 2 s - 1), others P.
+        """
+        m, P = self.micro_batches, self.num_ranks
+        depth = P - self.ranks
+        if self.schedule_class is ScheduleClass.V:
+            return np.minimum(m, self.ranks + 1), np.minimum(m, P + depth - 1)
+        if not self.interleaved:
+            whole = (self.schedule == GPIPE) & (P > 1)
+            return (np.where(whole, m, np.minimum(m, depth)),)
+        last = np.broadcast_to(np.minimum(float(P), 2 * depth - 1), (P, len(m)))
+        first = np.minimum(P + np.maximum(0.0, 2 * depth - 1 - P), m)
+        return last, first, np.where(self.vpp > 2, float(P), first)
 
     @cached_property
     def forced_by_kind(self) -> FloatArray:
@@ -178,27 +312,6 @@ def groups_of(
                     fewest_inner_layers(problem, 2, 2 * num_ranks),
                 ),
             )
-
-
-def live_at_peak(group: Group) -> tuple[FloatArray, ...]:
-    """Return the micro-batches alive when the warm-up of a rank ends, [P, r] each: one array without interleaving,
-    else for its last, first and any other chunk (V schedules have no other).
-
-    1f1b and zb-h1 min(m, P - s), gpipe m. V schedules: before its first backward a rank has run s + 1 forwards of
-    its second chunk and 2 P - 1 - s of its first, if there are as many. Interleaved: the warm-up and a forward are
-    2 (P - s - 1) + (v - 1) P + 1 items, P a chunk in order, so the last chunk has min(P, 2 (P - s - 1) + 1), the
-    first P + max(0, P - 2 s - 1), others P.
-    """
-    m, P = group.micro_batches, group.num_ranks
-    depth = P - group.ranks
-    if group.schedule_class is ScheduleClass.V:
-        return np.minimum(m, group.ranks + 1), np.minimum(m, P + depth - 1)
-    if not group.interleaved:
-        whole = (group.schedule == GPIPE) & (P > 1)
-        return (np.where(whole, m, np.minimum(m, depth)),)
-    last = np.broadcast_to(np.minimum(float(P), 2 * depth - 1), (P, len(m)))
-    first = np.minimum(P + np.maximum(0.0, 2 * depth - 1 - P), m)
-    return last, first, np.where(group.vpp > 2, float(P), first)
 
 
 def over_kinds(counts: FloatArray, values: FloatArray) -> FloatArray:
@@ -305,8 +418,8 @@ def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> Floa
     """
     costs, live = group.costs, group.live
     share = group.counts / group.num_ranks
-    extra = np.stack([over_kinds(share / share.sum(), mode) for mode in costs.extra])
-    kept = np.stack([over_kinds(share / share.sum(), mode) for mode in costs.kept])
+    extra = over_kinds(share / share.sum(), costs.extra.swapaxes(0, 1))
+    kept = over_kinds(share / share.sum(), costs.kept.swapaxes(0, 1))
     if group.interleaved:
         chunk_layers = forced_layers(group)
         chunk_layers[0] += np.maximum(share.sum() - chunk_layers.sum(axis=0), 0.0)

@@ -47,6 +47,10 @@ class SplitBounds:
     """Paths of the layout's step graph; the longest counts."""
     counts: IntArray = field(init=False)
     fixed_ns: IntArray = field(init=False)
+    run_edges: IntArray = field(init=False)
+    """Layers of the model before each run, and all its layers, [R + 1]."""
+    stages: list[tuple[bool, bool, int, int]] = field(init=False)
+    """Parts of the contents of the virtual stages that no split changes."""
     options: dict[StageContent, tuple[StageOptions, IntArray]] = field(default_factory=dict)
     menus: dict[tuple[int, StageContent], Menu | None] = field(default_factory=dict)
     replays: dict[tuple[int, tuple[StageContent, ...]], IntArray | None] = field(default_factory=dict)
@@ -58,6 +62,12 @@ class SplitBounds:
         self.counts = np.stack([path.counts for path in paths])
         transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
         self.fixed_ns = np.array([path.num_transfers * transfer + path.barrier_count * barrier for path in paths])
+        context, J = self.context, self.context.num_stages
+        self.run_edges = np.concatenate([[0], np.cumsum(np.array(context.runs)[:, 1])])
+        self.stages = [
+            (j == 0, j == J - 1, context.costs.type_of(rank), context.costs.crossing_ns(j))
+            for j, rank in enumerate(context.layout.stage_ranks)
+        ]
 
     def bound_ns(self, split: Sequence[int], cutoff_ns: int) -> int:
         """Return a lower bound of the step time of a split, at most ``cutoff_ns + 1``.
@@ -65,19 +75,48 @@ class SplitBounds:
         ``split``: layers of every virtual stage, [J].
         """
         contents = self._contents(split)
-        min_terms = np.array([self._options(stage, content)[1] for stage, content in enumerate(contents)])
-        total = self.fixed_ns + np.tensordot(self.counts, min_terms.T, axes=2)
+        min_terms = np.empty((len(Term), len(contents)), dtype=np.int64)
+        for stage, content in enumerate(contents):
+            min_terms[:, stage] = self._options(stage, content)[1]
+        total = self.fixed_ns + np.tensordot(self.counts, min_terms, axes=2)
         # Memory comes last, rank by rank while it can decide: it is expensive, and the first ranks hold most.
-        for rank, content in enumerate(self._by_rank(contents)):
+        for rank, chunks in enumerate(self._by_rank(contents)):
             if int(total.max()) > cutoff_ns:
                 break
-            if (rank, content) not in self.replays:
-                self.replays[rank, content] = self._replays(rank, content)
-            replays = self.replays[rank, content]
+            if (rank, chunks) not in self.replays:
+                self.replays[rank, chunks] = self._replays(rank, chunks)
+            replays = self.replays[rank, chunks]
             if replays is None:
                 return cutoff_ns + 1
             total = total + replays
         return min(int(total.max()), cutoff_ns + 1)
+
+    def shortest(self, split: Sequence[int], counts: IntArray) -> IntArray | None:
+        """Return the durations [Term, J] of the recompute choices that minimise sum counts * durations; None where
+        nothing fits.
+
+        Where a rank has many joint choices, only its memory at the fullest moment counts, so the minimum is a
+        lower bound.
+
+        Args:
+            split: layers of every virtual stage, [J].
+            counts: nonnegative weights, [Term, J], such as the counts of a path or of several paths together.
+        """
+        durations = np.empty((len(Term), len(split)), dtype=np.int64)
+        weights = counts[Term.BACKWARD] + counts[Term.PAIRED_BACKWARD]
+        for rank, contents in enumerate(self._by_rank(self._contents(split))):
+            stages = list(self.context.layout.rank_stages[rank])
+            menus = self._menus(rank, contents)
+            items = None if menus is None else _fastest_items(self.context, rank, menus, weights[stages])
+            if menus is None or items is None:
+                return None
+            for stage, menu, item in zip(stages, menus, items, strict=True):
+                durations[:, stage] = menu.terms[:, item]
+        return durations
+
+    def _weights(self) -> IntArray:
+        """Return how often each path counts a virtual stage's backward, alone or in a pair, [paths, J]."""
+        return np.asarray(self.counts[:, Term.BACKWARD] + self.counts[:, Term.PAIRED_BACKWARD])
 
     def min_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
         """Return the minimum summed backward of each rank's chunks over the choices that fit, [P]; for a split
@@ -87,33 +126,22 @@ class SplitBounds:
             menus = self._menus(rank, contents)
             value: int | None = None
             if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
-                choices = _fitting_backwards(self.context, rank, menus)
+                choices = _backwards(menus, _fitting_choices(self.context, rank, menus))
                 value = int(choices.sum(axis=0).min()) if choices.shape[1] else None
             elif menus is not None:
-                value = _min_fitting(self.context, rank, menus, ones)
+                value = _min_fitting(self.context, rank, menus, ones)[0]
             minima.append(NO_CHOICE_NS if value is None else value)
         return tuple(minima)
 
     def _contents(self, split: Sequence[int]) -> list[StageContent]:
         """Return the content of every virtual stage, [J]."""
-        runs = np.array([0, *accumulate(length for _, length in self.context.runs)])
         edges = np.array([0, *accumulate(split)])[:, None]
-        layers = map(tuple, np.diff(np.clip(edges, runs[:-1], runs[1:]), axis=0).tolist())
-        rank_of, costs = self.context.layout.rank_of, self.context.costs
-        return [
-            (
-                runs_held,
-                stage == 0,
-                stage == len(split) - 1,
-                costs.type_of(rank_of(stage)),
-                costs.crossing_ns(stage),
-            )
-            for stage, runs_held in enumerate(layers)
-        ]
+        layers = np.diff(np.clip(edges, self.run_edges[:-1], self.run_edges[1:]), axis=0).tolist()
+        return [(tuple(runs), *stage) for runs, stage in zip(layers, self.stages, strict=True)]
 
     def _by_rank(self, contents: list[StageContent]) -> list[tuple[StageContent, ...]]:
         """Return the contents of each rank's chunks, [P]."""
-        return [tuple(contents[j] for j in stages) for stages in self.context.layout.rank_stages]
+        return [tuple(map(contents.__getitem__, stages)) for stages in self.context.layout.rank_stages]
 
     def _replays(self, rank: int, contents: tuple[StageContent, ...]) -> IntArray | None:
         """Return the minimum time beyond each stage's own minimum that each path spends on a rank's backwards for
@@ -123,11 +151,11 @@ class SplitBounds:
         if menus is None:
             return None
         # Recomputation lengthens a backward as much in a pair as alone.
-        weights = (self.counts[:, Term.BACKWARD] + self.counts[:, Term.PAIRED_BACKWARD])[:, stages]
+        weights = self._weights()[:, stages]
         if math.prod(map(len, menus)) > MAX_CHOICES:
             backwards = self._at_one_moment(rank, menus, weights)
         else:
-            choices = _fitting_backwards(self.context, rank, menus)
+            choices = _backwards(menus, _fitting_choices(self.context, rank, menus))
             backwards = (weights @ choices).min(axis=1) if choices.shape[1] else None
         if backwards is None:
             return None
@@ -150,7 +178,7 @@ class SplitBounds:
         distinct, inverse, count = np.unique(weights, axis=0, return_inverse=True, return_counts=True)
         wanted_weights = ascending(inverse[stays])
         for index in wanted_weights[np.argsort(-count[wanted_weights], kind="stable")][:MAX_WEIGHTS].tolist():
-            value = _min_fitting(self.context, rank, menus, distinct[index])
+            value = _min_fitting(self.context, rank, menus, distinct[index])[0]
             if value is None:
                 return None
             total[inverse == index] = value
@@ -186,9 +214,8 @@ class SplitBounds:
         return replace(self, paths=paths, replays={})
 
 
-def _fitting_backwards(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
-    """Return backward nanoseconds of the rank's chunks under every choice that fits into its memory,
-    [v, choices]."""
+def _fitting_choices(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
+    """Return the items of the rank's chunks in every joint choice that fits into its memory, [v, choices]."""
     grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
     kept = np.stack([menu.kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
     transient = np.stack([menu.transient_bytes[items] for menu, items in zip(menus, grid, strict=True)])
@@ -200,7 +227,25 @@ def _fitting_backwards(context: LayoutContext, rank: int, menus: Sequence[Menu])
         fits &= used <= context.capacity_of(rank) - states
     if context.costs.offloads:
         fits &= _fit_on_host(context, rank, menus, grid)
-    return np.stack([menu.terms[Term.BACKWARD][items[fits]] for menu, items in zip(menus, grid, strict=True)])
+    return np.asarray(grid[:, fits])
+
+
+def _backwards(menus: Sequence[Menu], choices: IntArray) -> IntArray:
+    """Return the backward nanoseconds of joint choices, [v, choices]."""
+    return np.stack([menu.terms[Term.BACKWARD][items] for menu, items in zip(menus, choices, strict=True)])
+
+
+def _fastest_items(
+    context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray
+) -> Sequence[int] | None:
+    """Return the items of the rank's chunks with the minimum sum of weighted backwards; None where none fits."""
+    if math.prod(map(len, menus)) > MAX_CHOICES:
+        return _min_fitting(context, rank, menus, weights)[1]
+    choices = _fitting_choices(context, rank, menus)
+    if not choices.shape[1]:
+        return None
+    fastest: list[int] = choices[:, int((weights @ _backwards(menus, choices)).argmin())].tolist()
+    return fastest
 
 
 def _fit_on_host(context: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
@@ -211,9 +256,11 @@ def _fit_on_host(context: LayoutContext, rank: int, menus: Sequence[Menu], grid:
     return np.asarray(((live @ kept) <= capacity).all(axis=0))
 
 
-def _min_fitting(context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray) -> int | None:
+def _min_fitting(
+    context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray
+) -> tuple[int, list[int]] | tuple[None, None]:
     """Return the minimum sum of weighted backwards over the choices that fit at the moment with most micro-batches
-    alive; None if none fits.
+    alive, and its items; None if none fits.
 
     The chunks are added one by one, keeping the Pareto set of (bytes, nanoseconds).
     """
@@ -228,16 +275,22 @@ def _min_fitting(context: LayoutContext, rank: int, menus: Sequence[Menu], weigh
     ]
     capacity = context.capacity_of(rank) - states - sum(int(size.min()) for size in sizes)
     if capacity < 0:
-        return None
+        return None, None
     used = spent = np.zeros(1, dtype=np.int64)
+    trail: list[IntArray] = []
     for size, menu, weight in zip(sizes, menus, weights.tolist(), strict=True):
         # Bytes above the minimum of each chunk, so that the following chunks still fit.
         used = (used[:, None] + (size - size.min())).reshape(-1)
         spent = (spent[:, None] + weight * menu.terms[Term.BACKWARD]).reshape(-1)
         order = np.argsort(used)
         order = order[: np.searchsorted(used, capacity, side="right", sorter=order)]
-        used, spent = used[order], spent[order]
-        better = np.ones(len(spent), dtype=np.bool_)
-        better[1:] = spent[1:] < np.minimum.accumulate(spent)[:-1]
-        used, spent = used[better], spent[better]
-    return int(spent[-1])
+        better = np.ones(len(order), dtype=np.bool_)
+        better[1:] = spent[order[1:]] < np.minimum.accumulate(spent[order])[:-1]
+        kept = order[better]
+        used, spent = used[kept], spent[kept]
+        trail.append(kept)
+    items, at = [], len(spent) - 1
+    for kept, menu in zip(reversed(trail), reversed(menus), strict=True):
+        at, item = divmod(int(kept[at]), len(menu))
+        items.append(item)
+    return int(spent[-1]), items[::-1]

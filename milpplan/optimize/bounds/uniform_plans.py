@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.optimize.bounds.closed_form import SAFETY, path_coefficients
-from milpplan.optimize.bounds.cost_columns import CostColumns
 from milpplan.optimize.bounds.lagrangian_memory import (
+    CostColumns,
     Group,
     ScheduleClass,
     end_bytes,
@@ -141,18 +141,11 @@ class _RankLayers:
 
     def on_ranks(self, per_layer: FloatArray) -> FloatArray:
         """Return sum_k layers of kind k * per_layer [K, r] (or [K, P, r]) on each rank, [P, r]."""
-        return _over(self.total, self.index, per_layer)
+        return over_kinds(self.total[:, :, self.index], per_layer)
 
     def in_first_chunks(self, per_layer: FloatArray) -> FloatArray:
         """Return sum_k layers of kind k * per_layer in the first chunk of each rank, [P, r]."""
-        return _over(self.first, self.index, per_layer)
-
-
-def _over(chunk_layers: FloatArray, index: IntArray, per_layer: FloatArray) -> FloatArray:
-    total = chunk_layers[0][:, index] * per_layer[0]
-    for layers, value in zip(chunk_layers[1:], per_layer[1:], strict=True):
-        total += layers[:, index] * value
-    return np.asarray(total)
+        return over_kinds(self.first[:, :, self.index], per_layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +172,15 @@ class _Surroundings:
     ) -> _Surroundings:
         """Compute the times for a group with ``columns`` and ``costs``."""
         constants = costs.distinct
-        reduce, gather = (
-            values[:, costs.place].astype(np.float64) for values in (constants.reduce_ns, constants.gather_ns)
-        )
+        reduce = constants.reduce_ns[:, costs.place].astype(np.float64)
+        gather = constants.gather_ns[:, costs.place].astype(np.float64)
         kinds = np.array(problem.model.layer_kinds)
         # The first and the last layer of virtual stage 0, which holds the head where it is the only stage.
         front, back = kinds[0], kinds[-(-len(kinds) // (columns.pp * columns.vpp)) - 1]
         edge = constants.edge_ns[:2, back, costs.place].astype(np.float64)
         edge += np.where(columns.pp * columns.vpp == 1, constants.head_ns[:2, costs.place], 0)
-        every_reduce, every_gather = (
-            _on_ranks_with_ends(group, rank_layers, values) for values in (reduce, gather)
-        )
+        every_reduce = _on_ranks_with_ends(group, rank_layers, reduce)
+        every_gather = _on_ranks_with_ends(group, rank_layers, gather)
         early, late = columns.overlap_param_gather.astype(bool), columns.overlap_grad_reduce.astype(bool)
         start = np.where(early, gather[front] + gather[EMBEDDING], every_gather[0])
         first_end = np.where(early, _of_first_stage(rank_layers, columns, gather) + edge[0], 0.0)
@@ -203,8 +194,9 @@ class _Surroundings:
 
     def take(self, rows: IntArray) -> _Surroundings:
         """Return the chosen layouts."""
-        values = (self.start, self.first_end, self.trail, self.reduced, self.barrier)
-        return _Surroundings(*(value.take(rows, axis=-1) for value in values))
+        return _Surroundings(
+            self.start[rows], self.first_end[rows], self.trail[:, rows], self.reduced[rows], self.barrier[rows]
+        )
 
 
 def _on_ranks_with_ends(group: Group, rank_layers: _RankLayers, values: FloatArray) -> FloatArray:
@@ -227,12 +219,10 @@ def _time(group: Group, rank_layers: _RankLayers, mode: int, surroundings: _Surr
     paths = _work_paths(group, rank_layers, mode)
     if surroundings is not None:
         single_stage = group.num_ranks * group.vpp == 1
-        first, last = (
-            rank_layers.in_first_chunks(layers)[0]
-            + costs.embedding[part]
-            + np.where(single_stage, costs.head[part], 0.0)
-            for part, layers in enumerate(_passes(group, mode))
-        )
+        forward, backward = _passes(group, mode)
+        head = np.where(single_stage, costs.head, 0.0)
+        first = rank_layers.in_first_chunks(forward)[0] + costs.embedding[0] + head[0]
+        last = rank_layers.in_first_chunks(backward)[0] + costs.embedding[1] + head[1]
         after = surroundings.trail.copy()
         after[0] = np.maximum(after[0], surroundings.reduced - last)
         paths += after if is_v else after[0]
@@ -312,8 +302,8 @@ class _TransientBytes:
         beside = np.stack([costs.streamed_bytes + host[number] for number in numbers])
         rest = beside + np.stack([dropped[number] + host[0] - host[number] for number in numbers])
         beyond = np.maximum(costs.workspace_bytes - costs.head_workspace_bytes, 0)
-        parts = (rest + costs.workspace_bytes, rest + beyond, beside)
-        return _TransientBytes(*(part.astype(np.float64) for part in parts))
+        alone = (rest + costs.workspace_bytes).astype(np.float64)
+        return _TransientBytes(alone, (rest + beyond).astype(np.float64), beside.astype(np.float64))
 
     def take(self, rows: IntArray) -> _TransientBytes:
         """Return the chosen layouts."""
@@ -345,11 +335,10 @@ def _passing_bytes(group: Group, rank_layers: _RankLayers, passing: _TransientBy
 
 def _live_layers(group: Group, rank_layers: _RankLayers) -> FloatArray:
     """Return layers of each kind times the micro-batches alive in them when a rank's warm-up ends, [K, P, r]."""
-    total, first, last = (
-        chunks[:, :, rank_layers.index] for chunks in (rank_layers.total, rank_layers.first, rank_layers.last)
-    )
+    total = rank_layers.total[:, :, rank_layers.index]
     if group.schedule_class is ScheduleClass.PLAIN:
         return np.asarray(total * group.live[0])
+    first, last = rank_layers.first[:, :, rank_layers.index], rank_layers.last[:, :, rank_layers.index]
     in_last, in_first = group.live[:2]
     if not group.interleaved:
         return np.asarray(in_first * first + in_last * last)

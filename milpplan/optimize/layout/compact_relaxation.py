@@ -18,7 +18,7 @@
     stage_recomputes_block  min(n, max_j) / max_j * sum_k n_jk <= sum_k f_jk <= n, where the first n layers of
                          every virtual stage are recomputed
     fullest_stage        z >= path(x) + forwards and backwards of the minimum layers of the fullest inner stage,
-                         where splits are free and interleaved (``ceiling_cuts``)          for every ceiling path
+                         where splits are free and interleaved (ceiling cuts)             for every ceiling path
     critical_path        z >= path(x)                                                      for every path
 
 It ignores integrality, most of the order of kinds, and all but the mean of the replayed bytes, so its optimum
@@ -30,29 +30,162 @@ move the sides of the rows on layers. The relaxation ignores the order of the la
 j hold the model's first layers, at least ``layers_up_to`` of them, with all layers of a kind among those. Without
 these rows the three dense layers of DeepSeek-V3, which only the first four virtual stages can hold, balance its
 last ranks.
+
+Ceiling cuts: bounds that use the integrality of layers in an interleaved schedule.
+
+L layers over n inner virtual stages (all but the last chunk of every rank) leave one of the stages with at least
+ceil(L / n) layers, though a linear relaxation gives each of them L / n. It does not matter which stage this is.
+For every inner stage j there is a path
+
+    forwards of micro-batch 0 down to j, of 0 .. r on j, of r down to virtual stage (v - 1) P + s,
+    all that rank s runs from there to its backward of micro-batch m - 1 - q of that virtual stage,
+    backwards of m - 1 - q up to j, of m - 1 - q .. m - 1 on j, of m - 1 up to the first virtual stage
+
+so the step takes at least the common part of these paths, plus r forwards and q backwards of the fullest inner
+stage. On a rank's way from the first to the last of the items on j other items may run, which make it longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from milpplan.optimize.bounds.layer_counting import max_layers_on_ranks
-from milpplan.optimize.layout.ceiling_cuts import CeilingPath, fullest_stage_bound, min_passes
+from milpplan.optimize.bounds.closed_form import max_layers_on_ranks
+from milpplan.optimize.layout.rounding import add_ends
 from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, Rows
-from milpplan.optimize.space.layer_splits import layers_up_to
+from milpplan.optimize.space.plan_space import layers_up_to
+from milpplan.problem.plan import Layout
 from milpplan.simulation.layers.terms import PAIRED, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.layout_costs import LayoutCosts, host_capacity_bytes
 from milpplan.simulation.pipeline.critical_path import CriticalPath
+from milpplan.simulation.pipeline.schedule import Structure
 from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.stages import EMBEDDING, HEAD, least_edges, stage_options
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingPath:
+    """Lower bound of a step: ``path``, plus ``forwards`` and ``backwards`` (counts) of the fullest inner virtual
+    stage."""
+
+    path: CriticalPath
+    forwards: int
+    backwards: int
+
+
+def has_ceiling_cuts(context: LayoutContext) -> bool:
+    """Return True if layers are split freely over interleaved chunks."""
+    layout = context.layout
+    return layout.schedule == "interleaved" and layout.vpp > 1 and context.problem.interleaved_layers == "any"
+
+
+def num_inner(layout: Layout) -> int:
+    """Return the number of inner virtual stages, which come first."""
+    return layout.pp * (layout.vpp - 1)
+
+
+def fullest_stage_bound(context: LayoutContext) -> int:
+    """Return the minimum number of layers of the fullest inner virtual stage."""
+    layout = context.layout
+    inner, P = num_inner(layout), layout.pp
+    stage_min, stage_max = np.array(context.layer_bounds, dtype=np.int64).T
+    rank_min = np.array(context.rank_bounds, dtype=np.int64)[:, 0]
+    on_ranks = -(-(rank_min - stage_max[inner:]) // (layout.vpp - 1))
+    everywhere = math.ceil(
+        (context.problem.model.num_layers - int(stage_max[inner:].sum())) / (P * (layout.vpp - 1))
+    )
+    return max(context.min_fullest_stage, everywhere, int(on_ranks.max()), int(stage_min[:inner].max()))
+
+
+def min_passes(slope: IntArray, modes: Collection[str]) -> IntArray:
+    """Return the minimum nanoseconds that a layer adds to a forward and to a backward, [2].
+
+    ``slope`` [Term, 3, J, K]: nanoseconds that a layer adds, and that its full or selective recomputation adds.
+    """
+    minima = []
+    for term in (Term.FORWARD, Term.BACKWARD):
+        layers, full, selective = slope[term]
+        added = {"none": np.zeros_like(layers), "full": full, "selective": selective}
+        minima.append(min(int((layers + added[mode]).min()) for mode in modes))
+    return np.array(minima, dtype=np.int64)
+
+
+def fullest_stage_branching(context: LayoutContext) -> list[LayoutContext]:
+    """Return two parts: no inner virtual stage exceeds the minimum of the fullest stage, or some stage does. Empty
+    where the limits decide this already."""
+    inner, peak = num_inner(context.layout), fullest_stage_bound(context)
+    if all(high <= peak for _, high in context.layer_bounds[:inner]):
+        return []
+    flat = tuple((low, min(high, peak)) for low, high in context.layer_bounds[:inner])
+    return [
+        replace(context, layer_bounds=(*flat, *context.layer_bounds[inner:]), min_fullest_stage=peak),
+        replace(context, min_fullest_stage=peak + 1),
+    ]
+
+
+def ceiling_paths(layout: Layout, structure: Structure) -> list[CeilingPath]:
+    """Return the paths of an interleaved layout by s, r and q, with as many items on the inner stage as the order
+    of rank s allows."""
+    walks = _Walks(layout, structure)
+    return [path for rank in range(layout.pp) for path in walks.paths_through(rank)]
+
+
+class _Walks:
+    """Items of every rank in order, and paths made of them."""
+
+    def __init__(self, layout: Layout, structure: Structure) -> None:
+        self.layout, self.structure = layout, structure
+        after = {int(before): node for node, before in enumerate(structure.rank_predecessor.tolist())}
+        self.position = np.zeros(structure.num_nodes, dtype=np.int64)
+        self.order: list[list[int]] = []
+        for rank in range(layout.pp):
+            items: list[int] = []
+            node = after.get(structure.num_nodes + rank)
+            while node is not None:
+                self.position[node] = len(items)
+                items.append(node)
+                node = after.get(node)
+            self.order.append(items)
+
+    def paths_through(self, rank: int) -> list[CeilingPath]:
+        """Return the paths of one rank: for each number of forwards the maximum number of backwards after them."""
+        P, m = self.layout.pp, self.layout.num_micro_batches
+        stage = num_inner(self.layout) + rank
+        entries = self.structure.forward_node[stage, :P].tolist()
+        exits = self.structure.backward_node[stage, ::-1][:P].tolist()
+        paths: list[CeilingPath] = []
+        for forwards in reversed(range(min(P, m))):
+            reachable = [
+                q for q, exit_ in enumerate(exits) if self.position[exit_] > self.position[entries[forwards]]
+            ]
+            backwards = max(reachable, default=-1)
+            if backwards > max((path.backwards for path in paths), default=-1):
+                walk = self.order[rank][self.position[entries[forwards]] : self.position[exits[backwards]] + 1]
+                paths.append(CeilingPath(self._path(stage, walk), forwards, backwards))
+        return paths
+
+    def _path(self, stage: int, walk: Sequence[int]) -> CriticalPath:
+        """Return the path of a forward chain down to a virtual stage, items of its rank, and a backward chain from
+        it."""
+        structure, J = self.structure, self.layout.num_virtual_stages
+        counts = np.zeros((len(Term), J), dtype=np.int64)
+        counts += np.bincount(structure.duration_index[list(walk)], minlength=counts.size).reshape(counts.shape)
+        counts[Term.FORWARD, :stage] += 1
+        counts[Term.BACKWARD, :stage] += 1
+        # Each of the borders before the virtual stage is passed twice.
+        counts[Term.CROSSING, :stage] += 2
+        by_chunk = counts.reshape(len(Term), self.layout.vpp, self.layout.pp)
+        add_ends(self.layout, by_chunk, 0)
+        return CriticalPath(counts, 2 * stage)
+
 
 RESOLUTION = 2_000_000
 """Units between the base and the cutoff."""
@@ -174,7 +307,7 @@ class CompactRelaxation:
 
     def base_ns(self, paths: list[CriticalPath]) -> int:
         """Return the largest path of the empty stages, where z starts."""
-        return max(self._constant(path) for path in paths)
+        return max(map(self._constant, paths))
 
     def _constant(self, path: CriticalPath) -> int:
         costs = self.context.costs
@@ -201,7 +334,7 @@ class CompactRelaxation:
         upper = np.zeros((3, J, K), dtype=np.int64)
         for index, name in enumerate(COUNTS):
             upper[index] = total if name == "layers" or name in modes else 0
-        max_layers = np.array([context.max_layers(j) for j in range(J)])
+        max_layers = np.array(context.layer_bounds, dtype=np.int64)[:, 1]
         upper = np.minimum(upper, max_layers[None, :, None])
         columns = np.concatenate([upper.ravel(), [MOST_UNITS], total])
         names = [f"{name}[{j},{k}]" for name in COUNTS for j in range(J) for k in range(K)]
@@ -230,8 +363,9 @@ class CompactRelaxation:
     def limits(self, context: LayoutContext) -> tuple[IntArray, IntArray, IntArray]:
         """Return indices, lower and upper sides of the rows that depend on the limits of ``context``."""
         _, J, K = self.slope.shape[1:]
-        sides = zip(held_sides(context), order_sides(context), strict=True)
-        lower, upper = (np.concatenate(side) for side in sides)
+        (held_lower, held_upper), (order_lower, order_upper) = held_sides(context), order_sides(context)
+        lower = np.concatenate([held_lower, order_lower])
+        upper = np.concatenate([held_upper, order_upper])
         return K + J * K + np.arange(len(lower)), lower, upper
 
     def narrow(self, relaxation: Relaxation, context: LayoutContext) -> None:
@@ -307,7 +441,8 @@ class CompactRelaxation:
             coefficients[0] = (states[:-2] + count * costs.kept_bytes + waiting * costs.deferred_bytes) // unit
             # The running stage replays one layer: with f + s of at most n layers recomputed, the largest replay
             # is at least their mean, (f dropped_full + s dropped_selective) / n.
-            max_layers = max(1, context.max_layers(stages[running]))
+            min_layers, max_layers = context.layer_bounds[stages[running]]
+            max_layers = max(1, max_layers)
             replay = np.zeros_like(count)
             replay[running] = 1
             for mode, dropped in ((1, costs.dropped_full_bytes), (2, costs.dropped_selective_bytes)):
@@ -319,7 +454,7 @@ class CompactRelaxation:
             if stages[-1] == J - 1:
                 fixed += int(states[HEAD]) + live[v - 1] * int(costs.head_kept_bytes)
                 fixed += int(waiting[-1, 0]) * int(costs.head_deferred_bytes)
-            workspace = int(costs.workspace_bytes.min()) if context.min_layers(stages[running]) else 0
+            workspace = int(costs.workspace_bytes.min()) if min_layers else 0
             workspace = max(workspace, int(costs.head_workspace_bytes) * last)
             capacity[row] = (context.capacity_of(rank) - fixed - workspace) // unit
         names = [f"rank_fits[{rank},{number}]" for number, (rank, _, _) in enumerate(flat)]

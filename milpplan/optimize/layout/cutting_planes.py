@@ -15,13 +15,18 @@ from typing import Protocol
 import numpy as np
 
 from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.ceiling_cuts import CeilingPath
 from milpplan.optimize.layout.compact_relaxation import RESOLUTION as COMPACT_RESOLUTION
-from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
+from milpplan.optimize.layout.compact_relaxation import CeilingPath, CompactRelaxation
 from milpplan.optimize.layout.layout_program import LayoutProgram
-from milpplan.optimize.layout.rounding import fitted_plan, rounded_layers
+from milpplan.optimize.layout.rounding import (
+    Choice,
+    analytic_paths,
+    best_choice,
+    fitted_plan,
+    rank_costs,
+    rounded_layers,
+)
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, UnitCosts, stage_menu
-from milpplan.optimize.layout.warm_start import Choice, analytic_paths, best_choice, rank_costs
 from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolution
 from milpplan.optimize.milp.program import Program, Rows
 from milpplan.problem.plan import Plan
@@ -263,13 +268,6 @@ def _distinct(paths: list[CriticalPath]) -> list[CriticalPath]:
     return list(seen.values())
 
 
-def compact_start(state: LayoutState) -> tuple[CompactRelaxation, CuttingPlanes] | None:
-    """Return the compact relaxation with all known paths; None where the paths alone pass the cutoff."""
-    compact = CompactRelaxation(state.context, state.cutoff_ns)
-    run = rounds_on(state, compact)
-    return None if run is None else (compact, run)
-
-
 def rounds_on(state: LayoutState, compact: PathRelaxation) -> CuttingPlanes | None:
     """Return the cutting-plane loop on a relaxation with all known paths; None where the paths alone pass the
     cutoff."""
@@ -292,10 +290,10 @@ def compact_rounds(state: LayoutState, max_layers: IntArray, rounds: int) -> lis
     Returns:
         The menus of the items that the duals leave; None when the bound passes the cutoff.
     """
-    start = compact_start(state)
-    if start is None:
+    compact = CompactRelaxation(state.context, state.cutoff_ns)
+    run = rounds_on(state, compact)
+    if run is None:
         return None
-    compact, run = start
     best, prices = -np.inf, None
     for _ in range(rounds):
         solution = run.solve()
@@ -312,14 +310,15 @@ def compact_rounds(state: LayoutState, max_layers: IntArray, rounds: int) -> lis
         if not separated or state.closed or run.stalled():
             break
     run.prove()
-    _trim(state.pool, state.context.layout.pp)
+    trim_pool(state)
     if state.closed:
         return None
     return _menus(state, max_layers, (state.cutoff_ns - run.base) / run.unit + 1.0 - best, prices)
 
 
-def _trim(pool: list[CriticalPath], num_analytic: int) -> None:
+def trim_pool(state: LayoutState) -> None:
     """Keep the analytic paths, which come first, and the newest of the others."""
+    pool, num_analytic = state.pool, state.context.layout.pp
     del pool[num_analytic : max(num_analytic, len(pool) - MAX_POOL)]
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext, Menu
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
-from milpplan.optimize.space.layer_splits import even_splits
+from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.plan import Plan, Recompute, VirtualStage
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.layout_costs import host_capacity_bytes

@@ -5,7 +5,7 @@ cutoff. If no option is left for some stage, no plan can exist: this proves with
 prove by their duals, checked in exact integers. The integer program proves by a backend, confirmed by a second
 backend (``SolveOptions.witness``).
 
-A layout whose virtual stages share one recompute setting is solved in parts with a fixed setting (``plan_space``).
+A layout whose virtual stages share one recompute setting is solved in parts (``stage_options``).
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from itertools import product
 import numpy as np
 
 from milpplan.errors import SolverError, UnavailableError
-from milpplan.optimize.bounds.closed_form import path_coefficients
-from milpplan.optimize.bounds.layer_counting import max_layers_on_ranks
+from milpplan.optimize.bounds.closed_form import max_layers_on_ranks, path_coefficients
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.context import SolveContext
-from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, try_choice
+from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, trim_pool, try_choice
+from milpplan.optimize.layout.layer_branching import BranchingTree
 from milpplan.optimize.layout.layout_program import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
-from milpplan.optimize.layout.stage_options import LayoutContext, Menu
-from milpplan.optimize.layout.warm_start import Choice, analytic_paths
+from milpplan.optimize.layout.rounding import Choice, analytic_paths, fitted_plan
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu, PartKey, part_key, part_settings
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Backend, Limits, Solution
-from milpplan.optimize.search.prune_reasons import Fate
-from milpplan.optimize.space.layer_splits import even_splits
-from milpplan.optimize.space.plan_space import PartKey, part_key, part_settings
-from milpplan.optimize.uneven.layer_branching import BranchingTree
+from milpplan.optimize.search.candidate_layouts import Fate
+from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout, Plan
 from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.stages import StageMemo
 
 AIMED_GAP_SHARE = 0.9
 """Proofs aim at this share of the gap: a second solver may confirm a slightly smaller bound, which must still be
@@ -50,6 +49,8 @@ FULL_ROUNDS = 150
 MENU_ROUNDS = 60
 MAX_PROGRAMS = 60
 MAX_SPLITS = 200
+MIXTURE_ROUNDS = 30
+"""Maximum number of paths whose mean length bounds a split."""
 NODES = 4
 """Number of nodes by which free splits of one layout are branched at a time."""
 WITNESS_LIMITS = ((1.0, 1.0), (20.0, 5.0))
@@ -103,9 +104,9 @@ class LayoutSolver(SolveContext):
             context: the layout.
             cutoff_ns: longest step that counts.
             bound_ns: bound proved so far.
-            effort: 0 stops after a few rounds on the compact relaxation, with the bound and perhaps a rounded
-                plan. Otherwise the layout is decided, but free interleaved splits are branched only for a few
-                nodes and go on there at the next call.
+            effort: 0 stops after the bounds of the splits or, where there are too many splits, after a few rounds
+                on the compact relaxation, with the bound and perhaps a plan. Otherwise the layout is decided, but
+                free interleaved splits are branched only for a few nodes and go on there at the next call.
         """
         max_layers = max_layers_within(context, cutoff_ns)
         if max_layers is None:
@@ -139,8 +140,13 @@ class LayoutSolver(SolveContext):
         bounds = SplitBounds(state.context, state.graph, tuple(state.pool))
         if splits is not None:
             splits = _bounded_splits(state, splits, bounds)
+            if not state.closed:
+                # Critical paths of the splits that are left exclude nearly all of them without a relaxation.
+                splits, bounds = _simulated_splits(state, splits, bounds)
             if state.closed:
                 return "bounded"
+            if not effort:
+                return "open"
         menus = compact_rounds(state, max_layers, FULL_ROUNDS if effort else QUICK_ROUNDS)
         if menus is None or state.closed:
             return "relaxed"
@@ -176,7 +182,7 @@ class LayoutSolver(SolveContext):
         if part.closed:
             return
         part.context = part.context.with_split(split, bounds.min_backward_ns(split))
-        max_layers = _max_layers_counted(part.context, part.cutoff_ns)
+        max_layers = max_layers_within(part.context, part.cutoff_ns)
         menus = None if max_layers is None else compact_rounds(part, max_layers, FULL_ROUNDS)
         if menus is None or part.closed or self._decide_whole(part, menus) != "open":
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
@@ -199,7 +205,7 @@ class LayoutSolver(SolveContext):
         for index, split in enumerate(splits):
             context = state.context.with_split(split, bounds.min_backward_ns(split))
             part = replace(state, context=context, best=None)
-            max_layers = _max_layers_counted(part.context, part.cutoff_ns)
+            max_layers = max_layers_within(part.context, part.cutoff_ns)
             if (
                 max_layers is not None
                 and compact_rounds(part, max_layers, FULL_ROUNDS) is not None
@@ -211,7 +217,7 @@ class LayoutSolver(SolveContext):
         for _, _, part in sorted(parts, key=lambda entry: entry[:2]):
             part.cutoff_ns = min(part.cutoff_ns, state.cutoff_ns)
             if not part.closed:
-                max_layers = _max_layers_counted(part.context, part.cutoff_ns)
+                max_layers = max_layers_within(part.context, part.cutoff_ns)
                 menus = None if max_layers is None else compact_rounds(part, max_layers, QUICK_ROUNDS)
                 if menus is not None and not part.closed and self._decide_whole(part, menus) == "open":
                     bound_ns, fate = min(bound_ns, part.bound_ns), "open"
@@ -372,9 +378,66 @@ def _bounded_splits(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the splits that known paths do not exclude, and raise the layout's bound to the minimum of the
     splits' bounds."""
-    split_bounds = [bounds.bound_ns(split, state.cutoff_ns) for split in splits]
-    state.bound_ns = max(state.bound_ns, min(split_bounds, default=state.cutoff_ns + 1))
-    return tuple(split for split, bound in zip(splits, split_bounds, strict=True) if bound <= state.cutoff_ns)
+    min_bound_ns, kept = state.cutoff_ns + 1, []
+    for split in splits:
+        bound_ns = bounds.bound_ns(split, state.cutoff_ns)
+        min_bound_ns = min(min_bound_ns, bound_ns)
+        if bound_ns <= state.cutoff_ns:
+            kept.append(split)
+    state.bound_ns = max(state.bound_ns, min_bound_ns)
+    return tuple(kept)
+
+
+def _simulated_splits(
+    state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
+) -> tuple[tuple[tuple[int, ...], ...], SplitBounds]:
+    """Simulate the splits that are left, with little recomputation, and bound them again with the critical paths.
+
+    Returns:
+        The splits that this does not exclude, and the bounds with the new paths.
+    """
+    memo = StageMemo(state.context.layout, state.context.costs)
+    for split in splits:
+        path = state.try_plan(fitted_plan(state.context, np.array(split), memo))
+        if path is not None:
+            state.pool.append(path)
+    bounds = bounds.with_paths(tuple(state.pool))
+    splits = _bounded_splits(state, splits, bounds)
+    if not state.closed:
+        values = [mixture_bound(state, bounds, split) for split in splits]
+        state.bound_ns = max(state.bound_ns, min(values))
+        splits = tuple(split for split, value in zip(splits, values, strict=True) if value <= state.cutoff_ns)
+    trim_pool(state)
+    return splits, bounds
+
+
+def mixture_bound(state: LayoutState, bounds: SplitBounds, split: tuple[int, ...]) -> int:
+    """Bound the step of a split from below by the mean length of several paths.
+
+    The step is at least the mean length of any paths. Every round adds the critical path of the recompute choice
+    that is shortest on the mean so far (fictitious play, Robinson 1951). The rounds end where the bound passes the
+    cutoff, or at a choice within the cutoff, which no mean can exclude.
+
+    Returns:
+        The bound in nanoseconds; above the cutoff where nothing fits.
+    """
+    graph = state.graph
+    paths = start = [path for path in state.pool[: state.context.layout.pp] if (path.counts >= 0).all()]
+    best = 0
+    for _ in range(MIXTURE_ROUNDS if start else 0):
+        counts = np.sum([path.counts for path in paths], axis=0)
+        choice = bounds.shortest(split, counts)
+        if choice is None:
+            return state.cutoff_ns + 1
+        length = sum(path.length_ns(choice, graph.transfer_ns, graph.barrier_ns) for path in paths)
+        best = max(best, -(-int(length) // len(paths)))
+        (path,), (step,) = state.paths_at(choice[None])
+        if best > state.cutoff_ns or step <= state.cutoff_ns or (path.counts < 0).any():
+            break
+        # The paths before the first choice only lead to it.
+        paths = [path] if paths is start else [*paths, path]
+        state.pool.append(path)
+    return best
 
 
 def max_stage_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:
@@ -385,7 +448,7 @@ def max_stage_layers(context: LayoutContext, cutoff_ns: int) -> IntArray:
     ranks = [context.costs.of_rank(rank) for rank in range(P)]
     counts = np.bincount(np.array(context.problem.model.layer_kinds))
     if v > 1:
-        min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])[context.stage_grid]
+        min_layers = np.array(context.layer_bounds, dtype=np.int64)[context.stage_grid, 0]
         on_rank = max_layers_on_ranks(context, cutoff_ns)
         if (np.maximum(on_rank, 0).sum(axis=1) < counts).any():
             return np.full(context.num_stages, -1)
@@ -417,19 +480,13 @@ def _scaled(program: ChoiceProgram, base: int, unit: int, limited: bool) -> tupl
 def max_layers_within(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
     """Return the maximum layers of every stage; None when counting, or the memory of the model's ends, leaves no
     plan."""
+    min_layers, space_max = np.array(context.layer_bounds, dtype=np.int64).T
+    max_layers = np.minimum(max_stage_layers(context, cutoff_ns), space_max)
+    if (max_layers < min_layers).any() or max_layers.sum() < context.problem.model.num_layers:
+        return None
     # Where all ranks are alike and hold at most one end, the layout's memory bound covers the ends.
     alike = context.layout.schedule not in V_SCHEDULES and not context.capacities and not context.costs.offloads
-    max_layers = _max_layers_counted(context, cutoff_ns)
-    return max_layers if max_layers is not None and (alike or context.ends_fit()) else None
-
-
-def _max_layers_counted(context: LayoutContext, cutoff_ns: int) -> IntArray | None:
-    """Return the maximum layers of every stage; None when counting leaves no plan."""
-    layers = context.problem.model.num_layers
-    min_layers = np.array([context.min_layers(j) for j in range(context.num_stages)])
-    space_max = np.array([context.max_layers(j) for j in range(context.num_stages)])
-    max_layers = np.minimum(max_stage_layers(context, cutoff_ns), space_max)
-    return None if (max_layers < min_layers).any() or max_layers.sum() < layers else max_layers
+    return max_layers if alike or context.ends_fit() else None
 
 
 def start_program(state: LayoutState, menus: list[Menu]) -> LayoutProgram | None:

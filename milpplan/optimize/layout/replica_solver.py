@@ -38,12 +38,11 @@ from milpplan.optimize.layout.layout_solver import (
     max_layers_within,
     start_program,
 )
-from milpplan.optimize.layout.rounding import fitted_plan
+from milpplan.optimize.layout.rounding import Choice, fitted_plan
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu
-from milpplan.optimize.layout.warm_start import Choice
 from milpplan.optimize.milp.program import Program, Rows
-from milpplan.optimize.search.prune_reasons import Fate
-from milpplan.optimize.space.layer_splits import even_splits
+from milpplan.optimize.search.candidate_layouts import Fate
+from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.plan import Layout, Plan
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.replica_costs import joined_plan

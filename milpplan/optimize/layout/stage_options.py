@@ -5,20 +5,25 @@ falls when a backward gets longer. So among items with the same layers, an item 
 shorter backward and no more memory. Where a rank has a single virtual stage, one item a layer count remains: the
 least recomputation that fits. Where it has several, the Pareto set of (backward, kept bytes, transient bytes)
 remains.
+
+A layout whose virtual stages share one recompute setting (``Space.recompute_counts``) is solved in parts, setting
+by setting. In a part the counts of a virtual stage follow from its layers, so everything that holds for free
+counts holds for the part, with smaller menus. The layout's bound is the minimum over its parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.optimize.space.layer_splits import layer_bounds, layers_up_to, model_runs, place_bounds, run_counts
+from milpplan.optimize.space.plan_space import layer_bounds, layers_up_to, model_runs, place_bounds, run_counts
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.terms import ONCE, Phase
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
-from milpplan.simulation.layout_costs import LayoutCosts, usable_memory_bytes
+from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import RankCosts, rank_capacities
 from milpplan.simulation.pipeline.schedule import LiveProfile, live_profiles, placement
 from milpplan.simulation.pipeline.step_graph import Term
@@ -33,6 +38,10 @@ ITEM_BYTES = (
 """Fields of ``Menu`` that hold bytes."""
 FLOOR_UNITS = 10_000
 """Units of the longest backward in the rows of the minimum recomputation of a rank."""
+
+
+PartKey = tuple[tuple[str, ...], int | None]
+"""Recompute modes of a part, and the number of first layers that it recomputes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -301,23 +310,6 @@ def _affordable(
     return np.asarray(total <= prices.slack)
 
 
-def _recompute_choices(context: LayoutContext, num_layers: int) -> tuple[IntArray, IntArray]:
-    """Return every (full, selective) pair that the space allows for a number of layers."""
-    if context.first_full is not None:
-        return np.array([min(context.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
-    modes = context.problem.recompute_modes
-    grid = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
-    full, selective = grid[0], grid[1]
-    keep = full + selective <= num_layers
-    if "none" not in modes:
-        keep &= full + selective == num_layers
-    if "full" not in modes:
-        keep &= full == 0
-    if "selective" not in modes:
-        keep &= selective == 0
-    return full[keep].astype(np.int64), selective[keep].astype(np.int64)
-
-
 def recompute_options(
     context: LayoutContext, stage: int, counts: tuple[int, ...], prices: UnitCosts | None = None
 ) -> StageOptions | None:
@@ -326,8 +318,19 @@ def recompute_options(
     They depend on the stage only by its being the model's first or last, its node type, and the distance to the
     next stage.
     """
-    kinds = [kind for (kind, _), count in zip(context.runs, counts, strict=True) for _ in range(count)]
-    full, selective = _recompute_choices(context, len(kinds))
+    kinds = np.repeat(np.array(context.runs)[:, 0], counts).tolist()
+    modes, num_layers = context.problem.recompute_modes, len(kinds)
+    if context.first_full is not None:
+        full, selective = np.array([min(context.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
+    else:
+        # Every pair that the space allows.
+        full, selective = np.indices((num_layers + 1, num_layers + 1)).reshape(2, -1)
+        allowed = full + selective <= num_layers if "none" in modes else full + selective == num_layers
+        if "full" not in modes:
+            allowed &= full == 0
+        if "selective" not in modes:
+            allowed &= selective == 0
+        full, selective = full[allowed].astype(np.int64), selective[allowed].astype(np.int64)
     if prices is not None:
         keep = _affordable(context, counts, full, selective, prices)
         full, selective = full[keep], selective[keep]
@@ -450,18 +453,37 @@ def longest_step_ns(context: LayoutContext) -> int:
     ranks = {context.costs.type_of(rank): context.costs.of_rank(rank) for rank in range(layout.pp)}
     crossings = sum(context.costs.crossing_ns(stage) for stage in range(context.num_stages))
     transfers = 2 * (context.num_stages * int(context.costs.transfer_ns) + crossings)
-    longest_ns = max(_serial_ns(context, costs, transfers) for costs in ranks.values())
+    counts = np.bincount(np.array(context.problem.model.layer_kinds), minlength=len(context.problem.model.kinds))
+    longest_ns = 0
+    for costs in ranks.values():
+        duration = costs.duration_ns
+        extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)
+        work = int((duration[:, ONCE].sum(axis=1) + extra) @ counts)
+        work += int(costs.embedding_ns.sum() + costs.head_ns.sum()) + transfers
+        once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ np.append(counts, [1, 1]))
+        longest_ns = max(longest_ns, layout.num_micro_batches * work + once + int(context.costs.barrier_ns))
     # Twice as a margin; differences between ranks add up to at most the sum over the types.
     return 2 * longest_ns * len(ranks)
 
 
-def _serial_ns(context: LayoutContext, costs: LayoutCosts, transfers_ns: int) -> int:
-    """Return the time of everything one after another on one node type."""
-    duration = costs.duration_ns
-    counts = np.bincount(np.array(context.problem.model.layer_kinds), minlength=len(duration))
-    extra = np.maximum(np.maximum(duration[:, Phase.FULL], duration[:, Phase.SELECTIVE]), 0)
-    work = int((duration[:, ONCE].sum(axis=1) + extra) @ counts)
-    work += int(costs.embedding_ns.sum() + costs.head_ns.sum()) + transfers_ns
-    weights = np.append(counts, [1, 1])
-    once = int((costs.gather_ns + costs.reduce_ns + costs.optimizer_ns) @ weights)
-    return context.layout.num_micro_batches * work + once + int(context.costs.barrier_ns)
+def part_key(context: LayoutContext) -> PartKey:
+    """Return the key of a part of a layout."""
+    return context.problem.recompute_modes, context.first_full
+
+
+def part_settings(context: LayoutContext) -> Iterator[LayoutContext]:
+    """Yield the parts of a layout: all layers of one mode, then, where the space has blocks, the first n layers of
+    every virtual stage fully recomputed."""
+    modes = context.problem.recompute_modes
+    for mode in modes:
+        yield replace(context, problem=_with_modes(context.problem, mode))
+    if context.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes):
+        blocks = _with_modes(context.problem, "none", "full")
+        # A block as long as the longest stage is all layers.
+        for number in range(1, max(high for _, high in context.layer_bounds)):
+            yield replace(context, problem=blocks, first_full=number)
+
+
+def _with_modes(problem: Problem, *modes: str) -> Problem:
+    space = problem.space.model_copy(update={"recompute": modes, "recompute_counts": "any"})
+    return problem.model_copy(update={"space": space})

@@ -21,8 +21,7 @@ from typing import Final
 import numpy as np
 
 from milpplan.errors import SolverError, UnavailableError
-from milpplan.optimize.milp.program import FloatArray, Program
-from milpplan.optimize.milp.scaling import Scaling, as_floats, without_wide_integers
+from milpplan.optimize.milp.program import FloatArray, Program, Scaling, as_floats, without_wide_integers
 from milpplan.optimize.milp.solution import (
     POLL_S,
     Limits,

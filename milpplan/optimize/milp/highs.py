@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from milpplan.errors import SolverError
-from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, FloatArray, Program
-from milpplan.optimize.milp.scaling import Scaling, model_proto, sparse_values, without_wide_integers
+from milpplan.optimize.milp.program import (
+    INFINITY,
+    MINUS_INFINITY,
+    FloatArray,
+    Program,
+    Scaling,
+    model_proto,
+    sparse_values,
+    without_wide_integers,
+)
 from milpplan.optimize.milp.solution import (
     Limits,
     Solution,

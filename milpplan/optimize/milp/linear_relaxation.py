@@ -12,14 +12,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import mul
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import SolverError
-from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, FloatArray, IntArray, Program, Rows
-from milpplan.optimize.milp.scaling import Scaling, as_floats, fill_rows, model_proto, sparse_values
+from milpplan.optimize.milp.program import (
+    INFINITY,
+    MINUS_INFINITY,
+    FloatArray,
+    IntArray,
+    Program,
+    Rows,
+    Scaling,
+    as_floats,
+    fill_rows,
+    model_proto,
+    sparse_values,
+)
 from milpplan.optimize.milp.solution import require_exact_floats
 
 RelaxationStatus = Literal["optimal", "infeasible", "unbounded", "stopped"]
@@ -140,8 +152,12 @@ class Relaxation:
         if solution.status != "optimal":
             return None
         # Slightly smaller duals keep reduced costs of unbounded variables from turning negative.
-        bounds = [_exact_bound(self.program, solution.row_duals * shrink) for shrink in (1.0, 1.0 - 2.0**-30)]
-        return max((bound for bound in bounds if bound is not None), default=None)
+        best: int | None = None
+        for shrink in (1.0, 1.0 - 2.0**-30):
+            bound = _exact_bound(self.program, solution.row_duals * shrink)
+            if bound is not None and (best is None or bound > best):
+                best = bound
+        return best
 
     def _synchronise(self) -> None:
         """Build the model, or send changes to the solver."""
@@ -171,7 +187,8 @@ class Relaxation:
             new = program.rows.tail(self._row_factor.size)
             if len(new):
                 constraints, matrix = update.new_linear_constraints, update.linear_constraint_matrix_updates
-                factor = fill_rows(constraints, matrix, new, self._scaling, self._row_factor.size)
+                factor = self._scaling.rows(new)
+                fill_rows(constraints, matrix, new, self._scaling, factor, self._row_factor.size)
                 self._row_factor = np.concatenate([self._row_factor, factor])
             if self._upper:
                 columns = np.array(sorted(self._upper), np.int64)
@@ -231,9 +248,10 @@ def _binary_fractions(program: Program, duals: FloatArray) -> tuple[list[tuple[I
     column sum of coefficients times a word leaves int64."""
     rows = program.rows
     entry, size = rows.entry_rows(), np.abs(rows.coefficients.astype(np.float64))
+    width = program.num_variables
 
     def spare_bits(largest: FloatArray) -> int:
-        sums = np.zeros(program.num_variables)
+        sums = np.zeros(width)
         np.add.at(sums, rows.columns, size * largest[entry])
         peak = max(1.0, float(sums.max(initial=0.0)), float(largest.max(initial=0.0)))
         return int(np.floor(61 - np.log2(peak)))
@@ -253,4 +271,4 @@ def _binary_fractions(program: Program, duals: FloatArray) -> tuple[list[tuple[I
 def _dot(left: npt.NDArray[Any], right: IntArray) -> int:
     """Return the exact dot product in Python integers."""
     used = np.flatnonzero((left != 0) & (right != 0))
-    return sum(a * b for a, b in zip(left[used].tolist(), right[used].tolist(), strict=True))
+    return sum(map(mul, left[used].tolist(), right[used].tolist()))

@@ -1,2 +1,1 @@
-"""Best-first search over layouts: ``best_first``, ``candidate_layouts``, ``explored_layouts``, ``prune_reasons``;
-its second phase ``branch_phase`` with ``layout_queue``, ``layout_workers``."""
+"""Best-first search over layouts: ``best_first``, ``candidate_layouts``; its second phase ``branch_phase``."""

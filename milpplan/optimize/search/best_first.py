@@ -1,12 +1,18 @@
-"""Best-first search over layouts: each is proved worse than the incumbent, or improves it."""
+"""Best-first search over layouts: each is proved worse than the incumbent, or improves it.
+
+``ExploredLayouts`` is the node store of the search, ``Search`` the search itself.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
+import numpy.typing as npt
 
+from milpplan.optimize.bounds.closed_form import SAFETY
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import SolveContext
@@ -14,23 +20,177 @@ from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
 from milpplan.optimize.objective import objective_weights, threshold
 from milpplan.optimize.result import Progress
-from milpplan.optimize.search.explored_layouts import (
-    FIRST_BATCH,
-    GROWTH,
-    MAX_BATCH,
-    CostCache,
-    ExploredLayouts,
-    KnownTables,
-)
-from milpplan.optimize.search.prune_reasons import FATES, PruneRecord
+from milpplan.optimize.search.candidate_layouts import FATES, CandidateLayouts, PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
+from milpplan.simulation.bulk.simulate_many import simulate_known, together
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
 from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
-from milpplan.simulation.mixed_costs import AnyTable, cluster_costs
+from milpplan.simulation.mixed_costs import AnyTable, RankCosts, cluster_costs
+from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.states import least_held_bytes
 from milpplan.units import NS_PER_S
+
+BLOCK = 2048
+"""Number of layouts whose constants are computed together."""
+FIRST_BATCH, MAX_BATCH = 48, 1024
+"""Number of plans simulated together: in the first batch, and at most."""
+GROWTH = 16
+"""Growth factor of the batches: the first plans may prune nearly all others."""
+
+
+def no_rows() -> IntArray:
+    """Return an empty array of rows."""
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class ExploredLayouts:
+    """Layouts of opened groups, in the order in which they were opened (struct of arrays; all arrays are [n])."""
+
+    problem: Problem
+    whole: LayoutSpace
+    context: SolveContext
+    frontier: CandidateLayouts = field(init=False)
+    """Closed layouts: groups and blocks that are not explored one by one and are in no array here."""
+    space: LayoutSpace = field(init=False)
+    """Space of the explored layouts only."""
+    rows: IntArray = field(init=False)
+    """Rows of the explored layouts in the whole space."""
+    weights: FloatArray = field(init=False)
+    limits_ns: FloatArray = field(init=False)
+    bounds_ns: FloatArray = field(init=False)
+    memory: FloatArray = field(init=False)
+    """Lower bounds of the peak memory, bytes; where not ``detailed``, of the layers' states only."""
+    detailed: BoolArray = field(init=False)
+    """True for layouts whose bound takes memory and sharding into account."""
+    fates: npt.NDArray[np.int8] = field(init=False)
+    """Indices into ``FATES``."""
+    uniform_ns: FloatArray = field(init=False)
+    """Bounds of the uniform plans [n, modes], exact where ``simulated``; infinite where they do not fit."""
+    simulated: BoolArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.frontier = CandidateLayouts(self.problem, self.whole, self.context.budget)
+        none = np.zeros(0, dtype=np.int64)
+        self.space, self.memory = self.whole.only(none), np.zeros(0)
+        self.weights, self.limits_ns, self.bounds_ns = np.zeros((3, 0))
+        self.detailed, self.fates = np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int8)
+        shape = (0, len(self.problem.recompute_modes))
+        self.uniform_ns, self.simulated = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+        self.rows = none
+
+    def grow(self, groups: IntArray) -> IntArray:
+        """Add the layouts of some groups to the arrays. Returns their rows.
+
+        Memory may run out between any two lines. So the arrays grow first, and ``rows``, whose length says how
+        much of them is valid, grows last. The groups stay closed until the caller opens them, so no bound ever
+        leaves a layout out.
+        """
+        opened = self.frontier.layouts(groups)
+        start, count = len(self.rows), len(opened.rows)
+        # Lower bounds of the layers' states on the fullest rank; none where node types differ.
+        state_bytes = np.zeros(count)
+        if not self.problem.other_hardware:
+            state_bytes = least_held_bytes(self.problem, self.whole.take(opened.rows)) * SAFETY
+        too_large = state_bytes > usable_memory_bytes(self.problem)
+        self.weights = np.concatenate([self.weights, opened.weights])
+        self.limits_ns = np.concatenate([self.limits_ns, opened.limits_ns])
+        self.bounds_ns = np.concatenate([self.bounds_ns, opened.bounds_ns])
+        fates = np.where(too_large, FATES.index("does_not_fit"), FATES.index("open")).astype(np.int8)
+        self.memory, self.fates = np.concatenate([self.memory, state_bytes]), np.concatenate([self.fates, fates])
+        uniform_ns = np.full((count, self.uniform_ns.shape[1]), np.inf)
+        self.detailed = np.concatenate([self.detailed, np.zeros(count, dtype=np.bool_)])
+        self.simulated = np.concatenate([self.simulated, np.zeros(uniform_ns.shape, dtype=np.bool_)])
+        self.uniform_ns = np.concatenate([self.uniform_ns, uniform_ns])
+        rows = np.concatenate([self.rows, opened.rows])
+        self.space = self.whole.only(rows)
+        self.rows = rows
+        return np.arange(start, start + count)
+
+    def values(self, rows: IntArray | slice = slice(None)) -> FloatArray:
+        """Return proved lower bounds of the objective; infinite where no plan fits or meets the deadline."""
+        value = self.bounds_ns[rows] * self.weights[rows]
+        value = np.where(self.bounds_ns[rows] > self.limits_ns[rows], np.inf, value)
+        return np.where(self.fates[rows] == FATES.index("does_not_fit"), np.inf, value)
+
+    def least_memory(self) -> float | None:
+        """Return the minimum peak memory (a proved lower bound, bytes) over all layouts; None unless all have
+        detailed bounds."""
+        complete = len(self.rows) == len(self.whole) and self.detailed.all()
+        return float(self.memory.min()) if len(self.memory) and complete else None
+
+    def decide(self, rows: IntArray) -> None:
+        """Set bounds and fates of layouts of the uniform space from their simulated plans."""
+        own = self.uniform_ns[rows]
+        best, mode = own.min(axis=1, initial=np.inf), own.argmin(axis=1)
+        simulated = self.simulated[rows, mode] & np.isfinite(best)
+        self.bounds_ns[rows] = best
+        self.fates[rows[~np.isfinite(best)]] = FATES.index("does_not_fit")
+        self.fates[rows[simulated]] = FATES.index("solved")
+
+
+@dataclass(slots=True)
+class CostCache:
+    """Constants of at most ``BLOCK`` layouts, by their rows."""
+
+    problem: Problem
+    rows: IntArray = field(default_factory=no_rows)
+    """Ascending."""
+    costs: AnyTable | None = None
+
+    def keep(self, rows: IntArray, costs: AnyTable) -> None:
+        """Store constants (rows ascending), unless there are too many."""
+        if len(rows) <= BLOCK:
+            self.rows, self.costs = rows, costs
+
+    def at(self, space: LayoutSpace, row: int, queue: IntArray) -> RankCosts | ReplicaCosts:
+        """Return the constants of a layout; those of the layouts after it in ``queue`` are computed with it."""
+        index = int(np.searchsorted(self.rows, row))
+        if self.costs is None or index == len(self.rows) or self.rows[index] != row:
+            rows = np.array([row])
+            ahead = np.flatnonzero(queue == row)
+            if len(ahead):
+                rows = ascending(queue[ahead[0] : ahead[0] + BLOCK])
+            self.rows, self.costs = rows, cluster_costs(self.problem, space.take(rows))
+            index = int(np.searchsorted(rows, row))
+        return self.costs.at(index)
+
+
+@dataclass(slots=True)
+class KnownTables:
+    """Cost constants of the layouts that a search has bounded, by their rows."""
+
+    problem: Problem
+    tables: list[CostTable] = field(default_factory=list)
+    table_of: IntArray = field(default_factory=no_rows)
+    index_in_table: IntArray = field(default_factory=no_rows)
+
+    def add(self, rows: IntArray, costs: CostTable) -> None:
+        """Add the constants of some layouts."""
+        missing = int(rows.max(initial=-1)) + 1 - len(self.table_of)
+        if missing > 0:
+            self.table_of = np.concatenate([self.table_of, np.full(missing, -1)])
+            self.index_in_table = np.concatenate([self.index_in_table, np.full(missing, -1)])
+        self.table_of[rows], self.index_in_table[rows] = len(self.tables), np.arange(len(rows))
+        self.tables.append(costs)
+
+    def steps_ns(self, space: LayoutSpace, rows: IntArray, modes: IntArray) -> FloatArray:
+        """Return step times of the uniform plans of layouts, each with the recompute mode of a number, nanoseconds
+        [n].
+
+        Infinite where a plan does not fit. Plans with equal schedule, ranks and chunks cost little more together
+        than alone.
+        """
+        distinct, index = np.unique(rows, return_inverse=True)
+        asked_modes, column = np.unique(modes, return_inverse=True)
+        names = tuple(self.problem.recompute_modes[mode] for mode in asked_modes.tolist())
+        costs = together(self.tables, self.table_of[distinct], self.index_in_table[distinct])
+        steps = simulate_known(self.problem, space.take(distinct), names, costs)
+        return np.where(steps.fits, steps.step_time_ns, np.inf)[index, column]
+
 
 KEPT_PLANS = 16
 """Capacity of the pool."""
@@ -52,11 +212,13 @@ def with_plan(offered: list[tuple[float, Plan]], value: float, plan: Plan) -> li
     """
     if len(offered) >= KEPT_PLANS and value >= offered[-1][0]:
         return offered
-    same = next((index for index, (_, other) in enumerate(offered) if other.layout == plan.layout), None)
-    if same is not None and offered[same][0] <= value:
-        return offered
-    kept = [entry for index, entry in enumerate(offered) if index != same]
-    return sorted([*kept, (value, plan)], key=lambda entry: entry[0])[:KEPT_PLANS]
+    others = []
+    for entry in offered:
+        if entry[1].layout != plan.layout:
+            others.append(entry)
+        elif entry[0] <= value:
+            return offered
+    return sorted([*others, (value, plan)], key=itemgetter(0))[:KEPT_PLANS]
 
 
 @dataclass(slots=True)
@@ -64,7 +226,7 @@ class Search:
     """Run of the search over one layout space.
 
     The objective is step time (ns) times the layout's weight. ``bound`` gives all layouts closed-form bounds,
-    ``decide.decide_layouts`` then decides the layouts that the bounds leave open.
+    ``solve.decide_layouts`` then decides the layouts that the bounds leave open.
     """
 
     problem: Problem
@@ -77,7 +239,7 @@ class Search:
     keep_below: float = -np.inf
     """Objective below which layouts are explored even if they cannot improve the incumbent
     (``explain.near_best``)."""
-    candidates: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    candidates: IntArray = field(default_factory=no_rows)
     """Layouts that may improve the incumbent. All other layouts of opened groups have objectives of at least
     ``rest_bound``."""
     rest_bound: float = np.inf
@@ -87,7 +249,7 @@ class Search:
     """Solution pool: objectives and plans, best first, at most ``KEPT_PLANS`` and one per layout."""
     log: list[Progress] = field(default_factory=list)
     last_log: float = 0.0
-    queue: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    queue: IntArray = field(default_factory=no_rows)
     """Layouts to explore next, in order."""
     first_only: bool = False
     """True where the search ends with its first plan."""
@@ -120,24 +282,6 @@ class Search:
         if capacity <= 0:
             return np.zeros(0, dtype=np.int64)
         return self.explored.frontier.first(self.threshold(), min(layouts, capacity), self.context.out_of_time)
-
-    def _refine_bounds(self) -> None:
-        """Bound layouts with memory and sharding, in the order of their bounds without them.
-
-        Uniform plans are simulated on the way as incumbents. The loop ends when the compute time of every layout
-        left is above the incumbent.
-        """
-        size = FIRST_UNIFORM_CHUNK if self.problem.space.kind == "uniform" else FIRST_CHUNK
-        while not self.is_over():
-            rows = self._next(size)
-            if not len(rows):
-                break
-            self._bound(np.sort(rows))
-            size = min(CHUNK, CHUNK_GROWTH * size)
-            if self.problem.space.kind == "uniform" and not self._any_left():
-                # All plans are simulated in their order from here on.
-                break
-            self.simulate_uniform_plans(FIRST_PLANS)
 
     def _any_left(self) -> bool:
         """Return True if layouts without detailed bounds may improve the incumbent."""
@@ -194,18 +338,29 @@ class Search:
                 fits.any(axis=1), self.explored.uniform_ns[rows].min(axis=1), np.inf
             )
 
-    @property
-    def scale(self) -> float:
-        """Factor from the search's objective to the log's unit: seconds of step time, or GPU-hours."""
-        return 1.0 if self.problem.job.objective == "gpu_hours" else 1.0 / NS_PER_S
-
     def bound(self) -> None:
-        """Evaluate the start plans and bound all layouts in closed form."""
+        """Evaluate the start plans and bound all layouts in closed form.
+
+        First all layouts get a bound from compute alone. Then memory and sharding count, in the order of these
+        bounds, and uniform plans are simulated on the way as incumbents. The loop ends when the compute time of
+        every layout left is above the incumbent.
+        """
         self._warm_start()
         self.explored.frontier.prepare(self.context.out_of_time)
         if self.best is not None:
             self.note(force=True)
-        self._refine_bounds()
+        uniform = self.problem.space.kind == "uniform"
+        size = FIRST_UNIFORM_CHUNK if uniform else FIRST_CHUNK
+        while not self.is_over():
+            rows = self._next(size)
+            if not len(rows):
+                break
+            self._bound(np.sort(rows))
+            size = min(CHUNK, CHUNK_GROWTH * size)
+            if uniform and not self._any_left():
+                # All plans are simulated in their order from here on.
+                break
+            self.simulate_uniform_plans(FIRST_PLANS)
 
     def is_over(self) -> bool:
         """Return True once the time limit has passed, or once a first plan is found and no other is wanted."""
@@ -242,23 +397,22 @@ class Search:
     def threshold(self) -> float:
         """Return the objective from which on a bound prunes: such layouts cannot improve the incumbent by more
         than the gap."""
-        return float(self._thresholds(self.best_value))
+        return float(threshold(self.best_value, self.context.options.gap, self.keep_below))
 
-    def _thresholds(self, best: FloatArray | float) -> FloatArray:
-        """Return ``threshold`` for given incumbent objectives."""
-        return threshold(best, self.context.options.gap, self.keep_below)
+    def offer(self, plan: Plan, step_time_ns: int, weight: float, limit_ns: float) -> None:
+        """Add a simulated plan that fits to the solution pool, and make it the incumbent if it is better.
 
-    def offer(self, row: int, step_time_ns: int, plan: Plan) -> None:
-        """Add a simulated plan of a layout that fits to the solution pool, and make it the incumbent if it is
-        better."""
-        self._offer(float(self.explored.weights[row]), float(self.explored.limits_ns[row]), step_time_ns, plan)
-
-    def _offer(self, weight: float, limit_ns: float, step_time_ns: int, plan: Plan) -> None:
-        """Offer a plan whose layout has this weight and step time limit."""
+        Args:
+            plan: the plan.
+            step_time_ns: its exact step time.
+            weight: factor from step time to objective.
+            limit_ns: longest admissible step.
+        """
+        if step_time_ns > limit_ns:
+            return
         value = step_time_ns * weight
-        if step_time_ns <= limit_ns:
-            self.offered = with_plan(self.offered, value, plan)
-        if value < self.best_value and step_time_ns <= limit_ns:
+        self.offered = with_plan(self.offered, value, plan)
+        if value < self.best_value:
             self.best = (value, plan)
             self._narrow()
             self.note(force=True)
@@ -276,8 +430,10 @@ class Search:
             self.explored.values(self.candidates) < self.threshold()
         )
         open_layouts = int(undecided.sum()) + self.explored.frontier.closed_below(self.threshold())
-        incumbent = self.best_value * self.scale if self.best else None
-        proved = bound * self.scale if 0 < bound < np.inf else None
+        # From the search's objective to the log's unit: seconds of step time, or GPU-hours.
+        scale = 1.0 if self.problem.job.objective == "gpu_hours" else 1.0 / NS_PER_S
+        incumbent = self.best_value * scale if self.best else None
+        proved = bound * scale if 0 < bound < np.inf else None
         progress = Progress(now, incumbent, proved, open_layouts)
         self.log.append(progress)
         if tell and self.context.options.callback is not None:
@@ -292,7 +448,7 @@ class Search:
     def simulate_uniform_plans(self, max_plans: int) -> None:
         """Simulate at most ``max_plans`` uniform plans in the order of their bounds. In the uniform space this
         decides every layout."""
-        modes = self.problem.recompute_modes
+        modes, layers = self.problem.recompute_modes, self.problem.model.num_layers
         rows, mode_indices = np.nonzero(np.isfinite(self.explored.uniform_ns) & ~self.explored.simulated)
         step_ns = self.explored.uniform_ns[rows, mode_indices]
         values = np.where(step_ns <= self.explored.limits_ns[rows], step_ns * self.explored.weights[rows], np.inf)
@@ -305,7 +461,11 @@ class Search:
             if values[index] >= self.threshold() or self.is_over():
                 break
             row, mode = int(rows[index]), int(mode_indices[index])
-            step = self._simulate(row, modes[mode])
+            layout = self.explored.space.at(row)
+            stages, step = layout.num_virtual_stages, None
+            # Stages of ceil(L / J) layers may use up more than all layers before the last stage.
+            if -(-layers // stages) * (stages - 1) <= layers:
+                step = self.evaluate(row, uniform_plan(self.problem, layout, modes[mode]))
             self.explored.uniform_ns[row, mode] = np.inf if step is None else step
             self.explored.simulated[row, mode] = True
             if self.problem.space.kind == "uniform":
@@ -333,7 +493,7 @@ class Search:
             objective = np.where(steps <= self.explored.limits_ns[own], steps * self.explored.weights[own], np.inf)
             # Incumbent before each of the plans, as if they were simulated singly.
             before = np.minimum.accumulate(np.concatenate([[self.best_value], objective]))[:-1]
-            below = values[start:end] < self._thresholds(before)
+            below = values[start:end] < threshold(before, self.context.options.gap, self.keep_below)
             count = len(below) if below.all() else int(below.argmin())
             self._record_steps(own[:count], modes[:count], steps[:count])
             self.note()
@@ -352,17 +512,10 @@ class Search:
             if full or not np.isfinite(steps[index]):
                 break
             row, mode = int(rows[index]), self.problem.recompute_modes[modes[index]]
-            self.offer(row, int(steps[index]), uniform_plan(self.problem, self.explored.space.at(row), mode))
-
-    def _simulate(self, row: int, mode: str) -> int | None:
-        """Simulate a uniform plan and offer it. Returns its exact step time in ns, or None if it does not fit."""
-        layout = self.explored.space.at(row)
-        stages = layout.num_virtual_stages
-        layers = self.problem.model.num_layers
-        if layers - -(-layers // stages) * (stages - 1) < 0:
-            return None
-        plan = uniform_plan(self.problem, layout, mode)
-        return self.evaluate(row, plan)
+            plan = uniform_plan(self.problem, self.explored.space.at(row), mode)
+            self.offer(
+                plan, int(steps[index]), float(self.explored.weights[row]), float(self.explored.limits_ns[row])
+            )
 
     def evaluate(self, row: int, plan: Plan) -> int | None:
         """Simulate and offer a plan of a layout. Returns its exact step time in ns, or None if it does not fit."""
@@ -370,7 +523,7 @@ class Search:
         if step is None:
             return None
         self.context.counters.simulations += 1
-        self.offer(row, step, plan)
+        self.offer(plan, step, float(self.explored.weights[row]), float(self.explored.limits_ns[row]))
         return step
 
     def _warm_start(self) -> None:
@@ -382,5 +535,5 @@ class Search:
             step = fitting_step_ns(self.problem, plan, cluster_costs(self.problem, layout).at(0))
             if step is not None:
                 self.context.counters.simulations += 1
-                weight, limit_ns = (float(values[0]) for values in objective_weights(self.problem, layout))
-                self._offer(weight, limit_ns, step, plan)
+                weights, limits_ns = objective_weights(self.problem, layout)
+                self.offer(plan, step, float(weights[0]), float(limits_ns[0]))

@@ -1,23 +1,447 @@
 """Second phase of a search in the free space: decide the layouts that closed-form bounds leave open.
 
-First the relaxations of all these layouts, then each layout in full. ``best_first`` imports this module where it
-needs it, because the uniform space solves no programs.
+First the relaxations of all these layouts, then each layout in full, smallest bound first (``LayoutQueue``). Where
+branching takes long, worker processes share the queue (``LayoutWorkers``), this process included. ``solve``
+imports this module where it needs it, because the uniform space solves no programs.
+
+Workers work in rounds. A layout that was begun stays where it is; the others are dealt anew, in the order of their
+bounds. A plan that a process finds counts for that process at once, and for the others from the next round on. The
+size of a round is measured in ``Counters.work_s``, not in time, and rounds are merged in a fixed order. So the
+answer is the same on every machine and in every run, unless the time limit ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import heapq
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
-from milpplan.optimize.layout.layout_solver import LayoutSolver, PartBounds
+from milpplan.errors import UnavailableError
+from milpplan.optimize.context import Counters
+from milpplan.optimize.layout.layout_solver import (
+    AIMED_GAP_SHARE,
+    LayoutOutcome,
+    LayoutSolver,
+    PartBounds,
+    resolve_in_parts,
+)
+from milpplan.optimize.layout.replica_solver import resolve_replicas
+from milpplan.optimize.layout.stage_options import longest_step_ns, settings_of
+from milpplan.optimize.milp.backends import backend, witnesses
+from milpplan.optimize.milp.program import Program
+from milpplan.optimize.milp.solution import running
+from milpplan.optimize.objective import threshold
+from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.layout_queue import LayoutQueue, LayoutResult, LayoutTask, cutoff_ns, decided
-from milpplan.optimize.search.layout_workers import LayoutWorkers
-from milpplan.optimize.search.prune_reasons import FATES
+from milpplan.optimize.search.candidate_layouts import FATES, Fate
+from milpplan.optimize.space.plan_space import in_parts
+from milpplan.parallel import WorkerProcess, can_start, usable_cpus
+from milpplan.problem.plan import Layout
+from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation.mixed_costs import RankCosts
+from milpplan.simulation.replica_costs import ReplicaCosts
+
+Entry = tuple[float, int, int]
+"""(lower bound of the objective, position in the queue, row); a bound of -infinity puts the layout first."""
+Begun = tuple[int, Entry]
+"""(number of explored nodes, entry) of a layout whose branching has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutTask:
+    """Task to decide one layout.
+
+    ``row``: in the search. ``costs``: the layout's cost constants. ``bound_ns``: proved lower bound. ``weight``:
+    factor from step time (ns) to objective. ``limit_ns``: longest admissible step.
+    """
+
+    row: int
+    layout: Layout
+    costs: RankCosts | ReplicaCosts
+    bound_ns: int
+    weight: float
+    limit_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutResult:
+    """Outcome of one layout."""
+
+    row: int
+    resolution: LayoutOutcome
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Work order for a process.
+
+    ``tasks``: new layouts with their positions in the queue; those that the process has begun go on. ``dropped``:
+    rows that another process takes over. ``best_value``: objective of the incumbent. ``work_s``: approximate
+    amount of work. ``seconds``: until the time limit.
+    """
+
+    tasks: tuple[tuple[Entry, LayoutTask], ...]
+    dropped: tuple[int, ...]
+    best_value: float
+    work_s: float
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Report of a process on its round.
+
+    ``begun``: layouts that the process goes on with. ``left``: layouts of the round that it did not touch.
+    ``counters``: of its whole life. ``programs``: integer programs that bounds of the round rest on.
+    """
+
+    findings: tuple[LayoutResult, ...]
+    begun: tuple[Begun, ...]
+    left: tuple[Entry, ...]
+    counters: Counters
+    programs: tuple[Program, ...]
+
+
+def cutoff_ns(best: float, gap: float, weight: float, limit_ns: float) -> int:
+    """Return the longest step of a layout that improves the incumbent by as much as proofs aim at."""
+    return int(min(best * (1.0 - AIMED_GAP_SHARE * gap) / weight, limit_ns, 2.0**53))
+
+
+def decided(
+    problem: Problem, solver: LayoutSolver, part_bounds: PartBounds, task: LayoutTask, cutoff: int, effort: int
+) -> LayoutResult:
+    """Work on one layout against a cutoff in nanoseconds; see ``LayoutSolver.resolve``."""
+    layout, bound = task.layout, task.bound_ns
+    contexts = settings_of(problem, layout, task.costs)
+    longest_ns = max(map(longest_step_ns, contexts))
+    limit_ns = min(cutoff, longest_ns)
+    if layout.replica_micro_batches:
+        outcome = resolve_replicas(solver, layout, contexts, limit_ns, bound, effort)
+    elif in_parts(problem):
+        outcome = resolve_in_parts(solver, part_bounds, contexts[0], limit_ns, bound, effort)
+    else:
+        outcome = solver.resolve(contexts[0], limit_ns, bound, effort)
+    # No plan is at or below the cutoff, which no plan's step can exceed: so no plan fits.
+    infeasible = outcome.plan is None and outcome.fate != "open" and longest_ns <= cutoff
+    return LayoutResult(task.row, outcome, "does_not_fit" if infeasible else outcome.fate)
+
+
+@dataclass(slots=True)
+class LayoutQueue:
+    """Layouts of one process."""
+
+    problem: Problem
+    solver: LayoutSolver
+    task_of: Callable[[int], LayoutTask]
+    part_bounds: PartBounds = field(default_factory=dict)
+    best_value: float = np.inf
+    keep_below: float = -np.inf
+    heap: list[Entry] = field(default_factory=list)
+    begun_rows: set[int] = field(default_factory=set)
+    """Layouts of the heap whose branching has begun here."""
+    bounds: dict[int, int] = field(default_factory=dict)
+    """Bounds proved here, in nanoseconds, by row."""
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Add layouts to decide."""
+        self.heap = [*self.heap, *entries]
+        heapq.heapify(self.heap)
+
+    def run(self, work_s: float = np.inf) -> Generator[LayoutResult]:
+        """Decide layouts until none is left, the work limit is reached or time is up.
+
+        Free interleaved splits are branched a few nodes at a time.
+        """
+        work_limit_s = self.solver.counters.work_s + work_s
+        gap = self.solver.options.gap
+        while self.heap and self.solver.counters.work_s < work_limit_s and not self.solver.out_of_time():
+            _, position, row = heapq.heappop(self.heap)
+            task = self.task_of(row)
+            bound = max(self.bounds.get(row, 0), task.bound_ns)
+            self.begun_rows.discard(row)
+            if bound * task.weight >= float(threshold(self.best_value, gap, self.keep_below)):
+                self._forget(task.layout)
+                continue
+            cutoff = cutoff_ns(self.best_value, gap, task.weight, task.limit_ns)
+            result = decided(self.problem, self.solver, self.part_bounds, task, cutoff, 1)
+            self._note(task, bound, result.resolution)
+            if self.solver.unfinished(task.layout):
+                self.begun_rows.add(row)
+                heapq.heappush(self.heap, (self.bounds[row] * task.weight, position, row))
+            yield result
+
+    def _note(self, task: LayoutTask, bound: int, outcome: LayoutOutcome) -> None:
+        """Store the proved bound, and the new objective to beat."""
+        self.bounds[task.row] = max(bound, outcome.bound_ns)
+        if outcome.step_time_ns is not None and outcome.step_time_ns <= task.limit_ns:
+            self.best_value = min(self.best_value, outcome.step_time_ns * task.weight)
+
+    def begun(self) -> tuple[Begun, ...]:
+        """Return the layouts whose branching has begun here, fewest explored nodes first."""
+        entries = [entry for entry in self.heap if entry[-1] in self.begun_rows]
+        return tuple(sorted((self._nodes(self.task_of(entry[-1]).layout), entry) for entry in entries))
+
+    def give_back(self) -> list[Entry]:
+        """Remove and return the layouts whose branching has not begun."""
+        left = [entry for entry in self.heap if entry[-1] not in self.begun_rows]
+        self._keep(self.begun_rows)
+        return sorted(left)
+
+    def drop(self, rows: Iterable[int]) -> None:
+        """Remove begun layouts that another process takes over."""
+        for row in rows:
+            self.begun_rows.discard(row)
+            self._forget(self.task_of(row).layout)
+            self._keep({entry[-1] for entry in self.heap} - {row})
+
+    def _keep(self, rows: Set[int]) -> None:
+        self.heap = [entry for entry in self.heap if entry[-1] in rows]
+        heapq.heapify(self.heap)
+
+    def _nodes(self, layout: Layout) -> int:
+        """Return the number of explored nodes of a layout."""
+        return sum(
+            tree.num_explored for (tree_layout, _), tree in self.solver.trees.items() if tree_layout == layout
+        )
+
+    def _forget(self, layout: Layout) -> None:
+        """Delete the branching trees of a layout."""
+        for part in [part for part in self.solver.trees if part[0] == layout]:
+            del self.solver.trees[part]
+
+
+MOST_WORKERS: Final = 4
+"""Default maximum number of processes."""
+ALONE_S: Final = 0.5
+"""Work after which other processes are started: most problems are decided earlier."""
+STARTING_S: Final = 1.0
+"""Work that this process does while others start."""
+ROUND_S: Final = 1.5
+"""Work of a process in a round."""
+DEALT: Final = 32
+"""Maximum number of new layouts that a process is given in a round."""
+LATE_S: Final = 1.0
+"""Seconds after the time limit until which a reply is awaited."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInit:
+    """First message to a worker: the search it works for. ``options`` hold no functions."""
+
+    problem: Problem
+    options: SolveOptions
+    keep_below: float
+    wants_programs: bool
+
+    def worker(self, gone: threading.Event) -> Worker:
+        """Return the worker that answers the following messages; ``gone`` is set once the parent has gone."""
+        return Worker.of(self, gone)
+
+
+@dataclass(slots=True)
+class Worker:
+    """Decides layouts in rounds."""
+
+    layouts: LayoutQueue
+    tasks: dict[int, LayoutTask] = field(default_factory=dict)
+    programs: list[Program] = field(default_factory=list)
+
+    @staticmethod
+    def of(init: WorkerInit, gone: threading.Event) -> Worker:
+        """Make the worker of a search; ``gone`` is set once the parent has gone."""
+        tasks: dict[int, LayoutTask] = {}
+        programs: list[Program] = []
+        options = replace(
+            init.options, cancelled=gone.is_set, on_program=programs.append if init.wants_programs else None
+        )
+        solver = LayoutSolver(options, backend(options.backend), witnesses(options), None)
+        layouts = LayoutQueue(init.problem, solver, tasks.__getitem__, keep_below=init.keep_below)
+        return Worker(layouts, tasks, programs)
+
+    def reply(self, work_order: Round) -> Reply:
+        """Work for one round."""
+        layouts = self.layouts
+        layouts.solver.deadline = None if work_order.seconds is None else time.monotonic() + work_order.seconds
+        layouts.best_value = min(layouts.best_value, work_order.best_value)
+        self.tasks.update((task.row, task) for _, task in work_order.tasks)
+        layouts.drop(work_order.dropped)
+        layouts.add(entry for entry, _ in work_order.tasks)
+        results = tuple(layouts.run(work_order.work_s))
+        left: tuple[Entry, ...] = tuple(layouts.give_back())
+        programs = tuple(self.programs)
+        self.programs.clear()
+        return Reply(results, layouts.begun(), left, replace(layouts.solver.counters), programs)
+
+
+@dataclass(slots=True)
+class Peer:
+    """Worker process: the layouts that it has begun, and its last counters."""
+
+    process: WorkerProcess
+    begun: tuple[Begun, ...] = ()
+    counted: Counters = field(default_factory=Counters)
+    asked: bool = False
+    given: tuple[Entry, ...] = ()
+    """Layouts that it was given in this round."""
+
+
+@dataclass(slots=True)
+class LayoutWorkers:
+    """Worker pool around the queue of this process; ``best_value`` returns the current incumbent's objective."""
+
+    queue: LayoutQueue
+    best_value: Callable[[], float]
+    peers: list[Peer] = field(default_factory=list)
+
+    @property
+    def options(self) -> SolveOptions:
+        """Options of the solve."""
+        return self.queue.solver.options
+
+    def run(self) -> Generator[LayoutResult]:
+        """Yield the results of the layouts until all are decided or time is up."""
+        others = num_workers(self.options) - 1 if can_start() else 0
+        yield from self.queue.run(ALONE_S if others else np.inf)
+        others = min(others, len(self.queue.heap) - 1)
+        if others <= 0 or self.queue.solver.out_of_time():
+            yield from self.queue.run()
+            return
+        try:
+            self._start(others)
+            yield from self.queue.run(STARTING_S)
+            yield from self._rounds()
+        finally:
+            self.close()
+
+    def _start(self, others: int) -> None:
+        """Start the other processes, as many as the system allows."""
+        try:
+            for _ in range(others):
+                with running("A process that works for the solve"):
+                    self.peers.append(Peer(WorkerProcess(self._init())))
+        except UnavailableError as error:
+            self.queue.solver.without(error)
+
+    def close(self) -> None:
+        """End the other processes."""
+        for peer in self.peers:
+            peer.process.stop()
+        for peer in self.peers:
+            peer.process.close()
+        self.peers.clear()
+
+    def _init(self) -> WorkerInit:
+        options = replace(self.options, callback=None, cancelled=None, on_program=None, warm_start=None)
+        return WorkerInit(self.queue.problem, options, self.queue.keep_below, self.options.on_program is not None)
+
+    def _rounds(self) -> Iterator[LayoutResult]:
+        entries = sorted(self.queue.heap)
+        mine = {row for _, _, row in entries[:: len(self.peers) + 1]}
+        self.queue.drop(entry[-1] for _, entry in self.queue.begun() if entry[-1] not in mine)
+        fresh = [entry for entry in entries if entry[-1] not in self.queue.begun_rows]
+        self.queue.give_back()
+        while not self.queue.solver.out_of_time():
+            threshold_value = float(threshold(self.best_value(), self.options.gap, self.queue.keep_below))
+            fresh = [entry for entry in fresh if entry[0] < threshold_value]
+            if not (fresh or self.queue.heap or any(peer.begun for peer in self.peers)):
+                break
+            fresh = self._deal(fresh)
+            yield from self.queue.run(ROUND_S)
+            fresh += self.queue.give_back()
+            for peer in [peer for peer in self.peers if peer.asked]:
+                try:
+                    reply = self._answer(peer)
+                except UnavailableError as error:
+                    fresh += self._left_by(peer, error)
+                    continue
+                if reply is None:
+                    return
+                fresh += reply.left
+                yield from reply.findings
+            fresh.sort()
+
+    def _left_by(self, peer: Peer, error: UnavailableError) -> list[Entry]:
+        """Drop a process that has died. Returns its layouts, which are dealt anew."""
+        self.queue.solver.without(error)
+        peer.process.close(at_once=True)
+        self.peers.remove(peer)
+        entries = {entry[-1]: entry for entry in (*peer.given, *(entry for _, entry in peer.begun))}
+        return list(entries.values())
+
+    def _deal(self, fresh: Sequence[Entry]) -> list[Entry]:
+        """Begin a round: deal the next layouts, starting with the processes that have begun the fewest.
+
+        A process that has begun none gets a begun layout of another. Returns the layouts left for later rounds.
+        """
+        num_processes = len(self.peers) + 1
+        begun = [list(self.queue.begun()), *(list(peer.begun) for peer in self.peers)]
+        order = sorted(range(num_processes), key=lambda process: len(begun[process]))
+        dealt, rest = fresh[: num_processes * DEALT], list(fresh[num_processes * DEALT :])
+        dealt_to = {process: list(dealt[turn::num_processes]) for turn, process in enumerate(order)}
+        dropped: dict[int, list[int]] = {process: [] for process in order}
+        for giver, receiver, entry in moves(begun):
+            dropped[giver].append(entry[-1])
+            dealt_to[receiver].append(entry)
+        for process, peer in enumerate(self.peers, 1):
+            peer.asked = bool(dealt_to[process] or peer.begun)
+            peer.given = tuple(dealt_to[process])
+            if peer.asked:
+                peer.process.send(self._round(dealt_to[process], dropped[process]))
+        self.queue.best_value = self.best_value()
+        self.queue.drop(dropped[0])
+        self.queue.add(dealt_to[0])
+        return rest
+
+    def _round(self, entries: Sequence[Entry], dropped: Sequence[int]) -> Round:
+        tasks = tuple((entry, self.queue.task_of(entry[-1])) for entry in entries)
+        deadline = self.queue.solver.deadline
+        seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return Round(tasks, tuple(dropped), self.best_value(), ROUND_S, seconds_left)
+
+    def _answer(self, peer: Peer) -> Reply | None:
+        """Return the reply of a process on this round; None where the time limit came first."""
+        deadline = self.queue.solver.deadline
+        deadline_late = None if deadline is None else deadline + LATE_S
+        reply: Reply | None = peer.process.answer(deadline_late, self.options.cancelled)
+        if reply is None:
+            return None
+        peer.begun = reply.begun
+        self.queue.solver.counters.add(reply.counters, peer.counted)
+        peer.counted = reply.counters
+        if self.options.on_program is not None:
+            for program in reply.programs:
+                self.options.on_program(program)
+        return reply
+
+
+def num_workers(options: SolveOptions) -> int:
+    """Return the number of processes that may decide layouts, this process included."""
+    return min(usable_cpus(), MOST_WORKERS) if options.workers is None else options.workers
+
+
+def moves(begun: Sequence[Sequence[Begun]]) -> list[tuple[int, int, Entry]]:
+    """Return transfers of begun layouts, as (giver, receiver, entry).
+
+    Each process without a begun layout receives the one with the fewest explored nodes of the process that has the
+    most. Branching restarts there with the bound proved so far.
+    """
+    sorted_begun = [sorted(entries) for entries in begun]
+    transfers: list[tuple[int, int, Entry]] = []
+    for receiver in [process for process, entries in enumerate(sorted_begun) if not entries]:
+        giver = max(range(len(sorted_begun)), key=lambda process: len(sorted_begun[process]))
+        if len(sorted_begun[giver]) > 1:
+            _, entry = sorted_begun[giver].pop(0)
+            transfers.append((giver, receiver, entry))
+    return transfers
+
 
 FIRST_PLAN_WORK_S = 4.0
 """Work (``Counters.work_s``) after which a search for a first plan gives up."""
@@ -55,13 +479,17 @@ class BranchPhase:
         """
         search = self.search
         self._queue()
-        branched = (search.explored.space.vpp_of(search.queue) > 1) & self._any_chunks
+        any_chunks = search.problem.interleaved_layers == "any"
+        branched = (search.explored.space.vpp_of(search.queue) > 1) & any_chunks
         rows = search.queue[~branched]
         for row in (self._roomiest_too(rows) if search.first_only else rows).tolist():
             if search.is_over() or (search.first_only and self.solver.counters.work_s > FIRST_PLAN_WORK_S):
                 return
             if self._value(row) < search.threshold():
-                self._relax(row)
+                task = self._task(row)
+                cutoff = cutoff_ns(search.best_value, self.solver.options.gap, task.weight, task.limit_ns)
+                self._take(decided(search.problem, self.solver, self.part_bounds, task, cutoff, 0))
+                search.note()
         if search.first_only:
             return
         self._queue()
@@ -71,7 +499,9 @@ class BranchPhase:
         incumbent_row = search.explored.space.find(search.best[1].layout) if search.best else None
         values = [-np.inf if row == incumbent_row else self._value(row) for row in search.queue.tolist()]
         queue.add(zip(values, range(len(values)), search.queue.tolist(), strict=True))
-        with closing(self._decided(queue)) as results:
+        # Worker processes only where branching takes long enough.
+        decided_layouts = LayoutWorkers(queue, lambda: search.best_value).run() if any_chunks else queue.run()
+        with closing(decided_layouts) as results:
             for result in results:
                 self._take(result)
                 if result.fate == "open" and self._value(result.row) >= search.threshold():
@@ -84,16 +514,6 @@ class BranchPhase:
         roomiest = rows[np.argsort(self.search.explored.memory[rows], kind="stable")]
         both = np.stack([rows, roomiest], axis=1).ravel()
         return np.asarray(both[np.sort(np.unique(both, return_index=True)[1])])
-
-    @property
-    def _any_chunks(self) -> bool:
-        """True where interleaved chunks may have any size."""
-        return self.search.problem.interleaved_layers == "any"
-
-    def _decided(self, queue: LayoutQueue) -> Generator[LayoutResult]:
-        """Yield the results of the queue's layouts; worker processes are used only where branching takes long
-        enough."""
-        return LayoutWorkers(queue, lambda: self.search.best_value).run() if self._any_chunks else queue.run()
 
     def _queue(self) -> None:
         """Fill the search's queue with its candidates, smallest bound first."""
@@ -113,17 +533,11 @@ class BranchPhase:
             row, search.explored.space.at(row), costs, bound, float(search.explored.weights[row]), limit
         )
 
-    def _relax(self, row: int) -> None:
-        """Bound a layout by its relaxation only."""
-        search, task = self.search, self._task(row)
-        cutoff = cutoff_ns(search.best_value, self.solver.options.gap, task.weight, task.limit_ns)
-        self._take(decided(search.problem, self.solver, self.part_bounds, task, cutoff, 0))
-        search.note()
-
     def _take(self, result: LayoutResult) -> None:
         """Store the result of a layout in the search."""
         search, row, outcome = self.search, result.row, result.resolution
         search.explored.bounds_ns[row] = max(search.explored.bounds_ns[row], float(outcome.bound_ns))
         search.explored.fates[row] = FATES.index(result.fate)
         if outcome.plan is not None and outcome.step_time_ns is not None:
-            search.offer(row, outcome.step_time_ns, outcome.plan)
+            weight, limit_ns = float(search.explored.weights[row]), float(search.explored.limits_ns[row])
+            search.offer(outcome.plan, outcome.step_time_ns, weight, limit_ns)

@@ -1,24 +1,192 @@
-"""Closed layouts of a space, in groups with one bound each, from which the search opens the most promising.
+"""Closed layouts of a space, in groups with one bound each, and the certificate of a search (``PruneRecord``).
 
 Layouts are refined in three steps, always those with the smallest bound first: blocks, with a bound that ignores
-communication; the groups of a block (``compute_groups``); the layouts of a group. A block or group that is not
-refined keeps its proved bound.
+communication; the groups of a block; the layouts of a group. A block or group that is not refined keeps its proved
+bound.
+
+The bound from the layers' compute alone (``closed_form.compute_bounds``, in the uniform space the tighter
+``uniform_plans.uniform_compute_bounds``) depends on few of the switches (``LAYER_KEYS``) and not on the sharding.
+So layouts of a block with equal virtual stages, schedule and such switches form a group and share their bound. The
+rows of a group are made only when its layouts are explored.
+
+Blocks whose layers' states alone exceed the device, with any sharding and offloading, have no groups: none of
+their layouts fits (``fitting_blocks``). In large spaces not even all groups are made. A bound without
+communication holds for all blocks that differ only in the order of their ranks, with any switches
+(``BlockClasses``), and only blocks that it does not prune are split into groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds
+from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
+from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
 from milpplan.optimize.objective import objective_weights
-from milpplan.optimize.space.compute_groups import BlockClasses, ComputeGroups, alike_switches, fitting_blocks
-from milpplan.optimize.space.layout_space import Alike, LayoutSpace
+from milpplan.optimize.space.layout_space import Alike, LayoutSpace, chosen_rows, within
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation.bulk.cache_keys import LAYER_KEYS
+from milpplan.simulation.layers.cost_models import has_own_times
+from milpplan.simulation.layout_columns import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    constant,
+    unique_rows,
+)
+from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.states import STATE_OFFLOADS, least_held_bytes
+
+BLOCK_KEYS = (
+    *("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size", "global_batch_size", "replica_micro_batches"),
+)
+"""Fields that kernels, states and weights of a block's layouts depend on, besides its choices."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeGroups:
+    """Groups of some blocks of a space; all arrays [g].
+
+    ``block``, ``switch`` (a row of ``alike.choices``) and ``stage`` (position among those of the block) identify a
+    group. ``bounds_ns``: lower bounds of the layouts' steps.
+    """
+
+    space: LayoutSpace
+    alike: Alike
+    block: npt.NDArray[np.int32]
+    switch: npt.NDArray[np.int32]
+    stage: npt.NDArray[np.int32]
+    bounds_ns: FloatArray
+
+    @staticmethod
+    def of(problem: Problem, space: LayoutSpace, alike: Alike, blocks: IntArray) -> ComputeGroups:
+        """Make all groups of some blocks, block by block; ``alike``: the space's switches grouped by compute."""
+        compute_space = replace(space, switches=alike.choices)
+        number, family = within(compute_space.num_families[blocks])
+        block = blocks[number]
+        switch, stage = chosen_rows(compute_space.switches, compute_space.stages, block, family)
+        families = compute_space.families_of(blocks)
+        if problem.other_hardware:
+            bounds = cluster_compute_bounds(problem, families)
+        elif problem.space.kind == "uniform":
+            bounds = uniform_compute_bounds(problem, families)
+            if families.split_backward.any():
+                # Otherwise the longest path is at least the mean over the ranks, which is the other bound.
+                bounds = np.maximum(bounds, compute_bounds(problem, families))
+        else:
+            bounds = compute_bounds(problem, families)
+        stage = stage - compute_space.stages.starts[block]
+        # Short integers: there are millions of groups.
+        indices = block.astype(np.int32), switch.astype(np.int32), stage.astype(np.int32)
+        return ComputeGroups(space, alike, *indices, bounds)
+
+    @staticmethod
+    def joined(parts: Sequence[ComputeGroups]) -> ComputeGroups:
+        """Concatenate the groups of several sets of blocks of a space."""
+        return ComputeGroups(
+            parts[0].space,
+            parts[0].alike,
+            np.concatenate([part.block for part in parts]),
+            np.concatenate([part.switch for part in parts]),
+            np.concatenate([part.stage for part in parts]),
+            np.concatenate([part.bounds_ns for part in parts]),
+        )
+
+    @property
+    def sizes(self) -> IntArray:
+        """Number of layouts of each group, [g]; an upper bound where the space does not keep all of its rows."""
+        return np.asarray(self.alike.counts[self.switch] * self.space.shardings.counts[self.block])
+
+    @property
+    def interleaved(self) -> BoolArray:
+        """Mask of the groups whose layouts have several virtual stages a rank, [g]."""
+        stages = self.space.stages
+        return np.asarray(stages.table["vpp"][stages.starts[self.block] + self.stage] > 1)
+
+    def layouts(self, groups: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the rows of the layouts of some groups, group by group, and the group of each."""
+        number, position = within(self.alike.counts[self.switch[groups]])
+        group = groups[number]
+        switch = self.alike.members[self.alike.starts[self.switch[group]] + position]
+        crossed, shardings = self.space.first_rows(self.block[group], switch, self.stage[group])
+        number, position = within(shardings)
+        crossed, group = crossed[number] + position, group[number]
+        if self.space.kept is None:
+            return crossed, group
+        rows = np.searchsorted(self.space.kept, crossed)
+        present = np.take(self.space.kept, rows, mode="clip") == crossed if len(self.space) else rows < 0
+        return rows[present], group[present]
+
+
+def fitting_blocks(problem: Problem, space: LayoutSpace) -> BoolArray:
+    """Mask the blocks with layouts that may fit, [b]: the layers' states fit with the best sharding and
+    offloading."""
+    blocks, declared = space.blocks, problem.space
+    fits = np.ones(len(blocks), dtype=np.bool_)
+    if problem.other_hardware:
+        return fits
+    offloaded: dict[str, Any] = {
+        name: constant(True in getattr(declared, name), len(blocks), np.bool_) for name in STATE_OFFLOADS
+    }
+    least_bytes = np.full(len(blocks), np.inf)
+    for stage in declared.zero_stage:
+        sharding = {"zero_stage": constant(stage, len(blocks)), **offloaded}
+        least_bytes = np.minimum(least_bytes, least_held_bytes(problem, replace(blocks, **sharding)))
+    return np.asarray(least_bytes * SAFETY <= usable_memory_bytes(problem))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockClasses:
+    """Blocks that differ only in the position of their ranks: ``first`` [c] is a block of each class, ``key`` [b]
+    the class of each block."""
+
+    first: IntArray
+    key: IntArray
+
+    @staticmethod
+    def of(problem: Problem, space: LayoutSpace) -> BlockClasses:
+        """Make the classes of a space; with a plug-in cost model every block is a class."""
+        if not has_own_times(problem):
+            every = np.arange(len(space.blocks))
+            return BlockClasses(every, every)
+        columns = [getattr(space.blocks, name) for name in BLOCK_KEYS]
+        lists = [factor.lists()[3] for factor in (space.switches, space.stages)]
+        return BlockClasses(*unique_rows(*columns, *lists))
+
+    def least_ns(self, problem: Problem, space: LayoutSpace, classes: IntArray) -> FloatArray:
+        """Return lower bounds of the steps of all layouts of some classes, nanoseconds [c], from the layers'
+        kernels alone; infinite where a block has no layouts."""
+        switches, stages = space.switches.alike(LAYER_KEYS).choices, space.stages.alike(("schedule",)).choices
+        compute_space = replace(space, switches=switches, stages=stages)
+        blocks = self.first[classes]
+        number, _ = within(compute_space.num_families[blocks])
+        families, placed = compute_space.families_of(blocks), not has_own_times(problem)
+        bounds = cluster_compute_bounds(problem, families, placed)
+        minima = np.full(len(classes), np.inf)
+        np.minimum.at(minima, number, bounds)
+        return minima
+
+
+def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
+    """Return lower bounds of every layout's objective, [n], from the layers' compute alone.
+
+    Infinite where the layout cannot meet the deadline, or its states alone do not fit.
+    """
+    fits = np.flatnonzero(fitting_blocks(problem, space))
+    groups = ComputeGroups.of(problem, space, space.switches.alike(LAYER_KEYS), fits)
+    rows, group = groups.layouts(np.arange(len(groups.block)))
+    weights, limits = (column[groups.block[group]] for column in objective_weights(problem, space.blocks))
+    bounds, values = groups.bounds_ns[group], np.full(len(space), np.inf)
+    values[rows] = np.where(bounds > limits, np.inf, bounds * weights)
+    return values
+
 
 Stop = Callable[[], bool]
 """Callable that returns True once time is up."""
@@ -91,6 +259,7 @@ class CandidateLayouts:
     space: LayoutSpace
     budget: Budget = BUDGET
     alike: Alike = field(init=False)
+    """Switches grouped by those that the layers' compute depends on."""
     fits: BoolArray = field(init=False)
     """Blocks with layouts that may fit, [b]."""
     weights: FloatArray = field(init=False)
@@ -102,12 +271,13 @@ class CandidateLayouts:
 
     def __post_init__(self) -> None:
         blocks = self.space.blocks
-        self.alike = alike_switches(self.space)
+        self.alike = self.space.switches.alike(LAYER_KEYS)
         self.weights, self.limits_ns = objective_weights(self.problem, blocks)
         self.fits = fitting_blocks(self.problem, self.space)
         whole = np.ones(len(blocks), dtype=np.bool_)
         values = np.where(self.fits & (self.space.sizes > 0), 0.0, np.inf)
-        groups = ComputeGroups.none(self.space, self.alike)
+        none = np.zeros(0, dtype=np.int32)
+        groups = ComputeGroups(self.space, self.alike, none, none, none, np.zeros(0))
         self.closed = self._closed_layouts(groups, np.zeros(0, dtype=np.bool_), whole, values)
 
     def closed_again(self) -> CandidateLayouts:
@@ -125,28 +295,8 @@ class CandidateLayouts:
         if int(self.num_groups[self.fits].sum()) > self.budget.groups_at_once:
             self._bound_blocks(stop)
         else:
-            self._split_blocks(np.flatnonzero(self.fits & self.whole), lambda: False)
+            self._split_blocks(np.flatnonzero(self.fits & self.closed.whole), None)
             self.bounded = True
-
-    @property
-    def groups(self) -> ComputeGroups:
-        """Groups of the split blocks."""
-        return self.closed.groups
-
-    @property
-    def values(self) -> FloatArray:
-        """Lower bounds of the groups' objective, [g]; infinite for opened groups."""
-        return self.closed.values
-
-    @property
-    def whole(self) -> BoolArray:
-        """Mask of blocks that are not split, [b]."""
-        return self.closed.whole
-
-    @property
-    def block_values(self) -> FloatArray:
-        """Lower bounds of these blocks' objective, [b]; 0 before they are bounded."""
-        return self.closed.block_values
 
     @property
     def num_groups(self) -> IntArray:
@@ -164,24 +314,19 @@ class CandidateLayouts:
             done += len(chunk)
         bounds = bounds_ns[classes.key]
         values = np.where(bounds > self.limits_ns, np.inf, bounds * self.weights)
-        values = np.where(np.isfinite(self.block_values), values, np.inf)
+        values = np.where(np.isfinite(self.closed.block_values), values, np.inf)
         self.closed = self.closed._replace(block_values=values)
         self.bounded = done == len(bounds_ns)
 
     @property
     def bound(self) -> float:
         """Proved lower bound of the objective over all closed layouts."""
-        return float(min(self.values.min(initial=np.inf), self.block_values.min(initial=np.inf)))
-
-    @property
-    def sizes(self) -> IntArray:
-        """Number of layouts of each group, [g]."""
-        return self.groups.sizes
+        return float(min(self.closed.values.min(initial=np.inf), self.closed.block_values.min(initial=np.inf)))
 
     def closed_below(self, threshold: float) -> int:
         """Return the number of closed layouts whose bound is below a value of the objective."""
-        groups = self.groups.sizes[self.values < threshold].sum()
-        return int(groups + self.space.sizes[self.block_values < threshold].sum())
+        groups = self.closed.groups.sizes[self.closed.values < threshold].sum()
+        return int(groups + self.space.sizes[self.closed.block_values < threshold].sum())
 
     def first(self, threshold: float, layouts: int, stop: Stop) -> IntArray:
         """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts`` layouts
@@ -192,11 +337,11 @@ class CandidateLayouts:
         while True:
             chosen = self._chosen(threshold, layouts)
             last = (
-                float(self.values[chosen].max(initial=0.0))
-                if self.groups.sizes[chosen].sum() >= layouts
+                float(self.closed.values[chosen].max(initial=0.0))
+                if self.closed.groups.sizes[chosen].sum() >= layouts
                 else threshold
             )
-            blocks = self._next_blocks(np.flatnonzero(self.block_values < min(last, threshold)))
+            blocks = self._next_blocks(np.flatnonzero(self.closed.block_values < min(last, threshold)))
             if not self._split_blocks(blocks, stop):
                 return chosen
             chosen = self._chosen(threshold, layouts)
@@ -207,23 +352,23 @@ class CandidateLayouts:
         """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts``
         layouts."""
         order = self.closed.order
-        order = order[self.values[order] < threshold]
-        count = int(np.searchsorted(np.cumsum(self.groups.sizes[order]), layouts)) + 1
+        order = order[self.closed.values[order] < threshold]
+        count = int(np.searchsorted(np.cumsum(self.closed.groups.sizes[order]), layouts)) + 1
         return np.sort(order[:count])
 
     def _next_blocks(self, blocks: IntArray) -> IntArray:
         """Return the blocks to split next: smallest bounds first, within the budget."""
         if not len(blocks):
             return blocks
-        order = blocks[np.argsort(self.block_values[blocks], kind="stable")]
+        order = blocks[np.argsort(self.closed.block_values[blocks], kind="stable")]
         ends = np.cumsum(self.num_groups[order])
-        capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.values))
+        capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.closed.values))
         return np.sort(order[: np.searchsorted(ends, capacity, side="right")])
 
-    def _split_blocks(self, blocks: IntArray, stop: Stop) -> bool:
+    def _split_blocks(self, blocks: IntArray, stop: Stop | None) -> bool:
         """Make the groups of some blocks until time is up. Returns True if there were any blocks."""
-        parts, size, done = [self.groups], self.budget.blocks_at_once, 0
-        while done < len(blocks) and not stop():
+        parts, size, done = [self.closed.groups], self.budget.blocks_at_once, 0
+        while done < len(blocks) and not (stop is not None and stop()):
             parts.append(ComputeGroups.of(self.problem, self.space, self.alike, blocks[done : done + size]))
             done = min(done + size, len(blocks))
         if not done:
@@ -231,7 +376,7 @@ class CandidateLayouts:
         groups = ComputeGroups.joined(parts)
         opened = np.zeros(len(groups.block), dtype=np.bool_)
         opened[: len(self.closed.opened)] = self.closed.opened
-        whole, values = self.whole.copy(), self.block_values.copy()
+        whole, values = self.closed.whole.copy(), self.closed.block_values.copy()
         whole[blocks[:done]], values[blocks[:done]] = False, np.inf
         self.closed = self._closed_layouts(groups, opened, whole, values)
         return True
@@ -247,22 +392,22 @@ class CandidateLayouts:
 
     def layouts(self, groups: IntArray) -> OpenedLayouts:
         """Return the layouts of some groups; the groups stay closed until ``open``."""
-        rows, group = self.groups.layouts(groups)
-        block = self.groups.block[group]
-        return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], self.groups.bounds_ns[group])
+        rows, group = self.closed.groups.layouts(groups)
+        block = self.closed.groups.block[group]
+        return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], self.closed.groups.bounds_ns[group])
 
     def open(self, groups: IntArray) -> None:
         """Mark groups as opened: from now on their layouts are explored one by one and carry the bounds."""
         self.closed.opened[groups] = True
-        self.values[groups] = np.inf
+        self.closed.values[groups] = np.inf
 
     def classes(self) -> Iterator[LayoutClass]:
         """Yield the classes of all closed layouts: first those of groups, then those of whole blocks."""
         closed = np.flatnonzero(~self.closed.opened)
-        interleaved = self.groups.interleaved[closed]
-        sizes, fit = self.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)
-        yield LayoutClass(self.values[closed], sizes, fit, interleaved, ~interleaved)
-        whole = np.flatnonzero(self.whole)
+        interleaved = self.closed.groups.interleaved[closed]
+        sizes, fit = self.closed.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)
+        yield LayoutClass(self.closed.values[closed], sizes, fit, interleaved, ~interleaved)
+        whole = np.flatnonzero(self.closed.whole)
         chunks = self.space.stages.alike(("vpp",)).choices
         rows, number, first, group = chunks.lists()
         interleaved = np.zeros(len(first), dtype=np.bool_)
@@ -271,9 +416,98 @@ class CandidateLayouts:
         np.logical_or.at(plain, number, chunks.table["vpp"][rows] == 1)
         list_of_block = group[whole]
         yield LayoutClass(
-            self.block_values[whole],
+            self.closed.block_values[whole],
             self.space.sizes[whole],
             self.fits[whole],
             interleaved[list_of_block],
             plain[list_of_block],
         )
+
+
+Fate = Literal["open", "does_not_fit", "bounded", "relaxed", "solved"]
+FATES: tuple[Fate, ...] = ("open", "does_not_fit", "bounded", "relaxed", "solved")
+"""Reasons why a layout is decided.
+
+``does_not_fit``: proved above memory. ``bounded``: by a closed-form bound, or because no stage option is left.
+``relaxed``: by the linear relaxation, its duals checked in exact arithmetic. ``solved``: by an integer program or,
+in the uniform space, by simulating every plan of the layout. ``open``: not decided.
+"""
+
+PRUNED: tuple[Fate, ...] = ("does_not_fit", "bounded", "relaxed")
+"""Fates of layouts that were never solved."""
+
+
+@dataclass(frozen=True)
+class PruneRecord:
+    """Certificate of a search: a proved lower bound of every legal layout's objective, and what decided the
+    layout.
+
+    Layouts that were not explored one by one have the bound of their group or block in ``frontier``. Their own
+    bounds are computed on demand.
+    """
+
+    problem: Problem
+    space: LayoutSpace
+    rows: IntArray
+    """Rows of the explored layouts."""
+    own_bounds: FloatArray
+    own_fates: npt.NDArray[np.int8]
+    frontier: CandidateLayouts
+    """Closed layouts: all others."""
+    threshold: float
+    """Objective from which on a bound makes a layout ``bounded``."""
+    best: float | None = None
+    """Objective of the best plan found, in the unit of the bounds; None without a plan."""
+
+    @cached_property
+    def bounds(self) -> FloatArray:
+        """Proved lower bounds of the objective, [n]; infinite where no plan fits or meets the deadline."""
+        values = compute_values(self.problem, self.space)
+        values[self.rows] = self.own_bounds
+        return values
+
+    @cached_property
+    def fates(self) -> npt.NDArray[np.int8]:
+        """Indices into ``FATES``, [n]."""
+        fits = self.frontier.fits[self.space.block_of(np.arange(len(self.space)))]
+        fates = self._of_closed(self.bounds, fits)
+        fates[self.rows] = self.own_fates
+        return fates
+
+    def _of_closed(self, values: FloatArray, fits: BoolArray) -> npt.NDArray[np.int8]:
+        """Return fates of closed layouts from their bounds and from whether they may fit, [n]."""
+        names: tuple[Fate, ...] = ("open", "bounded", "does_not_fit")
+        open_, bounded, too_large = (FATES.index(name) for name in names)
+        fates = np.where(values >= self.threshold, bounded, open_)
+        return np.where(fits, fates, too_large).astype(np.int8)
+
+    @cached_property
+    def parts(self) -> tuple[tuple[FloatArray, npt.NDArray[np.int8], IntArray], ...]:
+        """All layouts in classes that share a bound: bounds, fates and numbers of layouts, [n] in each part."""
+        closed = (
+            (layout_class.values, self._of_closed(layout_class.values, layout_class.fits), layout_class.sizes)
+            for layout_class in self.frontier.classes()
+        )
+        return (self.own_bounds, self.own_fates, np.ones(len(self.rows), dtype=np.int64)), *closed
+
+    def least(self, interleaved: bool) -> float:
+        """Return the proved lower bound over the layouts with several virtual stages a rank, or over the layouts
+        with a single stage a rank."""
+        mask = (self.space.vpp_of(self.rows) > 1) == interleaved
+        minima = [float(self.own_bounds[mask].min(initial=np.inf))]
+        for layout_class in self.frontier.classes():
+            members = layout_class.interleaved if interleaved else layout_class.plain
+            minima.append(float(layout_class.values[members].min(initial=np.inf)))
+        return min(minima)
+
+    def count(self, fate: Fate) -> int:
+        """Return the number of layouts with a fate."""
+        code = FATES.index(fate)
+        return sum(int(sizes[fates == code].sum()) for _, fates, sizes in self.parts)
+
+    @property
+    def pruned_fraction(self) -> float | None:
+        """Share of the legal layouts that bounds and relaxations decided without solving for a plan; None where no
+        layout is legal."""
+        pruned = sum(self.count(fate) for fate in PRUNED)
+        return pruned / len(self.space) if len(self.space) else None

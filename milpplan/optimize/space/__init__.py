@@ -1,2 +1,4 @@
-"""Enumeration of the legal layouts: ``enumerate_layouts`` applies the ``*_rules`` by ``rule_filter``;
-``layout_space``, ``lazy_product`` and ``compute_groups`` hold the result."""
+"""Enumeration of the legal layouts: ``enumerate_layouts`` applies the ``rules`` by ``rule_filter``;
+``layout_space`` and ``lazy_product`` hold the result; ``plan_space`` says which plans of a layout are in the
+space.
+"""

@@ -13,43 +13,40 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.optimize.space.execution_rules import (
+from milpplan.optimize.space.layout_space import SHARDING, Choices, LayoutSpace
+from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
+from milpplan.optimize.space.rule_filter import STANDS_FOR, Columns, Rule, RuleFilter, cross, expand, not_forbidden
+from milpplan.optimize.space.rules import (
+    ALL_REPLICA_RULES,
     CAPACITY_RULES,
+    CLUSTER_ORDER_RULES,
+    CLUSTER_RULES,
     DOMINANCE,
     EXECUTION_RULES,
     INFERENCE_RULES,
-    TRANSFER_DOMINANCE,
-    Rule,
-    asked_switches,
-    default_switches,
-    offloads_asked,
-)
-from milpplan.optimize.space.layout_space import SHARDING, Choices, LayoutSpace
-from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
-from milpplan.optimize.space.node_type_rules import (
-    ALL_REPLICA_RULES,
-    CLUSTER_ORDER_RULES,
-    CLUSTER_RULES,
     REPLICA_DEGREE_RULES,
     REPLICA_RULES,
-    meeting_once,
-    node_orders,
-    replica_rank_orders,
-    shares_in,
-    with_shares,
-)
-from milpplan.optimize.space.rule_filter import STANDS_FOR, Columns, RuleFilter, cross, expand, not_forbidden
-from milpplan.optimize.space.stage_rules import (
     SPLIT_BACKWARD_RULES,
     SPLIT_RULES,
+    TRANSFER_DOMINANCE,
     allowed,
+    asked_switches,
+    default_switches,
     max_virtual_stages,
+    meeting_once,
+    node_orders,
+    offloads_asked,
+    replica_rank_orders,
     schedule_rules,
+    shares_in,
     stage_choices,
     stage_rules,
+    target_crossed_rules,
+    target_rules,
+    target_sharding_rules,
     virtual_stages,
+    with_shares,
 )
-from milpplan.optimize.space.target_rules import target_crossed_rules, target_rules, target_sharding_rules
 from milpplan.problem.model import DenseMlp, MixtureOfExperts
 from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, Layout
 from milpplan.problem.problem import Problem, Space
@@ -67,23 +64,23 @@ from milpplan.simulation.replica_costs import view_of
 
 def divisors(number: int) -> IntArray:
     """Return all divisors, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return np.array(sorted({*small, *(number // d for d in small)}), dtype=np.int64)
+    candidates = np.arange(1, int(number**0.5) + 1)
+    small = candidates[number % candidates == 0]
+    return np.unique(np.concatenate([small, number // small]))
 
 
-def _attention(problem: Problem) -> tuple[int, tuple[int, ...]]:
-    """Return the greatest common divisor of the layers' query heads, and the key/value head counts (none for
-    latent attention)."""
-    heads = {kind.attention.num_attention_heads for kind in problem.model.kinds}
-    kv = {kind.attention.num_key_value_heads for kind in problem.model.kinds if kind.attention.type == "gqa"}
-    return int(np.gcd.reduce(list(heads))), tuple(kv)
+def _heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """Require that tensor parallelism divides the query heads of all layers."""
+    return _all_divide([kind.attention.num_attention_heads for kind in problem.model.kinds], c["tp"])
 
 
 def _kv_heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    _, kv = _attention(problem)
+    """Require that tensor parallelism divides or replicates the key/value heads; latent attention has none."""
     legal = np.ones(len(c["tp"]), dtype=np.bool_)
-    for heads in kv:
-        legal &= (heads % c["tp"] == 0) | (c["tp"] % heads == 0)
+    for kind in problem.model.kinds:
+        if kind.attention.type == "gqa":
+            heads = kind.attention.num_key_value_heads
+            legal &= (heads % c["tp"] == 0) | (c["tp"] % heads == 0)
     return legal
 
 
@@ -102,10 +99,6 @@ def _experts(problem: Problem) -> list[MixtureOfExperts]:
     return [kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
 
 
-def _no_experts(problem: Problem) -> BoolArray:
-    return np.array(not _experts(problem))
-
-
 def _all_divide(values: list[int], by: IntArray) -> BoolArray:
     legal = np.ones(len(by), dtype=np.bool_)
     for value in values:
@@ -114,7 +107,7 @@ def _all_divide(values: list[int], by: IntArray) -> BoolArray:
 
 
 DEGREE_RULES: dict[str, Rule] = {
-    "heads_divisible_by_tp": lambda p, c: _attention(p)[0] % c["tp"] == 0,
+    "heads_divisible_by_tp": _heads_fit,
     "kv_heads_multiple_or_divisor_of_tp": _kv_heads_fit,
     "intermediate_size_divisible_by_tp": lambda p, c: _all_divide(_widths(p), c["tp"]),
     "sequence_divisible_by_twice_cp": lambda p, c: (c["cp"] == 1) | (p.job.sequence_length % (2 * c["cp"]) == 0),
@@ -133,9 +126,9 @@ EXPERT_RULES: dict[str, Rule] = {
 
 ORDER_RULES: dict[str, Rule] = {
     "experts_need_pp_last_or_equal_replicas": lambda p, c: (
-        _no_experts(p) | placement.pp_is_last(c) | (c["pp"] == 1) | (c["tp"] * c["cp"] == c["ep"] * c["etp"])
+        (not _experts(p)) | placement.pp_is_last(c) | (c["pp"] == 1) | (c["tp"] * c["cp"] == c["ep"] * c["etp"])
     ),
-    "expert_stages_are_dense_stages": lambda p, c: _no_experts(p) | placement.stages_agree(c),
+    "expert_stages_are_dense_stages": lambda p, c: (not _experts(p)) | placement.stages_agree(c),
 }
 """Megatron-LM's conditions on the order of ranks, core/parallel_state.py, initialize_model_parallel."""
 
@@ -275,17 +268,9 @@ def _expert_degrees(problem: Problem, rule_filter: RuleFilter, columns: Mapping[
 def _switches(
     problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]
 ) -> Mapping[str, IntArray]:
-    """Cross rows with sequence parallelism and the switches that are to be decided."""
+    """Cross rows with sequence parallelism, and with the switches that are not left at their defaults."""
     values = np.array(sorted(set(problem.space.sequence_parallel)), dtype=np.int64)
-    return _execution(
-        problem, rule_filter, rule_filter.keep(cross(columns, "sequence_parallel", values), SEQUENCE_RULES)
-    )
-
-
-def _execution(
-    problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]
-) -> Mapping[str, IntArray]:
-    """Cross rows with the values of the switches that are not left at their defaults."""
+    columns = rule_filter.keep(cross(columns, "sequence_parallel", values), SEQUENCE_RULES)
     asked = asked_switches(problem)
     if not asked:
         return columns
@@ -364,10 +349,10 @@ def _degrees(problem: Problem) -> Columns:
                     dp = gpus // (tp * cp * pp)
                     if space.dp is None or dp in space.dp:
                         rows.append((tp, cp, pp, dp))
+    tp, cp, pp, dp = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     # Rows with replicas first, as ``_shardings`` needs them; crossing keeps this order.
-    rows.sort(key=lambda row: row[1] * row[3] == 1)
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    columns = {name: table[:, i] for i, name in enumerate(("tp", "cp", "pp", "dp"))}
+    order = np.argsort(cp * dp == 1, kind="stable")
+    columns = {"tp": tp[order], "cp": cp[order], "pp": pp[order], "dp": dp[order]}
     return dict(cross(columns, "global_batch_size", np.array(batches, dtype=np.int64)))
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.space.execution_rules import TRANSFER_DOMINANCE, Rule
 from milpplan.optimize.space.layout_space import Alike, Choices, within
-from milpplan.optimize.space.rule_filter import Columns, RuleFilter, cross
+from milpplan.optimize.space.rule_filter import Columns, Rule, RuleFilter, cross
+from milpplan.optimize.space.rules import TRANSFER_DOMINANCE
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import BoolArray, IntArray, taken, unique_rows
 

@@ -1,24 +1,131 @@
-"""Plans of a space beyond their layouts: membership, and the parts in which all virtual stages share one recompute
-setting (``Space.recompute_counts``).
+"""Plans of a space beyond their layouts: splits of the layers among virtual stages, and membership.
 
-For a launcher with one recompute setting for the whole run, the search takes setting by setting. In a part the
-counts of a virtual stage follow from its layers, so everything that holds for free counts holds for the part, with
-smaller menus. The layout's bound is the minimum over its parts.
+The model's layers are runs of equal layers, which a split cuts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.layout.stage_options import LayoutContext
-from milpplan.optimize.space.layer_splits import even_splits, layer_bounds
-from milpplan.problem.plan import Plan, Recompute
+import numpy as np
+
+from milpplan.problem.plan import Layout, Plan, Recompute
 from milpplan.problem.problem import Problem
+from milpplan.simulation.bulk.simulate_many import uniform_plan
+from milpplan.simulation.layout_columns import IntArray
 
-PartKey = tuple[tuple[str, ...], int | None]
-"""Recompute modes of a part, and the number of first layers that it recomputes."""
+
+def layer_bounds(problem: Problem, layout: Layout) -> tuple[tuple[int, int], ...]:
+    """Return (minimum, maximum) layers of every virtual stage in the free space: see ``Space``."""
+    layers, stages = problem.model.num_layers, layout.num_virtual_stages
+    inner = fewest_inner_layers(problem, layout.vpp, stages)
+    even = layout.vpp > 1 and problem.interleaved_layers == "even"
+    ceiling = max(1, -(-layers // stages)) if even else layers
+    free = layers - inner * max(0, stages - 2)
+    end = 0, min(ceiling, free)
+    if stages == 1:
+        return (end,)
+    return (end, *((inner, min(ceiling, free + inner)),) * (stages - 2), end)
+
+
+def even_splits(problem: Problem, layout: Layout) -> tuple[tuple[int, ...], ...] | None:
+    """Return every split of a layout that even interleaving allows, [splits][J]; None where splits are free."""
+    return splits_into(problem, layout.vpp, layout.num_virtual_stages)
+
+
+def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int, ...], ...] | None:
+    """Return every even split by the numbers of virtual stages of a rank and of a pipeline, J; None where splits
+    are free.
+
+    The ends hold 0 to ceil(L / J) layers each. Of the inner stages the first hold ceil, the others floor (at least
+    one), as many of each as the total demands.
+    """
+    if vpp == 1 or problem.interleaved_layers != "even":
+        return None
+    layers, inner = problem.model.num_layers, num_stages - 2
+    small, large = max(1, layers // num_stages), max(1, -(-layers // num_stages))
+    splits = []
+    for first in range(large + 1):
+        for last in range(large + 1):
+            larger = layers - first - last - small * inner
+            if 0 <= larger <= inner * (large - small):
+                splits.append((first, *(large,) * larger, *(small,) * (inner - larger), last))
+    return tuple(splits)
+
+
+def fewest_inner_layers(problem: Problem, vpp: int, num_stages: int) -> int:
+    """Return the minimum layers of an inner virtual stage: one, or with even interleaving floor(L / J)."""
+    if vpp > 1 and problem.interleaved_layers == "even":
+        return max(1, problem.model.num_layers // num_stages)
+    return 1
+
+
+def model_runs(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """Return the runs of equal layers in the model: (kind, count)."""
+    runs: list[tuple[int, int]] = []
+    for kind in problem.model.layer_kinds:
+        if runs and runs[-1][0] == kind:
+            runs[-1] = (kind, runs[-1][1] + 1)
+        else:
+            runs.append((kind, 1))
+    return tuple(runs)
+
+
+def run_positions(runs: tuple[tuple[int, int], ...], first: int, last: int) -> tuple[int, ...]:
+    """Return the layers of each run among the model's layers from ``first`` up to ``last``."""
+    counts, start = [], 0
+    for _, length in runs:
+        counts.append(max(0, min(last, start + length) - max(first, start)))
+        start += length
+    return tuple(counts)
+
+
+def layers_up_to(bounds: Sequence[tuple[int, int]], total: int) -> tuple[IntArray, IntArray]:
+    """Return the minimum layers of the virtual stages up to each stage together, and from each stage on, [J].
+
+    ``bounds``: minimum and maximum layers of every virtual stage. ``total``: layers of the model.
+    """
+    low, high = np.array(bounds, dtype=np.int64).T
+    first = np.maximum(low.cumsum(), total - (high[::-1].cumsum()[::-1] - high))
+    last = np.maximum(low[::-1].cumsum()[::-1], total - (high.cumsum() - high))
+    return np.clip(first, 0, total), np.clip(last, 0, total)
+
+
+def place_bounds(runs: tuple[tuple[int, int], ...], counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Return minimum and maximum layers before a stretch of the model with ``counts`` layers of each run, [...,
+    R]."""
+    lengths = np.array([length for _, length in runs], dtype=np.int64)
+    used, total = counts > 0, int(lengths.sum())
+    first = used.argmax(axis=-1)
+    head = np.take_along_axis(counts, first[..., None], axis=-1)[..., 0]
+    latest = lengths.cumsum()[first] - head
+    earliest = np.where(used.sum(axis=-1) > 1, latest, latest - lengths[first] + head)
+    empty = ~used.any(axis=-1)
+    return np.where(empty, 0, earliest), np.where(empty, total, latest)
+
+
+def run_counts(runs: tuple[tuple[int, int], ...], min_layers: int, max_layers: int) -> Iterator[tuple[int, ...]]:
+    """Yield the layers of each run in every stretch of consecutive layers of allowed length, up to its position in
+    a run."""
+    num_runs = len(runs)
+    if min_layers <= 0:
+        yield (0,) * num_runs
+    for first in range(num_runs):
+        for head in range(1, runs[first][1] + 1):
+            if min_layers <= head <= max_layers:
+                yield tuple(head if r == first else 0 for r in range(num_runs))
+        for last in range(first + 1, num_runs):
+            inner = sum(runs[r][1] for r in range(first + 1, last))
+            if inner + 2 > max_layers:
+                break
+            for head in range(1, runs[first][1] + 1):
+                for tail in range(
+                    max(1, min_layers - inner - head), min(runs[last][1], max_layers - inner - head) + 1
+                ):
+                    yield tuple(
+                        head if r == first else tail if r == last else runs[r][1] if first < r < last else 0
+                        for r in range(num_runs)
+                    )
 
 
 def in_space(problem: Problem, plan: Plan) -> bool:
@@ -36,44 +143,22 @@ def in_space(problem: Problem, plan: Plan) -> bool:
         for part, stage in zip(other, plan.virtual_stages, strict=False)
     ):
         return False
-    splits = even_splits(problem, plan.layout)
-    if splits is not None and tuple(stage.num_layers for stage in plan.virtual_stages) not in splits:
-        return False
     sizes = [stage.num_layers for stage in plan.virtual_stages]
-    within_bounds = all(low <= size <= high for size, (low, high) in zip(sizes, bounds, strict=True))
+    splits = even_splits(problem, plan.layout)
+    if splits is not None and tuple(sizes) not in splits:
+        return False
+    low, high = np.array(bounds).T
+    within_bounds = bool(((low <= sizes) & (sizes <= high)).all())
     return within_bounds and recomputes_as_declared(problem, plan)
 
 
 def in_parts(problem: Problem) -> bool:
     """Return True if the recompute settings of a space are searched one by one."""
-    return problem.space.kind == "free" and problem.space.recompute_counts != "any" and not _one_mode(problem)
-
-
-def _one_mode(problem: Problem) -> bool:
-    return len(problem.recompute_modes) == 1
-
-
-def part_key(context: LayoutContext) -> PartKey:
-    """Return the key of a part of a layout."""
-    return context.problem.recompute_modes, context.first_full
-
-
-def part_settings(context: LayoutContext) -> Iterator[LayoutContext]:
-    """Yield the parts of a layout: all layers of one mode, then, where the space has blocks, the first n layers of
-    every virtual stage fully recomputed."""
-    modes = context.problem.recompute_modes
-    for mode in modes:
-        yield replace(context, problem=_with_modes(context.problem, mode))
-    if context.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes):
-        blocks = _with_modes(context.problem, "none", "full")
-        # A block as long as the longest stage is all layers.
-        for number in range(1, max(high for _, high in context.layer_bounds)):
-            yield replace(context, problem=blocks, first_full=number)
-
-
-def _with_modes(problem: Problem, *modes: str) -> Problem:
-    space = problem.space.model_copy(update={"recompute": modes, "recompute_counts": "any"})
-    return problem.model_copy(update={"space": space})
+    return (
+        problem.space.kind == "free"
+        and problem.space.recompute_counts != "any"
+        and len(problem.recompute_modes) > 1
+    )
 
 
 def recomputes_as_declared(problem: Problem, plan: Plan) -> bool:

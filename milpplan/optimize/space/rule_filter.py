@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +10,14 @@ import numpy as np
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.space.execution_rules import Rule
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import plain_reason, shown
 from milpplan.simulation.layout_columns import BoolArray, IntArray, column_value
 
 Columns = dict[str, IntArray]
+Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
+"""Function of a problem and a table of layouts: the mask of the rows that it keeps, [n]."""
 STANDS_FOR = "stands_for"
 
 

@@ -17,8 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from milpplan.optimize.certificate import Certification, Verdict
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize.result import Certification, PlanResult, Verdict
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Record
 from milpplan.reports.words.proof_words import cost_model_text

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.search.prune_reasons import FATES, PRUNED
+from milpplan.optimize.search.candidate_layouts import FATES, PRUNED
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, read_text, shown
 from milpplan.reports.documents.certificate import NOT_CERTIFIED, digest, lacks_constants

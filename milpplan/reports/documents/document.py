@@ -21,7 +21,7 @@ from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult, Status, Strength
-from milpplan.optimize.search.prune_reasons import FATES, PruneRecord
+from milpplan.optimize.search.candidate_layouts import FATES, PruneRecord
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, read_text, validated

@@ -9,7 +9,7 @@ from typing import Literal
 from milpplan.errors import MilpplanError
 from milpplan.explain.judge.records import Change, Effort, GapReport, SpaceGap, Spending
 from milpplan.optimize.result import PlanResult, Status
-from milpplan.optimize.search.prune_reasons import FATES
+from milpplan.optimize.search.candidate_layouts import FATES
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
