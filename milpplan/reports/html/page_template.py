@@ -4,10 +4,14 @@ every text escaped."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
+from milpplan.reports.blocks import Block, Paragraph
+from milpplan.reports.html.fragments import blocks_html
 from milpplan.version import __version__
 
 STYLE: Final = "page.css"
@@ -50,6 +54,49 @@ def rendered(template: str, **values: Any) -> str:
     shown = {name: _marked(safe, name, value) for name, value in values.items()}
     page = environment.get_template(template)
     return str(page.render(style=safe(asset(STYLE)), version=__version__, **shown))
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Part of a page: a title, an introduction, and blocks."""
+
+    title: str
+    text: str = ""
+    blocks: Sequence[Block] = ()
+
+    @property
+    def html(self) -> str:
+        """Write introduction and blocks."""
+        return blocks_html([Paragraph(self.text), *self.blocks])
+
+
+def answer_page(
+    kind: str, title: str, summary: str, sections: Sequence[Section], data: tuple[str, Any], script: str = ""
+) -> str:
+    """Write the page of an answer.
+
+    Args:
+        kind: The question, above the title.
+        title: The subject.
+        summary: The answer in a sentence, or the meaning of its words.
+        sections: The answer.
+        data: Name and JSON data of the script element that holds them; None: no data.
+        script: The page's script.
+
+    Raises:
+        InvalidInputError: jinja2 is not installed.
+    """
+    name, values = data
+    return rendered(
+        "answer_page.html",
+        kind=kind,
+        title=title,
+        summary=summary,
+        sections=[{"title": part.title, "blocks_html": part.html} for part in sections],
+        data_name=name,
+        data_html="" if values is None else script_json(values),
+        script_html=script,
+    )
 
 
 def _marked(safe: Any, name: str, value: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 from milpplan.communication.records import TrafficReport
 from milpplan.explain.records import Missing, NearBest, NearPlan, Overview
+from milpplan.reports.answers.traffic import NAMES
 from milpplan.reports.documents.certificate import certificate_sentence
 from milpplan.reports.html.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
 from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data
@@ -27,7 +28,6 @@ from milpplan.reports.html.step_charts import (
     time_names,
     time_ticks,
 )
-from milpplan.reports.text.traffic_text import NAMES
 from milpplan.reports.words.plan_words import (
     HIDDEN_PARTS,
     MEMORY_PARTS,

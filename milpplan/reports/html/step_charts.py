@@ -37,6 +37,12 @@ def counted_rows(bars: Iterable[tuple[str, str, str]]) -> str:
     return f'<div class="rows counted">{"".join(rows)}</div>'
 
 
+def colour_keys(keys: Iterable[tuple[int, str]]) -> str:
+    """Write the words of colours."""
+    words = "".join(f'<span class="key"><i class="c{colour}"></i>{escape(word)}</span>' for colour, word in keys)
+    return f'<div class="keys">{words}</div>'
+
+
 def time_names(reports: Iterable[StepReport]) -> list[str]:
     """List the parts of the step that any of the stages has, in the order of ``TIME_PARTS``, which gives a part
     the same colour on every page."""
@@ -151,12 +157,9 @@ def fates_chart(
     totals = [sum(count for _, count, _ in parts) for _, parts in rows]
     longest = math.log10(1 + max([1, *totals]))
     drawn = counted_rows(_prune_row(name, parts, longest) for name, parts in rows)
-    keys = "".join(
-        f'<span class="key"><i class="c{colour}"></i>{REASON_WORDS[fate]}</span>'
-        for fate, colour in REASON_COLOURS.items()
-        if fates[fate]
+    return drawn + colour_keys(
+        (colour, REASON_WORDS[fate]) for fate, colour in REASON_COLOURS.items() if fates[fate]
     )
-    return f'{drawn}<div class="keys">{keys}</div>'
 
 
 def _prune_row(name: str, parts: list[tuple[str, int, int]], longest: float) -> tuple[str, str, str]:

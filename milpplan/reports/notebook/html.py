@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Plan
 from milpplan.reports.html.charts import Part, stacked_bar
+from milpplan.reports.html.fragments import blocks_html
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cluster_text, layout_text, plan_sentences
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gap_text, gib_text, percent_text, rate_text, seconds_text
@@ -155,9 +156,9 @@ def lengths_html(result: LengthsResult) -> str:
 
 def traffic_html(report: TrafficReport) -> str:
     """Show the traffic of a plan."""
-    from milpplan.reports.text.traffic_text import traffic_tables
+    from milpplan.reports.answers.traffic import traffic_blocks
 
-    return told_html(traffic_tables(report))
+    return _framed(blocks_html(traffic_blocks(report)))
 
 
 def choice_html(choice: Choice) -> str:
