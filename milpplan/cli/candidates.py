@@ -8,7 +8,7 @@ from pathlib import Path
 
 from milpplan.cli import arguments, interrupts
 from milpplan.cli.next_steps import next_steps
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
@@ -17,9 +17,9 @@ from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import SolveOptions
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
+from milpplan.reports.answers.hardware_choice import choice_blocks, choice_document
 from milpplan.reports.documents.document import document_text, result_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.hardware_choice_text import choice_document, choice_report
 
 MAX_CANDIDATES = 16
 
@@ -112,7 +112,7 @@ def _told(choice: Choice, options: SolveOptions, out: Path | None, as_json: bool
         emit(document_text(choice_document(choice, options.gap)))
     else:
         steps = () if best is None else tuple(next_steps(best.result, out, verbose))
-        show(choice_report(choice, options.gap, verbose, steps))
+        show_blocks(choice_blocks(choice, verbose, steps))
     if out is not None and best is not None:
         document = result_document(best.result, options.gap, totals=best.totals)
         write_whole(out, document_text(document))

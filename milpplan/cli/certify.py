@@ -13,7 +13,7 @@ from pathlib import Path
 
 from milpplan.calibration.error_bars import ENDS, joint_end
 from milpplan.cli import arguments, interrupts
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import (
     INTERRUPTED,
@@ -58,8 +58,8 @@ from milpplan.problem.reading import shown
 from milpplan.reports.documents.certificate import (
     NOTHING,
     certificate_for,
+    certification_blocks,
     certification_document,
-    certification_report,
     digest,
 )
 from milpplan.reports.documents.claims import Difference, check_constants, differences, layouts_again, miscounted
@@ -134,7 +134,7 @@ def run(
         if as_json:
             emit(document_text(certification_document(done, document.gap, found.proof)))
         else:
-            show(certification_report(done, found.proof))
+            show_blocks(certification_blocks(done, found.proof))
     return OF_VERDICT[done.verdict]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from milpplan.cli.outcome import ExitCode, emit, show
+from milpplan.cli.outcome import ExitCode, emit, show_blocks
 from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
+from milpplan.reports.answers.comparison import Side, comparison_blocks, comparison_document
 from milpplan.reports.documents.claims import proved_bound_s
 from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.reports.text.comparison import Side, comparison_document, comparison_report
 from milpplan.simulation.simulator import simulate
 
 MOST_PLANS = 6
@@ -34,7 +34,7 @@ def run(paths: Sequence[Path], as_json: bool) -> ExitCode:
     if as_json:
         emit(document_text(comparison_document(sides)))
     else:
-        show(comparison_report(sides))
+        show_blocks(comparison_blocks(sides))
     return ExitCode.OPTIMAL
 
 

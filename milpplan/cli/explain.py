@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from milpplan.cli import arguments, interrupts
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.solving import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.explain.explain_plan import explain_plan
@@ -19,10 +19,10 @@ from milpplan.explain.why_not import WISHABLE
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem.problem import Space
 from milpplan.problem.reading import shown
+from milpplan.reports.answers.explain import explanation_blocks
 from milpplan.reports.documents.claims import bound_for
 from milpplan.reports.documents.document import document_text, read_plan
 from milpplan.reports.documents.explain_document import explanation_document
-from milpplan.reports.text.explain_text import explanation_report
 from milpplan.units import seconds_text
 
 
@@ -62,7 +62,7 @@ def run(path: Path, why_not: list[str], time_limit_s: float, gap: float, as_json
         if as_json:
             emit(document_text(explanation_document(told)))
         else:
-            show(explanation_report(told))
+            show_blocks(explanation_blocks(told))
     return ExitCode.STOPPED_WITH_PLAN if told.unanswered or told.interrupted else ExitCode.OPTIMAL
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from milpplan.cli import arguments, interrupts
 from milpplan.cli.next_steps import next_steps
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.progress import shown_progress
 from milpplan.cli.solving import evidence_of, within_range
 from milpplan.explain.hardware_choice import Fewest, fewest_gpus
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import SolveOptions
 from milpplan.problem.problem import Problem
+from milpplan.reports.answers.hardware_choice import fewest_blocks, fewest_document
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.hardware_choice_text import fewest_document, fewest_report
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
             emit(document_text(document))
         else:
             steps = tuple(next_steps(found.result, out, verbose))
-            show(fewest_report(found, options.gap, evidence_of(found.result), verbose, steps))
+            show_blocks(fewest_blocks(found, options.gap, evidence_of(found.result), verbose, steps))
         if out is not None and found.result.plan is not None:
             write_whole(out, document_text(document.result))
             say(f"Written to {out}.")

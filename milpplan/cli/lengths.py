@@ -9,7 +9,7 @@ from typing import Any
 from milpplan.cli import arguments, interrupts
 from milpplan.cli.calculon import problem_of
 from milpplan.cli.length_options import LengthOptions, are_asked
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.solving import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.groups.workload.workload import Workload, read_lengths, step_of, workload_of
@@ -21,8 +21,8 @@ from milpplan.optimize.milp.backends import AUTO, backend_names, load_solvers
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import MAX_BATCH, MAX_SEQUENCE, Problem
+from milpplan.reports.answers.lengths import lengths_blocks, lengths_document
 from milpplan.reports.files import check_writable, make_directory, write_whole
-from milpplan.reports.text.lengths_text import lengths_document, lengths_tables
 from milpplan.units import percent_text
 
 DEFAULT_TIME_LIMIT_S = 60.0
@@ -141,7 +141,7 @@ def _told(
     if as_json:
         emit(document)
     else:
-        show(lengths_tables(result))
+        show_blocks(lengths_blocks(result))
     if out is not None:
         write_whole(out, document)
         say(f"Written to {out}.")

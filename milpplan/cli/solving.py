@@ -13,7 +13,7 @@ from milpplan.calibration.error_bars import error_bar, robustness
 from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.cli import arguments, interrupts
 from milpplan.cli.next_steps import next_steps
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks
 from milpplan.cli.progress import shown_progress
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
@@ -26,10 +26,10 @@ from milpplan.optimize.solve import solve, target_price
 from milpplan.optimize.space.enumerate_layouts import broken_rules
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
+from milpplan.reports.answers.solve import solve_blocks
+from milpplan.reports.answers.step import simulation_blocks
 from milpplan.reports.documents.document import document_text, read_plan, result_document, simulation_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.solve_text import solve_report
-from milpplan.reports.text.terminal import simulation_report
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import check_plan
 from milpplan.simulation.simulator import simulate as simulate_plan
@@ -134,10 +134,10 @@ def _tell(told: _Told, options: SolveOptions, out: Path | None, as_json: bool, a
             emit(text)
         elif why is None:
             steps = tuple(next_steps(result, out, asked.verbose))
-            report = solve_report(
+            blocks = solve_blocks(
                 result, options.gap, bar, robust, known, totals, verbose=asked.verbose, next_steps=steps
             )
-            show(report)
+            show_blocks(blocks)
         if why is not None:
             say_error(why)
     finally:
@@ -247,7 +247,7 @@ def simulate_file(path: Path | None, as_json: bool, read: tuple[Problem, Plan] |
     if as_json:
         emit(document_text(simulation_document(problem, plan, report, bar, known)))
     else:
-        show(simulation_report(problem, plan, report, bar, known))
+        show_blocks(simulation_blocks(problem, plan, report, bar, known))
     return ExitCode.OPTIMAL if report.fits else ExitCode.INFEASIBLE
 
 

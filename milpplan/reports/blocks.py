@@ -75,10 +75,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Chart in HTML, which terminals leave out."""
+    """Chart in HTML under a title and a text; terminals leave it out."""
 
     html: str
     title: str = ""
+    text: str = ""
 
 
 Block = Paragraph | Fact | Items | Table | Pair | Drawing

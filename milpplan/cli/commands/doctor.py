@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from milpplan.cli.outcome import ExitCode, say, show
+from milpplan.cli.outcome import ExitCode, say, show_blocks
 
 
 def doctor() -> None:
     """Check the installed solvers on small programs that broken solvers have got wrong. Exits with 6 if a solver
     gives a wrong answer, with 2 if a solver cannot run here and none is wrong."""
     from milpplan.optimize.milp.solver_self_test import run_canaries
-    from milpplan.reports.text.doctor_text import canary_table
+    from milpplan.reports.answers.doctor import doctor_blocks
 
     say("Running the canary programs; this takes a few seconds.")
     results = run_canaries()
-    show(canary_table(results))
+    show_blocks(doctor_blocks(results))
     wrong = sum(result.answered and not result.passed for result in results)
     unanswered = sum(not result.answered for result in results)
     if wrong:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milpplan.cli import options as o
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 
 if TYPE_CHECKING:
     from milpplan.launchers.records import Imported
@@ -66,10 +66,10 @@ def import_plan(
 def _tell(imported: Imported, out: Path | None, as_json: bool) -> None:
     """Print flags and notes on stderr, the simulated plan or the plan file on stdout, and write the file."""
     from milpplan.cli.solving import check_plan_of_file, within_range
+    from milpplan.reports.answers.step import simulation_blocks
     from milpplan.reports.documents.document import document_text
     from milpplan.reports.documents.plan_file import ImportedFile, plan_document
     from milpplan.reports.files import write_whole
-    from milpplan.reports.text.terminal import simulation_report
     from milpplan.simulation.simulator import simulate
 
     check_plan_of_file(imported.problem, imported.plan)
@@ -93,7 +93,9 @@ def _tell(imported: Imported, out: Path | None, as_json: bool) -> None:
         emit(text)
     else:
         with within_range():
-            show(simulation_report(imported.problem, imported.plan, simulate(imported.problem, imported.plan)))
+            show_blocks(
+                simulation_blocks(imported.problem, imported.plan, simulate(imported.problem, imported.plan))
+            )
     if out is not None:
         write_whole(out, text)
         say(f"Written to {out}.")

@@ -20,7 +20,7 @@ def show_preset(
 ) -> None:
     """Print a model or hardware description. A file is checked first, a config.json translated. The number of
     parameters of a model goes to stderr."""
-    from milpplan.reports.text import descriptions
+    from milpplan.reports.answers import descriptions
 
     text, told = descriptions.description(name, ignore or ())
     emit(text)

@@ -11,16 +11,12 @@ from importlib.metadata import version
 from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel
-from rich import box
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from milpplan.optimize.certificate import Certification, Verdict
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Record
+from milpplan.reports.blocks import Block, Items, Paragraph, Span, Table
 from milpplan.reports.words.proof_words import cost_model_text
 from milpplan.version import __version__
 
@@ -231,30 +227,25 @@ WORDS = {
 }
 
 
-def certification_report(done: Certification, proof: str) -> RenderableType:
+def certification_blocks(done: Certification, proof: str) -> list[Block]:
     """Show a row for each check, and the verdict with its scope in the certifier's words."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("worked out again", "", "seen"):
-        table.add_column(column)
-    for check in done.checks:
-        mark = Text("ok", "green") if check.passed else Text("FAILED", "bold red")
-        table.add_row(Text(check.name), mark, Text(check.seen))
+    rows = [
+        (check.name, Span("ok", "green") if check.passed else Span("FAILED", "bold red"), check.seen)
+        for check in done.checks
+    ]
+    table = Table("", ("worked out again", "", "seen"), rows, words=(0, 1, 2))
     word, style, reason = WORDS[done.verdict]
     who = f" Second proof by {done.backend}." if done.again is not None else ""
-    verdict = Text.assemble((word, style), f": {reason}{who}")
+    verdict = Paragraph(further=(Span(word, style), Span(f": {reason}{who}")))
     if done.verdict != "certified":
-        return Group(table, verdict)
-    return Group(
+        return [table, verdict]
+    return [
         table,
         verdict,
-        Text(f"Compared: {COMPARED}"),
-        Text(f"Proved again: {proof}"),
-        *_fields_and_reasons("Certified as bounds only:", BOUNDS_ONLY),
-        *_fields_and_reasons("Not certified:", NOT_CERTIFIED),
-    )
-
-
-def _fields_and_reasons(title: str, listed: Sequence[tuple[tuple[str, ...], str]]) -> list[RenderableType]:
-    """Show a title, and a line for the fields of each reason."""
-    lines = [Padding(Text(f"{', '.join(fields)}: {why}."), (0, 0, 0, 2)) for fields, why in listed]
-    return [Text(title), *lines]
+        Paragraph(f"Compared: {COMPARED}"),
+        Paragraph(f"Proved again: {proof}"),
+        Paragraph("Certified as bounds only:"),
+        Items(tuple(f"{', '.join(fields)}: {why}." for fields, why in BOUNDS_ONLY)),
+        Paragraph("Not certified:"),
+        Items(tuple(f"{', '.join(fields)}: {why}." for fields, why in NOT_CERTIFIED)),
+    ]

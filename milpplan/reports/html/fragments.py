@@ -32,8 +32,8 @@ def _html(block: Block) -> str:
             return _table(block)
         case Pair(left, right):
             return _table(left) + _table(right)
-        case Drawing(html, title):
-            return _title(title) + html
+        case Drawing(html, title, text):
+            return _title(title) + _html(Paragraph(text)) + html
         case _:
             assert_never(block)
 

@@ -42,8 +42,8 @@ def traffic_page(report: TrafficReport, title: str) -> str:
         else Section("Who sends to whom", "Nobody sends anything."),
         Section(
             "Over the step",
-            "Bytes a second of all GPUs together. Messages of a work item are spread evenly over it, so that peaks "
-            "inside one are not seen.",
+            "Bytes a second of all GPUs together. Messages of a work item are spread evenly over it, so that "
+            "peaks inside one are not seen.",
             [_over_step(report)],
         ),
         Section(

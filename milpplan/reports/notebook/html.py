@@ -6,11 +6,8 @@ Answers without a picture are shown as the text of the command line, with its co
 from __future__ import annotations
 
 from html import escape
-from io import StringIO
 from itertools import groupby
 from typing import TYPE_CHECKING
-
-from rich.console import Console, RenderableType
 
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Plan
@@ -118,40 +115,26 @@ def _framed(inside: str) -> str:
     return f'<div class="milpplan">{STYLE}{inside}</div>'
 
 
-WIDTH = 100
-"""Columns of the text, as in a file."""
-FRAME = '<pre style="font-family:ui-monospace,monospace;line-height:1.35;overflow-x:auto">{code}</pre>'
-
-
-def told_html(renderable: RenderableType) -> str:
-    """Convert a renderable to HTML of fixed width, with inline colours."""
-    console = Console(
-        file=StringIO(), record=True, width=WIDTH, force_terminal=True, markup=False, highlight=False, emoji=False
-    )
-    console.print(renderable)
-    return console.export_html(inline_styles=True, code_format=FRAME)
-
-
 def gap_html(report: GapReport) -> str:
     """Show the gap of a plan."""
+    from milpplan.reports.answers.gap import gap_blocks
     from milpplan.reports.documents.gap_document import Judged
-    from milpplan.reports.text.gap_text import gap_report
 
-    return told_html(gap_report(Judged("plan", report)))
+    return _framed(blocks_html(gap_blocks(Judged("plan", report))))
 
 
 def explanation_html(explanation: Explanation) -> str:
     """Show the limits of a plan, and the value of changes."""
-    from milpplan.reports.text.explain_text import explanation_report
+    from milpplan.reports.answers.explain import explanation_blocks
 
-    return told_html(explanation_report(explanation))
+    return _framed(blocks_html(explanation_blocks(explanation)))
 
 
 def lengths_html(result: LengthsResult) -> str:
     """Show a step of several lengths."""
-    from milpplan.reports.text.lengths_text import lengths_tables
+    from milpplan.reports.answers.lengths import lengths_blocks
 
-    return told_html(lengths_tables(result))
+    return _framed(blocks_html(lengths_blocks(result)))
 
 
 def traffic_html(report: TrafficReport) -> str:
@@ -163,9 +146,9 @@ def traffic_html(report: TrafficReport) -> str:
 
 def choice_html(choice: Choice) -> str:
     """Show candidates in order."""
-    from milpplan.reports.text.hardware_choice_text import choice_report
+    from milpplan.reports.answers.hardware_choice import choice_blocks
 
-    return told_html(choice_report(choice, 1e-4))
+    return _framed(blocks_html(choice_blocks(choice)))
 
 
 def fewest_html(fewest: Fewest) -> str:

@@ -1,45 +1,35 @@
-"""Text of ``milpplan gap``."""
+"""Answer of ``gap``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from milpplan.explain.judge.records import Change, GapReport, SpaceGap, layout_words
 from milpplan.explain.records import Interval
+from milpplan.reports.answers.step import plan_blocks, would_be_headline
+from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.gap_document import Failed, Judged
-from milpplan.reports.text.terminal import hanging, plan_report, report_table, would_be_headline
 from milpplan.reports.words.proof_words import cost_model_text, joined, range_text, space_text
 from milpplan.units import count_text, gib_text, money_text, percent_text, printable, rate_text, seconds_text
 
 EFFORTS = {"flag": "arguments", "reshard": "converts the checkpoint"}
 
 
-def gap_report(entry: Judged) -> RenderableType:
+def gap_blocks(entry: Judged) -> list[Block]:
     """Show all answers about the gap of a plan, the most important first."""
     gap = entry.gap
-    parts: list[RenderableType] = [
+    verdicts = [Paragraph(f"gap to {space.name}: {verdict(gap, space)}") for space in gap.spaces]
+    tables = [table for table in (spaces_table(gap), changes_table(gap), chain_table(gap)) if table.rows]
+    return [
         would_be_headline(gap.problem, gap.plan, gap.report),
-        *(Text(line) for line in _verdicts(gap)),
-        Text(),
+        *verdicts,
+        Paragraph(),
+        *plan_blocks(gap.problem, gap.plan, gap.report),
+        *(block for table in tables for block in (Paragraph(), table)),
+        Paragraph(),
+        *_closing(gap),
     ]
-    parts += plan_report(gap.problem, gap.plan, gap.report)
-    parts += [Text(), _spaces_table(gap)]
-    if gap.changes:
-        parts += [Text(), _changes_table("Single changes, each simulated", "saves", gap.changes)]
-    if len(gap.chain) > 1:
-        parts += [Text(), _changes_table("One after the other, each simulated", "saves more", gap.chain)]
-    return Group(*parts, Text(), *_closing(gap))
-
-
-def _verdicts(gap: GapReport) -> Iterator[str]:
-    """Write a sentence on every space."""
-    for space in gap.spaces:
-        yield f"gap to {space.name}: {verdict(gap, space)}"
 
 
 def verdict(gap: GapReport, space: SpaceGap) -> str:
@@ -67,40 +57,27 @@ def _times(space: SpaceGap) -> str:
     return low if space.best_s is None else joined(low, seconds_text(space.best_s))
 
 
-def _spaces_table(gap: GapReport) -> Table:
-    table = report_table("Proved best", "space", "bound", "best known", "saves", "proof", "best known differs in")
-    table.columns[-1].justify = "left"
-    for space in gap.spaces:
-        name, *words = space_row(gap, space)
-        table.add_row(Text(printable(name)), *words)
-    return table
+def spaces_table(gap: GapReport) -> Table:
+    """Show bound, best known plan and saving of every space."""
+    columns = ("space", "bound", "best known", "saves", "proof", "best known differs in")
+    rows = [_space_row(gap, space) for space in gap.spaces]
+    return Table("Proved best", columns, rows, words=(0, -1))
 
 
-def space_row(gap: GapReport, space: SpaceGap) -> tuple[str, ...]:
-    """Write a space's row: name, bound and best step, saving, proof, and the difference of the best plan."""
+def _space_row(gap: GapReport, space: SpaceGap) -> tuple[str, ...]:
+    nothing_fits = space.result.status == "infeasible" and space.best_s is None
     return (
-        space.name,
+        printable(space.name),
         "-" if space.bound_s is None else seconds_text(space.bound_s),
         "-" if space.best_s is None else seconds_text(space.best_s),
-        saved_text(gap, space),
-        proof_text(space),
-        layout_difference(gap, space),
+        # A plan that cannot run has no saving.
+        range_text(space.saved) if gap.report.fits else "-",
+        "nothing fits" if nothing_fits else "proved" if space.proved else "open",
+        _layout_difference(gap, space),
     )
 
 
-def saved_text(gap: GapReport, space: SpaceGap) -> str:
-    """Write the saving with the best plan of a space; a plan that cannot run has no saving."""
-    return range_text(space.saved) if gap.report.fits else "-"
-
-
-def proof_text(space: SpaceGap) -> str:
-    """Describe how far the proof came."""
-    if space.result.status == "infeasible" and space.best_s is None:
-        return "nothing fits"
-    return "proved" if space.proved else "open"
-
-
-def layout_difference(gap: GapReport, space: SpaceGap) -> str:
+def _layout_difference(gap: GapReport, space: SpaceGap) -> str:
     """Describe the difference between the plan and the best known plan of a space."""
     if space.best is None:
         return ""
@@ -110,19 +87,29 @@ def layout_difference(gap: GapReport, space: SpaceGap) -> str:
     return f"{words}, stages" if words else "stages"
 
 
-def _changes_table(title: str, saves: str, changes: Sequence[Change]) -> Table:
-    table = report_table(title, "change", "step", "memory", saves, "of the gap", "takes")
-    table.columns[-1].justify = "left"
-    for change in changes:
-        table.add_row(
-            Text(change.words),
+def changes_table(gap: GapReport) -> Table:
+    """Show the single changes."""
+    return _table("Single changes, each simulated", "saves", gap.changes)
+
+
+def chain_table(gap: GapReport) -> Table:
+    """Show the changes one after the other, if there are several."""
+    return _table("One after the other, each simulated", "saves more", gap.chain if len(gap.chain) > 1 else ())
+
+
+def _table(title: str, saves: str, changes: Sequence[Change]) -> Table:
+    rows = [
+        (
+            change.words,
             seconds_text(change.step_time_s),
             gib_text(change.peak_memory_bytes),
             percent_text(change.saved),
             "-" if change.closed is None else percent_text(change.closed, 0),
             EFFORTS[change.effort],
         )
-    return table
+        for change in changes
+    ]
+    return Table(title, ("change", "step", "memory", saves, "of the gap", "takes"), rows, words=(0, -1))
 
 
 def spending_text(gap: GapReport) -> str:
@@ -149,38 +136,36 @@ def _amounts(interval: Interval) -> str:
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
-def _closing(gap: GapReport) -> Iterator[RenderableType]:
-    yield hanging("cost", spending_text(gap))
+def _closing(gap: GapReport) -> Iterator[Block]:
+    yield Fact("cost", spending_text(gap))
     if gap.unanswered:
         why = "interrupted before" if gap.interrupted else "no time left for"
-        yield hanging("open", f"{why}: {'; '.join(gap.unanswered)}")
+        yield Fact("open", f"{why}: {'; '.join(gap.unanswered)}")
     spaces = "; ".join(f"{space.name} is {space_text(space.problem)}" for space in gap.spaces)
     model = f"cost model {cost_model_text(gap.problem)}; {spaces}; {seconds_text(gap.wall_time_s)}"
-    yield hanging("proof", printable(model))
+    yield Fact("proof", printable(model))
 
 
-def gaps_table(judged: Sequence[Judged], failed: Sequence[Failed]) -> RenderableType:
+def gaps_blocks(judged: Sequence[Judged], failed: Sequence[Failed]) -> list[Block]:
     """Show several plans, a row each, in the given order."""
     narrow = next((entry.gap.spaces[0].name for entry in judged if len(entry.gap.spaces) > 1), None)
-    columns = ["plan", "step", "memory", *([f"gap to {narrow}"] if narrow else []), "gap to the whole space"]
-    table = report_table("Gaps", *columns, "GPU-hours to save", "best single change")
-    table.columns[-1].justify = "left"
+    columns = ("plan", "step", "memory", *([f"gap to {narrow}"] if narrow else []), "gap to the whole space")
+    rows = []
     for entry in judged:
         gap = entry.gap
         shares = [_share(gap, space) for space in gap.spaces]
-        table.add_row(
-            Text(printable(entry.name)),
+        missing = ["-"] * (len(columns) - 3 - len(shares))
+        step = (
             seconds_text(gap.report.step_time_s),
             gib_text(gap.report.peak_memory_bytes) if gap.report.fits else "does not fit",
-            *(["-"] * (len(columns) - 3 - len(shares)) + shares),
-            _amounts(gap.spending.saved_gpu_hours) if gap.report.fits else "-",
-            _first(gap),
         )
-    for lost in failed:
-        empty = ["-"] * len(columns)
-        table.add_row(Text(printable(lost.name)), *empty, "not judged (see below)")
+        hours = _amounts(gap.spending.saved_gpu_hours) if gap.report.fits else "-"
+        rows.append((printable(entry.name), *step, *missing, *shares, hours, _first(gap)))
+    empty = ["-"] * len(columns)
+    rows += [(printable(lost.name), *empty, "not judged (see below)") for lost in failed]
+    table = Table("Gaps", (*columns, "GPU-hours to save", "best single change"), rows, words=(0, -1))
     tokens = {count_text(entry.gap.spending.tokens) for entry in judged}
-    return Group(table, hanging("cost", f"runs of {' or '.join(sorted(tokens))} tokens")) if judged else table
+    return [table, Fact("cost", f"runs of {' or '.join(sorted(tokens))} tokens")] if judged else [table]
 
 
 def _share(gap: GapReport, space: SpaceGap) -> str:

@@ -5,56 +5,39 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-
 from milpplan.errors import InvalidInputError
 from milpplan.problem.catalog import file_keys, hardware_names, load_hardware, load_model, model_names, preset_text
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
+from milpplan.reports.blocks import Table
 from milpplan.reports.documents.document import document_text
 from milpplan.simulation.layers.parameters import active_parameters, total_parameters
 from milpplan.units import count_text, gib_text
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    return table
-
-
 def model_table() -> Table:
     """List every shipped model with its main dimensions."""
-    table = _table("model", "parameters", "active", "layers", "hidden", "sequence")
+    rows = []
     for name in model_names():
         model = load_model(name)
-        table.add_row(
-            name,
-            count_text(total_parameters(model)),
-            count_text(active_parameters(model)),
-            f"{model.num_layers:,}",
-            f"{model.hidden_size:,}",
-            f"{model.default_sequence_length:,}",
-        )
-    return table
+        parameters = (count_text(total_parameters(model)), count_text(active_parameters(model)))
+        sizes = (model.num_layers, model.hidden_size, model.default_sequence_length)
+        rows.append((name, *parameters, *(f"{size:,}" for size in sizes)))
+    columns = ("model", "parameters", "active", "layers", "hidden", "sequence")
+    return Table("", columns, rows)
 
 
 def hardware_table() -> Table:
     """List every shipped hardware description."""
-    table = _table("hardware", "accelerator", "memory", "a node", "fast domain", "fp8")
+    rows = []
     for name in hardware_names():
         hardware = load_hardware(name)
         accelerator = hardware.accelerator
-        table.add_row(
-            name,
-            accelerator.name,
-            gib_text(accelerator.memory_bytes),
-            f"{hardware.gpus_per_node}",
-            f"{hardware.scale_up.num_gpus}",
-            "yes" if accelerator.fp8 else "no",
-        )
-    return table
+        counts = (f"{hardware.gpus_per_node}", f"{hardware.scale_up.num_gpus}")
+        fp8 = "yes" if accelerator.fp8 else "no"
+        rows.append((name, accelerator.name, gib_text(accelerator.memory_bytes), *counts, fp8))
+    columns = ("hardware", "accelerator", "memory", "a node", "fast domain", "fp8")
+    return Table("", columns, rows)
 
 
 def description(name: str, ignore: Collection[str] = ()) -> tuple[str, str]:

@@ -1,17 +1,12 @@
-"""Step of sequences of several lengths: text and JSON document."""
+"""Step of sequences of several lengths: document and blocks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from milpplan.lengths.records import LengthGroup, LengthsResult, TeamTurn
+from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.reports.documents.document import tolerance_text
-from milpplan.reports.text.terminal import report_table
 from milpplan.reports.words.proof_words import cost_model_text, narrowings
 from milpplan.units import bytes_text, counted, gap_text, percent_text, seconds_text
 from milpplan.version import __version__
@@ -54,35 +49,24 @@ def _either(words: list[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def lengths_tables(result: LengthsResult) -> RenderableType:
+def lengths_blocks(result: LengthsResult) -> list[Block]:
     """Show the step, its groups and its switches."""
-    return Group(*_parts(result))
-
-
-def _parts(result: LengthsResult) -> Iterator[RenderableType]:
     static = result.static
-    if result.interrupted:
-        yield Text("Interrupted: the best step so far.")
-    yield Text(proof_sentence(result), "bold green" if result.status == "optimal" else "bold yellow")
-    yield Text(
+    proof = Paragraph(proof_sentence(result), "bold green" if result.status == "optimal" else "bold yellow")
+    step = (
         f"Step {seconds_text(result.step_time_s)}, proved at least {seconds_text(result.lower_bound_s)} "
         f"(gap {gap_text(result.gap)}): {counted(result.num_sequences, 'sequence')}, "
         f"{counted(result.num_tokens, 'token')} "
         f"(lengths in steps of {result.alignment}{_rules(result)})"
     )
-    yield Text(
+    single = (
         f"Best single strategy: {static.strategy}, {seconds_text(static.step_time_s)}, proved at least "
         f"{seconds_text(static.lower_bound_s)}"
     )
-    yield Text(_verdict(result))
-    yield _groups(result)
-    if result.turns:
-        what = "Replicas" if result.is_unlike else "Degrees side by side, in the order of their starts"
-        yield _turns(result.turns, what)
-    if result.switches:
-        yield _switches(result)
-    if result.baselines:
-        yield _baselines(result)
+    blocks: list[Block] = [Paragraph("Interrupted: the best step so far.")] if result.interrupted else []
+    blocks += [proof, Paragraph(step), Paragraph(single), Paragraph(_verdict(result)), _groups(result)]
+    blocks += [table for table in (_turns(result), _switches(result), _baselines(result)) if table.rows]
+    return blocks
 
 
 def _verdict(result: LengthsResult) -> str:
@@ -102,10 +86,8 @@ def _rules(result: LengthsResult) -> str:
 
 
 def _groups(result: LengthsResult) -> Table:
-    columns = ("strategy", "lengths", "sequences", "tokens", "micro-batches", "time", "reduction")
-    table = report_table("Groups at the same time" if result.turns else "Groups in order", *columns)
-    for group in result.groups:
-        table.add_row(
+    rows = [
+        (
             group.strategy,
             f"{group.buckets[0][0]:,} to {group.buckets[-1][0]:,}",
             f"{sum(count for _, count in group.buckets):,}",
@@ -114,8 +96,11 @@ def _groups(result: LengthsResult) -> Table:
             seconds_text(group.time_s),
             seconds_text(group.reduce_s),
         )
-    table.add_row(f"update at {result.home}", "", "", "", "", seconds_text(result.finish_s), "")
-    return table
+        for group in result.groups
+    ]
+    rows.append((f"update at {result.home}", "", "", "", "", seconds_text(result.finish_s), ""))
+    columns = ("strategy", "lengths", "sequences", "tokens", "micro-batches", "time", "reduction")
+    return Table("Groups at the same time" if result.turns else "Groups in order", columns, rows)
 
 
 def _micro_batches(group: LengthGroup) -> str:
@@ -126,12 +111,10 @@ def _micro_batches(group: LengthGroup) -> str:
     return f"{len(numbers)} x {spread}"
 
 
-def _turns(turns: tuple[TeamTurn, ...], title: str) -> Table:
+def _turns(result: LengthsResult) -> Table:
     """Show the first turns: GPUs, work and times."""
-    columns = ("GPUs", "strategy", "micro-batches", "tokens", "longest", "start", "end")
-    table = report_table(title, *columns)
-    for turn in turns[:MAX_TURNS]:
-        table.add_row(
+    rows = [
+        (
             _gpus(turn),
             turn.strategy,
             str(len(turn.micro_batches)),
@@ -140,9 +123,13 @@ def _turns(turns: tuple[TeamTurn, ...], title: str) -> Table:
             seconds_text(turn.start_s),
             seconds_text(turn.end_s),
         )
-    if len(turns) > MAX_TURNS:
-        table.add_row(f"{len(turns) - MAX_TURNS} more: --json", "", "", "", "", "", "")
-    return table
+        for turn in result.turns[:MAX_TURNS]
+    ]
+    if len(result.turns) > MAX_TURNS:
+        rows.append((f"{len(result.turns) - MAX_TURNS} more: --json", "", "", "", "", "", ""))
+    columns = ("GPUs", "strategy", "micro-batches", "tokens", "longest", "start", "end")
+    title = "Replicas" if result.is_unlike else "Degrees side by side, in the order of their starts"
+    return Table(title, columns, rows)
 
 
 def _gpus(turn: TeamTurn) -> str:
@@ -151,25 +138,22 @@ def _gpus(turn: TeamTurn) -> str:
     return str(last) if turn.num_gpus == 1 else f"{turn.first_gpu} to {last}"
 
 
+def _switches(result: LengthsResult) -> Table:
+    rows = [
+        (switch.source, switch.target, switch.what, bytes_text(switch.num_bytes), seconds_text(switch.time_s))
+        for switch in result.switches
+    ]
+    return Table("Switches", ("from", "to", "what", "bytes", "time"), rows)
+
+
 def _baselines(result: LengthsResult) -> Table:
-    table = report_table(
-        "Others' rules on the same sequences and times", "rule", "step", "longer by", "strategies"
-    )
+    rows = []
     for baseline in result.baselines:
         if baseline.step_time_s is None:
-            table.add_row(baseline.rule, "none", "", baseline.why)
+            rows.append((baseline.rule, "none", "", baseline.why))
         else:
             longer = percent_text(baseline.step_time_s / result.step_time_s - 1.0)
-            table.add_row(
-                baseline.rule, seconds_text(baseline.step_time_s), longer, " -> ".join(baseline.strategies)
-            )
-    return table
-
-
-def _switches(result: LengthsResult) -> Table:
-    table = report_table("Switches", "from", "to", "what", "bytes", "time")
-    for switch in result.switches:
-        table.add_row(
-            switch.source, switch.target, switch.what, bytes_text(switch.num_bytes), seconds_text(switch.time_s)
-        )
-    return table
+            strategies = " -> ".join(baseline.strategies)
+            rows.append((baseline.rule, seconds_text(baseline.step_time_s), longer, strategies))
+    columns = ("rule", "step", "longer by", "strategies")
+    return Table("Others' rules on the same sequences and times", columns, rows)
