@@ -87,7 +87,9 @@ def _limits(explanation: Explanation) -> Iterator[Block]:
     ]
     yield Fact("network", "; ".join(lines) or "no communication that adds to the step by more than 0.1 %")
     for rule in limits.rules:
-        bound = "nothing" if math.isinf(rule.least_bound) else f"steps of {seconds_text(rule.least_bound)} or more"
+        bound = (
+            "nothing" if math.isinf(rule.least_bound_s) else f"steps of {seconds_text(rule.least_bound_s)} or more"
+        )
         verdict = "may keep out something better" if rule.may_bind else "keeps out nothing better"
         yield Fact("rule", f"{rule.rule} {verdict}: it alone refuses {bound} (by the bounds)")
 
@@ -103,14 +105,14 @@ def _memory(explanation: Explanation) -> str:
     if unlimited is None:
         return text
     if unlimited.gain.low > 0:
-        peak = unlimited.best.peak_bytes
+        peak = unlimited.best.peak_memory_bytes
         need = f"; the best plan found without a limit needs {gib_text(peak)} a GPU" if peak else ""
         text += f". Memory binds: without a limit {range_text(unlimited.gain)} would be saved{need}"
         one_more = next(
             (worth for worth in explanation.worth if worth.name == "more_memory" and worth.gain.low > 0), None
         )
-        if one_more is not None and one_more.best.peak_bytes:
-            needs = gib_text(one_more.best.peak_bytes - explanation.report.peak_memory_bytes)
+        if one_more is not None and one_more.best.peak_memory_bytes:
+            needs = gib_text(one_more.best.peak_memory_bytes - explanation.report.peak_memory_bytes)
             text += f". A better plan needs {needs} more than this one"
         return text
     if unlimited.gain.high <= ALMOST_NOTHING:
@@ -125,7 +127,7 @@ def _changes_table(explanation: Explanation) -> Table:
             change.words,
             _amounts(explanation, change.best.bounds),
             range_text(change.saved),
-            _difference(explanation.plan.layout, change.layout),
+            _difference(explanation.plan.layout, change.best.layout),
         )
         for change in explanation.changes
     ]

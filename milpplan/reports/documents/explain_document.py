@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal
+from typing import Literal
 
-from milpplan.explain.records import (
-    Explanation,
-    Interval,
-    Optimum,
-    Outcome,
-    SingleChange,
-    Unit,
-    WishAnswer,
-    Worth,
-)
+from milpplan.explain.records import Explanation, Outcome, Unit
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
+from milpplan.reports.documents.fields import Finite, IntervalDocument, document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.version import __version__
-
-
-class IntervalDocument(Record):
-    """Proved interval that contains the true value; an end is null where no bound is known."""
-
-    low: float | None
-    high: float | None
 
 
 class OptimumDocument(Record):
@@ -55,7 +38,7 @@ class RuleDocument(Record):
 
     rule: str
     num_refused: Computed
-    least_bound_s: float | None
+    least_bound_s: Finite
     may_bind: bool
 
 
@@ -138,104 +121,11 @@ class ExplanationDocument(Record):
 def explanation_document(explanation: Explanation) -> ExplanationDocument:
     """Make the document of an explanation, which is also a plan file: it carries plan and problem."""
     report = explanation.report
-    return ExplanationDocument(
-        milpplan_version=__version__,
-        unit=explanation.unit,
-        step_time_s=report.step_time_s,
-        value=explanation.value,
-        best=_optimum(explanation.best),
-        above_best=interval_document(explanation.above_best),
-        fits=report.fits,
-        is_outside=explanation.is_outside,
-        peak_memory_bytes=report.peak_memory_bytes,
-        usable_memory_bytes=report.usable_memory_bytes,
+    return document_of(
+        ExplanationDocument,
+        explanation,
+        report,
         breakdown=report.breakdown_s,
         hidden=report.hidden_s,
-        limits=_limits(explanation),
-        changes=tuple(_change(change) for change in explanation.changes),
-        worth=tuple(_worth(worth) for worth in explanation.worth),
-        wishes=tuple(_wish(wish) for wish in explanation.wishes),
-        unanswered=explanation.unanswered,
-        interrupted=explanation.interrupted,
-        wall_time_s=explanation.wall_time_s,
         plan=plan_document(explanation.plan, report),
-        problem=explanation.problem,
-    )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def interval_document(interval: Interval) -> IntervalDocument:
-    """Make the record of an interval; an unbounded end is None."""
-    return IntervalDocument(low=_finite(interval.low), high=_finite(interval.high))
-
-
-def _optimum(best: Optimum) -> OptimumDocument:
-    return OptimumDocument(
-        bounds=interval_document(best.bounds),
-        infeasible=best.infeasible,
-        peak_memory_bytes=best.peak_bytes,
-        layout=None if best.plan is None else best.plan.layout,
-    )
-
-
-def _limits(explanation: Explanation) -> LimitsDocument:
-    limits = explanation.limits
-    return LimitsDocument(
-        headroom_bytes=limits.headroom_bytes,
-        bubble_share=limits.bubble_share,
-        num_micro_batches=limits.num_micro_batches,
-        exposed=tuple(
-            ExposedDocument(
-                part=exposed.part,
-                seconds=exposed.seconds,
-                share=exposed.share,
-                num_ranks=exposed.num_ranks,
-                tier=exposed.tier,
-            )
-            for exposed in limits.exposed
-        ),
-        rules=tuple(
-            RuleDocument(
-                rule=rule.rule,
-                num_refused=rule.num_refused,
-                least_bound_s=_finite(rule.least_bound),
-                may_bind=rule.may_bind,
-            )
-            for rule in limits.rules
-        ),
-    )
-
-
-def _change(change: SingleChange) -> SingleChangeDocument:
-    return SingleChangeDocument(
-        fields=change.fields, words=change.words, best=_optimum(change.best), saved=interval_document(change.saved)
-    )
-
-
-def _worth(worth: Worth) -> WorthDocument:
-    return WorthDocument(
-        name=worth.name,
-        words=worth.words,
-        same_plan=worth.same_plan,
-        best=_optimum(worth.best),
-        gain=interval_document(worth.gain),
-        implied_by=worth.implied_by,
-    )
-
-
-def _wish(answer: WishAnswer) -> WishDocument:
-    wish: dict[str, Any] = dict(answer.wish)
-    return WishDocument(
-        wish=wish,
-        words=answer.words,
-        outcome=answer.outcome,
-        reason=answer.reason,
-        best=None if answer.best is None else _optimum(answer.best),
-        price=None if answer.price is None else interval_document(answer.price),
-        amount=None if answer.amount is None else interval_document(answer.amount),
-        in_space=answer.in_space,
-        asked=answer.asked,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from milpplan.errors import MilpplanError
-from milpplan.explain.judge.records import Change, Effort, GapReport, SpaceGap, Spending
+from milpplan.explain.judge.records import Effort, GapReport, SpaceGap
 from milpplan.optimize.result import PlanResult, Status
 from milpplan.optimize.search.prune_reasons import FATES
 from milpplan.problem.plan import Layout
@@ -15,12 +15,11 @@ from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.documents.certificate import CertificateDocument, certificate_of
 from milpplan.reports.documents.document import BoundClassDocument, Fates, bound_classes
-from milpplan.reports.documents.explain_document import IntervalDocument, interval_document
-from milpplan.reports.documents.plan_file import PlanDocument, plan_document
+from milpplan.reports.documents.fields import IntervalDocument, document_of
+from milpplan.reports.documents.plan_file import PlanDocument, PlanField, plan_document
 from milpplan.reports.words.proof_words import cost_model_text, space_text
 from milpplan.simulation.report import MemoryVerdict
 from milpplan.units import NS_PER_S
-from milpplan.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class SpaceGapDocument(Record):
     saved: IntervalDocument
     is_outside: bool
     proved: bool
-    best: PlanDocument | None
+    best: PlanField | None
     layouts: LayoutFatesDocument | None
     log: tuple[TimedDocument, ...]
     certificate: CertificateDocument | None
@@ -103,7 +102,7 @@ class ChangeDocument(Record):
     peak_memory_bytes: Computed
     saved: float
     closed: float | None
-    plan: PlanDocument
+    plan: PlanField
 
 
 class NearDocument(Record):
@@ -174,74 +173,37 @@ class GapDocument(Record):
 
 def gap_document(judged: Sequence[Judged], failed: Sequence[Failed] = ()) -> GapDocument:
     """Make the document of several plans' gaps."""
-    return GapDocument(
-        milpplan_version=__version__,
-        plans=tuple(_plan(entry) for entry in judged),
-        failed=tuple(
-            FailedDocument(
-                name=failure.name, seen=failure.error.seen, expected=failure.error.expected, do=failure.error.do
-            )
-            for failure in failed
-        ),
-    )
+    plans = tuple(_plan(entry) for entry in judged)
+    lost = tuple(document_of(FailedDocument, failure, failure.error) for failure in failed)
+    return document_of(GapDocument, plans=plans, failed=lost)
 
 
 def _plan(entry: Judged) -> PlanGapDocument:
     gap, report = entry.gap, entry.gap.report
-    return PlanGapDocument(
-        name=entry.name,
-        launcher=entry.launcher,
+    return document_of(
+        PlanGapDocument,
+        entry,
+        gap,
+        report,
         cost_model=cost_model_text(gap.problem),
-        step_time_s=report.step_time_s,
-        fits=report.fits,
-        memory_verdict=report.memory_verdict,
-        peak_memory_bytes=report.peak_memory_bytes,
-        usable_memory_bytes=report.usable_memory_bytes,
         breakdown=report.breakdown_s,
         hidden=report.hidden_s,
-        proved=gap.proved,
         spaces=tuple(_space(space) for space in gap.spaces),
-        changes=tuple(_change(change) for change in gap.changes),
-        chain=tuple(_change(change) for change in gap.chain),
-        near=tuple(
-            NearDocument(
-                step_time_s=near.step_time_s, peak_memory_bytes=near.peak_memory_bytes, layout=near.plan.layout
-            )
-            for near in gap.near
-        ),
-        spending=_spending(gap.spending),
-        unanswered=gap.unanswered,
-        interrupted=gap.interrupted,
-        unknown_flags=entry.unknown_flags,
-        ignored_flags=entry.ignored_flags,
-        notes=entry.notes,
-        wall_time_s=gap.wall_time_s,
+        near=tuple(document_of(NearDocument, near, layout=near.plan.layout) for near in gap.near),
         plan=plan_document(gap.plan, report),
-        problem=gap.problem,
     )
 
 
 def _space(space: SpaceGap) -> SpaceGapDocument:
     result = space.result
-    return SpaceGapDocument(
-        name=space.name,
+    return document_of(
+        SpaceGapDocument,
+        space,
+        result,
         space=space_text(space.problem),
-        status=result.status,
-        bound_s=space.bound_s,
-        best_s=space.best_s,
-        saved=interval_document(space.saved),
-        is_outside=space.is_outside,
-        proved=space.proved,
-        best=None if space.best is None else plan_document(space.best),
         layouts=layout_fates(result, space.best_s),
         log=tuple(
-            TimedDocument(
-                wall_time_s=line.wall_time_s,
-                incumbent_s=line.incumbent,
-                bound_s=line.bound,
-                open_layouts=line.open_layouts,
-            )
-            for line in result.log
+            document_of(TimedDocument, line, incumbent_s=line.incumbent, bound_s=line.bound) for line in result.log
         ),
         certificate=certificate_of(result),
     )
@@ -258,29 +220,4 @@ def layout_fates(result: PlanResult, best_s: float | None) -> LayoutFatesDocumen
         rejected={name: count for name, count in result.rejected.items() if count},
         fates={fate: layouts.count(fate) for fate in FATES},
         bounds=bound_classes(layouts, None if best_s is None else best_s * NS_PER_S),
-    )
-
-
-def _change(change: Change) -> ChangeDocument:
-    return ChangeDocument(
-        lead=change.lead,
-        words=change.words,
-        fields=change.fields,
-        effort=change.effort,
-        step_time_s=change.step_time_s,
-        peak_memory_bytes=change.peak_memory_bytes,
-        saved=change.saved,
-        closed=change.closed,
-        plan=plan_document(change.plan),
-    )
-
-
-def _spending(spent: Spending) -> SpendingDocument:
-    return SpendingDocument(
-        tokens=spent.tokens,
-        gpu_hours=spent.gpu_hours,
-        saved_gpu_hours=interval_document(spent.saved_gpu_hours),
-        price_per_gpu_hour=spent.price_per_gpu_hour,
-        money=spent.money,
-        saved_money=None if spent.saved_money is None else interval_document(spent.saved_money),
     )

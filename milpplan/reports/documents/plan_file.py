@@ -9,18 +9,18 @@ the file is read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem.plan import Layout, Plan, Recompute
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, read_text, shown, validated
 from milpplan.problem.records import Computed, Count, Record
+from milpplan.reports.documents.fields import document_of
 from milpplan.simulation.report import StageReport, StepReport
 from milpplan.units import counted
 
@@ -157,6 +157,14 @@ def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
     return PlanDocument(layout=plan.layout, stages=stages, other_stages=tuple(chain.from_iterable(other)))
 
 
+def _planned(plan: Any) -> Any:
+    return plan_document(plan) if isinstance(plan, Plan) else plan
+
+
+PlanField = Annotated[PlanDocument, BeforeValidator(_planned)]
+"""Plan of a document, filled with a plan without its report."""
+
+
 def _stage_documents(plan: Plan, ranks: Sequence[StageReport]) -> tuple[StageDocument, ...]:
     """Write the ranks of a pipeline; ``ranks`` are their reports, if there are any."""
     layout = plan.layout
@@ -170,7 +178,7 @@ def _stage_documents(plan: Plan, ranks: Sequence[StageReport]) -> tuple[StageDoc
             stage = ranks[rank]
             details = {
                 "memory_bytes": stage.memory.peak_bytes,
-                "memory": MemoryDocument(**asdict(stage.memory)),
+                "memory": document_of(MemoryDocument, stage.memory),
                 "breakdown": stage.breakdown_s,
                 "hidden": stage.hidden_s,
                 "node_type": stage.node_type,
