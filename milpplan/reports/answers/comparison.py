@@ -10,6 +10,7 @@ from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.blocks import Block, Paragraph, Table
+from milpplan.reports.documents.fields import document_of
 from milpplan.reports.words.plan_words import cluster_text
 from milpplan.simulation.report import BREAKDOWN, StepReport
 from milpplan.units import (
@@ -21,7 +22,6 @@ from milpplan.units import (
     seconds_text,
     signed_percent_text,
 )
-from milpplan.version import __version__
 
 DIFFERENT = 1e-4
 """Relative difference up to which plans count as equally fast: the default tolerance of a proof."""
@@ -139,29 +139,22 @@ def best_bound_s(sides: Sequence[Side]) -> float | None:
 def comparison_document(sides: Sequence[Side]) -> ComparisonDocument:
     """Make the document of a comparison."""
     bound, first = best_bound_s(sides), sides[0]
-    plans = [
-        SideDocument(
-            name=side.name,
-            step_time_s=side.report.step_time_s,
-            tokens_per_s=side.report.tokens_per_s,
-            mfu=side.report.mfu,
+    plans = tuple(
+        document_of(
+            SideDocument,
+            side,
+            side.report,
             num_gpus=side.plan.layout.num_gpus,
             gpu_hours_per_billion_tokens=side.gpu_s_per_token * 1e9 / SECONDS_PER_HOUR,
-            peak_memory_bytes=side.report.peak_memory_bytes,
-            fits=side.report.fits,
             slower_fraction=side.gpu_s_per_token / first.gpu_s_per_token - 1.0,
             gap_to_bound=None if bound is None else max(0.0, 1.0 - bound / side.report.step_time_s),
             layout=side.plan.layout,
             breakdown=side.report.breakdown_s,
         )
         for side in sides
-    ]
-    return ComparisonDocument(
-        milpplan_version=__version__,
-        same_problem=same_problem(sides),
-        differences=differences(sides),
-        plans=tuple(plans),
     )
+    same, different = same_problem(sides), differences(sides)
+    return document_of(ComparisonDocument, same_problem=same, differences=different, plans=plans)
 
 
 def comparison_blocks(sides: Sequence[Side]) -> list[Block]:

@@ -13,11 +13,11 @@ from milpplan.reports.answers.solve import plan_lines, solve_blocks
 from milpplan.reports.answers.step import memory_text, plan_blocks
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.document import ResultDocument, result_document
+from milpplan.reports.documents.fields import Finite, document_of
 from milpplan.reports.words.proof_words import scope_text
-from milpplan.reports.words.result_words import RunDocument, run_document
+from milpplan.reports.words.result_words import RunDocument
 from milpplan.units import counted, gap_text, money_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
-from milpplan.version import __version__
 
 UNITS = {"cost": "cost", "gpu_hours": "GPU-hours", "s_per_token": "time a token"}
 
@@ -29,7 +29,7 @@ class CandidateDocument(Record):
     hardware: str
     price_per_gpu_hour: float | None
     value: float | None
-    bound: float | None
+    bound: Finite
     run: RunDocument | None
     result: ResultDocument
 
@@ -49,25 +49,15 @@ class ChoiceDocument(Record):
 
 def choice_document(choice: Choice, tolerance: float) -> ChoiceDocument:
     """Make the document of a choice."""
-    return ChoiceDocument(
-        milpplan_version=__version__,
-        measure=choice.measure,
-        best=choice.best.candidate.name if choice.best else None,
-        proved=choice.proved,
-        ahead_fraction=_ahead(choice),
-        candidates=tuple(_candidate(outcome, tolerance) for outcome in choice.outcomes),
-    )
+    candidates = tuple(_candidate(outcome, tolerance) for outcome in choice.outcomes)
+    best = choice.best.candidate.name if choice.best else None
+    return document_of(ChoiceDocument, choice, best=best, ahead_fraction=_ahead(choice), candidates=candidates)
 
 
 def _candidate(outcome: Outcome, tolerance: float) -> CandidateDocument:
-    return CandidateDocument(
-        hardware=outcome.candidate.name,
-        price_per_gpu_hour=outcome.candidate.price_per_gpu_hour,
-        value=outcome.value,
-        bound=outcome.bound if isfinite(outcome.bound) else None,
-        run=run_document(outcome.totals),
-        result=result_document(outcome.result, tolerance, totals=outcome.totals),
-    )
+    result = result_document(outcome.result, tolerance, totals=outcome.totals)
+    name, totals = outcome.candidate.name, outcome.totals
+    return document_of(CandidateDocument, outcome, outcome.candidate, hardware=name, run=totals, result=result)
 
 
 def _ahead(choice: Choice) -> float | None:
@@ -154,15 +144,7 @@ class FewestDocument(Record):
 
 def fewest_document(fewest: Fewest, tolerance: float) -> FewestDocument:
     """Make the document of an answer."""
-    return FewestDocument(
-        milpplan_version=__version__,
-        num_gpus=fewest.num_gpus,
-        whole_nodes=fewest.whole_nodes,
-        refused=fewest.refused,
-        open=fewest.open,
-        why=fewest.why,
-        result=result_document(fewest.result, tolerance),
-    )
+    return document_of(FewestDocument, fewest, result=result_document(fewest.result, tolerance))
 
 
 def fewest_blocks(

@@ -6,9 +6,8 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from pydantic import BaseModel
 
@@ -17,10 +16,9 @@ from milpplan.optimize.result import PlanResult
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Record
 from milpplan.reports.blocks import Block, Items, Paragraph, Span, Table
+from milpplan.reports.documents.fields import Document, document_of
 from milpplan.reports.words.proof_words import cost_model_text
-from milpplan.version import __version__
 
-Document = TypeVar("Document", bound=BaseModel)
 LIBRARIES = ("ortools", "pulp", "numpy")
 """Libraries that a proof relies on in addition to the cost model."""
 
@@ -154,16 +152,11 @@ def lacks_constants(problem: BaseModel, certificate: CertificateDocument, text: 
 
 def certification_document(done: Certification, claimed_gap: float | None, proof: str) -> CertificationDocument:
     """Make the document of a second proof; ``proof`` is the certifier's own sentence."""
-    again = done.again
-    return CertificationDocument(
-        milpplan_version=__version__,
-        verdict=done.verdict,
-        backend=done.backend,
-        checks=tuple(CheckDocument(**asdict(check)) for check in done.checks),
+    return document_of(
+        CertificationDocument,
+        done,
+        done.again,
         claimed_gap=claimed_gap,
-        objective_bound=again.objective_bound if again else None,
-        gap=again.gap if again else None,
-        wall_time_s=again.wall_time_s if again else None,
         proof=proof,
         compared=COMPARED if done.verdict == "certified" else NOTHING,
         bounds_only=tuple(NotCertifiedDocument(fields=fields, why=why) for fields, why in BOUNDS_ONLY),
