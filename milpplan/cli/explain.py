@@ -19,10 +19,9 @@ from milpplan.explain.why_not import WISHABLE
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem.problem import Space
 from milpplan.problem.reading import shown
-from milpplan.reports.answers.explain import explanation_blocks
+from milpplan.reports.answers.explain import explanation_blocks, explanation_document
 from milpplan.reports.documents.claims import bound_for
 from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.reports.documents.explain_document import explanation_document
 from milpplan.units import seconds_text
 
 

@@ -25,9 +25,8 @@ from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import SPACES, Problem
-from milpplan.reports.answers.gap import gap_blocks, gaps_blocks
+from milpplan.reports.answers.gap import Failed, Judged, gap_blocks, gap_document, gaps_blocks
 from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.reports.documents.gap_document import Failed, Judged, gap_document
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.html.gap_page import gap_page

@@ -25,9 +25,9 @@ from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, read_text, validated
 from milpplan.problem.records import Computed, Record
+from milpplan.reports.answers.explain import ExplanationDocument
 from milpplan.reports.documents import plan_file
 from milpplan.reports.documents.certificate import CertificateDocument, certificate_of, is_sealed, sealed
-from milpplan.reports.documents.explain_document import ExplanationDocument
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, PlanField, plan_document
 from milpplan.reports.words.proof_words import scope_text

@@ -8,18 +8,22 @@ from typing import Final
 
 from milpplan.explain.judge.records import GapReport, SpaceGap
 from milpplan.problem.plan import Plan
-from milpplan.reports.answers.gap import chain_table, changes_table, spaces_table, spending_text, verdict
-from milpplan.reports.answers.step import would_be_headline
-from milpplan.reports.blocks import Block, Drawing, Items, Paragraph, Table
-from milpplan.reports.documents.certificate import certificate_sentence
-from milpplan.reports.documents.document import REASON_WORDS, document_text
-from milpplan.reports.documents.gap_document import (
+from milpplan.reports.answers.gap import (
     GapDocument,
     Judged,
     LayoutFatesDocument,
     PlanGapDocument,
     SpaceGapDocument,
+    chain_table,
+    changes_table,
+    spaces_table,
+    spending_text,
+    verdict,
 )
+from milpplan.reports.answers.step import would_be_headline
+from milpplan.reports.blocks import Block, Drawing, Items, Paragraph, Table
+from milpplan.reports.documents.certificate import certificate_sentence
+from milpplan.reports.documents.document import REASON_WORDS, document_text
 from milpplan.reports.html.charts import Part, stacked_bar
 from milpplan.reports.html.page_data import shown_ranks
 from milpplan.reports.html.page_template import Section, answer_page

@@ -117,8 +117,7 @@ def _framed(inside: str) -> str:
 
 def gap_html(report: GapReport) -> str:
     """Show the gap of a plan."""
-    from milpplan.reports.answers.gap import gap_blocks
-    from milpplan.reports.documents.gap_document import Judged
+    from milpplan.reports.answers.gap import Judged, gap_blocks
 
     return _framed(blocks_html(gap_blocks(Judged("plan", report))))
 
