@@ -351,8 +351,8 @@ def schema_of(kind: str) -> type[BaseModel]:
     from milpplan.reports.answers.explain import ExplanationDocument
     from milpplan.reports.answers.gap import GapDocument
     from milpplan.reports.answers.hardware_choice import ChoiceDocument, FewestDocument
+    from milpplan.reports.answers.lengths import LengthsFile
     from milpplan.reports.documents.document import ResultDocument
-    from milpplan.reports.documents.lengths_document import LengthsFile
     from milpplan.reports.documents.plan_file import PlanFile
     from milpplan.studies.records import Study
 

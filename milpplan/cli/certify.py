@@ -71,7 +71,7 @@ from milpplan.reports.documents.document import (
     result_document,
     with_parts,
 )
-from milpplan.reports.words.proof_words import cost_model_text
+from milpplan.reports.words.plan_words import cost_model_text
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import simulate

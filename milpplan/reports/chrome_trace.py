@@ -19,7 +19,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem.reading import parse_json, read_text, validated
-from milpplan.reports.documents.lengths_document import EventRecord, LengthsFile, TurnRecord
+from milpplan.reports.answers.lengths import EventRecord, LengthsFile, TurnRecord
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.pipeline.lanes import LANES, SLICE_KINDS, Lane, RankLanes, StepLanes
 from milpplan.units import NS_PER_S, counted

@@ -35,7 +35,7 @@ from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
 from milpplan.reports.answers.solve import solve_blocks
 from milpplan.reports.documents.document import result_document
 from milpplan.reports.terminal import terminal_text
-from milpplan.reports.words.proof_words import space_text
+from milpplan.reports.words.plan_words import space_text
 from milpplan.simulation.layout_columns import BoolArray, IntArray
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.pipeline.step_graph import StepGraph

@@ -11,7 +11,7 @@ def doctor() -> None:
     """Check the installed solvers on small programs that broken solvers have got wrong. Exits with 6 if a solver
     gives a wrong answer, with 2 if a solver cannot run here and none is wrong."""
     from milpplan.optimize.milp.solver_self_test import run_canaries
-    from milpplan.reports.answers.doctor import doctor_blocks
+    from milpplan.reports.answers.descriptions import doctor_blocks
 
     say("Running the canary programs; this takes a few seconds.")
     results = run_canaries()

@@ -1,15 +1,16 @@
-"""Shipped models and hardware as tables, and any description as text."""
+"""Shipped models and hardware as tables, any description as text, and the checks of the installed solvers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from milpplan.errors import InvalidInputError
+from milpplan.optimize.milp.solver_self_test import SelfTestResult
 from milpplan.problem.catalog import file_keys, hardware_names, load_hardware, load_model, model_names, preset_text
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
-from milpplan.reports.blocks import Table
+from milpplan.reports.blocks import Block, Paragraph, Span, Table
 from milpplan.reports.documents.document import document_text
 from milpplan.simulation.layers.parameters import active_parameters, total_parameters
 from milpplan.units import count_text, gib_text
@@ -100,3 +101,19 @@ def _read(name: str, ignore: Collection[str]) -> ModelSpec | HardwareSpec:
             "Start from an example: `milpplan show llama3-8b`, `milpplan show dgx-h100`.",
         )
     return load_model(name, ignore) if len(model) > len(hardware) else load_hardware(name)
+
+
+def doctor_blocks(results: Sequence[SelfTestResult]) -> list[Block]:
+    """Show a row for each check, with the consequence of every failure."""
+    rows = []
+    for result in results:
+        verdict = Span("ok", "green") if result.passed else Span("FAILED", "bold red")
+        if not result.answered:
+            verdict = Span("not usable", "yellow")
+        rows.append((result.name, verdict, result.seen))
+    failures = [
+        Paragraph(f"{result.name}: expected {result.expected}, got {result.seen}. {result.meaning}")
+        for result in results
+        if not result.passed
+    ]
+    return [Table("", ("check", "", "seen"), rows, words=(0, 1, 2)), *failures]

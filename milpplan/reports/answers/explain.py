@@ -15,7 +15,7 @@ from milpplan.reports.answers.step import plan_blocks, would_be_headline
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.fields import Finite, IntervalDocument, document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.reports.words.proof_words import joined, range_text, scope_text
+from milpplan.reports.words.plan_words import joined, range_text, scope_text
 from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
 
 

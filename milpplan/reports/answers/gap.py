@@ -22,7 +22,7 @@ from milpplan.reports.documents.certificate import CertificateDocument, certific
 from milpplan.reports.documents.document import BoundClassDocument, Fates, bound_classes
 from milpplan.reports.documents.fields import IntervalDocument, document_of
 from milpplan.reports.documents.plan_file import PlanDocument, PlanField, plan_document
-from milpplan.reports.words.proof_words import cost_model_text, joined, range_text, space_text
+from milpplan.reports.words.plan_words import cost_model_text, joined, range_text, space_text
 from milpplan.simulation.report import MemoryVerdict
 from milpplan.units import (
     NS_PER_S,

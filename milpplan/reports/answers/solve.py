@@ -26,7 +26,7 @@ from milpplan.reports.answers.step import (
 )
 from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, tolerance_text
-from milpplan.reports.words.proof_words import scope_text
+from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
     robustness_text,
     run_text,

@@ -17,7 +17,7 @@ from milpplan.problem.problem import Problem
 from milpplan.problem.records import Record
 from milpplan.reports.blocks import Block, Items, Paragraph, Span, Table
 from milpplan.reports.documents.fields import Document, document_of
-from milpplan.reports.words.proof_words import cost_model_text
+from milpplan.reports.words.plan_words import cost_model_text
 
 LIBRARIES = ("ortools", "pulp", "numpy")
 """Libraries that a proof relies on in addition to the cost model."""

@@ -30,7 +30,7 @@ from milpplan.reports.documents import plan_file
 from milpplan.reports.documents.certificate import CertificateDocument, certificate_of, is_sealed, sealed
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, PlanField, plan_document
-from milpplan.reports.words.proof_words import scope_text
+from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
     EvidenceDocument,
     RunDocument,

@@ -24,22 +24,22 @@ from milpplan.reports.answers.step import would_be_headline
 from milpplan.reports.blocks import Block, Drawing, Items, Paragraph, Table
 from milpplan.reports.documents.certificate import certificate_sentence
 from milpplan.reports.documents.document import REASON_WORDS, document_text
-from milpplan.reports.html.charts import Part, stacked_bar
-from milpplan.reports.html.page_data import shown_ranks
-from milpplan.reports.html.page_template import Section, answer_page
-from milpplan.reports.html.step_charts import (
+from milpplan.reports.html.charts import (
+    Part,
     colour_keys,
     counted_rows,
     fates_chart,
     memory_rows,
     memory_width,
     search_chart,
+    stacked_bar,
     time_bar,
     time_colour,
     time_names,
 )
-from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, layout_text
-from milpplan.reports.words.proof_words import cost_model_text
+from milpplan.reports.html.page_data import shown_ranks
+from milpplan.reports.html.page_template import Section, answer_page
+from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cost_model_text, layout_text
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gib_text, percent_text, seconds_text
 

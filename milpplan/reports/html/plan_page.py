@@ -14,20 +14,25 @@ from milpplan.communication.records import TrafficReport
 from milpplan.explain.records import Missing, NearBest, NearPlan, Overview
 from milpplan.reports.answers.traffic import NAMES
 from milpplan.reports.documents.certificate import certificate_sentence
-from milpplan.reports.html.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
-from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data
-from milpplan.reports.html.page_template import asset, rendered, script_json
-from milpplan.reports.html.step_charts import (
+from milpplan.reports.html.charts import (
+    Line,
+    Part,
+    envelope,
     fates_chart,
+    line_chart,
     memory_rows,
     memory_width,
     named_rows,
+    round_levels,
     search_chart,
+    stacked_bar,
     time_bar,
     time_colour,
     time_names,
     time_ticks,
 )
+from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data
+from milpplan.reports.html.page_template import asset, rendered, script_json
 from milpplan.reports.words.plan_words import (
     HIDDEN_PARTS,
     MEMORY_PARTS,

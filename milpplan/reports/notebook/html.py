@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Plan
 from milpplan.reports.html.charts import Part, stacked_bar
-from milpplan.reports.html.fragments import blocks_html
+from milpplan.reports.html.page_template import blocks_html
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cluster_text, layout_text, plan_sentences
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gap_text, gib_text, percent_text, rate_text, seconds_text
