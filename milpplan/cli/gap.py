@@ -264,7 +264,7 @@ def _told(judged: Sequence[Judged], failed: Sequence[Failed], wanted: Wanted) ->
     if wanted.as_json:
         emit(document_text(document))
     elif len(judged) == 1 and not failed:
-        show_blocks(gap_blocks(judged[0]))
+        show_blocks(gap_blocks(judged[0].gap))
     else:
         show_blocks(gaps_blocks(judged, failed))
     for lost in failed:

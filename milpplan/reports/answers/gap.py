@@ -240,9 +240,8 @@ def layout_fates(result: PlanResult, best_s: float | None) -> LayoutFatesDocumen
 EFFORTS = {"flag": "arguments", "reshard": "converts the checkpoint"}
 
 
-def gap_blocks(entry: Judged) -> list[Block]:
+def gap_blocks(gap: GapReport) -> list[Block]:
     """Show all answers about the gap of a plan, the most important first."""
-    gap = entry.gap
     verdicts = [Paragraph(f"gap to {space.name}: {verdict(gap, space)}") for space in gap.spaces]
     tables = [table for table in (spaces_table(gap), changes_table(gap), chain_table(gap)) if table.rows]
     return [

@@ -156,10 +156,11 @@ def fewest_blocks(
 ) -> list[Block]:
     """Show the minimum number, the smaller numbers that are proved to have no plan, and the plan."""
     plan = solve_blocks(found.result, tolerance, evidence=evidence, verbose=verbose, next_steps=next_steps)
-    return [_headline(found), Paragraph(), *plan]
+    return [fewest_headline(found), Paragraph(), *plan]
 
 
-def _headline(found: Fewest) -> Paragraph:
+def fewest_headline(found: Fewest) -> Paragraph:
+    """Name the minimum number, and the smaller numbers that are proved to have no plan."""
     largest_refused = f"{found.refused[-1]:,}" if found.refused else ""
     tried = _tried(found)
     if found.num_gpus is None:
