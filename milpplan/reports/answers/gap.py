@@ -21,7 +21,7 @@ from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.certificate import CertificateDocument, certificate_of
 from milpplan.reports.documents.document import BoundClassDocument, Fates, bound_classes
 from milpplan.reports.documents.fields import IntervalDocument, document_of
-from milpplan.reports.documents.plan_file import PlanDocument, PlanField, plan_document
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import cost_model_text, joined, range_text, space_text
 from milpplan.simulation.report import MemoryVerdict
 from milpplan.units import (
@@ -95,7 +95,7 @@ class SpaceGapDocument(Record):
     saved: IntervalDocument
     is_outside: bool
     proved: bool
-    best: PlanField | None
+    best: PlanDocument | None
     layouts: LayoutFatesDocument | None
     log: tuple[TimedDocument, ...]
     certificate: CertificateDocument | None
@@ -116,7 +116,7 @@ class ChangeDocument(Record):
     peak_memory_bytes: Computed
     saved: float
     closed: float | None
-    plan: PlanField
+    plan: PlanDocument
 
 
 class NearDocument(Record):
@@ -203,9 +203,15 @@ def _plan(entry: Judged) -> PlanGapDocument:
         breakdown=report.breakdown_s,
         hidden=report.hidden_s,
         spaces=tuple(_space(space) for space in gap.spaces),
+        changes=_changes(gap.changes),
+        chain=_changes(gap.chain),
         near=tuple(document_of(NearDocument, near, layout=near.plan.layout) for near in gap.near),
         plan=plan_document(gap.plan, report),
     )
+
+
+def _changes(changes: Sequence[Change]) -> tuple[ChangeDocument, ...]:
+    return tuple(document_of(ChangeDocument, change, plan=plan_document(change.plan)) for change in changes)
 
 
 def _space(space: SpaceGap) -> SpaceGapDocument:
@@ -215,6 +221,7 @@ def _space(space: SpaceGap) -> SpaceGapDocument:
         space,
         result,
         space=space_text(space.problem),
+        best=None if space.best is None else plan_document(space.best),
         layouts=layout_fates(result, space.best_s),
         log=tuple(
             document_of(TimedDocument, line, incumbent_s=line.incumbent, bound_s=line.bound) for line in result.log

@@ -29,7 +29,7 @@ from milpplan.reports.answers.explain import ExplanationDocument
 from milpplan.reports.documents import plan_file
 from milpplan.reports.documents.certificate import CertificateDocument, certificate_of, is_sealed, sealed
 from milpplan.reports.documents.fields import document_of
-from milpplan.reports.documents.plan_file import PlanDocument, PlanField, plan_document
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
     EvidenceDocument,
@@ -185,7 +185,7 @@ class EndDocument(Record):
     lower_bound_s: float | None
     """Lower bound for every plan of the space at this end; null unless the end was solved again
     (``--check-ends``)."""
-    solved: PlanField | None = None
+    solved: PlanDocument | None = None
     """Best plan of this end's own solve."""
     still_best: bool
 
@@ -204,7 +204,7 @@ class OtherPlanDocument(Record):
     """Plan that the search simulated beside the best one, with its step time."""
 
     step_time_s: float
-    plan: PlanField
+    plan: PlanDocument
 
 
 class SolverDocument(Record):
@@ -329,7 +329,7 @@ def result_document(
         result,
         report,
         error_bar=bar,
-        robustness=robust and document_of(RobustnessDocument, robust, solved_again=robust.solved),
+        robustness=_robustness(robust),
         evidence=evidence_document(evidence, result.step_time_s),
         any_chunks=_any_chunks(result),
         target=target_document(result),
@@ -343,7 +343,9 @@ def result_document(
         ),
         run=totals,
         plan=None if result.plan is None else plan_document(result.plan, report),
-        runners_up=tuple(OtherPlanDocument(step_time_s=seconds, plan=plan) for plan, seconds in others),
+        runners_up=tuple(
+            OtherPlanDocument(step_time_s=seconds, plan=plan_document(plan)) for plan, seconds in others
+        ),
         breakdown=report and report.breakdown_s,
         hidden=report and report.hidden_s,
         layouts=layouts_document(result),
@@ -376,6 +378,16 @@ def layouts_document(result: PlanResult) -> LayoutsDocument:
         bounds=bound_classes(fates, fates.best) if fates and fates.best is not None else (),
         **counts,
     )
+
+
+def _robustness(robust: Robustness | None) -> RobustnessDocument | None:
+    if robust is None:
+        return None
+    ends = tuple(
+        document_of(EndDocument, end, solved=None if end.solved is None else plan_document(end.solved))
+        for end in robust.ends
+    )
+    return document_of(RobustnessDocument, robust, solved_again=robust.solved, ends=ends)
 
 
 def _any_chunks(result: PlanResult) -> AnyChunksDocument | None:

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem.plan import Layout, Plan, Recompute
@@ -155,14 +155,6 @@ def plan_document(plan: Plan, report: StepReport | None = None) -> PlanDocument:
         for number in others
     ]
     return PlanDocument(layout=plan.layout, stages=stages, other_stages=tuple(chain.from_iterable(other)))
-
-
-def _planned(plan: Any) -> Any:
-    return plan_document(plan) if isinstance(plan, Plan) else plan
-
-
-PlanField = Annotated[PlanDocument, BeforeValidator(_planned)]
-"""Plan of a document, filled with a plan without its report."""
 
 
 def _stage_documents(plan: Plan, ranks: Sequence[StageReport]) -> tuple[StageDocument, ...]:

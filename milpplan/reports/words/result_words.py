@@ -12,7 +12,7 @@ from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.fields import document_of
-from milpplan.reports.documents.plan_file import PlanField
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.units import count_text, counted, money_text, percent_text, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence, TermEvidence
 
@@ -61,7 +61,7 @@ class TargetPriceDocument(Record):
     status: Literal["optimal", "feasible", "infeasible", "no_solution_found"]
     wall_time_s: float
     space: Space | None = None
-    plan: PlanField | None = None
+    plan: PlanDocument | None = None
     problem_sha256: str | None = None
 
 
@@ -81,7 +81,9 @@ def target_document(result: PlanResult) -> TargetDocument | None:
     priced = None
     if price is not None:
         whole = result.problem.model_copy(update={"space": price.space})
-        priced = document_of(TargetPriceDocument, price, problem_sha256=digest(whole))
+        priced = document_of(
+            TargetPriceDocument, price, plan=plan_document(price.plan), problem_sha256=digest(whole)
+        )
     return TargetDocument(name=space.target, version=space.target_version, price=priced)
 
 
