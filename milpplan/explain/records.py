@@ -75,11 +75,11 @@ class Exposed:
 @dataclass(frozen=True, slots=True)
 class RuleEffect:
     """Effect of a rule of divisibility: the number of (partial) layouts refused, and the minimum bound of the
-    layouts that it alone refuses (infinite without any). ``may_bind``: the bound is below the best known plan."""
+    layouts that it alone refuses (None without any). ``may_bind``: the bound is below the best known plan."""
 
     rule: str
     num_refused: int
-    least_bound_s: float
+    least_bound_s: float | None
     may_bind: bool
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Literal
 
 from milpplan.explain.judge.records import layout_words
-from milpplan.explain.records import Explanation, Interval, Outcome, Unit, WishAnswer, Worth
+from milpplan.explain.records import Explanation, Interval, Limits, Outcome, Unit, WishAnswer, Worth
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.answers.step import plan_blocks, would_be_headline
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table
-from milpplan.reports.documents.fields import Finite, IntervalDocument, document_of
+from milpplan.reports.documents.fields import IntervalDocument, document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import joined, range_text, scope_text
 from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
@@ -27,37 +27,6 @@ class OptimumDocument(Record):
     infeasible: bool
     peak_memory_bytes: Computed | None
     layout: Layout | None
-
-
-class ExposedDocument(Record):
-    """Communication that adds to the step."""
-
-    part: str
-    seconds: float
-    share: float
-    num_ranks: Computed
-    tier: str
-
-
-class RuleDocument(Record):
-    """Rule of divisibility with the lower bound, in seconds, of the plans that it alone refuses; null if there are
-    none."""
-
-    rule: str
-    num_refused: Computed
-    least_bound_s: Finite
-    may_bind: bool
-
-
-class LimitsDocument(Record):
-    """Limits of the plan: free memory of every stage in bytes, the bubble's share of the step, communication, and
-    rules."""
-
-    headroom_bytes: tuple[int, ...]
-    bubble_share: float
-    num_micro_batches: Computed
-    exposed: tuple[ExposedDocument, ...]
-    rules: tuple[RuleDocument, ...]
 
 
 class SingleChangeDocument(Record):
@@ -114,7 +83,7 @@ class ExplanationDocument(Record):
     usable_memory_bytes: int
     breakdown: dict[str, float]
     hidden: dict[str, float]
-    limits: LimitsDocument
+    limits: Limits
     changes: tuple[SingleChangeDocument, ...]
     worth: tuple[WorthDocument, ...]
     wishes: tuple[WishDocument, ...]
@@ -212,9 +181,7 @@ def _limits(explanation: Explanation) -> Iterator[Block]:
     ]
     yield Fact("network", "; ".join(lines) or "no communication that adds to the step by more than 0.1 %")
     for rule in limits.rules:
-        bound = (
-            "nothing" if math.isinf(rule.least_bound_s) else f"steps of {seconds_text(rule.least_bound_s)} or more"
-        )
+        bound = "nothing" if rule.least_bound_s is None else f"steps of {seconds_text(rule.least_bound_s)} or more"
         verdict = "may keep out something better" if rule.may_bind else "keeps out nothing better"
         yield Fact("rule", f"{rule.rule} {verdict}: it alone refuses {bound} (by the bounds)")
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel
 
-from milpplan.optimize.certificate import Certification, Verdict
+from milpplan.optimize.certificate import Certification, Check, Verdict
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Record
@@ -41,14 +41,6 @@ class CertificateDocument(Record):
     sha256: str = ""
 
 
-class CheckDocument(Record):
-    """Check of a recomputed value."""
-
-    name: str
-    passed: bool
-    seen: str
-
-
 class NotCertifiedDocument(Record):
     """Fields of a result that the second proof does not cover, or covers only in part, with reasons."""
 
@@ -63,7 +55,7 @@ class CertificationDocument(Record):
     milpplan_version: str
     verdict: Verdict
     backend: str
-    checks: tuple[CheckDocument, ...]
+    checks: tuple[Check, ...]
     claimed_gap: float | None
     objective_bound: float | None
     """Bound of the second proof, in the unit of the objective."""

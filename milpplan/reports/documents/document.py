@@ -19,7 +19,7 @@ from pydantic import Field
 from milpplan.calibration.records import ErrorBar, Robustness
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.optimize.result import PlanResult, Status, Strength
+from milpplan.optimize.result import PlanResult, Progress, Status, Strength
 from milpplan.optimize.search.prune_reasons import FATES, PruneRecord
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
@@ -148,15 +148,6 @@ class AnyChunksDocument(Record):
     gap: float
 
 
-class ProgressDocument(Record):
-    """Line of the search log."""
-
-    wall_time_s: float
-    incumbent: float | None
-    bound: float | None
-    open_layouts: Computed
-
-
 class InfeasibleDocument(Record):
     """Reason why there is no plan: values seen, values needed, and advice."""
 
@@ -269,7 +260,7 @@ class ResultDocument(Record):
     """Seconds of communication hidden behind compute."""
     layouts: LayoutsDocument
     solver: SolverDocument
-    log: tuple[ProgressDocument, ...]
+    log: tuple[Progress, ...]
     certificate: CertificateDocument | None = None
     problem: Problem
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from milpplan.communication.records import TrafficReport
 from milpplan.explain.records import Missing, NearBest, NearPlan, Overview
-from milpplan.reports.answers.traffic import NAMES
+from milpplan.reports.answers.traffic import parallelism_table
 from milpplan.reports.documents.certificate import certificate_sentence
 from milpplan.reports.html.charts import (
     Line,
@@ -32,7 +31,7 @@ from milpplan.reports.html.charts import (
     time_ticks,
 )
 from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data
-from milpplan.reports.html.page_template import asset, rendered, script_json
+from milpplan.reports.html.page_template import asset, blocks_html, rendered, script_json
 from milpplan.reports.words.plan_words import (
     HIDDEN_PARTS,
     MEMORY_PARTS,
@@ -46,7 +45,6 @@ from milpplan.units import (
     GIB,
     SECONDS_PER_HOUR,
     TRILLION,
-    bytes_text,
     gap_text,
     gib_text,
     percent_text,
@@ -212,17 +210,6 @@ def _memory_chart(overview: Overview, high: float) -> str:
     return line_chart(lines, end, time_ticks(end), levels, 0.0, high, label, some)
 
 
-def traffic_rows(report: TrafficReport | None) -> list[tuple[str, ...]]:
-    """Make rows of the traffic of every parallelism: total, inside fast domains, and between them."""
-    if report is None:
-        return []
-    return [
-        (NAMES[name], *(bytes_text(size) for size in (wire, *report.tier_bytes[name].values())))
-        for name, wire in report.wire_bytes.items()
-        if wire
-    ]
-
-
 def search_section(result: ResultDocument | None) -> Section:
     """Draw bound and incumbent over time, with the proof; empty where the file holds no search."""
     if result is None or result.objective.value is None:
@@ -363,7 +350,7 @@ def plan_page(overview: Overview, result: ResultDocument | None = None, notes: t
         makes=len(overview.plan.layout.replica_micro_batches),
         time=time_section(overview),
         memory=memory_section(overview),
-        traffic_rows=traffic_rows(traffic),
+        traffic_html="" if traffic is None else blocks_html([parallelism_table(traffic)]),
         no_traffic=overview.traffic if traffic is None else None,
         search=search_section(result),
         near=near_section(overview),
