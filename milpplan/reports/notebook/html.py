@@ -35,7 +35,8 @@ STYLE: Final = (
     "background:rgba(128,128,128,.15);border-radius:4px;overflow:hidden}.milpplan .piece{height:100%}"
     ".milpplan .mark{position:absolute;top:0;bottom:0;width:2px;background:#c62828}"
     ".milpplan i{display:inline-block;width:.8em;height:.8em;border-radius:3px;margin-right:.4em}"
-    ".milpplan .key{margin-right:1em}.milpplan td,.milpplan th{text-align:right}.milpplan td:first-child,"
+    ".milpplan .key{margin-right:1em}.milpplan td,.milpplan th{text-align:right;vertical-align:top;"
+    "padding:.15em .9em .15em 0}.milpplan td:first-child,"
     ".milpplan th:first-child,.milpplan .text{text-align:left}.milpplan .green{color:#2e9e6f}"
     f".milpplan .yellow{{color:#b08800}}.milpplan .red{{color:#c62828}}{_RULES}</style>"
 )
