@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from milpplan.reports.documents.document import ResultDocument
 
 
-Section = dict[str, Any]
+Values = dict[str, Any]
+"""Values of a section of the template."""
 LINE_COLOURS: Final = (0, 1, 2, 3, 4, 6, 7, 8)
 """Colours of stages in the chart of memory over time, without the grey that has too little contrast."""
 SHOWN_STAGES: Final = 2 * len(LINE_COLOURS)
@@ -127,7 +128,7 @@ def _runs(counts: list[int]) -> str:
     return ", ".join(f"{count} x{times}" if times > 1 else str(count) for count, times in runs)
 
 
-def time_section(overview: Overview) -> Section:
+def time_section(overview: Overview) -> Values:
     """Draw the parts of the step time: a bar of the mean, and a bar of every stage."""
     report = overview.report
     step = report.step_time_s
@@ -163,7 +164,7 @@ def _name(overview: Overview, rank: int) -> str:
     return overview.lanes.ranks[rank].name
 
 
-def memory_section(overview: Overview) -> Section:
+def memory_section(overview: Overview) -> Values:
     """Draw the peak by stage and part against the limit, and memory over time."""
     report = overview.report
     whole = memory_width([report])
@@ -210,7 +211,7 @@ def _memory_chart(overview: Overview, high: float) -> str:
     return line_chart(lines, end, time_ticks(end), levels, 0.0, high, label, some)
 
 
-def search_section(result: ResultDocument | None) -> Section:
+def search_section(result: ResultDocument | None) -> Values:
     """Draw bound and incumbent over time, with the proof; empty where the file holds no search."""
     if result is None or result.objective.value is None:
         return {}
@@ -249,7 +250,7 @@ def _most_refused(rejected: dict[str, int]) -> list[tuple[str, str]]:
     return [(name.replace("_", " "), f"{count:,}") for count, name in refusals[:SHOWN_RULES]]
 
 
-def near_section(overview: Overview) -> Section:
+def near_section(overview: Overview) -> Values:
     """List other layouts within a per cent."""
     near = overview.near
     if isinstance(near, Missing):
@@ -293,7 +294,7 @@ def _near_row(overview: Overview, near: NearPlan) -> tuple[str, ...]:
     )
 
 
-def rule_section(overview: Overview) -> Section:
+def rule_section(overview: Overview) -> Values:
     """Show the plan beside that of the published rule of thumb."""
     rule = overview.rule
     if isinstance(rule, Missing):

@@ -46,14 +46,9 @@ def replicas_text(problem: Problem, plan: Plan, report: StepReport) -> str:
     for node_type, share in enumerate(layout.replica_micro_batches):
         number = problem.node_gpus[node_type] // block
         name = report.stages[layout.pp * node_type].node_type
-        parts.append(f"{_counted(number, 'replica')} on {name} with {_counted(share, 'micro-batch')} each")
+        batches = counted(share, "micro-batch", "micro-batches")
+        parts.append(f"{counted(number, 'replica')} on {name} with {batches} each")
     return "; ".join(parts)
-
-
-def _counted(number: int, noun: str) -> str:
-    """Write a count with its noun: ``1 replica``, ``2 replicas``."""
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
 
 
 TIME_PARTS: Final = {
