@@ -28,7 +28,7 @@ from benchmarks.tables import markdown_table, replace_section
 from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.measured import Observation, observations
-from milpplan.calibration.overlay_file import write_overlay
+from milpplan.calibration.sources import write_overlay
 from milpplan.problem.overlay import Factor, Overlay, with_constants
 from milpplan.units import percent_text
 from milpplan.validation.runs.clusters import generation_of

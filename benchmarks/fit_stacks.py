@@ -26,7 +26,7 @@ from benchmarks.leave_out import left_out, tables
 from benchmarks.tables import replace_section
 from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation, observations
-from milpplan.calibration.overlay_file import write_overlay
+from milpplan.calibration.sources import write_overlay
 from milpplan.problem.catalog import load_overlay
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import Overlay, applied

@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.tables import markdown_table, replace_section
 from milpplan import Job, Plan, Problem, load_hardware, load_model, simulate, solve
 from milpplan.errors import MilpplanError
+from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import TARGETS
 from milpplan.optimize.result import PlanResult
@@ -54,14 +55,18 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--out", type=Path, help="A page whose section `launchers` is replaced.")
     words = parser.parse_args()
-    started, rows, reasons, lost = time.process_time(), [], [], 0
+    started, rows, lost = time.process_time(), [], 0
+    reasons: dict[tuple[str, str], list[str]] = {}
     for model, hardware, gpus, batch in PAIRS:
         whole = problem_of(model, hardware, gpus, batch, words.space)
         best = solve(whole, time_limit_s=words.time_limit)
         assert best.report is not None
         cells = {name: cell_of(whole, name, words.time_limit) for name in TARGETS}
         lost += sum(cell.lost for cell in cells.values())
-        reasons += [f"- {model}, {name}: {cell.why}" for name, cell in cells.items() if cell.why]
+        for name, cell in cells.items():
+            if cell.why:
+                reason = cell.why.partition("reason(s): ")[2].replace(model, "this model") or cell.why
+                reasons.setdefault((name, reason), []).append(model)
         more = [shown(cell, best) for cell in cells.values()]
         rows.append([f"{model}, {gpus} x {hardware}, batch {batch}", f"{best.report.step_time_s:.4g} s", *more])
         print(" | ".join(rows[-1]), flush=True)
@@ -73,7 +78,9 @@ def main() -> int:
         "",
         markdown_table(["job", "best of any", *TARGETS], rows),
         "",
-        *reasons,
+        "Why a launcher cannot run a job:",
+        "",
+        *(f"- {name}, {', '.join(models)}: {reason}" for (name, reason), models in sorted(reasons.items())),
     ]
     print("\n".join(lines))
     if words.out:
@@ -103,7 +110,7 @@ def cell_of(whole: Problem, name: str, limit_s: float) -> Cell:
         return Cell(None, f"no plan ({result.status})")
     launch = target.export(problem, result.plan, target.capability.versions[0])
     file, text = next(iter(target.files(launch, __version__).items()))
-    found = target.read(text, file, problem.hardware, None, problem.model, None, ())
+    found = target.read(ImportRequest(text, file, problem.hardware, model=problem.model))
     same = same_plan(found.plan, result.plan)
     again = simulate(found.problem, found.plan).step_time_ns
     return Cell(result.report.step_time_ns, lost=not same or again != result.report.step_time_ns)

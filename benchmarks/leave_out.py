@@ -125,7 +125,8 @@ def tables(rows: Sequence[LeftOut], least: int) -> str:
         if not row.possible
     ]
     second = markdown_table(("generation", "framework", "source", "runs", "why"), impossible)
-    return "\n\n".join((first, *_means([row for row in rows if row.possible]), "Impossible:", second))
+    means = _means([row for row in rows if row.possible])
+    return "\n\n".join((first, *means, "Sources that cannot be left out:", second))
 
 
 def _means(done: Sequence[LeftOut]) -> Iterator[str]:

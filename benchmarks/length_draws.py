@@ -69,10 +69,10 @@ def row(case: Case, result: LengthsResult) -> list[str]:
 
 
 def summary(gaps: list[float]) -> str:
-    """How many are proved how near."""
+    """Count the jobs that are proved to each gap."""
     # As printed: two digits of a per cent.
-    near = [f"{sum(round(gap, 4) <= edge for gap in gaps)} to {edge:.1%}" for edge in EDGES]
-    return f"Of {len(gaps)} jobs {', '.join(near)}; the largest gap is {max(gaps):.1%}."
+    counts = [f"{sum(round(gap, 4) <= edge for gap in gaps)} to {edge:.1%}" for edge in EDGES]
+    return f"Of {len(gaps)} jobs, {', '.join(counts)} are proved; the largest gap is {max(gaps):.1%}."
 
 
 def main() -> None:

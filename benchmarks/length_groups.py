@@ -21,7 +21,7 @@ from examples.adapters import flexsp, hydraulis
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Strategy, SwitchTimes
-from milpplan.groups.workload.workload import workload_of
+from milpplan.groups.workload import workload_of
 
 DATA = Path(__file__).parent / "data" / "length_groups.json"
 FLEXSP_LIMIT_S = 8.0

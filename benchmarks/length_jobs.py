@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.length_groups import data
 from milpplan import Job, Problem, Space, Workload, load_hardware, load_model, workload_of
 from milpplan.groups.strategies import Int64Array
-from milpplan.groups.workload.distributions import LogNormal, Mixture, Pareto
+from milpplan.groups.workload import LogNormal, Mixture, Pareto
 from milpplan.lengths.baselines import Degrees
 
 MANY = Path(__file__).parent / "data" / "wikipedia_lengths.json"

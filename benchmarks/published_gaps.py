@@ -272,25 +272,25 @@ def summary_table(gaps: Sequence[PublishedGap]) -> str:
 def section(
     gaps: Sequence[PublishedGap], groups: Sequence[Sequence[tuple[PublishedGap, float]]], note: str
 ) -> str:
-    """Text of benchmarks/results/gap.md between its marks."""
+    """Write the text of benchmarks/results/gap.md between its marks."""
     correlation, slowness = sweep_table(groups)
     described = sum(map(is_described, gaps))
     timed = sum(one.measured_s is not None and one.fits for one in gaps)
     proved = sum(one.status in ("optimal", "infeasible") for one in gaps)
     return "\n\n".join(
         (
-            f"{len(gaps):,} runs, {proved:,} of them against a bound proved to 1e-4. {note}",
+            f"{len(gaps):,} runs; the bounds of {proved:,} are proved to 1e-4. {note}",
             summary_table(gaps),
             "Kendall's tau of gap and measured time inside sweeps of at least four runs:",
             correlation,
             "How much longer runs took than the fastest run *measured* in their sweep, by their gap to the "
             "best of their source's choices:",
             slowness,
-            f"The tables of single runs have the {described:,} scored runs whose simulated step is "
-            f"within a factor of {FAR:g} of the measured one, of {timed:,} that were timed and fit.",
-            f"The largest gaps: a run for each model, cluster, batch and source, at most {FROM_ONE} of a source.",
+            f"The tables of single runs have {described:,} of the {timed:,} runs that were timed and fit: those "
+            f"that are scored and whose simulated step is within a factor of {FAR:g} of the measured one.",
+            f"The largest gaps (a run for each model, cluster, batch and source, at most {FROM_ONE} of a source):",
             proposal_table(largest_gaps(gaps)),
-            "The *fastest* measured run of each model, cluster, batch and source, those with the largest gaps:",
+            "The largest gaps of *fastest* measured runs, a run for each model, cluster, batch and source:",
             proposal_table(best_runs(gaps)),
         )
     )

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-IN_THE_REPOSITORY = re.compile(r"\[([^\]]+)\]\(\.\./(?:milpplan|tests|benchmarks|examples|hardware|runs)/[^)]*\)")
+IN_THE_REPOSITORY = re.compile(
+    r"\[([^\]]+)\]\(\.\./(?:milpplan|tests|benchmarks|examples|hardware|notebooks|runs)/[^)]*\)"
+)
 """Links to files that the site does not have: their text is enough."""
 AT_THE_ROOT = re.compile(r"\[([^\]]+)\]\((?!docs/|http)[^)]+\)")
 """Links of CONTRIBUTING.md to files outside docs/."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from milpplan.explain.records import Explanation as Explanation
     from milpplan.explain.records import Overview as Overview
     from milpplan.graph import StrategyGraph as StrategyGraph
-    from milpplan.groups.workload.workload import Workload as Workload
-    from milpplan.groups.workload.workload import read_lengths as read_lengths
-    from milpplan.groups.workload.workload import workload_of as workload_of
+    from milpplan.groups.workload import Workload as Workload
+    from milpplan.groups.workload import read_lengths as read_lengths
+    from milpplan.groups.workload import workload_of as workload_of
     from milpplan.lengths.records import LengthsResult as LengthsResult
     from milpplan.lengths.solve_lengths import solve_lengths as solve_lengths
     from milpplan.optimize.result import PlanResult as PlanResult
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from milpplan.problem.problem import Space as Space
     from milpplan.simulation.bulk.simulate_many import BulkSteps as BulkSteps
     from milpplan.simulation.bulk.simulate_many import simulate_many as simulate_many
-    from milpplan.simulation.pipeline.step_lanes import step_lanes as step_lanes
+    from milpplan.simulation.pipeline.lanes import step_lanes as step_lanes
     from milpplan.simulation.report import StepReport as StepReport
     from milpplan.simulation.simulator import simulate as simulate
     from milpplan.switching.links import Links as Links

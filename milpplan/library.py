@@ -16,10 +16,10 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "milpplan.simulation.report": ("StepReport",),
     "milpplan.simulation.simulator": ("simulate",),
-    "milpplan.simulation.pipeline.step_lanes": ("step_lanes",),
+    "milpplan.simulation.pipeline.lanes": ("step_lanes",),
     "milpplan.errors": ("MilpplanError",),
     "milpplan.graph": ("StrategyGraph",),
-    "milpplan.groups.workload.workload": (
+    "milpplan.groups.workload": (
         "Workload",
         "read_lengths",
         "workload_of",

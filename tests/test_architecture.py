@@ -144,7 +144,7 @@ ALLOWED = {
         "milpplan.explain.records",
         "milpplan.explain.hardware_choice",
         "milpplan.explain.judge.records",
-        "milpplan.calibration.records",
+        "milpplan.calibration.error_bars",
         "milpplan.validation.evidence",
         "milpplan.version",
         "milpplan.reports",
@@ -258,7 +258,7 @@ ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "explai
         ("from milpplan import Problem, load_hardware, load_model", HEAVY | {"rich", "milpplan.simulation"}),
         ("from milpplan import solve, simulate", HEAVY | {"rich", *ROOMS_BEYOND_SOLVE}),
         (
-            "import milpplan.cli.solve_command",
+            "import milpplan.cli.commands.solve",
             {
                 "milpplan.graph",
                 "milpplan.groups",
@@ -267,8 +267,9 @@ ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "explai
                 "milpplan.reports.html",
             },
         ),
-        # The whole command line with all its commands and their help.
-        ("import milpplan.cli.app", HEAVY | {"numpy"}),
+        # The program with the list of its commands.
+        ("import milpplan.cli.app", HEAVY | {"numpy", "pydantic", "rich"}),
+        ("import milpplan.cli.commands.list_names", HEAVY | {"milpplan.optimize", "milpplan.explain"}),
     ],
 )
 def test_what_takes_long_is_not_imported_early(code: str, heavy: set[str]) -> None:

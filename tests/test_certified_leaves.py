@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from milpplan import Problem, SolveOptions, solve
-from milpplan.calibration.overlay_file import write_overlay
-from milpplan.cli.certify import certified
-from milpplan.cli.solving import compared, evidence_of, uncertainty, within_range
+from milpplan.calibration.sources import write_overlay
+from milpplan.cli.answer import compared, evidence_of, uncertainty
+from milpplan.cli.commands.certify import certified
+from milpplan.cli.plan_checks import within_range
 from milpplan.errors import MilpplanError
 from milpplan.optimize.certify import SecondProofs, other_backend
 from milpplan.problem.overlay import Constants, Factor

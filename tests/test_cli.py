@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import milpplan
-from milpplan.cli import solving
 from milpplan.cli.app import app
+from milpplan.cli.commands import solve as solving
 from milpplan.errors import SolverError
 from milpplan.problem.plan import SCHEDULES
 from milpplan.reports import files
@@ -137,7 +137,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 def test_ctrl_c_before_the_search_exits_with_five(monkeypatch: pytest.MonkeyPatch) -> None:
     """No traceback, one line."""
-    monkeypatch.setattr(solving, "solve", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(solving, "solve_problem", raising(KeyboardInterrupt()))
     result = run(*SOLVE)
     assert result.exit_code == 5
     assert result.stderr.splitlines() == ["Interrupted before anything was found."]
@@ -145,7 +145,7 @@ def test_ctrl_c_before_the_search_exits_with_five(monkeypatch: pytest.MonkeyPatc
 
 def test_an_internal_failure_exits_with_six(monkeypatch: pytest.MonkeyPatch) -> None:
     """One paragraph with the version and how to report; the traceback only with --debug."""
-    monkeypatch.setattr(solving, "solve", raising(RuntimeError("boom")))
+    monkeypatch.setattr(solving, "solve_problem", raising(RuntimeError("boom")))
     result = run(*SOLVE)
     assert result.exit_code == 6
     assert f"milpplan {milpplan.__version__}: RuntimeError: boom" in result.stderr
@@ -156,7 +156,7 @@ def test_an_internal_failure_exits_with_six(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_lying_solver_exits_with_six(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that contradicts the re-check is no mistake of the user."""
-    monkeypatch.setattr(solving, "solve", raising(SolverError("a", "b, and more of it", "c, and more")))
+    monkeypatch.setattr(solving, "solve_problem", raising(SolverError("a", "b, and more of it", "c, and more")))
     refused(run(*SOLVE), 6)
 
 
@@ -283,7 +283,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No directory, a directory, standard output's name, a file system that refuses: nobody waits for it."""
-    monkeypatch.setattr(solving, "solve", raising(AssertionError("it was solved")))
+    monkeypatch.setattr(solving, "solve_problem", raising(AssertionError("it was solved")))
     for out in (tmp_path / "none" / "plan.json", tmp_path, Path("-"), tmp_path / ("x" * 300)):
         assert "cannot be written" in refused(run(*SOLVE, "--out", str(out)))
     monkeypatch.setattr(files, "TemporaryFile", raising(OSError("read-only file system")))
@@ -295,7 +295,7 @@ def test_a_search_that_no_solver_can_finish_says_so(monkeypatch: pytest.MonkeyPa
     """Neither stopped nor proved: exit code 4, the gap that is proved, and not a word of a stop; a search that
     the limit ended is not told that."""
     result = replace(milpplan.solve(small_problem()), status="feasible", gap=1e-7)
-    monkeypatch.setattr(solving, "solve", lambda problem, options: result)
+    monkeypatch.setattr(solving, "solve_problem", lambda problem, options: result)
     ended = run(*SOLVE, "--gap", "0")
     assert ended.exit_code == 4
     assert "proof     best plan so far, not proved within 0 for cost model" in ended.stdout
@@ -446,6 +446,7 @@ def test_numbers_beyond_arithmetic_are_refused(tmp_path: Path) -> None:
 def test_the_doctor_reports_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """All checks passed: 0; one could not run: 2, with the cause; one failed, whatever else: 6, with what it
     means."""
+    from milpplan.cli.commands import doctor
     from milpplan.optimize.milp import solver_self_test
 
     good = solver_self_test.SelfTestResult("cbc: x", True, "1", "1", "nothing")
@@ -453,15 +454,15 @@ def test_the_doctor_reports_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     none = solver_self_test.SelfTestResult(
         "cbc: y", False, "an answer", "No space left", "unusable", answered=False
     )
-    monkeypatch.setattr(solver_self_test, "run_canaries", lambda: (good,))
+    monkeypatch.setattr(doctor, "run_canaries", lambda: (good,))
     assert run("doctor").exit_code == 0
-    monkeypatch.setattr(solver_self_test, "run_canaries", lambda: (good, none))
+    monkeypatch.setattr(doctor, "run_canaries", lambda: (good, none))
     result = run("doctor")
     assert result.exit_code == 2
     assert "not usable" in result.stdout
     assert "No space left" in result.stdout
     assert "1 of 2 checks could not run here" in result.stderr
-    monkeypatch.setattr(solver_self_test, "run_canaries", lambda: (good, none, bad))
+    monkeypatch.setattr(doctor, "run_canaries", lambda: (good, none, bad))
     result = run("doctor")
     assert result.exit_code == 6
     assert "FAILED" in result.stdout

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 import milpplan
 from milpplan import Layout
-from milpplan.cli.app import app
-from milpplan.cli.examples import EXAMPLES, wrapped
+from milpplan.cli.app import COMMANDS as LISTED
+from milpplan.cli.app import app, load_command
+from milpplan.cli.command import wrapped
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.amounts import long_but
 from tests.simulation.cases import even_plan
 from tests.small import small_problem
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = {name: load_command(name) for names in LISTED.values() for name in names}
 LAUNCH = ("--from", "megatron", "--hardware", "dgx-h100")
 SOLVE = ("solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "8", "--space", "uniform")
 OVER = (
@@ -90,29 +92,65 @@ def plan_text() -> str:
     return document_text(PlanFile(plan=plan_document(plan), problem=problem))
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_program_lists_the_first_sentence_of_every_help(name: str) -> None:
+    """The table, which ``milpplan --help`` prints without importing the command, says what the command says."""
+    line = next(names[name] for names in LISTED.values() if name in names)
+    assert COMMANDS[name].get_short_help_str(10_000) == line
+
+
+def test_the_program_imports_only_the_command_that_runs() -> None:
+    """Its help and the completion of names import none; another command's module stays away."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from milpplan.cli.app import app\n"
+        "CliRunner().invoke(app, {words})\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('milpplan.cli.commands.')))"
+    )
+    for words, expected in ((["--help"], ""), (["list", "models"], "milpplan.cli.commands.list_names")):
+        done = subprocess.run([sys.executable, "-c", code.format(words=words)], capture_output=True, text=True)
+        assert done.stdout.strip() == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", list(COMMANDS)),
+        ("ex", ["explain", "export"]),
+        ("solve --ta", ["--target", "--target-version"]),
+        ("solve llama3-8", ["llama3-8b"]),
+    ],
+)
+def test_names_are_completed(words: str, expected: list[str]) -> None:
+    """Commands, their options, and models by name."""
+    asked = {"_MILPPLAN_COMPLETE": "complete_bash", "COMP_WORDS": f"milpplan {words}"}
+    asked["COMP_CWORD"] = str(len(words.split()) or 1)
+    done = CliRunner().invoke(app, [], prog_name="milpplan", env=asked)
+    assert done.stdout.split() == expected
+
+
 def test_every_command_has_examples() -> None:
-    """No command without one, no example without a command; the help shows each as it is."""
-    assert set(EXAMPLES) == set(COMMANDS)
-    for name, examples in EXAMPLES.items():
+    """No command is without; its help shows each as it is."""
+    for name, command in COMMANDS.items():
+        assert command.examples
         shown = run(name, "--help").stdout
         joined = " ".join(shown.replace("\\\n", " ").split())
-        for meaning, words in examples:
+        for meaning, words in command.examples:
             assert f"# {meaning}" in shown
             assert f"milpplan {name} {words}".rstrip() in joined
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_examples_are_words_that_the_command_takes(name: str) -> None:
     """Its own parser reads every argument, option and number of them."""
-    for _, words in EXAMPLES[name]:
+    for _, words in COMMANDS[name].examples:
         context = COMMANDS[name].make_context(name, shlex.split(words.partition(" > ")[0]))
         assert not context.args
 
 
 def test_examples_fit_narrow_terminals() -> None:
     """At 60 columns lines are continued as a shell reads it, and options stay beside their values."""
-    for name, examples in EXAMPLES.items():
-        for _, words in examples:
+    for name, command in COMMANDS.items():
+        for _, words in command.examples:
             lines = wrapped(f"milpplan {name} {words}".rstrip(), 58)
             assert max(map(len, lines)) <= 58
             pasted = "\n".join(lines).replace("\\\n", "")

@@ -149,7 +149,8 @@ def test_a_program_that_ignores_ctrl_c_goes_on_ignoring_it() -> None:
 INTERRUPTED = """
 import sys, time
 from contextlib import contextmanager
-from milpplan.cli import main, solving
+from milpplan.cli import main
+from milpplan.cli.commands import solve
 
 @contextmanager
 def waiting(objective):
@@ -159,7 +160,7 @@ def waiting(objective):
             time.sleep(30)
     yield callback
 
-solving.shown_progress = waiting
+solve.shown_progress = waiting
 main()
 """
 
@@ -189,7 +190,8 @@ def test_ctrl_c_prints_the_best_plan_so_far(sent: signal.Signals, tmp_path: Path
 BACKGROUND = """
 import sys
 from contextlib import contextmanager
-from milpplan.cli import main, solving
+from milpplan.cli import main
+from milpplan.cli.commands import solve
 
 @contextmanager
 def waiting(objective):
@@ -199,7 +201,7 @@ def waiting(objective):
             sys.stdin.readline()
     yield callback
 
-solving.shown_progress = waiting
+solve.shown_progress = waiting
 main()
 """
 
@@ -229,9 +231,10 @@ def test_what_a_script_has_put_in_the_background_keeps_its_plan() -> None:
 
 SECOND = """
 import os, signal, sys
-from milpplan.cli import main, solving
+from milpplan.cli import main
+from milpplan.cli.commands import solve
 
-tell = solving.solve_report
+tell = solve.solve_report
 
 def interrupted(*args, **options):
     # While the result is written.
@@ -239,7 +242,7 @@ def interrupted(*args, **options):
         signal.raise_signal(one)
     return tell(*args, **options)
 
-solving.solve_report = interrupted
+solve.solve_report = interrupted
 main()
 """
 
@@ -287,13 +290,14 @@ def test_the_time_limit_ends_what_does_not_look_at_the_clock(name: str, code: in
 
 LOADING = """
 import sys, time
-from milpplan.cli import lengths, main
+from milpplan.cli import main
+from milpplan.cli.commands import solve_lengths
 
 def slow():
     print("loading", file=sys.stderr, flush=True)
     time.sleep(30)
 
-lengths.load_solvers = slow
+solve_lengths.load_solvers = slow
 main()
 """
 
@@ -347,7 +351,7 @@ class Winding:
 
 sys.modules["winding"] = types.ModuleType("winding")
 sys.modules["winding"].up = Winding()
-app.run = run
+app.app = run
 main()
 """
 

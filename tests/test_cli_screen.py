@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from milpplan.cli import outcome
-from milpplan.cli.app import COMMANDS, app
+from milpplan.cli.app import COMMANDS, app, load_command
 from milpplan.cli.command import MOVED
 from tests.test_cli import refused, run
 
@@ -107,8 +106,7 @@ def test_help_lists_what_people_need_first() -> None:
     assert "--lengths" not in text
     assert "solve-lengths" in text
     several = CliRunner().invoke(app, ["solve-lengths", "--help"], terminal_width=100).stdout
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    moved = [one for one in commands["solve"].params if getattr(one, "rich_help_panel", "") == MOVED["solve"]]
+    moved = [one for one in load_command("solve").params if getattr(one, "rich_help_panel", "") == MOVED["solve"]]
     assert len(moved) == 12
     assert all(name in several for one in moved for name in (*one.opts, *one.secondary_opts))
 
@@ -116,9 +114,9 @@ def test_help_lists_what_people_need_first() -> None:
 def test_the_help_of_the_program_has_sections() -> None:
     """Every command stands in one of them, by its name."""
     text = run("--help").stdout
-    for section, functions in COMMANDS.items():
+    for section, names in COMMANDS.items():
         part = text.partition(f"\n{section}:\n")[2].partition("\n\n")[0]
-        assert [line.split()[0] for line in part.splitlines() if line[2:3].strip()] == list(functions)
+        assert [line.split()[0] for line in part.splitlines() if line[2:3].strip()] == list(names)
 
 
 LENGTHS = ("llama3-8b", "dgx-h100", "--gpus", "8", "--fix", "tp=2,pp=1", "--gap", "0.1", "--workers", "1")

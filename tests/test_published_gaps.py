@@ -78,7 +78,7 @@ def test_tables_of_known_gaps() -> None:
     assert "| 50 % and more | 1 | +57 %" in second
     assert "| all | 1 | 4 | -1.00 | -1.00 | 0 |" in sweep_table([turned])[0]
     assert "| 20 % to 30 % | 1 | 1 |" in summary_table(gaps)
-    assert "4 runs, 4 of them" in section(gaps, [straight], "")
+    assert "4 runs; the bounds of 4 are" in section(gaps, [straight], "")
 
 
 def test_which_runs_are_shown() -> None:

@@ -30,10 +30,9 @@ import numpy as np
 from milpplan.errors import InfeasibleError
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.result import GroupedResult
-from milpplan.groups.search import ranked_sets, solve_groups
+from milpplan.groups.search import GroupedResult, ranked_sets, solve_groups
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
-from milpplan.groups.workload.workload import workload_of
+from milpplan.groups.workload import workload_of
 
 CASES = Path(__file__).with_name("flexsp_cases.json")
 NS_PER_MS = 1e6

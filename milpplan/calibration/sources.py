@@ -1,11 +1,12 @@
-"""Calibration from a file of measurements of any kind to an overlay."""
+"""Calibration from a file of measurements of any kind to an overlay, and overlays as TOML files."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,6 +21,7 @@ from milpplan.problem.catalog import hardware_names, load_hardware
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import USUAL, Overlay, Provenance
 from milpplan.problem.reading import read_bytes, read_text, validated
+from milpplan.reports.files import write_whole
 from milpplan.units import counted
 from milpplan.validation.runs.reader import MAX_FILE_BYTES, is_packed, read_runs
 
@@ -196,3 +198,46 @@ def base_name(hardware: str, out: Path | None) -> str:
 def _name(path: Path, hardware: str) -> str:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name.split(".")[0]) or "measured"
     return f"{Path(hardware).name.removesuffix('.toml')}-{stem}"[:200]
+
+
+COMMENT = "# Fitted by `milpplan calibrate` or `profile`; docs/calibration.md describes every field. SI units.\n"
+
+
+def overlay_text(overlay: Overlay) -> str:
+    """Write an overlay as TOML; reading it gives an equal overlay."""
+    data = overlay.model_dump(mode="json", exclude_none=True)
+    return COMMENT + "\n".join(_lines(data, "")) + "\n"
+
+
+def write_overlay(path: Path, overlay: Overlay) -> None:
+    """Write the file.
+
+    Raises:
+        InvalidInputError: it cannot be written; nothing of it remains.
+    """
+    write_whole(path, overlay_text(overlay))
+
+
+def _lines(table: dict[str, Any], name: str) -> Iterator[str]:
+    """Write values first, then the tables inside, as TOML requires."""
+    inner = {key: value for key, value in table.items() if isinstance(value, dict)}
+    if name and len(inner) < len(table):
+        yield f"\n[{name}]"
+    for key, value in table.items():
+        if key not in inner:
+            yield f"{key} = {_value(value)}"
+    for key, value in inner.items():
+        yield from _lines(value, f"{name}.{key}" if name else key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        if value and isinstance(value[0], list):
+            return "[\n" + "".join(f"  {_value(row)},\n" for row in value).rstrip("\n") + "\n]"
+        return "[" + ", ".join(_value(element) for element in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        clean = value.encode("utf-8", "replace").decode("utf-8")
+        return json.dumps(clean, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

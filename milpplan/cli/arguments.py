@@ -2,96 +2,44 @@
 
 from __future__ import annotations
 
-import difflib
-import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from milpplan.cli.clusters import cluster, numbers
-from milpplan.errors import InvalidInputError, UnknownNameError
+from milpplan.cli.checks import choice, count_or_range, missing, positive, record, whole
+from milpplan.errors import InvalidInputError
 from milpplan.optimize.solve import fixed
-from milpplan.problem.catalog import hardware_names, load_model, model_names
+from milpplan.problem.catalog import hardware_names, load_hardware, load_model, model_names
+from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, Schedule
 from milpplan.problem.problem import (
     MAX_BATCH,
     MAX_GPUS,
+    MAX_NODE_TYPES,
     MAX_SEQUENCE,
     MIXINGS,
     NOT_LISTS,
     SPACES,
     Job,
+    NodeGroup,
     Problem,
     Range,
     Space,
 )
-from milpplan.problem.reading import RecordType, invalid_fields, plain_reason, shown
+from milpplan.problem.reading import plain_reason, shown
 from milpplan.simulation.layout_columns import SWITCHES, WORDS
-from milpplan.units import HOURS_PER_DAY, SECONDS_PER_HOUR
+from milpplan.units import HOURS_PER_DAY, SECONDS_PER_HOUR, counted
 
 MAX_CANDIDATES: Final = 4_096
 """Maximum of combinations of a number of GPUs and a batch in one problem."""
-OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
+MAX_DIGITS: Final = 9
+_GROUP: Final = re.compile(rf"(?P<name>.+):(?P<gpus>[0-9]{{1,{MAX_DIGITS}}})")
 OBJECTIVES: Final = ("step_time_per_token", "num_gpus", "gpu_hours")
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _FIXABLE = tuple(name for name in Space.model_fields if name not in NOT_LISTS)
-
-
-def whole(text: str, option: str, most: int, or_else: str = "") -> int:
-    """Read a positive integer of at most ``most``; ``or_else`` says what else the option takes."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= most:
-        raise InvalidInputError(
-            f"{option} is {shown(text)}.",
-            f"Expected a whole number from 1 to {most:,}{or_else}.",
-            f"Correct {option}.",
-        )
-    return value
-
-
-def count_or_range(text: str, option: str, most: int) -> int | Range:
-    """Read ``N``, ``LO:HI`` or ``LO:HI:STEP``."""
-    parts = text.split(":")
-    if len(parts) == 1:
-        return whole(text, option, most, OR_A_RANGE)
-    if len(parts) > 3:
-        raise InvalidInputError(
-            f"{option} is {shown(text)}.", "Expected N, LO:HI or LO:HI:STEP.", f"Correct {option}."
-        )
-    minimum, maximum, step = (whole(part, option, most, OR_A_RANGE) for part in [*parts, "1"][:3])
-    return record(Range, f"{option} {text}", minimum=minimum, maximum=maximum, step=step)
-
-
-def positive(value: float | None, option: str, what: str) -> None:
-    """Refuse an option's number that is not positive and finite."""
-    if value is not None and not 0 < value < math.inf:
-        raise InvalidInputError(f"{option} is {value}.", f"Expected a positive {what}.", f"Correct {option}.")
-
-
-def record(kind: type[RecordType], source: str, /, **values: Any) -> RecordType:
-    """Validate a record; an error says that the values are those of ``source``."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        raise invalid_fields(kind, error, source) from error
-
-
-def choice(text: str, option: str, known: Iterable[str]) -> str:
-    """Check that a text is a known word, and suggest the closest where it is not."""
-    names = tuple(known)
-    if text in names:
-        return text
-    close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
-    raise UnknownNameError(
-        f"{option} {shown(text)} does not exist.",
-        f"Expected one of {', '.join(names)}.",
-        f"Did you mean {close[0]}?" if close else "Give one of these names.",
-    )
 
 
 def assignments(text: str, option: str, known: tuple[str, ...]) -> dict[str, object]:
@@ -221,15 +169,35 @@ def schedules(text: str) -> tuple[Schedule, ...]:
 
 
 def problem_of(
-    model: str,
-    hardware: str,
+    model: str | None,
+    hardware: str | None,
     job: Mapping[str, Any],
     space: str,
-    fix: list[str],
+    fix: Iterable[str],
     allow: Iterable[str] = (),
     schedule: str | None = None,
 ) -> Problem:
-    """Build the problem of a command line; ``job`` holds the options that describe the job."""
+    """Build the problem of a command line.
+
+    Args:
+        model: MODEL as given.
+        hardware: HARDWARE as given.
+        job: the options that describe the job.
+        space: name of the space.
+        fix: fields of the layout that are fixed.
+        allow: switches that are opened.
+        schedule: names of schedules to choose from.
+
+    Raises:
+        InvalidInputError: a word is missing or wrong.
+    """
+    words = {"MODEL": model, "HARDWARE": hardware}
+    if not is_cluster(hardware or ""):
+        words["--gpus"] = job["gpus"]
+    words["--global-batch"] = job["global_batch"]
+    absent = [name for name, value in words.items() if value is None]
+    if model is None or hardware is None or absent:
+        raise missing(" and ".join(absent), ", ".join(words))
     if model in hardware_names() and hardware in model_names():
         raise InvalidInputError(
             f"{model} is a hardware description, and {hardware} a model.",
@@ -324,54 +292,70 @@ def check_size(job: Job) -> None:
         ("The sequence length", job.sequence_length, MAX_SEQUENCE),
         ("The number of combinations of GPUs and batch", gpus[1] * batches[1], MAX_CANDIDATES),
     )
-    for name, value, most in checks:
-        if value > most:
+    for name, value, maximum in checks:
+        if value > maximum:
             raise InvalidInputError(
                 f"{name} is {value:,}.",
-                f"Expected at most {most:,}.",
+                f"Expected at most {maximum:,}.",
                 "Give a smaller number, or a larger step.",
             )
 
 
 def _extent(values: int | Range) -> tuple[int, int]:
-    """Largest value of a range, and its number of values."""
+    """Find the largest value of a range, and count its values."""
     if isinstance(values, int):
         return values, 1
     return values.maximum, (values.maximum - values.minimum) // values.step + 1
 
 
-def schema_of(kind: str) -> type[BaseModel]:
-    """Find the record whose JSON Schema ``milpplan schema`` prints."""
-    from milpplan.groups.document import DispatchFile, GroupedPlanFile
-    from milpplan.groups.workload.workload_file import WorkloadFile
-    from milpplan.lengths.side_by_side.team_file import TeamDispatchFile
-    from milpplan.problem.hardware import HardwareSpec
-    from milpplan.problem.model import ModelSpec
-    from milpplan.problem.overlay import Overlay
-    from milpplan.reports.answers.explain import ExplanationDocument
-    from milpplan.reports.answers.gap import GapDocument
-    from milpplan.reports.answers.hardware_choice import ChoiceDocument, FewestDocument
-    from milpplan.reports.answers.lengths import LengthsFile
-    from milpplan.reports.documents.document import ResultDocument
-    from milpplan.reports.documents.plan_file import PlanFile
-    from milpplan.studies.records import Study
+def is_cluster(text: str) -> bool:
+    """Tell whether a word names several node types, as in ``dgx-a100-80:64+dgx-h100:64``."""
+    return "+" in text and any(_GROUP.fullmatch(part) for part in text.split("+"))
 
-    records: dict[str, type[BaseModel]] = {
-        "problem": Problem,
-        "plan": PlanFile,
-        "model": ModelSpec,
-        "hardware": HardwareSpec,
-        "overlay": Overlay,
-        "study": Study,
-        "result": ResultDocument,
-        "explanation": ExplanationDocument,
-        "grouped-plan": GroupedPlanFile,
-        "dispatch": DispatchFile,
-        "team-dispatch": TeamDispatchFile,
-        "gap": GapDocument,
-        "choice": ChoiceDocument,
-        "fewest": FewestDocument,
-        "lengths": LengthsFile,
-        "workload": WorkloadFile,
-    }
-    return records[choice(kind, "schema", records)]
+
+def cluster(text: str, gpus: str | None) -> tuple[HardwareSpec, tuple[NodeGroup, ...], str]:
+    """Read the first node type, the groups of the others, and the number of all GPUs as a word.
+
+    Raises:
+        InvalidInputError: a part without a number, too many parts, or ``--gpus`` that is not their sum.
+    """
+    if not is_cluster(text):
+        assert gpus is not None, "the caller asks for what is missing"
+        return load_hardware(text), (), gpus
+    groups = [_group(part, text) for part in text.split("+")]
+    if len(groups) > MAX_NODE_TYPES:
+        raise InvalidInputError(
+            f"The cluster {shown(text)} has {len(groups)} node types.",
+            f"Expected at most {MAX_NODE_TYPES}.",
+            "Add up the GPUs of nodes that are alike.",
+        )
+    total = sum(count for _, count in groups)
+    if gpus is not None and gpus != str(total):
+        raise InvalidInputError(
+            f"--gpus is {shown(gpus)}, and the cluster {shown(text)} has {counted(total, 'GPU')}.",
+            "Expected the sum of the numbers of the node types.",
+            "Leave --gpus out, or correct a number.",
+        )
+    others = tuple(NodeGroup(hardware=load_hardware(name), num_gpus=count) for name, count in groups[1:])
+    return load_hardware(groups[0][0]), others, str(total)
+
+
+def _group(part: str, whole: str) -> tuple[str, int]:
+    """Read name and number of GPUs of a node type."""
+    match = _GROUP.fullmatch(part)
+    count = int(match["gpus"]) if match else 0
+    if match is None or not count:
+        raise InvalidInputError(
+            f"The part {shown(part)} of the cluster {shown(whole)} has no number of GPUs.",
+            "Expected NAME:GPUS+NAME:GPUS, such as dgx-a100-80:64+dgx-h100:64.",
+            "Give every node type the number of its GPUs, at least 1.",
+        )
+    return match["name"], count
+
+
+def numbers(word: str) -> Any:
+    """Read ``1-0`` as an order of node types or shares of replicas; the record checks it."""
+    try:
+        return tuple(int(part) for part in word.split("-"))
+    except ValueError:
+        return word

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from milpplan.cli import arguments, solving
-from milpplan.cli.clusters import is_cluster
-from milpplan.cli.outcome import ExitCode, say
+from milpplan.cli import arguments, checks
+from milpplan.cli.outcome import say
 from milpplan.errors import InvalidInputError
 from milpplan.problem.calculon.translation import (
     CalculonFiles,
     calculon_problem,
-    calculon_run,
     notes,
     read_calculon,
 )
@@ -34,71 +32,44 @@ FROM_FILES: Final = (
 """Options that the files replace."""
 
 
-def simulate(files: Files | None, plan: Path | None, as_json: bool) -> ExitCode:
-    """Simulate a plan file, or Calculon's files; then say what Calculon prices differently."""
-    if files is None:
-        if plan is None:
-            raise _missing("PLAN.json", "a plan file")
-        return solving.simulate_file(plan, as_json)
-    if plan is not None:
-        raise _beside("a plan file")
-    read = read_calculon(*files)
-    code = solving.simulate_file(None, as_json, calculon_run(read))
-    _say_notes(read)
-    return code
-
-
-def _say_notes(files: CalculonFiles, free: bool = False) -> None:
+def say_notes(files: CalculonFiles, free: bool = False) -> None:
+    """Print what Calculon prices differently; ``free``: for any plan, not that of the files."""
     for note in notes(files, free):
         say(note)
 
 
 def problem_of(
-    files: Files | None,
-    named: Mapping[str, str | None],
+    files: Files,
+    model: str | None,
+    hardware: str | None,
     job: Mapping[str, Any],
     space: str,
-    fix: list[str],
+    fix: Iterable[str],
     allow: Iterable[str] = (),
     schedule: str | None = None,
 ) -> Problem:
-    """Build the problem of Calculon's files, or of the words of the command line.
+    """Build the problem of Calculon's files; the other arguments are those of ``arguments.problem_of``.
 
-    Args:
-        files: the paths; None: all is in the words.
-        named: MODEL and HARDWARE as given.
-        job: the options that describe the job.
-        space: name of the space.
-        fix: fields of the layout that are fixed.
-        allow: switches that are opened.
-        schedule: names of schedules to choose from.
+    Raises:
+        InvalidInputError: a file is wrong, or an option is given that the files replace.
     """
-    if files is None:
-        words = {**named, "--gpus": job["gpus"], "--global-batch": job["global_batch"]}
-        if is_cluster(named["HARDWARE"] or ""):
-            words.pop("--gpus")
-        missing = [name for name, value in words.items() if value is None]
-        if missing:
-            raise _missing(" and ".join(missing), ", ".join(words))
-        model, hardware = str(named["MODEL"]), str(named["HARDWARE"])
-        return arguments.problem_of(model, hardware, job, space, fix, allow, schedule)
-    _refuse_beside(named, job)
+    _refuse_beside({"MODEL": model, "HARDWARE": hardware}, job)
     read = read_calculon(*files)
-    declared = SPACES[arguments.choice(space, "--space", tuple(SPACES))]
+    declared = SPACES[checks.choice(space, "--space", tuple(SPACES))]
     problem = calculon_problem(read, declared)
     sizes = {
         "num_gpus": ("gpus", "--gpus", MAX_GPUS),
         "global_batch_size": ("global_batch", "--global-batch", MAX_BATCH),
     }
     changes = {
-        field: arguments.count_or_range(job[name], option, most)
-        for field, (name, option, most) in sizes.items()
+        field: checks.count_or_range(job[name], option, maximum)
+        for field, (name, option, maximum) in sizes.items()
         if job[name] is not None
     }
     problem = problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
     arguments.check_size(problem.job)
     problem = arguments.narrowed(problem, fix, allow, schedule)
-    _say_notes(read, free=True)
+    say_notes(read, free=True)
     return problem
 
 
@@ -116,18 +87,11 @@ def _refuse_beside(named: Mapping[str, str | None], job: Mapping[str, Any]) -> N
     said = [name for name in FROM_FILES if job[name] != defaults.get(name)]
     given += [options.get(name, f"--{name.replace('_', '-')}") for name in said]
     if given:
-        raise _beside(" and ".join(given))
+        raise beside(" and ".join(given))
 
 
-def _missing(what: str, expected: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{what} is missing." if " and " not in what else f"{what} are missing.",
-        f"Expected {expected}, or --calculon with three files.",
-        "Add it; --help lists the arguments and options.",
-    )
-
-
-def _beside(what: str) -> InvalidInputError:
+def beside(what: str) -> InvalidInputError:
+    """Build the error for words that are given beside Calculon's files."""
     return InvalidInputError(
         f"--calculon is given together with {what}.",
         "Expected the three files MODEL, EXECUTION and SYSTEM alone: they say all of it.",

@@ -3,6 +3,7 @@ inputs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,6 @@ from typing import Any, Final
 from typer.core import TyperCommand
 
 from milpplan.cli import options as o
-from milpplan.cli.examples import EXAMPLES, wrapped
 from milpplan.errors import InvalidInputError
 from milpplan.problem.reading import shown
 
@@ -22,21 +22,28 @@ SHORT_HELP: Final = 12
 """Commands with at most so many options list them in one section."""
 MOVED: Final = {"solve": o.LENGTHS}
 """Sections that a command's help leaves out, because another command has taken their options over."""
+TOGETHER: Final = re.compile(r"(?:-\S+|>) [^-]\S*|\S+")
+"""Pattern of a word, or of an option with its value."""
 
 
 class Command(TyperCommand):
     """A command whose help has sections and examples, and which refuses to write over its inputs."""
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command, unless it would write over one of its inputs."""
-        check_inputs_stay(ctx.params)
-        return super().invoke(ctx)
+    examples: tuple[tuple[str, str], ...] = ()
+    """Pairs of a purpose and the words after the command's name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words, and refuse to write over one of the inputs."""
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:
+            check_inputs_stay(ctx.params)
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options by section; those without a section come first."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        parameters: list[Any] = [one for one in self.get_params(ctx) if one.get_help_record(ctx) is not None]
-        in_one = sum(one.param_type_name == "option" for one in parameters) <= SHORT_HELP
+        parameters: list[Any] = [part for part in self.get_params(ctx) if part.get_help_record(ctx) is not None]
+        in_one = sum(parameter.param_type_name == "option" for parameter in parameters) <= SHORT_HELP
         for parameter in parameters:
             section = "Options" if in_one else getattr(parameter, "rich_help_panel", None) or "Options"
             section = "Arguments" if parameter.param_type_name == "argument" else section
@@ -50,7 +57,7 @@ class Command(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write examples that can be pasted."""
         with formatter.section("Examples"):
-            for meaning, words in EXAMPLES[str(self.name)]:
+            for meaning, words in self.examples:
                 formatter.write(f"  # {meaning}\n")
                 for line in wrapped(f"milpplan {self.name} {words}".rstrip(), formatter.width - 2):
                     formatter.write(f"  {line}\n")
@@ -87,3 +94,15 @@ def _files(value: Any) -> Iterator[Path]:
         except (OSError, ValueError):
             # Too long for a name, or with a zero in it: whoever reads it says so.
             continue
+
+
+def wrapped(words: str, width: int) -> list[str]:
+    """Break a command line into lines of at most ``width`` columns that can be pasted; a word is never cut."""
+    lines = [""]
+    for word in TOGETHER.findall(words):
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
+            lines[-1] += " \\"
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines

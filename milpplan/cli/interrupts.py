@@ -25,7 +25,7 @@ REPEATED_S: Final = 1.0
 LATE_S: Final = 1.5
 """Seconds after the time limit at which a command that has not ended by itself is interrupted as by Ctrl-C."""
 
-HEARD: Final = tuple(one for name in ("SIGINT", "SIGTERM") if (one := getattr(signal, name, None)) is not None)
+SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
 _last: dict[str, float] = {}
 """Time (of ``time.monotonic``) of the last interruption, by its kind: "signal" or "limit"."""
 
@@ -37,9 +37,9 @@ def leave_at_once() -> None:
     Nothing has been found or written yet. ``KeyboardInterrupt`` does not suffice: imports and destructors print it
     as a traceback, or swallow it.
     """
-    for one in HEARD:
-        if signal.getsignal(one) in (signal.default_int_handler, signal.SIG_DFL):
-            signal.signal(one, _leave)
+    for number in SIGNALS:
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(number, _leave)
 
 
 @contextmanager
@@ -48,15 +48,15 @@ def raised() -> Iterator[None]:
 
     `timeout` and batch systems end a program by SIGTERM. After the block the result has been printed.
     """
-    heard = [one for one in HEARD if signal.getsignal(one) is _leave]
+    numbers = [number for number in SIGNALS if signal.getsignal(number) is _leave]
     _last.clear()
-    for one in heard:
-        signal.signal(one, _raise)
+    for number in numbers:
+        signal.signal(number, _raise)
     try:
         yield
     finally:
-        for one in heard:
-            signal.signal(one, signal.SIG_IGN)
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -65,17 +65,17 @@ def leaving() -> Iterator[None]:
 
     Imports and destructors may lose an exception.
     """
-    heard = [one for one in HEARD if signal.getsignal(one) is _raise]
+    numbers = [number for number in SIGNALS if signal.getsignal(number) is _raise]
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread may set what a signal does.
-        heard = []
-    for one in heard:
-        signal.signal(one, _leave)
+        numbers = []
+    for number in numbers:
+        signal.signal(number, _leave)
     try:
         yield
     finally:
-        for one in heard:
-            signal.signal(one, _raise)
+        for number in numbers:
+            signal.signal(number, _raise)
 
 
 @contextmanager
@@ -96,12 +96,12 @@ def limited(seconds: float | None) -> Iterator[None]:
 
 
 @contextmanager
-def keeping(found: Sized) -> Iterator[None]:
-    """End the block at an interrupt, and continue the command with what is in ``found``, if anything is."""
+def keeping(results: Sized) -> Iterator[None]:
+    """End the block at an interrupt, and continue the command with what is in ``results``, if anything is."""
     try:
         yield
     except KeyboardInterrupt:
-        if not found:
+        if not results:
             raise
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from milpplan.cli import arguments
+from milpplan.cli import checks
 from milpplan.errors import InvalidInputError
 from milpplan.problem.problem import MAX_SEQUENCE
 
@@ -20,7 +20,7 @@ DEFAULT_ALIGNMENT: Final = 128
 class LengthOptions:
     """Options about lengths; None where an option is not given."""
 
-    path: Path | None
+    lengths: Path | None
     """File of the lengths."""
     max_strategies: int | None
     """Maximum number of strategies in turn."""
@@ -78,8 +78,8 @@ def are_asked(asked: LengthOptions) -> bool:
     for name in given:
         from milpplan.lengths.sequences import MAX_SEQUENCES
 
-        most = MAX_SEQUENCE * (MAX_SEQUENCES if name == "--tokens-per-step" else 1)
-        arguments.whole(str(options[name]), name, most)
+        maximum = MAX_SEQUENCE * (MAX_SEQUENCES if name == "--tokens-per-step" else 1)
+        checks.whole(str(options[name]), name, maximum)
     switches = {
         "--padding": asked.padding,
         "--mask": asked.mask,
@@ -91,10 +91,10 @@ def are_asked(asked: LengthOptions) -> bool:
         "--hetu": asked.hetu,
     }
     given += [name for name, value in switches.items() if value]
-    if given and asked.path is None:
+    if given and asked.lengths is None:
         raise InvalidInputError(
             f"{' and '.join(given)} is given without --lengths.",
             "Expected a file of lengths.",
             "Add --lengths FILE.",
         )
-    return asked.path is not None
+    return asked.lengths is not None

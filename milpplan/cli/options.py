@@ -1,17 +1,20 @@
-"""Arguments and options that several commands share: name, meaning and shape on the command line.
+"""Arguments and options that several commands share: name, meaning, shape, completion, values from a job file.
 
 ``rich_help_panel`` names the section of a long help that an option is listed in; options without one come first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from milpplan.cli.completion import hardware_like, models_like
-from milpplan.cli.job_file import read_words
+from milpplan.errors import InvalidInputError
+from milpplan.problem.catalog import hardware_names, model_names, stack_names
+from milpplan.problem.reading import parse_toml, read_text, shown
 
 JOB: Final = "Model and job"
 PLANS: Final = "Plans to choose from"
@@ -22,6 +25,76 @@ LENGTHS: Final = "Sequences of several lengths"
 
 LAUNCHERS: Final = "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel"
 """Launchers, as the help shows them."""
+
+Picked = TypeVar("Picked")
+ASIDE: Final = ("job", "help")
+"""Options that a job file cannot give."""
+
+
+def pick(record: type[Picked], parameters: Mapping[str, Any]) -> Picked:
+    """Build a dataclass of the parameters of a command that have the names of its fields."""
+    return record(**{field.name: parameters[field.name] for field in fields(record)})  # type: ignore[arg-type]
+
+
+def models_like(incomplete: str) -> list[str]:
+    """List the shipped models that start with a text."""
+    return [name for name in model_names() if name.startswith(incomplete)]
+
+
+def hardware_like(incomplete: str) -> list[str]:
+    """List the shipped hardware and stacks that start with a text, or with the part after its last comma."""
+    before, comma, word = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in (*hardware_names(), *stack_names()) if name.startswith(word)]
+
+
+def presets_like(incomplete: str) -> list[str]:
+    """List the shipped models and hardware that start with a text."""
+    return [*models_like(incomplete), *hardware_like(incomplete)]
+
+
+def read_words(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the defaults of arguments and options from a job file; command-line options override the file.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or names no argument and no option of the command.
+    """
+    if path is not None and not context.resilient_parsing:
+        table = parse_toml(read_text(path), str(path))
+        context.default_map = {**(context.default_map or {}), **_words(context.command, table, path)}
+    return path
+
+
+def _words(command: Any, table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Collect the values of a job file by parameter."""
+    parameters = {name: parameter for parameter in command.params for name in _names(parameter)}
+    words: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name not in parameters:
+            raise InvalidInputError(
+                f"{path} gives {shown(key)}, which is no argument or option of {command.name}.",
+                f"Expected {', '.join(sorted(parameters))}.",
+                "Correct the name, or take the line out.",
+            )
+        parameter = parameters[name]
+        many = parameter.multiple or parameter.nargs != 1
+        if isinstance(value, dict) or isinstance(value, list) != many:
+            raise InvalidInputError(
+                f"{path}: {key} is {shown(str(value))}.",
+                f"Expected {'a list' if many else 'one value'}.",
+                f"Write it as --{name} takes it.",
+            )
+        words[parameter.name] = value
+    return words
+
+
+def _names(parameter: Any) -> list[str]:
+    """List the names of a parameter in a file: an option's long names, or an argument's name."""
+    if parameter.param_type_name == "option":
+        long = [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]
+        return [name.removeprefix("--") for name in long if name.removeprefix("--") not in ASIDE]
+    return [] if parameter.name is None else [parameter.name.replace("_", "-")]
+
 
 Model = Annotated[
     str | None,

@@ -10,10 +10,6 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-import typer
-from typer.core import TyperGroup
-
-import milpplan
 from milpplan.cli import interrupts
 from milpplan.errors import InfeasibleError, InvalidInputError, MilpplanError, SolverError
 from milpplan.units import cleaned, printable
@@ -87,7 +83,8 @@ def rendered(renderable: RenderableType, stream: Any) -> str:
     width = None if stream.isatty() else WIDTH
     console = Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
     with console.capture() as capture:
-        plain = (Segment(cleaned(one.text), one.style) for one in console.render(renderable) if not one.control)
+        parts = (part for part in console.render(renderable) if not part.control)
+        plain = (Segment(cleaned(part.text), part.style) for part in parts)
         console.print(Segments(plain))
     lines = capture.get().split("\n")
     return "\n".join(line.rstrip() for line in lines)
@@ -130,14 +127,19 @@ def say_error(error: MilpplanError) -> None:
     say(f"  {error.do or 'See `milpplan --help` and `milpplan schema`.'}")
 
 
+def say_traceback() -> None:
+    """Print the traceback of the error that is being handled on stderr."""
+    _write(sys.stderr, cleaned(traceback.format_exc()) + "\n")
+
+
 def is_beyond_numbers(error: BaseException) -> bool:
     """Tell whether an error comes from absurd numbers or nesting in the input, and is no bug."""
     if isinstance(error, ArithmeticError | MemoryError | RecursionError):
         return True
     # pydantic reports values outside the range of their fields so.
-    found = error.errors(include_url=False) if type(error).__name__ == "ValidationError" else ()  # type: ignore[attr-defined]
-    if found:
-        return all(one["type"] in _OUT_OF_RANGE for one in found)
+    mistakes = error.errors(include_url=False) if type(error).__name__ == "ValidationError" else ()  # type: ignore[attr-defined]
+    if mistakes:
+        return all(mistake["type"] in _OUT_OF_RANGE for mistake in mistakes)
     # Python reads and prints no whole number of thousands of digits.
     return isinstance(error, ValueError) and "set_int_max_str_digits" in str(error)
 
@@ -160,74 +162,3 @@ def beyond_numbers(error: BaseException) -> InvalidInputError:
         "Expected sizes, rates and counts of real models and clusters.",
         "Check the numbers in the files and on the command line.",
     )
-
-
-def _clean_usage(error: Exception) -> None:
-    """Remove control characters from a usage error, which typer prints itself."""
-    message = getattr(error, "message", None)
-    if isinstance(message, str):
-        error.message = printable(message)  # type: ignore[attr-defined]
-
-
-class Commands(TyperGroup):
-    """Group of all commands, which turns their exceptions into a message and an exit code."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the options before the command."""
-        try:
-            return super().make_context(*args, **kwargs)
-        except Exception as error:
-            _clean_usage(error)
-            raise
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands by section."""
-        width = formatter.width - 6 - max(map(len, self.commands))
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for name, command in self.commands.items():
-            section = str(getattr(command, "rich_help_panel", None) or "Commands")
-            sections.setdefault(section, []).append((name, command.get_short_help_str(width)))
-        for section, records in sections.items():
-            with formatter.section(section):
-                formatter.write_dl(records)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
-        with interrupts.raised():
-            return self._invoke(ctx)
-
-    def _invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except MilpplanError as error:
-            code = self._refuse(ctx, error)
-        except KeyboardInterrupt:
-            say(interrupts.message())
-            code = ExitCode.STOPPED_WITHOUT_PLAN
-        except Exception as error:
-            # typer's own exits and usage errors know their codes.
-            if hasattr(error, "exit_code") or isinstance(error, typer.Abort):
-                _clean_usage(error)
-                raise
-            absurd = is_beyond_numbers(error)
-            code = self._refuse(ctx, beyond_numbers(error)) if absurd else self._fail(ctx, error)
-        raise typer.Exit(int(code))
-
-    @staticmethod
-    def _refuse(ctx: Any, error: MilpplanError) -> ExitCode:
-        say_error(error)
-        if ctx.params.get("debug"):
-            _write(sys.stderr, cleaned(traceback.format_exc()) + "\n")
-        return of_error(error)
-
-    @staticmethod
-    def _fail(ctx: Any, error: Exception) -> ExitCode:
-
-        say(
-            f"error: Internal error of milpplan {milpplan.__version__}: {type(error).__name__}: "
-            f"{error}. This is a bug, not your mistake. Please report it with the command "
-            "you ran and the output of `milpplan --debug ...`, which adds the traceback."
-        )
-        if ctx.params.get("debug"):
-            _write(sys.stderr, cleaned(traceback.format_exc()) + "\n")
-        return ExitCode.INTERNAL_FAILURE

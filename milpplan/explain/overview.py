@@ -32,7 +32,7 @@ from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.mixed_costs import cluster_costs
-from milpplan.simulation.pipeline.step_lanes import step_lanes
+from milpplan.simulation.pipeline.lanes import step_lanes
 from milpplan.simulation.simulator import simulate
 from milpplan.units import NS_PER_S
 from milpplan.version import __version__

@@ -48,7 +48,7 @@ from milpplan.groups.bounds.path_duals import SCALE_BITS
 from milpplan.groups.bounds.pipeline_bounds import CountCuts, PipelineCuts
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
-from milpplan.groups.tour_costs import TourCostRows, every_strategy_is_used
+from milpplan.groups.tours import TourCostRows, every_strategy_is_used
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 
 Floors = Mapping[int, Sequence[tuple[FloatArray, float]]]

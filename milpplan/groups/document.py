@@ -18,8 +18,7 @@ from pydantic import Field
 
 from milpplan.errors import InvalidInputError
 from milpplan.groups.dispatch.dispatcher import Dispatch
-from milpplan.groups.packing.packing import Packing
-from milpplan.groups.plan import Group, GroupedPlan, check, simulate
+from milpplan.groups.plan import Group, GroupedPlan, Packing, check, simulate
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Int64Array, Pipeline, Strategy, SwitchTimes, TabledPipeline
 from milpplan.problem.reading import parse_json, read_text, shown, validated

@@ -2,7 +2,7 @@
 
 **Variables.** q_jrmk >= 0 integer, sequences of length k in micro-batch m of replica r of kind j; z_jrm binary,
 that the micro-batch exists; F_prm, B_prm >= 0, the ends of its forward and backward on stage p; Z_s and y_t as in
-``tour_costs``. Every replica has as many slots m as it may have micro-batches; slots without a micro-batch come
+``tours``. Every replica has as many slots m as it may have micro-batches; slots without a micro-batch come
 first.
 
 Rows, in the order of the functions that add them:
@@ -10,8 +10,8 @@ Rows, in the order of the functions that add them:
  - ``every_sequence_runs``: sum_jrm q_jrmk = n_k.
  - ``micro_batch_exists``: sum_k q_jrmk >= z_jrm; q_jrmk <= n_k z_jrm; z_jrm <= z_jr,m+1.
  - ``micro_batch_fits``: sum_k l_k q_jrmk <= C_j; over P consecutive slots, at most the tokens in flight.
- - ``work_in_order``: the recurrence of ``pipeline_time``, with f sum_k u_k q + f c z for the forward (b for the
-   backward) and transfers times z; Z_s >= B_0 of the last slot.
+ - ``work_in_order``: the recurrence of ``pipeline_times_ns``, with f sum_k u_k q + f c z for the forward (b for
+   the backward) and transfers times z; Z_s >= B_0 of the last slot.
  - ``replicas_alike``: equal replicas in the order of their micro-batches' number.
  - ``one_tour``, ``every_strategy_is_used``.
 
@@ -29,11 +29,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.groups.packing.packing import Packing
-from milpplan.groups.plan import Group
+from milpplan.groups.plan import Group, Packing
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.strategies import Int64Array
-from milpplan.groups.tour_costs import TourCostRows, every_strategy_is_used, serial_ns
+from milpplan.groups.tours import TourCostRows, every_strategy_is_used, serial_ns
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 
 
@@ -166,7 +165,7 @@ def micro_batch_fits(builder: ProgramBuilder, replica: _Replica) -> None:
 
 
 def work_in_order(builder: ProgramBuilder, replica: _Replica, time: int, unit_ns: int) -> None:
-    """Work follows the recurrence of ``pipeline_time`` over all slots."""
+    """Work follows the recurrence of ``pipeline_times_ns`` over all slots."""
     kind, pipeline = replica.kind, replica.kind.pipeline
     num_stages, slots = pipeline.num_stages, len(replica.sequences)
     horizon = -(-serial_ns(kind) // unit_ns) + 1

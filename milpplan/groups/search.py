@@ -25,21 +25,21 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.errors import SolverError
+from milpplan.errors import InfeasibleError, SolverError
 from milpplan.groups.assignment_program import DEFAULT_FRACTIONS, Floors, assignment_program
 from milpplan.groups.bounds.idle_time import IdleTimeBound
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.exact import exact_program, exact_size
-from milpplan.groups.packing.levelled import exchange_in_group, pack_kinds, plan_from_packings
-from milpplan.groups.packing.pair_exchange import exchange_pairs
-from milpplan.groups.packing.relocate import relocate
+from milpplan.groups.packing.levelled import exchange_in_group, pack_kinds, plan_from_packings, relocate
+from milpplan.groups.packing.local_search import exchange_pairs
 from milpplan.groups.packing.tabu_search import balance, first_packings, has_single_micro_batches
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
-from milpplan.groups.result import NO_PLAN_NS, GroupedResult, check_held
 from milpplan.groups.screen_subsets import Proof, SetRecord, ranked_sets
 from milpplan.groups.strategies import Int64Array
 from milpplan.groups.tours import least_overhead_ns, undominated_tours
@@ -47,6 +47,44 @@ from milpplan.optimize.milp.backends import AUTO, backend, witnessed
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, Rows
 from milpplan.optimize.milp.solution import Backend, Limits, Solution
+
+NO_PLAN_NS = 2**62
+"""The bound of a set without any plan."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedResult:
+    """Result of a search: the best plan, the proved bound, and the bounds of all sets of strategies."""
+
+    plan: GroupedPlan
+    bound_ns: int
+    sets: tuple[SetRecord, ...]
+    cpu_time_s: float
+
+    def num_open(self, relative_gap: float = 0.0) -> int:
+        """Count the sets that may still hold a plan shorter by more than ``relative_gap``."""
+        return sum(record.bound_ns < self.plan.time_ns * (1.0 - relative_gap) for record in self.sets)
+
+    @property
+    def gap(self) -> float:
+        """(time - bound) / time."""
+        return (self.plan.time_ns - self.bound_ns) / self.plan.time_ns
+
+
+def check_held(problem: GroupedProblem, sets: Sequence[SetRecord]) -> None:
+    """Refuse a step that no set of strategies holds.
+
+    Raises:
+        InfeasibleError: every set is proved to hold no plan.
+    """
+    # Bounds are rounded to whole units, so they may be a little below NO_PLAN_NS.
+    if min(record.bound_ns for record in sets) >= NO_PLAN_NS // 2:
+        raise InfeasibleError(
+            f"No set of {len(problem.strategies)} strategies holds the {problem.num_sequences} sequences.",
+            "Proved by their programs: some do not fit beside the others.",
+            "Give larger micro-batches or more in flight, or fewer sequences.",
+        )
+
 
 # One assignment program may take this share of the remaining time.
 _SHARE = 0.34

@@ -1,14 +1,19 @@
-"""Records that launchers share: a launch before it is written as files, an imported plan, and a refusal."""
+"""Records that launchers share: a launch before it is written as files, an imported plan, a refusal,
+and the request to import a file with the checks that all readers share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from milpplan.errors import InvalidInputError
 from milpplan.launchers.megatron.arguments import Arguments, Values
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.plan import Layout, Plan
+from milpplan.problem.problem import Job, Problem
+from milpplan.problem.reading import validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +95,85 @@ class Refusal:
 
     why: str
     fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """A launcher's file, and what its user states beside it."""
+
+    text: str
+    """The file."""
+    source: str
+    """Its name, for messages; its suffix may tell the format."""
+    hardware: HardwareSpec
+    """The cluster."""
+    num_gpus: int | None = None
+    """Number of processes; None: the file states it."""
+    model: ModelSpec | None = None
+    """Description of the model, where the file only names it, or to be checked against the file."""
+    vocab_size: int | None = None
+    """Vocabulary, where only a tokenizer knows it."""
+    ignored: Collection[str] = ()
+    """Keys whose effect on the cost the caller ignores."""
+
+
+def described(model: ModelSpec | None, vocab_size: int | None, source: str) -> ModelSpec:
+    """Return the description of a model that a file only names.
+
+    Raises:
+        InvalidInputError: no description is given, or its vocabulary differs.
+    """
+    if model is None or vocab_size not in (None, model.vocab_size):
+        raise InvalidInputError(
+            f"{source} only names its model{'' if model is None else ', and --vocab-size is another'}.",
+            "Expected the description of the model.",
+            "Give --model, without --vocab-size.",
+        )
+    return model
+
+
+def check_vocabulary(asked: int | None, model: ModelSpec, words: str) -> None:
+    """Check ``--vocab-size`` against the vocabulary of the file's model, called ``words``.
+
+    Raises:
+        InvalidInputError: they differ.
+    """
+    if asked not in (None, model.vocab_size):
+        raise InvalidInputError(
+            f"--vocab-size is {asked}, and {words} has {model.vocab_size} words.",
+            "Expected the vocabulary of that model.",
+            "Leave --vocab-size out.",
+        )
+
+
+def check_gpus(asked: int | None, started: int, source: str) -> None:
+    """Check ``--gpus`` against the number of processes that the file starts.
+
+    Raises:
+        InvalidInputError: they differ.
+    """
+    if asked not in (None, started):
+        raise InvalidInputError(
+            f"--gpus is {asked}, and {source} starts {started} processes.",
+            "Expected the same number.",
+            "Leave --gpus out, or correct the sizes in the file.",
+        )
+
+
+def job_of(layout: Layout, sequence_length: object, **formats: str) -> Job:
+    """Build the training job of a layout.
+
+    Args:
+        layout: gives the number of accelerators and the global batch size.
+        sequence_length: tokens, as the file has them.
+        formats: number formats, gradient format and kernels, where they are not the defaults.
+
+    Raises:
+        InvalidInputError: the values describe no valid job.
+    """
+    data = {
+        "num_gpus": layout.num_gpus,
+        "global_batch_size": layout.global_batch_size,
+        "sequence_length": sequence_length,
+    }
+    return validated(Job, data | formats, "the job that the file describes")

@@ -11,11 +11,10 @@ from milpplan.launchers.accelerate.launcher import Accelerate
 from milpplan.launchers.automodel.launcher import AutoModel
 from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.deepspeed.launcher import DeepSpeed
-from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.launchers.megatron_bridge.launcher import MegatronBridge
 from milpplan.launchers.nanotron.launcher import Nanotron
-from milpplan.launchers.records import ConfigLaunch, Imported, Launch
+from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
 from milpplan.launchers.torchtitan.launcher import Torchtitan
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
 from milpplan.problem.plan import Plan

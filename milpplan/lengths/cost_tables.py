@@ -37,8 +37,7 @@ from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy, TabledPipeline
 from milpplan.lengths.candidates import Candidate, SizedCandidate
 from milpplan.lengths.records import PACKED, SequenceRules
-from milpplan.lengths.replica_time import StageTimes, stage_layers
-from milpplan.lengths.ring_attention import layout_times, ring_times, staged
+from milpplan.lengths.replica_time import StageTimes, layout_times, ring_times, stage_layers, staged
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.terms import Term

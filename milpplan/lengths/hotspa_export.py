@@ -6,15 +6,304 @@ The export is the closest step that its rules allow. Its files have no recomputa
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups.hetu_configuration import HotSPaLaunch, as_buckets, exported
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
+from milpplan.groups.document import Degrees
+from milpplan.groups.packing.pack import pack
+from milpplan.groups.plan import Group, GroupedPlan, Packing, check
+from milpplan.groups.strategies import Int64Array
+from milpplan.groups.tours import tour_time_ns
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
 from milpplan.problem.model import Attention, GroupedQueryAttention, ModelSpec
 from milpplan.problem.problem import Problem
 from milpplan.units import percent_text
+
+SCRIPT = "hotspa.sh"
+_FOLDER = "ds_parallel_config"
+
+
+@dataclass(frozen=True, slots=True)
+class HotSPaLaunch:
+    """Strategies in the runtime's order (home first), its bucket boundaries, and files by name."""
+
+    strategies: tuple[str, ...]
+    bucket_sizes: tuple[int, ...]
+    files: Mapping[str, str]
+
+
+def parallel_config(degrees: Degrees, num_layers: int) -> dict[str, Any]:
+    """Build one strategy's file: the splits and copies of every tensor, and its GPUs.
+
+    GPU ``stage dp tp + replica tp + rank`` has the tensor-parallel ``rank`` of a stage: devices of a stage are
+    consecutive, a batch is split over replicas (dimension 0), column-parallel weights over dimension 1 and
+    row-parallel ones over dimension 0. ZeRO (states sharded over replicas) goes with more than one replica.
+    """
+    dp, tp, pp = degrees.dp, degrees.tp, degrees.pp
+    stage_gpus = dp * tp
+    stages = [list(range(stage * stage_gpus, (stage + 1) * stage_gpus)) for stage in range(pp)]
+
+    def tensor(stage: int, split: dict[str, list[int]], copies: int, kind: str = "variable") -> dict[str, Any]:
+        return {"split": split, "dup": [copies], "device_group_union": [stages[stage]], "type": kind}
+
+    def block(stage: int) -> dict[str, Any]:
+        columns, rows = tensor(stage, {"1": [tp]}, dp), tensor(stage, {"0": [tp]}, dp)
+        first = stage * num_layers // pp
+        return {
+            "range": [first, first + num_layers // pp - 1],
+            "layernorm1": tensor(stage, {}, stage_gpus),
+            "attn": {"qkv": columns, "dense": rows},
+            "layernorm2": tensor(stage, {}, stage_gpus),
+            "mlp": {"dense_h_to_4h": columns, "dense_4h_to_h": rows},
+        }
+
+    blocks = [block(stage) for stage in range(pp)]
+    return {
+        "zero": dp > 1,
+        "devices": list(range(stage_gpus * pp)),
+        "input": tensor(0, {"0": [dp]}, tp, "placeholder"),
+        "llama": {
+            "wte": tensor(0, {"0": [tp]}, dp),
+            "wpe": tensor(0, {}, stage_gpus),
+            "blocks": {f"blocks{layers['range'][0]}-{layers['range'][1]}": layers for layers in blocks},
+            "layernorm_final": tensor(pp - 1, {}, stage_gpus),
+        },
+        "lm_head": tensor(pp - 1, {"1": [tp]}, dp),
+        "label": tensor(pp - 1, {"0": [dp]}, tp, "placeholder"),
+    }
+
+
+def exported(
+    plan: GroupedPlan, layouts: Mapping[str, Degrees], num_layers: int, max_length: int | None = None
+) -> HotSPaLaunch:
+    """Build the configuration of a plan that follows the runtime's rules; ``layouts`` by the strategies' names.
+
+    ``max_length`` is the length to which the data set truncates, b_0: by default the plan's longest sequence.
+
+    Raises:
+        InvalidInputError: a strategy without a layout, or a layout that does not fit the model or the GPUs.
+        IllegalPlanError: the plan breaks a rule of the runtime; ``as_buckets`` makes one that does not.
+    """
+    order = _by_length(plan)
+    ends = [_longest(plan, group) for group in order]
+    shortest = [int(plan.problem.lengths[np.flatnonzero(group.counts)[0]]) for group in order]
+    for longer, shorter in zip(range(len(order) - 1), range(1, len(order)), strict=True):
+        if shortest[longer] <= ends[shorter]:
+            raise _broken(
+                f"The strategy {_name(plan, order[shorter])} runs sequences of {ends[shorter]} tokens, "
+                f"{_name(plan, order[longer])} of {shortest[longer]}.",
+                "one bucket a strategy: a sequence's length alone says where it runs",
+            )
+    home = order[0].strategy
+    if plan.home != home or plan.order != tuple(group.strategy for group in reversed(order)):
+        raise _broken(
+            f"The home is {plan.problem.strategies[plan.home].name} and the order {' -> '.join(plan.names)}.",
+            "rising, the longest last and at home",
+        )
+    names = [_name(plan, group) for group in order]
+    # The runtime numbers the home first, then the other strategies as they run.
+    names = [names[0], *reversed(names[1:])]
+    files = {}
+    for name in names:
+        degrees = _checked_layout(plan, layouts, name, num_layers)
+        files[_path(degrees)] = json.dumps(parallel_config(degrees, num_layers), indent=4) + "\n"
+    sizes = (_end(plan, order[0], max_length), *ends[1:], 0)
+    paths = [_path(layouts[name]) for name in names]
+    if len(set(paths)) < len(paths):
+        raise IllegalPlanError(
+            f"Two strategies of the plan have one layout: {', '.join(paths)}.",
+            "Layouts that differ expected.",
+            "Run both as one strategy.",
+        )
+    files[SCRIPT] = _script(paths, sizes, len(plan.problem.strategies[home].replicas), layouts[names[0]])
+    return HotSPaLaunch(tuple(names), sizes, files)
+
+
+def _end(plan: GroupedPlan, group: Group, max_length: int | None) -> int:
+    """Return b_0, which the home must hold."""
+    longest = _longest(plan, group)
+    if max_length is None:
+        return longest
+    if max_length < longest or not plan.problem.strategies[group.strategy].holds(np.array([max_length]))[0]:
+        raise InvalidInputError(
+            f"max_length is {max_length}; the plan's longest sequence has {longest} tokens.",
+            f"At least that, and no more than a replica of {_name(plan, group)} holds, expected.",
+        )
+    return max_length
+
+
+def as_buckets(plan: GroupedPlan) -> GroupedPlan:
+    """Change the plan as little as the runtime's rules need, packed and simulated.
+
+    Groups are ordered by their longest sequences; boundaries between them move the fewest tokens. Home and order
+    are the runtime's. The time shows the cost of its rules (without its own packing).
+
+    Raises:
+        IllegalPlanError: replicas of a strategy differ, or no packing was found.
+    """
+    problem = plan.problem
+    groups = _by_length(plan)[::-1]
+    boundaries = _boundaries(plan, groups)
+    groups_in_order: list[Group] = []
+    for group, first, end in zip(groups, (0, *boundaries), (*boundaries, problem.lengths.size), strict=True):
+        counts = np.zeros_like(problem.counts)
+        counts[first:end] = problem.counts[first:end]
+        if counts.any():
+            groups_in_order.append(_repacked(plan, group, counts))
+    order = tuple(group.strategy for group in groups_in_order)
+    times = {group.strategy: group.time_ns for group in groups_in_order}
+    total = tour_time_ns(problem, order[-1], order, times)
+    bucket_plan = GroupedPlan(problem, order[-1], tuple(groups_in_order), total)
+    check(bucket_plan)
+    return bucket_plan
+
+
+def _boundaries(plan: GroupedPlan, groups: Sequence[Group]) -> tuple[int, ...]:
+    """Return first indices of the lengths of every group but the first: fewest tokens moved, all where they fit.
+
+    Dynamic program: cost[i] is the minimum for the groups so far with all lengths before i.
+    """
+    lengths, counts = plan.problem.lengths, plan.problem.counts
+    number = lengths.size
+    cost = np.full(number + 1, np.inf)
+    cost[0] = 0.0
+    choices = []
+    for group in groups:
+        fits = plan.problem.strategies[group.strategy].holds(lengths)
+        moved = np.where(fits, (counts - group.counts) * lengths, np.inf)
+        sums = np.concatenate([[0.0], np.cumsum(np.where(fits, moved, 0.0))])
+        # Lengths that do not fit are the longest, so no interval may reach beyond the first of them.
+        num_fitting = int(fits.sum())
+        table = cost[None, :] + sums[:, None] - sums[None, :]
+        ends = np.arange(number + 1)
+        table[ends[:, None] < ends[None, :]] = np.inf
+        table[(ends[:, None] > num_fitting) & (ends[:, None] > ends[None, :])] = np.inf
+        choices.append(table.argmin(axis=1))
+        cost = table.min(axis=1)
+    # The last group holds the longest sequence, and could hold all.
+    assert np.isfinite(cost[number])
+    boundaries = []
+    end = number
+    for choice in reversed(choices):
+        end = int(choice[end])
+        boundaries.append(end)
+    return tuple(boundaries[-2::-1])
+
+
+def _repacked(plan: GroupedPlan, group: Group, counts: Int64Array) -> Group:
+    """Pack other sequences in the group; only for replicas of one kind."""
+    kinds = plan.problem.kinds_of(group.strategy)
+    packing: Packing | None = pack(kinds[0], PipelineCuts(kinds[0]), counts) if len(kinds) == 1 else None
+    if packing is None:
+        name = plan.problem.strategies[group.strategy].name
+        raise IllegalPlanError(
+            f"The sequences of the bucket of {name} were not packed on replicas of {len(kinds)} kinds.",
+            "One kind of replicas with room for them expected.",
+            "Run the plan from its JSON.",
+        )
+    return Group(group.strategy, (packing,))
+
+
+def runtime_packs(lengths: Sequence[int], bucket_sizes: Sequence[int]) -> list[list[list[int]]]:
+    """Return the packs of every bucket, longest bucket first, by the runtime's own packing; lengths in packs.
+
+    A length counts trained tokens; in a pack each sequence takes one token more, its last label, and the pack
+    holds b_j + 1. A sequence above b_0 is cut to it (the data set truncates).
+    """
+    buckets: list[list[list[int]]] = [[] for _ in bucket_sizes[1:]]
+    for length in sorted((min(tokens, bucket_sizes[0]) for tokens in lengths), reverse=True):
+        j = next(i for i, edge in enumerate(bucket_sizes[1:]) if length > edge)
+        capacity = bucket_sizes[j] + 1
+        fitting = next((pack for pack in buckets[j] if sum(pack) + len(pack) + length + 1 <= capacity), None)
+        if fitting is None:
+            buckets[j].append([length])
+        else:
+            fitting.append(length)
+    return buckets
+
+
+def _by_length(plan: GroupedPlan) -> list[Group]:
+    """Sort the groups, longest sequences first."""
+    return sorted(plan.groups, key=lambda group: (-_longest(plan, group), -_mean(plan, group)))
+
+
+def _longest(plan: GroupedPlan, group: Group) -> int:
+    """Return the longest length of a group."""
+    return int(plan.problem.lengths[np.flatnonzero(group.counts)[-1]])
+
+
+def _mean(plan: GroupedPlan, group: Group) -> float:
+    """Return the mean length of a group."""
+    counts = group.counts
+    return float(counts @ plan.problem.lengths) / float(counts.sum())
+
+
+def _name(plan: GroupedPlan, group: Group) -> str:
+    """Return the name of a group's strategy."""
+    return plan.problem.strategies[group.strategy].name
+
+
+def _path(degrees: Degrees) -> str:
+    """Return the path of a strategy's file."""
+    gpus = degrees.dp * degrees.tp * degrees.pp
+    return f"{_FOLDER}/gpus{gpus}/dp{degrees.dp}_tp{degrees.tp}_pp{degrees.pp}.json"
+
+
+def _broken(seen: str, rule: str) -> IllegalPlanError:
+    """Build the error for a plan that breaks a rule of the runtime."""
+    return IllegalPlanError(
+        seen, f"HotSPa's runtime allows only: {rule}.", "Export as_buckets(plan), or run the plan from its JSON."
+    )
+
+
+def _checked_layout(plan: GroupedPlan, layouts: Mapping[str, Degrees], name: str, num_layers: int) -> Degrees:
+    """Return the layout of a strategy, or refuse a layout that the runtime cannot run."""
+    if name not in layouts:
+        raise InvalidInputError(f"The strategy {name} has no layout.", "Expected dp, tp and pp of every strategy.")
+    degrees = layouts[name]
+    strategy = next(candidate for candidate in plan.problem.strategies if candidate.name == name)
+    stages = {pipeline.num_stages for pipeline in strategy.replicas}
+    gpus = {layouts[other].dp * layouts[other].tp * layouts[other].pp for other in plan.names if other in layouts}
+    if degrees.dp != len(strategy.replicas) or stages != {degrees.pp} or len(gpus) > 1:
+        raise InvalidInputError(
+            f"Strategy {name} has {len(strategy.replicas)} replicas of {sorted(stages)} stages, its layout "
+            f"dp={degrees.dp} and pp={degrees.pp}; the layouts use {sorted(gpus)} GPUs.",
+            "The same numbers, and one number of GPUs, expected.",
+        )
+    if num_layers < 1 or num_layers % degrees.pp or degrees.cp > 1 or degrees.ep > 1:
+        raise InvalidInputError(
+            f"Strategy {name} has pp={degrees.pp}, cp={degrees.cp}, ep={degrees.ep} for {num_layers} layers.",
+            "HotSPa's runtime splits layers evenly and knows dp, tp and pp only.",
+        )
+    return degrees
+
+
+def _script(paths: Sequence[str], sizes: Sequence[int], home_replicas: int, degrees: Degrees) -> str:
+    """Build the runtime's command; model and data come as the script's own arguments."""
+    gpus = home_replicas * degrees.tp * degrees.pp
+    return "\n".join(
+        (
+            "#!/usr/bin/env bash",
+            "# HotSPa's runtime under the strategies of a plan. Run it where llama_hot_switch.py is; model, data",
+            "# and batch are its arguments: --global_batch_size, --num_hidden_layers, --json_file, ...",
+            "set -euo pipefail",
+            f'mpirun -np {gpus} --hostfile "${{HOSTFILE:-hostfile}}" -x PATH -x LD_LIBRARY_PATH -x PYTHONPATH \\',
+            "    python3 llama_hot_switch.py \\",
+            f"    --num_strategy={len(paths)} \\",
+            f'    --ds_parallel_config "{" ".join(paths)}" \\',
+            f'    --bucket_sizes "{" ".join(str(size) for size in sizes)}" \\',
+            f"    --seq_length {sizes[0]} \\",
+            '    --hot_switch "$@"' if len(paths) > 1 else '    "$@"',
+            "",
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)

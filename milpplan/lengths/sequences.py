@@ -6,8 +6,8 @@
    rectangle, whose sequences all have the length of their bucket's end. Padding is computed and communicated like
    any token, attention included.
 
-Rectangles are packings, so lower bounds of packings hold for them, too (``cost_tables``); ``padded_packing`` makes
-them.
+Rectangles are packings, so lower bounds of packings hold for them, too (``cost_tables``); ``strategy_tables``
+makes them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload.buckets import optimal_buckets, padded
-from milpplan.groups.workload.workload import Workload
+from milpplan.groups.workload import Workload, optimal_buckets, padded
 from milpplan.lengths.records import SequenceRules
 from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.problem.model import ModelSpec

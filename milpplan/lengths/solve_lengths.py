@@ -25,7 +25,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from milpplan.groups.workload.workload import Workload
+from milpplan.groups.workload import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -13,8 +14,7 @@ from milpplan.groups.bounds.pipeline_bounds import CountCuts, PipelineCuts
 from milpplan.groups.packing.pack import pack
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Strategy
-from milpplan.lengths.bounds.exclusive_pipelines import exclusive_pipeline_bounds
-from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, max_exclusive
+from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, exclusive_pipeline_bounds, max_exclusive
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
 from milpplan.lengths.bounds.work_bounds import (
     SHARED_MEMORY_SHARE,
@@ -24,24 +24,87 @@ from milpplan.lengths.bounds.work_bounds import (
     work_bounds,
 )
 from milpplan.lengths.candidates import SizedCandidate, candidates, sized
-from milpplan.lengths.cost_tables import (
-    Load,
-    Tables,
-    finish_ns,
-    once_ns,
-    strategy_of,
-    tables_of,
-    typical_pipeline,
-)
+from milpplan.lengths.cost_tables import Load, Tables, finish_ns, once_ns, strategy_of, tables_of, typical_pipeline
 from milpplan.lengths.records import LengthGroup, MicroBatches
 from milpplan.lengths.replica_time import replicas_of_several
 from milpplan.lengths.single.packing_local_search import Timer, improved
-from milpplan.lengths.single.padded_packing import pack_padded
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.terms import Term
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
+
+Replicas = tuple[IntArray, ...]
+
+# Number of portions of a full micro-batch; the last value means single sequences.
+_PORTIONS = (1, 2, 4, 1 << 62)
+
+
+def pack_padded(kind: Kind, counts: IntArray) -> list[Replicas]:
+    """Return packings of ``counts`` [K] fitting sequences on the replicas of the kind, as tuples of arrays
+    [micro-batches, K]."""
+    max_sequences = _capacity(kind) // kind.lengths
+    packings = []
+    for parts in _PORTIONS:
+        spread = _spread(kind, counts, np.maximum(1, max_sequences // parts))
+        rows = [_micro_batches(replica_counts, max_sequences) for replica_counts in spread]
+        packings += [
+            tuple(_ordered(kind, replica_counts, order) for replica_counts in rows) for order in _ways(kind)
+        ]
+    return packings
+
+
+def _capacity(kind: Kind) -> int:
+    tokens = kind.pipeline.micro_batch_tokens
+    return min(tokens, kind.pipeline.in_flight_tokens or tokens)
+
+
+def _spread(kind: Kind, counts: IntArray, portion: IntArray) -> IntArray:
+    """Return the sequences of every replica, [D, K], in portions of at most ``portion`` [K]."""
+    spread = np.zeros((kind.num_replicas, len(counts)), dtype=np.int64)
+    constant_units = kind.pipeline.micro_batch_units
+    pieces = [
+        (int(size * kind.units[k]) + constant_units, k, size)
+        for k in range(len(counts))
+        for size in _sizes(int(counts[k]), int(portion[k]))
+    ]
+    done = [(0, replica) for replica in range(kind.num_replicas)]
+    for work, k, size in sorted(pieces, reverse=True):
+        time, replica = heapq.heappop(done)
+        spread[replica, k] += size
+        heapq.heappush(done, (time + work, replica))
+    return spread
+
+
+def _sizes(number: int, max_size: int) -> list[int]:
+    """Split ``number`` into the fewest parts of at most ``max_size``, as equal as possible."""
+    parts = -(-number // max_size)
+    return [number // parts + (index < number % parts) for index in range(parts)]
+
+
+def _micro_batches(held: IntArray, max_sequences: IntArray) -> IntArray:
+    """Return micro-batches [v, K] of one length each, of at most ``max_sequences`` [K] sequences."""
+    rows = []
+    for k in np.flatnonzero(held).tolist():
+        for size in _sizes(int(held[k]), int(max_sequences[k])):
+            row = np.zeros(len(held), dtype=np.int64)
+            row[k] = size
+            rows.append(row)
+    return np.array(rows, dtype=np.int64).reshape(-1, len(held))
+
+
+def _ways(kind: Kind) -> tuple[str, ...]:
+    return ("falls",) if kind.pipeline.num_stages == 1 else ("rises", "falls", "fills")
+
+
+def _ordered(kind: Kind, rows: IntArray, order_name: str) -> IntArray:
+    """Return the micro-batches in the order of their work."""
+    order = np.argsort(rows @ kind.units, kind="stable")
+    if order_name == "rises":
+        return np.asarray(rows[order])
+    first = min(kind.pipeline.num_stages, len(rows) // 2) if order_name == "fills" else 0
+    return np.asarray(rows[np.concatenate([order[:first], order[first:][::-1]])])
+
 
 # Upper limit of a micro-batch's token quanta in the tables.
 MAX_QUANTA = 4096

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from milpplan.calibration.tables import constants_table, errors_text, fit_document
-from milpplan.profiling.overlay import Profile
-from milpplan.profiling.prediction import LayersCost, layers_cost
+from milpplan.profiling.overlay import LayersCost, Profile, layers_cost
 from milpplan.profiling.records import MODES, Layers, LayersTime
 from milpplan.units import percent_text, printable, seconds_text, size_text
 from milpplan.version import __version__

@@ -11,8 +11,7 @@ from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Plan
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.validate_layout import check_plan_of_model
-from milpplan.switching.blocks import may_relay
-from milpplan.switching.least_time import least_time_routes
+from milpplan.switching.least_time import least_time_routes, may_relay
 from milpplan.switching.links import Links
 from milpplan.switching.ownership import EQUAL_ROWS, ShardRules, What
 from milpplan.switching.records import SENDERS, Senders, SwitchPlan

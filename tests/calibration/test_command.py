@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from milpplan import load_hardware
-from milpplan.calibration.overlay_file import write_overlay
-from milpplan.cli import calibrate, interrupts
+from milpplan.calibration.sources import write_overlay
+from milpplan.cli import interrupts
+from milpplan.cli.commands import calibrate
 from milpplan.problem.overlay import Constants, Factor
 from milpplan.reports.documents.document import ResultDocument, SimulationDocument
 from tests.calibration.cases import Theta, measured_under, steps, varied

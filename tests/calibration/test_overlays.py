@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from milpplan import load_hardware
-from milpplan.calibration.overlay_file import overlay_text, write_overlay
+from milpplan.calibration.sources import overlay_text, write_overlay
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.problem.catalog import load_overlay
 from milpplan.problem.hardware import BusTable, SizeCurve

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import milpplan
 from milpplan.cli.app import app
-from milpplan.cli.explain import wish
+from milpplan.cli.commands.explain import wish
 from milpplan.errors import MilpplanError
 from milpplan.explain.why_not import WISHABLE, wished
 from milpplan.reports.answers.explain import ExplanationDocument

@@ -11,7 +11,7 @@ import pytest
 
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.graph import Peak, StrategyGraph, solving
-from milpplan.graph.search import BoundRefutedError
+from milpplan.graph.solving import BoundRefutedError
 from milpplan.optimize.milp.backends import backend as named_backend
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Limits, Solution

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from milpplan.graph import GraphProgress, GraphSolution, Peak, StrategyGraph, neighbourhoods, solving
+from milpplan.graph import GraphProgress, GraphSolution, Peak, StrategyGraph, incumbent, solving
+from milpplan.graph.incumbent import part_of
 from milpplan.graph.instance import HALF, state
 from milpplan.graph.integer_program import GraphProgram
-from milpplan.graph.neighbourhoods import part_of
 from tests.amounts import long_but
 from tests.graph.cases import KINDS, best_of_all, random_graph
 
@@ -84,7 +84,7 @@ def test_overlapping_limits_are_priced_as_by_the_relaxation(rings: bool, monkeyp
     that of the linear relaxation or better, in integers, and parts solved exactly give a better choice than single
     changes; the backend's proved optimum lies between."""
     graph = windowed(rings)
-    monkeypatch.setattr(neighbourhoods, "PART", 6)
+    monkeypatch.setattr(incumbent, "PART", 6)
     with monkeypatch.context() as alone:
         alone.setattr(solving, "_ask_backend", lambda *_: None)
         found = graph.solve()

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.document import Degrees
-from milpplan.groups.hetu_configuration import SCRIPT, as_buckets, exported, parallel_config, runtime_packs
 from milpplan.groups.packing.pack import pack
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
+from milpplan.lengths.hotspa_export import SCRIPT, as_buckets, exported, parallel_config, runtime_packs
 
 GOLDEN = Path(__file__).parents[1] / "data" / "launchers" / "hotspa_dp2_tp2_pp2.json"
 LAYOUTS = {"short": Degrees(dp=8), "middle": Degrees(dp=2, tp=2, pp=2), "long": Degrees(dp=1, tp=4, pp=2)}

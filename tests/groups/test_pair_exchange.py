@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from examples.adapters import flexsp
-from milpplan.groups.packing.packing import Packing
-from milpplan.groups.packing.pair_exchange import exchange_pairs
+from milpplan.groups.packing.local_search import exchange_pairs
 from milpplan.groups.packing.tabu_search import first_packings
+from milpplan.groups.plan import Packing
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes

@@ -7,9 +7,8 @@ import pytest
 
 from milpplan.groups.bounds.path_duals import best_profile
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts, drain_cut, last_stage_cut
-from milpplan.groups.bounds.pipeline_time import pipeline_times_ns
 from milpplan.groups.problem import Kind
-from milpplan.groups.strategies import Pipeline
+from milpplan.groups.strategies import Pipeline, pipeline_times_ns
 from milpplan.simulation.layers.terms import Term
 from milpplan.simulation.pipeline.schedule import structure
 from milpplan.simulation.pipeline.step_graph import StepGraph, step_time_ns

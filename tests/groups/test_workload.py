@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload.buckets import optimal_buckets, padded
-from milpplan.groups.workload.distributions import LogNormal, Mixture, Pareto, fitted_mixture
-from milpplan.groups.workload.workload import read_lengths, step_of, workload_of
-from milpplan.groups.workload.workload_file import described
+from milpplan.groups.workload import (
+    LogNormal,
+    Mixture,
+    Pareto,
+    described,
+    fitted_mixture,
+    optimal_buckets,
+    padded,
+    read_lengths,
+    step_of,
+    workload_of,
+)
 
 
 def written(path: Path, text: str) -> Path:

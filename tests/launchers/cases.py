@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron.launcher import Megatron, torchrun_script
-from milpplan.launchers.megatron.reader import Imported, imported
-from milpplan.launchers.megatron.recompute import selective_modules
-from milpplan.launchers.records import Launch
+from milpplan.launchers.megatron.launcher import Imported, Megatron, imported, torchrun_script
+from milpplan.launchers.megatron.stages import selective_modules
+from milpplan.launchers.records import ImportRequest, Launch
 from tests.simulation.cases import even_plan, problem_of, random_layout, random_plan, random_problem
 
 VERSION = "d98e8a64"

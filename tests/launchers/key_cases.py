@@ -13,13 +13,12 @@ from typing import Any
 import yaml
 
 from milpplan.errors import MilpplanError
-from milpplan.launchers.accelerate import reader as accelerate_import
+from milpplan.launchers.accelerate import launcher as accelerate_import
 from milpplan.launchers.accelerate.files import FLAG
-from milpplan.launchers.automodel import reader as automodel_import
+from milpplan.launchers.automodel import launcher as automodel_import
 from milpplan.launchers.deepspeed import settings as deepspeed_settings
-from milpplan.launchers.import_request import ImportRequest
 from milpplan.launchers.nanotron import settings as nanotron_settings
-from milpplan.launchers.records import Imported
+from milpplan.launchers.records import Imported, ImportRequest
 from milpplan.launchers.settings import Known, flat, is_quiet, known_settings
 from milpplan.launchers.shell.script import script_commands
 from milpplan.launchers.targets import TARGETS

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.automodel.reader import imported
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.records import Imported
+from milpplan.launchers.automodel.launcher import imported
+from milpplan.launchers.records import Imported, ImportRequest
 from tests.simulation.cases import shipped_hardware, shipped_model
 
 RECIPE: dict[str, Any] = {

@@ -9,11 +9,11 @@ import pytest
 
 from milpplan import Plan, Problem
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron.reader import Imported
-from milpplan.launchers.megatron_bridge import reader as bridge_import
+from milpplan.launchers.megatron.launcher import Imported
+from milpplan.launchers.megatron_bridge import launcher as bridge_import
 from milpplan.launchers.megatron_bridge.launcher import SCRIPT, MegatronBridge
 from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES
+from milpplan.launchers.records import ImportRequest
 from tests.launchers.cases import NAMED, deepseek, llama_uneven, random_case
 from tests.launchers.test_megatron_round_trip import assert_same
 

@@ -13,10 +13,8 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.deepspeed.launcher import DeepSpeed, config_of
-from milpplan.launchers.deepspeed.reader import imported
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.records import Imported
+from milpplan.launchers.deepspeed.launcher import DeepSpeed, config_of, imported
+from milpplan.launchers.records import Imported, ImportRequest
 from tests.launchers.cases import legal_layout
 from tests.simulation.cases import (
     even_plan,

@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, MilpplanError
-from milpplan.launchers.accelerate import reader as accelerate_import
-from milpplan.launchers.automodel import reader as automodel_import
+from milpplan.launchers.accelerate import launcher as accelerate_import
+from milpplan.launchers.automodel import launcher as automodel_import
 from milpplan.launchers.deepspeed import settings as deepspeed_settings
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron_bridge import reader as bridge_import
+from milpplan.launchers.megatron_bridge import launcher as bridge_import
 from milpplan.launchers.nanotron import settings as nanotron_settings
-from milpplan.launchers.records import Imported
+from milpplan.launchers.records import Imported, ImportRequest
 from milpplan.launchers.settings import Code, is_quiet, known_settings
 from milpplan.launchers.targets import TARGETS
 from milpplan.launchers.torchtitan import settings as torchtitan_settings

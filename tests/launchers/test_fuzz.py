@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from milpplan import simulate
 from milpplan.errors import MilpplanError
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.records import Imported
+from milpplan.launchers.records import Imported, ImportRequest
 from milpplan.launchers.targets import TARGETS, target_named
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem

@@ -9,10 +9,9 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron.launcher import Megatron, torchrun_script
-from milpplan.launchers.megatron.reader import imported
+from milpplan.launchers.megatron.launcher import Megatron, imported, torchrun_script
 from milpplan.launchers.megatron.rules import MEGATRON
+from milpplan.launchers.records import ImportRequest
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import NodeGroup
 from tests.launchers.cases import NAMED, VERSION, legal_layout, random_case, round_trip

@@ -12,12 +12,10 @@ import yaml
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.nanotron.launcher import Nanotron, scalar
-from milpplan.launchers.nanotron.reader import imported
+from milpplan.launchers.nanotron.launcher import Nanotron, imported, scalar
 from milpplan.launchers.nanotron.rules import RULES, broken_rules
 from milpplan.launchers.nanotron.settings import known, stage_sizes
-from milpplan.launchers.records import Imported
+from milpplan.launchers.records import Imported, ImportRequest
 from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import staged
 from tests.simulation.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.megatron.model import pattern_flags, pattern_text
 from milpplan.launchers.megatron.stages import stage_layers, stage_string
-from milpplan.launchers.shell.arithmetic import arithmetic
+from milpplan.launchers.shell.words import arithmetic
 
 
 @settings(max_examples=40, deadline=None)

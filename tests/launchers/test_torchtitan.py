@@ -13,9 +13,8 @@ import pytest
 
 from milpplan import Layout, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.torchtitan.launcher import Torchtitan
-from milpplan.launchers.torchtitan.reader import imported
+from milpplan.launchers.records import ImportRequest
+from milpplan.launchers.torchtitan.launcher import Torchtitan, imported
 from milpplan.launchers.torchtitan.rules import RULES, broken_rules
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, Run, flavors
 from milpplan.launchers.torchtitan.settings import known

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.records import Imported
-from milpplan.launchers.torchtitan.launcher import Torchtitan
-from milpplan.launchers.torchtitan.reader import imported
+from milpplan.launchers.records import Imported, ImportRequest
+from milpplan.launchers.torchtitan.launcher import Torchtitan, imported
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
 from tests.simulation.cases import problem_of
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.groups.workload.workload import Workload, workload_of
+from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.strategy_tables import StrategyTables

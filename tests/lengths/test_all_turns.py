@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from milpplan import Job, Problem, Space, load_hardware, load_model
-from milpplan.groups.workload.workload import workload_of
+from milpplan.groups.workload import workload_of
 from milpplan.lengths.replica_time import micro_batch_times
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.steps import Step
 from milpplan.lengths.switches import Switches
-from milpplan.lengths.turn_order import Orders
-from milpplan.lengths.turns.replica_inequalities import ReplicaInequalities
-from milpplan.lengths.turns.turn_search import TurnSearch
+from milpplan.lengths.turns.set_branch_and_bound import ReplicaInequalities
+from milpplan.lengths.turns.turn_search import Orders, TurnSearch
 from tests.lengths.all_turns import AllTurns
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import GIB, small_model, small_problem

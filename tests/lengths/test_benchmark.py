@@ -64,7 +64,7 @@ def test_a_drawn_job_has_a_row_and_counts_where_it_is() -> None:
     assert len(cells) == len(HEADER)
     assert cells[2:5] == [f"{result.step_time_s:.3f}", f"{result.lower_bound_s:.3f}", f"{result.gap:.2%}"]
     said = summary([0.01, 0.01004, 0.0101, 0.0199, 0.05])
-    assert said == "Of 5 jobs 2 to 1.0%, 3 to 1.5%, 4 to 2.0%; the largest gap is 5.0%."
+    assert said == "Of 5 jobs, 2 to 1.0%, 3 to 1.5%, 4 to 2.0% are proved; the largest gap is 5.0%."
 
 
 def test_jobs_have_every_size_that_is_claimed() -> None:

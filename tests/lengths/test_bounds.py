@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from milpplan.groups.bounds.last_stage import best_mixture, load_bound, path_bound
-from milpplan.groups.bounds.linear_bounds import chord
 from milpplan.groups.bounds.long_sequence import group_ns, long_bound
-from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.lengths.bounds.stage_lines import heaviest
-from milpplan.lengths.bounds.work_bounds import LinearBounds, latencies
+from milpplan.groups.bounds.pipeline_bounds import Window, chord
+from milpplan.lengths.bounds.work_bounds import LinearBounds, heaviest, latencies
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.replica_time import pipeline_ns, replicas_ns
 from milpplan.lengths.strategy_tables import StrategyTables

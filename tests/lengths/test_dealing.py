@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from milpplan.groups.workload.workload import workload_of
+from milpplan.groups.workload import workload_of
 from milpplan.lengths.replica_time import replicas_ns, replicas_of_several
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved
 from milpplan.lengths.strategy_tables import StrategyTables

@@ -12,7 +12,7 @@ from milpplan.groups.bounds.last_stage import load_bound
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.strategy_tables import MAX_QUANTA, StrategyTables
-from milpplan.lengths.turns.dispatch_bound import PipelineBound
+from milpplan.lengths.turns.turn_dispatch import PipelineBound
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
 

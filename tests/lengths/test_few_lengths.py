@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from milpplan import Job, Problem, load_hardware, load_model, solve_lengths, workload_of
-from milpplan.lengths.bounds.knapsack_dp import NOTHING
-from milpplan.lengths.bounds.longest_sequence_branching import ClassAssignments
-from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, PinnedItem
-from milpplan.lengths.bounds.min_replicas import fewest_bins
+from milpplan.lengths.bounds.longest_sequence_branching import ClassAssignments, fewest_bins
+from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, NOTHING, WITHOUT, PinnedItem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.single.incumbents import Incumbents
 from milpplan.lengths.steps import cutoff_ns

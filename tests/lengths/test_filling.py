@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from milpplan.groups.bounds.last_stage import best_mixture
-from milpplan.groups.bounds.micro_batch_ranges import Window
+from milpplan.groups.bounds.pipeline_bounds import Window
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
-from milpplan.lengths.bounds.configuration_columns import Start, improved, optimise_prices, worths
-from milpplan.lengths.bounds.configuration_lp import ConfigurationLP
-from milpplan.lengths.bounds.knapsack_dp import KnapsackDP
-from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.configuration_columns import ConfigurationLP, Start, improved, optimise_prices, worths
+from milpplan.lengths.bounds.micro_batch_pricing import (
+    FREE,
+    HOLDS,
+    WITHOUT,
+    KnapsackDP,
+    MicroBatchPricing,
+    PinnedItem,
+)
 from milpplan.lengths.replica_time import micro_batch_times, replicas_ns
 from milpplan.lengths.strategy_tables import StrategyTables, recomputes_less
 from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches

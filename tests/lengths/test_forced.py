@@ -7,8 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from milpplan.lengths.bounds.exclusive_pipelines import exclusive_pipeline_bounds
-from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, longest, max_exclusive
+from milpplan.lengths.bounds.exclusive_sequences import (
+    exclusive_bounds,
+    exclusive_pipeline_bounds,
+    longest,
+    max_exclusive,
+)
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import StrategyTables

@@ -8,10 +8,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from milpplan.lengths.bounds.exclusive_pipelines import exclusive_pipeline_bounds
 from milpplan.lengths.bounds.exclusive_programs import ExclusiveProgram
-from milpplan.lengths.bounds.knapsack_dp import Items, KnapsackDP
-from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
+from milpplan.lengths.bounds.exclusive_sequences import exclusive_pipeline_bounds
+from milpplan.lengths.bounds.micro_batch_pricing import Items, KnapsackDP, PinnedItem
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import StrategyTables

@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 
 from milpplan.groups.bounds.last_stage import best_mixture
-from milpplan.groups.bounds.micro_batch_ranges import Window
-from milpplan.groups.workload.workload import workload_of
+from milpplan.groups.bounds.pipeline_bounds import Window
+from milpplan.groups.workload import workload_of
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
-from milpplan.lengths.bounds.configuration_columns import improved
-from milpplan.lengths.bounds.configuration_lp import ConfigurationLP
-from milpplan.lengths.bounds.longest_sequence_branching import ClassAssignments, LongestSequenceBranching
+from milpplan.lengths.bounds.configuration_columns import ConfigurationLP, improved
+from milpplan.lengths.bounds.longest_sequence_branching import (
+    ClassAssignments,
+    LongestSequenceBranching,
+    MinReplicas,
+    fewest_bins,
+)
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
-from milpplan.lengths.bounds.min_replicas import MinReplicas, fewest_bins
 from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.strategy_tables import StrategyTables

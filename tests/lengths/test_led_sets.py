@@ -10,9 +10,8 @@ import pytest
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.turns.replica_inequalities import ReplicaInequalities
 from milpplan.lengths.turns.set_bounds import SetBounds
-from milpplan.lengths.turns.set_branch_and_bound import SetBranchAndBound
+from milpplan.lengths.turns.set_branch_and_bound import ReplicaInequalities, SetBranchAndBound
 from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import deep_pool, pool, pool_of, random_packings, workload
 from tests.small import small_problem

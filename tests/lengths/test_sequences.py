@@ -11,17 +11,16 @@ from milpplan import load_model
 from milpplan.errors import InvalidInputError
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import Pipeline
-from milpplan.groups.workload.workload import Workload, workload_of
+from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.records import SequenceRules
 from milpplan.lengths.replica_time import micro_batch_times
 from milpplan.lengths.sequences import bucketed, check_rules, least_padding, sequence_flops
-from milpplan.lengths.side_by_side.team_contents import Contents
+from milpplan.lengths.side_by_side.sequence_duals import Contents
 from milpplan.lengths.side_by_side.teams import Family
-from milpplan.lengths.single.padded_packing import pack_padded
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.lengths.strategy_tables import StrategyTables, pack_padded
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.kernels import average_keys

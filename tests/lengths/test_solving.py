@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InfeasibleError, InvalidInputError
-from milpplan.groups.workload.workload import Workload, workload_of
+from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.sequences import MAX_SEQUENCES
 from milpplan.lengths.solve_lengths import solve_lengths
@@ -35,7 +35,7 @@ def solved() -> LengthsResult:
     "when",
     [
         "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
-        "milpplan.lengths.heterogeneous.step_bound.HeterogeneousBound.relax",
+        "milpplan.lengths.heterogeneous.search.HeterogeneousBound.relax",
         "milpplan.lengths.single.single_strategy_search.SingleStrategySearch.run",
         "milpplan.lengths.turns.turn_search.TurnSearch.screen",
         "milpplan.lengths.turns.turn_search.TurnSearch._price",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from milpplan.groups.workload.workload import workload_of
+from milpplan.groups.workload import workload_of
 from milpplan.lengths import solve_lengths as solving
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.records import LengthsResult

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from milpplan.lengths.side_by_side.team_exchanges import Batch, Degree, improved
+from milpplan.lengths.side_by_side.team_search import Batch, Degree, improved
 from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns, turn_times_ns
 from tests.lengths.all_steps import FLAT, random_turns
 from tests.lengths.cases import pool_of, random_micro_batches, workload

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from milpplan.lengths.side_by_side.team_bound import SharedTables, shared_work
-from milpplan.lengths.side_by_side.team_packing import Packer
-from milpplan.lengths.side_by_side.team_quick import AffineTime, lines, quick_step
+from milpplan.lengths.side_by_side.team_quick import AffineTime, Packer, lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort, shortest
 from milpplan.lengths.side_by_side.teams import Family, families
 from tests.lengths.all_steps import FLAT, AllSteps, few

@@ -9,7 +9,7 @@ import numpy as np
 
 from milpplan.lengths.side_by_side.sequence_duals import Priced, priced
 from milpplan.lengths.side_by_side.team_bound import SharedWork, shared_work
-from milpplan.lengths.side_by_side.team_packing import Packer, spread
+from milpplan.lengths.side_by_side.team_quick import Packer, spread
 from milpplan.lengths.side_by_side.team_search import Effort, dealt, improve_turns, shortest
 from milpplan.lengths.side_by_side.team_steps import plan_family
 from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload.workload import Workload, workload_of
+from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.heterogeneous.count_program import undominated, whole_shares
-from milpplan.lengths.heterogeneous.pack_replicas import HeterogeneousPacker
 from milpplan.lengths.heterogeneous.pipeline_capacity import longest_sequence_classes
 from milpplan.lengths.heterogeneous.replicas import (
     HeterogeneousStep,
@@ -27,8 +26,7 @@ from milpplan.lengths.heterogeneous.replicas import (
     heterogeneous_members,
     replica_gpus,
 )
-from milpplan.lengths.heterogeneous.search import HeterogeneousSearch
-from milpplan.lengths.heterogeneous.step_bound import HeterogeneousBound
+from milpplan.lengths.heterogeneous.search import HeterogeneousBound, HeterogeneousPacker, HeterogeneousSearch
 from milpplan.lengths.records import LengthsResult, SequenceRules
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices

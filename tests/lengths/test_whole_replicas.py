@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from milpplan.groups.workload.workload import workload_of
+from milpplan.groups.workload import workload_of
 from milpplan.lengths.single.replica_feasibility import MOST, ReplicaFeasibility
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.strategy_tables import StrategyTables

@@ -11,7 +11,7 @@ from milpplan.calibration.bus_tables import PASSES
 from milpplan.problem.hardware import HardwareSpec, SizeCurve
 from milpplan.problem.overlay import COLLECTIVES, with_constants
 from milpplan.profiling.machine import MeasurementError
-from milpplan.profiling.prediction import attention_flops, layers_cost
+from milpplan.profiling.overlay import attention_flops, layers_cost
 from milpplan.profiling.records import (
     Attention,
     CollectiveTime,

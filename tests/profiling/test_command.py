@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from milpplan import load_hardware
-from milpplan.cli import profile as command
+from milpplan.cli.commands import profile as command
 from milpplan.profiling import machine
-from milpplan.profiling.measuring import measure
 from milpplan.profiling.records import Measurements, read_raw, write_raw
+from milpplan.profiling.sweep import measure
 from tests.profiling.cases import BASE, few_tasks, synthetic
 from tests.test_cli import refused, run
 
@@ -165,5 +165,5 @@ def test_other_mistakes(raw: Path, tmp_path: Path) -> None:
 
 def test_pytorch_is_not_imported_early() -> None:
     """The command line and the modules behind it load without PyTorch."""
-    code = "import sys, milpplan.cli.profile; sys.exit('torch' in sys.modules)"
+    code = "import sys, milpplan.cli.commands.profile; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

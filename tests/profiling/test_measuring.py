@@ -9,9 +9,8 @@ import pytest
 
 from milpplan import load_hardware
 from milpplan.profiling.machine import MAX_SAMPLES, MIN_SAMPLES, TARGET_S, num_samples, timing_of
-from milpplan.profiling.measuring import measure
 from milpplan.profiling.records import Attention, Exchange, Layers, Product, Traffic
-from milpplan.profiling.sweep import CPU, GPU, Extent, sweep
+from milpplan.profiling.sweep import CPU, GPU, Extent, measure, sweep
 from tests.profiling.cases import BASE, synthetic
 
 

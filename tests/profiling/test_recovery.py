@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from milpplan import load_hardware
-from milpplan.calibration.overlay_file import write_overlay
+from milpplan.calibration.sources import write_overlay
 from milpplan.errors import InvalidInputError
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.profiling.measuring import measure
 from milpplan.profiling.overlay import Profile, profiled
 from milpplan.profiling.records import Attention, Exchange, Layers, Measurements, Product, Traffic
-from milpplan.profiling.sweep import GPU, sweep
+from milpplan.profiling.sweep import GPU, measure, sweep
 from milpplan.profiling.tables import checked, document_text
 from tests.profiling.cases import (
     BASE,

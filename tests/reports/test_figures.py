@@ -14,7 +14,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.explain.hardware_choice import Candidate, Choice, Fewest, choose, fewest_gpus
 from milpplan.explain.judge.records import GapReport
 from milpplan.explain.records import Explanation
-from milpplan.groups.workload.workload import workload_of
+from milpplan.groups.workload import workload_of
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.library import DRAWN

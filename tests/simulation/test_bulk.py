@@ -12,7 +12,7 @@ from milpplan.problem.plan import RANK_ORDERS, SPLIT_SCHEDULES, TP_OVERLAPS, Sch
 from milpplan.problem.problem import NodeGroup
 from milpplan.simulation.bulk import lockstep
 from milpplan.simulation.bulk import simulate_many as bulk
-from milpplan.simulation.bulk.periodic import work_ends
+from milpplan.simulation.bulk.lockstep import work_ends
 from milpplan.simulation.bulk.simulate_many import uniform_plan
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.pipeline.schedule import rank_profile, structure

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from milpplan import Plan, Problem, simulate
-from milpplan.simulation.pipeline.lanes import SLICE_KINDS, StepLanes
+from milpplan.simulation.pipeline.lanes import SLICE_KINDS, StepLanes, step_lanes
 from milpplan.simulation.pipeline.pipeline_runs import pipeline_runs
-from milpplan.simulation.pipeline.step_lanes import step_lanes
 from tests.simulation.cases import random_layout, random_plan, random_problem
 
 SEEDS = range(5)

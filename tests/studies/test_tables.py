@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan import simulate
-from milpplan.cli.arguments import schema_of
+from milpplan.cli.commands.schema import SCHEMAS
 from milpplan.reports.documents.document import read_plan
 from milpplan.studies.figures import effects, front, scaling_lines
 from milpplan.studies.records import Grid, Study, WhatIf
@@ -154,7 +154,7 @@ def test_the_page_is_complete_in_itself(tmp_path: Path) -> None:
 
 def test_the_schema_describes_every_field() -> None:
     """`milpplan schema study` has the fields of a study, of the grid and of what-ifs."""
-    schema = schema_of("study").model_json_schema()
+    schema = SCHEMAS["study"].model_json_schema()
     assert set(Study.model_fields) == set(schema["properties"])
     for name, kind in (("Grid", Grid), ("WhatIf", WhatIf)):
         assert set(kind.model_fields) == set(schema["$defs"][name]["properties"])

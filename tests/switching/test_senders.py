@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from milpplan import Links, ModelSpec, Plan, load_hardware, plan_switch
 from milpplan.errors import IllegalPlanError, InvalidInputError, UnknownNameError
 from milpplan.switching import least_time, slices
-from milpplan.switching.blocks import blocks, most_variables
-from milpplan.switching.least_time import least_time_routes, priced_bound_s, receiving_bound_s
+from milpplan.switching.least_time import (
+    blocks,
+    least_time_routes,
+    most_variables,
+    priced_bound_s,
+    receiving_bound_s,
+)
 from milpplan.switching.links import Links as SwitchLinks
 from milpplan.switching.routes import WAVES, Route, Routes, nearest_routes, routes_s
 from milpplan.switching.slices import Lots, lots

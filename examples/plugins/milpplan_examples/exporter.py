@@ -7,8 +7,7 @@ import json
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.capabilities import Capability, Limit
 from milpplan.launchers.expressible import config_launch, field_refusals, refuse, whole_nodes
-from milpplan.launchers.import_request import ImportRequest, job_of
-from milpplan.launchers.records import ConfigLaunch, Imported, Refusal
+from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Refusal, job_of
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json

@@ -1,4 +1,4 @@
-"""Commands, one a file: arguments, options, help, and a call of the module of ``milpplan.cli`` that does the work.
+"""Commands, one a file: options, help, examples and work. A command returns its exit code, or None for 0.
 
-Nothing here takes long to import: ``--help`` and completion read all of them. ``milpplan.cli.app`` lists them.
+``milpplan.cli.app`` lists them, and imports a command's file only when the command is needed.
 """

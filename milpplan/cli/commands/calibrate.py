@@ -1,13 +1,27 @@
-"""The command ``calibrate``."""
+"""The command ``calibrate``: an overlay from measurements."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 
+from milpplan.calibration.sources import calibrated, write_overlay
+from milpplan.calibration.tables import document_text, report
 from milpplan.cli import options as o
+from milpplan.cli.checks import positive
+from milpplan.cli.interrupts import limited
+from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.plan_checks import within_range
+from milpplan.problem.overlay import USUAL
+from milpplan.reports.files import check_writable
+
+EXAMPLES: Final = (
+    ("Constants that fit your measured steps", "my_runs.json --hardware dgx-h100 --out my-cluster.toml"),
+)
 
 
 def calibrate(
@@ -38,9 +52,18 @@ def calibrate(
         typer.Option("--time-limit", metavar="S", help="Give up after S seconds, without an overlay."),
     ] = None,
     as_json: o.AsJson = False,
-) -> None:
+) -> ExitCode:
     """Fit constants of hardware and software to your own measurements, as an overlay on a description."""
-    from milpplan.cli import calibrate as calibration
-
-    code = calibration.run(source, hardware, out, name, constant or [], gpus_per_node, time_limit, as_json)
-    raise typer.Exit(int(code))
+    positive(time_limit, "--time-limit", "number of seconds")
+    check_writable(out)
+    console = Console(file=sys.stderr)
+    with limited(time_limit), console.status("reading") as status, within_range():
+        callback = status.update if console.is_terminal else None
+        result = calibrated(source, hardware, name, out, constant or USUAL, gpus_per_node, callback)
+    write_overlay(out, result.overlay)
+    if as_json:
+        emit(document_text(result))
+    else:
+        show(report(result))
+    say(f"Written to {out}.")
+    return ExitCode.OPTIMAL

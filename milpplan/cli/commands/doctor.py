@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import typer
+from typing import Final
 
 from milpplan.cli.outcome import ExitCode, say, show_blocks
+from milpplan.optimize.milp.solver_self_test import run_canaries
+from milpplan.reports.answers.descriptions import doctor_blocks
+
+EXAMPLES: Final = (("Are the solvers sound?", ""),)
 
 
-def doctor() -> None:
+def doctor() -> ExitCode:
     """Check the installed solvers on small programs that broken solvers have got wrong. Exits with 6 if a solver
     gives a wrong answer, with 2 if a solver cannot run here and none is wrong."""
-    from milpplan.optimize.milp.solver_self_test import run_canaries
-    from milpplan.reports.answers.descriptions import doctor_blocks
-
     say("Running the canary programs; this takes a few seconds.")
     results = run_canaries()
     show_blocks(doctor_blocks(results))
@@ -24,5 +25,4 @@ def doctor() -> None:
         say(f"{unanswered} of {len(results)} checks could not run here.")
     if not wrong and not unanswered:
         say(f"All {len(results)} checks passed.")
-    code = ExitCode.INTERNAL_FAILURE if wrong else ExitCode.BAD_INPUT if unanswered else ExitCode.OPTIMAL
-    raise typer.Exit(int(code))
+    return ExitCode.INTERNAL_FAILURE if wrong else ExitCode.BAD_INPUT if unanswered else ExitCode.OPTIMAL

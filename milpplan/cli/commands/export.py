@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say
+from milpplan.cli.plan_checks import check_plan_of_file
+from milpplan.launchers.restriction import version_of
+from milpplan.launchers.targets import launch_document, target_named
+from milpplan.reports.documents.claims import result_in
+from milpplan.reports.documents.document import read_plan
+from milpplan.reports.files import make_directory, write_all
 from milpplan.version import __version__
+
+EXAMPLES: Final = (
+    ("Scripts for torchrun and Slurm in the directory launch", "plan.json --to megatron -o launch"),
+    ("An older release", "plan.json --to torchtitan --target-version 0.2.2 -o launch"),
+)
 
 
 def export(
@@ -29,14 +40,8 @@ def export(
         ),
     ] = None,
     as_json: o.AsJson = False,
-) -> None:
+) -> ExitCode:
     """Write the files that start a plan with a launcher, checked against the launcher's own rules."""
-    from milpplan.cli.solving import check_plan_of_file
-    from milpplan.launchers.restriction import version_of
-    from milpplan.launchers.targets import launch_document, target_named
-    from milpplan.reports.documents.claims import result_in
-    from milpplan.reports.documents.document import read_plan
-
     target = target_named(to, "--to")
     version = version_of(target.capability, target_version)
     problem, decided = read_plan(plan)
@@ -53,17 +58,15 @@ def export(
         emit(next(iter(files.values())))
     for note in launch.notes:
         say(f"Note: {note}")
-    raise typer.Exit(int(ExitCode.OPTIMAL))
+    return ExitCode.OPTIMAL
 
 
 def _write(files: dict[str, str], out: Path) -> None:
     """Write all files into a directory, or the first file to a path; write nothing unless all can be written."""
-    from milpplan.reports.files import make_directory, write_all
-
     into = out.is_dir() or not (out.suffix or out.exists())
-    places = {out / name: text for name, text in files.items()} if into else {out: next(iter(files.values()))}
+    texts = {out / name: text for name, text in files.items()} if into else {out: next(iter(files.values()))}
     if into:
         make_directory(out, "--out", parents=False)
-    write_all(places)
-    for place in places:
-        say(f"Written to {place}.")
+    write_all(texts)
+    for path in texts:
+        say(f"Written to {path}.")

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import options as o
+from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
+from milpplan.cli.plan_checks import check_plan_of_file, within_range
+from milpplan.launchers.records import Imported, ImportRequest
+from milpplan.launchers.targets import target_named
+from milpplan.problem.catalog import load_hardware, load_model
+from milpplan.reports.answers.step import simulation_blocks
+from milpplan.reports.documents.document import document_text
+from milpplan.reports.documents.plan_file import ImportedFile, plan_document
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.simulation.simulator import simulate
 
-if TYPE_CHECKING:
-    from milpplan.launchers.records import Imported
+EXAMPLES: Final = (
+    (
+        "What a Megatron-LM script costs, as a plan file",
+        "run.sh --from megatron --hardware dgx-h100 -o plan.json",
+    ),
+)
 
 
 def import_plan(
@@ -44,14 +58,8 @@ def import_plan(
         Path | None, typer.Option("--out", "-o", metavar="PLAN.json", help="Write the plan file here.")
     ] = None,
     as_json: o.AsJson = False,
-) -> None:
+) -> ExitCode:
     """Read the plan from a launcher's files and simulate it. Flags that cannot be priced are refused."""
-    from milpplan.cli.launcher_text import launcher_text
-    from milpplan.launchers.import_request import ImportRequest
-    from milpplan.launchers.targets import target_named
-    from milpplan.problem.catalog import load_hardware, load_model
-    from milpplan.reports.files import check_writable
-
     target = target_named(source, "--from")
     cluster = load_hardware(hardware)
     spec = None if model is None else load_model(model)
@@ -60,18 +68,11 @@ def import_plan(
     text, name = launcher_text(file, settings or (), arguments)
     imported = target.read(ImportRequest(text, name, cluster, gpus, spec, vocab_size, ignore or []))
     _tell(imported, out, as_json)
-    raise typer.Exit(int(ExitCode.OPTIMAL))
+    return ExitCode.OPTIMAL
 
 
 def _tell(imported: Imported, out: Path | None, as_json: bool) -> None:
     """Print flags and notes on stderr, the simulated plan or the plan file on stdout, and write the file."""
-    from milpplan.cli.solving import check_plan_of_file, within_range
-    from milpplan.reports.answers.step import simulation_blocks
-    from milpplan.reports.documents.document import document_text
-    from milpplan.reports.documents.plan_file import ImportedFile, plan_document
-    from milpplan.reports.files import write_whole
-    from milpplan.simulation.simulator import simulate
-
     check_plan_of_file(imported.problem, imported.plan)
     for what, flags in (
         ("Not known to the launcher", imported.unknown_flags),
@@ -93,9 +94,8 @@ def _tell(imported: Imported, out: Path | None, as_json: bool) -> None:
         emit(text)
     else:
         with within_range():
-            show_blocks(
-                simulation_blocks(imported.problem, imported.plan, simulate(imported.problem, imported.plan))
-            )
+            report = simulate(imported.problem, imported.plan)
+            show_blocks(simulation_blocks(imported.problem, imported.plan, report))
     if out is not None:
         write_whole(out, text)
         say(f"Written to {out}.")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from milpplan.cli.checks import choice
 from milpplan.cli.outcome import show_blocks
+from milpplan.reports.answers.descriptions import hardware_table, model_table
+
+EXAMPLES: Final = (("Models by name", "models"), ("Hardware by name", "hardware"))
 
 
 def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
     """List the models or the hardware that ship with milpplan."""
-    from milpplan.cli import arguments
-    from milpplan.reports.answers import descriptions
-
-    tables = {"models": descriptions.model_table, "hardware": descriptions.hardware_table}
-    show_blocks([tables[arguments.choice(kind, "list", tables)]()])
+    tables = {"models": model_table, "hardware": hardware_table}
+    show_blocks([tables[choice(kind, "list", tables)]()])

@@ -1,13 +1,35 @@
-"""The command ``min-gpus``."""
+"""The command ``min-gpus``: the fewest accelerators that a job needs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
-import milpplan
+from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
+from milpplan.cli.answer import evidence_of, next_steps, shown_progress
+from milpplan.cli.arguments import deadline_hours as hours_of
+from milpplan.cli.arguments import forbidden_values, problem_of
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
+from milpplan.cli.plan_checks import within_range
+from milpplan.explain.hardware_choice import Fewest, fewest_gpus
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.result import SolveOptions
+from milpplan.problem.problem import Problem
+from milpplan.reports.answers.hardware_choice import fewest_blocks, fewest_document
+from milpplan.reports.documents.document import document_text
+from milpplan.reports.files import check_writable, write_whole
+
+EXAMPLES: Final = (
+    ("As few H100 as Llama-3 70B trains on", "llama3-70b dgx-h100 --global-batch 512"),
+    (
+        "As few as finish in 90 days",
+        "llama3-70b dgx-h100 --global-batch 1024 --tokens 1e12 --deadline-days 90 --gpus 64:1024:64",
+    ),
+)
 
 
 def min_gpus(
@@ -39,12 +61,9 @@ def min_gpus(
     out: o.Out = None,
     verbose: o.Verbose = False,
     as_json: o.AsJson = False,
-) -> None:
+) -> ExitCode:
     """Find the fewest GPUs on which a model trains at all, or in time for a deadline, and prove that every smaller
     number does not suffice (up to a node every number is tried, beyond it whole nodes)."""
-    from milpplan.cli import arguments, fewest
-    from milpplan.cli.calculon import problem_of
-
     job = {
         "gpus": gpus or "1",
         "global_batch": global_batch,
@@ -53,13 +72,45 @@ def min_gpus(
         "attention": "flash",
         "grad_dtype": "fp32",
         "objective": "num_gpus",
-        "deadline_hours": arguments.deadline_hours(deadline_hours, deadline_days),
+        "deadline_hours": hours_of(deadline_hours, deadline_days),
         "tokens": tokens,
         "kind": "training",
         "ignore": ignore,
     }
-    named = {"MODEL": model, "HARDWARE": hardware}
-    problem = problem_of(None, named, job, space, fix or [], allow or [], schedule)
-    forbidden = arguments.forbidden_values(forbid or [])
-    chosen = milpplan.SolveOptions(gap=gap, time_limit_s=time_limit, forbid=forbidden)
-    raise typer.Exit(int(fewest.run(problem, chosen, gpus is None, out, as_json, verbose)))
+    problem = problem_of(model, hardware, job, space, fix or [], allow or [], schedule)
+    forbidden = forbidden_values(forbid or [])
+    chosen = SolveOptions(gap=gap, time_limit_s=time_limit, forbid=forbidden)
+    return _answer(problem, chosen, gpus is None, out, as_json, verbose)
+
+
+def _answer(
+    problem: Problem, options: SolveOptions, widen: bool, out: Path | None, as_json: bool, verbose: bool
+) -> ExitCode:
+    """Find the minimum number of GPUs, print it with its plan and with what smaller numbers lack."""
+    checks.positive(options.time_limit_s, "--time-limit", "number of seconds")
+    if out is not None:
+        check_writable(out)
+    options = replace(options, cancelled=interrupts.asked_to_stop)
+    limit_s = options.time_limit_s
+    answers: list[Fewest] = []
+    with (
+        interrupts.keeping(answers),
+        shown_progress("step_time_per_token") as callback,
+        within_range(),
+        interrupts.limited(limit_s),
+    ):
+        answers.append(fewest_gpus(problem, replace(options, callback=callback), widen=widen))
+    fewest = answers[0]
+    with undisturbed():
+        if fewest.result.message:
+            say(fewest.result.message)
+        document = fewest_document(fewest, options.gap)
+        if as_json:
+            emit(document_text(document))
+        else:
+            steps = tuple(next_steps(fewest.result, out, verbose))
+            show_blocks(fewest_blocks(fewest, options.gap, evidence_of(fewest.result), verbose, steps))
+        if out is not None and fewest.result.plan is not None:
+            write_whole(out, document_text(document.result))
+            say(f"Written to {out}.")
+    return OF_STATUS[fewest.result.status]

@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Final
 
 import typer
+from pydantic import BaseModel
 
+from milpplan.cli.checks import choice
 from milpplan.cli.outcome import emit
+from milpplan.groups.document import DispatchFile, GroupedPlanFile
+from milpplan.groups.workload import WorkloadFile
+from milpplan.lengths.side_by_side.team_dispatch import TeamDispatchFile
+from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.model import ModelSpec
+from milpplan.problem.overlay import Overlay
+from milpplan.problem.problem import Problem
+from milpplan.reports.answers.explain import ExplanationDocument
+from milpplan.reports.answers.gap import GapDocument
+from milpplan.reports.answers.hardware_choice import ChoiceDocument, FewestDocument
+from milpplan.reports.answers.lengths import LengthsFile
+from milpplan.reports.documents.document import ResultDocument
+from milpplan.reports.documents.plan_file import PlanFile
+from milpplan.studies.records import Study
+
+EXAMPLES: Final = (("The JSON Schema of plan files", "plan"),)
+SCHEMAS: Final[dict[str, type[BaseModel]]] = {
+    "problem": Problem,
+    "plan": PlanFile,
+    "model": ModelSpec,
+    "hardware": HardwareSpec,
+    "overlay": Overlay,
+    "study": Study,
+    "result": ResultDocument,
+    "explanation": ExplanationDocument,
+    "grouped-plan": GroupedPlanFile,
+    "dispatch": DispatchFile,
+    "team-dispatch": TeamDispatchFile,
+    "gap": GapDocument,
+    "choice": ChoiceDocument,
+    "fewest": FewestDocument,
+    "lengths": LengthsFile,
+    "workload": WorkloadFile,
+}
+"""Records that users write or read, by the words of the command."""
 
 
 def schema(
@@ -19,8 +57,4 @@ def schema(
     ] = "problem",
 ) -> None:
     """Print the JSON Schema of a file that milpplan reads or writes."""
-    import json
-
-    from milpplan.cli import arguments
-
-    emit(json.dumps(arguments.schema_of(kind).model_json_schema(), indent=2) + "\n")
+    emit(json.dumps(SCHEMAS[choice(kind, "schema", SCHEMAS)].model_json_schema(), indent=2) + "\n")

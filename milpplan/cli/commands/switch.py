@@ -1,13 +1,30 @@
-"""The command ``switch``."""
+"""The command ``switch``: from one plan file to another."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from milpplan.cli import checks
 from milpplan.cli import options as o
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
+from milpplan.cli.plan_checks import check_plan_of_file, within_range
+from milpplan.errors import InvalidInputError
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
+from milpplan.reports.answers.switch import switch_blocks, switch_document
+from milpplan.reports.documents.document import read_plan
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.simulation.states import grad_bytes
+from milpplan.switching.links import Links
+from milpplan.switching.ownership import WHATS, ShardRules
+from milpplan.switching.planning import plan_switch
+from milpplan.switching.records import SENDERS
+
+EXAMPLES: Final = (("What moves when a job changes its plan", "before.json after.json"),)
 
 
 def switch(
@@ -32,8 +49,68 @@ def switch(
     ] = None,
     as_json: o.AsJson = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON here.")] = None,
-) -> None:
+) -> ExitCode:
     """Plan the switch of a job to another plan: who sends which states to whom, and how long that takes."""
-    from milpplan.cli import switch as switching
+    chosen = next(name for name in SENDERS if name == checks.choice(senders, "--senders", SENDERS))
+    rates = None if bandwidths is None else _rates(bandwidths)
+    if out is not None:
+        check_writable(out)
+    problem, before, after = _two_plans(source, target)
+    whats = WHATS[:1] if problem.inference else WHATS
+    rules = ShardRules(sharding_group=problem.hardware.software.sharding_group)
+    with within_range():
+        links = Links.of(problem.hardware, before.layout.num_gpus)
+        links = links if rates is None else Links(links.gpus_per_domain, *rates)
+        each = grad_bytes(problem)
+        found = [plan_switch(problem.model, before, after, links, what, chosen, each, rules) for what in whats]
+    document = switch_document(before, after, found) if as_json or out is not None else ""
+    if as_json:
+        emit(document)
+    else:
+        show_blocks(switch_blocks(before, after, found))
+    if out is not None:
+        write_whole(out, document)
+        say(f"Written to {out}.")
+    return ExitCode.OPTIMAL
 
-    raise typer.Exit(int(switching.run(source, target, senders, bandwidths, as_json, out)))
+
+def _rates(text: str) -> tuple[float, float]:
+    """Read ``200e9,25e9`` as two rates.
+
+    Raises:
+        InvalidInputError: they are not two numbers.
+    """
+    try:
+        inside, between = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidInputError(
+            f"--bandwidths {shown(text)} is not two numbers.",
+            "Expected bytes/s inside a fast domain and between domains, as 200e9,25e9.",
+            "Correct the option.",
+        ) from error
+    return inside, between
+
+
+def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
+    """Read both plans, with the problem of the first.
+
+    Raises:
+        InvalidInputError: they are not of one model on one kind of hardware with gradients of one precision.
+    """
+    (problem, before), (other, after) = (read_plan(path) for path in (source, target))
+    check_plan_of_file(problem, before)
+    check_plan_of_file(other, after)
+    pairs = {
+        "model": (problem.model, other.model, problem.model.name, other.model.name),
+        "hardware": (problem.hardware, other.hardware, problem.hardware.name, other.hardware.name),
+        "job.kind": (problem.job.kind, other.job.kind) * 2,
+        "job.grad_dtype": (problem.job.grad_dtype, other.job.grad_dtype) * 2,
+    }
+    for name, (first, second, *words) in pairs.items():
+        if first != second:
+            raise InvalidInputError(
+                f"{source} and {target} have different {name}: {shown(words[0])} and {shown(words[1])}.",
+                "Expected two plans for the same model on the same GPUs.",
+                "Give plans of one problem; a switch changes the layout only.",
+            )
+    return problem, before, after

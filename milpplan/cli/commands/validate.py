@@ -1,13 +1,29 @@
-"""The command ``validate``."""
+"""The command ``validate``: predictions against measured runs."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
 from milpplan.cli import options as o
+from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
+from milpplan.cli.plan_checks import within_range
+from milpplan.reports.files import make_directory
+from milpplan.validation.comparison import Validation, compare
+from milpplan.validation.document import document_text
+from milpplan.validation.figures import write_figures
+from milpplan.validation.runs.reader import RunFile, read_runs
+from milpplan.validation.summary import summarise
+from milpplan.validation.tables import report
+
+EXAMPLES: Final = (("The simulator against published runs", ""), ("Against your own", "--runs my_runs.json"))
+MAX_TOLD = 20
+"""Maximum of rejected records that are reported one by one."""
 
 
 def validate(
@@ -31,8 +47,31 @@ def validate(
     stacks: Annotated[
         bool, typer.Option("--stacks/--no-stacks", help="With the constants fitted to each framework, or without.")
     ] = True,
-) -> None:
+) -> ExitCode:
     """Compare the simulator with measured training runs: step time, memory, and the order of layouts."""
-    from milpplan.cli import validate as validation
+    if plot is not None:
+        make_directory(plot, "--plot")
+    file = read_runs(runs)
+    for error in file.rejected[:MAX_TOLD]:
+        say_error(error)
+    if len(file.rejected) > MAX_TOLD:
+        say(f"and {len(file.rejected) - MAX_TOLD} more records were rejected.")
+    with within_range():
+        validation = _compared(file, stacks)
+    summary = summarise(validation)
+    if as_json:
+        emit(document_text(validation, summary))
+    else:
+        show(report(validation, summary, each))
+    if plot is not None:
+        for path in write_figures(validation, plot):
+            say(f"Written to {path}.")
+    return ExitCode.BAD_INPUT if file.rejected else ExitCode.OPTIMAL
 
-    raise typer.Exit(int(validation.run(runs, as_json, plot, stacks, each)))
+
+def _compared(file: RunFile, stacks: bool) -> Validation:
+    """Compare all runs, with a bar on a terminal."""
+    console = Console(file=sys.stderr)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulating", total=len(file.runs))
+        return compare(file, lambda done: progress.update(task, completed=done), stacks)

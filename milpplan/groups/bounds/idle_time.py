@@ -21,11 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, MicroBatchCountRange
-from milpplan.groups.bounds.linear_bounds import PathBound
 from milpplan.groups.bounds.long_sequence import LongSequenceBound, long_bound
 from milpplan.groups.bounds.path_duals import SCALE_BITS
 from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.groups.bounds.pipeline_bounds import CountCuts, PipelineCuts
+from milpplan.groups.bounds.pipeline_bounds import CountCuts, PathBound, PipelineCuts
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
 

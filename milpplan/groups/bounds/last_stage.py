@@ -57,9 +57,8 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.groups.bounds import glop as linear
-from milpplan.groups.bounds.linear_bounds import PathBound
-from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import Graph, Mixture, StageLoads
+from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
 from milpplan.groups.strategies import FloatArray
 
 # Numbers of micro-batches from here on have no program; and the numbers at which ranges begin.

@@ -2,7 +2,7 @@
 
 However the sequences are packed, some micro-batch has at least the load of the longest sequence on every stage.
 The other micro-batches cannot all be as long, so stages wait around it, and more so the shorter they are.
-``micro_batch_ranges.Window`` bounds that for ranges of micro-batches ahead of it and behind it. Boxes cover all
+``pipeline_bounds.Window`` bounds that for ranges of micro-batches ahead of it and behind it. Boxes cover all
 pairs of numbers: from a to a' ahead, from c to c' behind. A box has the bound of its window, or the
 ``last_stage.LoadBound`` of its total number; boxes with the smallest bound get programs for their windows, then
 are halved. Of many micro-batches on one side only the nearest ones are in the window: the others count for their
@@ -31,10 +31,65 @@ from itertools import pairwise, product
 import numpy as np
 
 from milpplan.groups.bounds.last_stage import LoadBound, best_mixture
-from milpplan.groups.bounds.linear_bounds import PathBound, loads_within
-from milpplan.groups.bounds.micro_batch_ranges import Window
+from milpplan.groups.bounds.path_duals import best_profile
 from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.groups.strategies import FloatArray
+from milpplan.groups.bounds.pipeline_bounds import PathBound, Window, loads_within
+from milpplan.groups.strategies import FloatArray, Pipeline
+
+# Shares of the longest sequence that are computed: from the largest share without it times _FIRST, rising by the
+# factor _TIMES, up to _LAST.
+_FIRST, _TIMES, _LAST = 1.15, 1.35, 0.7
+# Numbers of micro-batches tried, as multiples of the total over the longest sequence; the divisor that gives the
+# position of the sequence; and the number up to which all positions are tried, since small programs are cheap.
+_NUMBERS, _BEFORE, _FEW = (1.1, 1.25, 1.5, 1.8, 2.2), 3, 10
+# Loads below this share of the total are dropped; factor by which the longest sequence may exceed a shape's peak.
+_NOTHING, _NEAR = 1e-5, 1.02
+
+
+def peaks(pipeline: Pipeline, longest_units: int, share: float) -> tuple[FloatArray, ...]:
+    """Compute best loads around a long sequence, for shares of the sequence above ``share``.
+
+    Args:
+        pipeline: the pipeline.
+        longest_units: work of the sequence.
+        share: largest share of a micro-batch in best loads without the sequence.
+
+    Returns:
+        Loads [v] as shares of the total, in ascending order of the sequence's share.
+    """
+    shapes: list[FloatArray] = []
+    share *= _FIRST
+    while share < _LAST:
+        units = int(longest_units / share)
+        numbers = {max(2, int(part / share)) for part in _NUMBERS}
+        profiles = [
+            best_profile(pipeline, number, units, longest_units, ((position, longest_units),))
+            for number in sorted(numbers)
+            for position in (range(number) if number <= _FEW else (number // _BEFORE,))
+        ]
+        best = min(
+            (profile for profile in profiles if profile is not None),
+            key=lambda profile: profile.time_ns,
+            default=None,
+        )
+        if best is not None:
+            shares = best.units / best.units.sum()
+            shares = shares[shares > _NOTHING]
+            shapes.append(shares / shares.sum())
+        share *= _TIMES
+    return tuple(shapes)
+
+
+def around(shapes: Sequence[FloatArray], share: float) -> list[FloatArray]:
+    """Select the shapes for a longest sequence with this share of the total, most likely first.
+
+    The next lower shape comes first, since no other sequence should make the pipeline wait. Returns no shape if
+    the share is below all.
+    """
+    below = [shape for shape in shapes if shape.max() * _NEAR < share]
+    above = shapes[len(below) : len(below) + 1]
+    return [*below[-1:], *above] if below else []
+
 
 # Numbers ahead and behind at which boxes begin; the last boxes are open.
 _EDGES = (0, 1, 2, 4, 8, 16)

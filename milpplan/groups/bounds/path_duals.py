@@ -1,7 +1,7 @@
 """Best loads of the micro-batches of one pipeline, and the bound of every packing that their duals prove.
 
 For v micro-batches with loads t_m = c + y_m (c the empty micro-batch, sum of y_m = W, 0 <= y_m <= cap) the time
-of a 1F1B pipeline is a longest path (``pipeline_time``), so the minimum over all real y is a linear program:
+of a 1F1B pipeline is a longest path (``strategies``), so the minimum over all real y is a linear program:
 
     minimise z   with   z >= e(last),  e(i) >= e(j) + lag(j, i) + parts(i) * t_m(i)   for all arcs j -> i.
 

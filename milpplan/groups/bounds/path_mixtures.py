@@ -12,8 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from milpplan.groups.bounds.linear_bounds import PathBound
-from milpplan.groups.bounds.micro_batch_ranges import Window
+from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
 from milpplan.groups.strategies import FloatArray
 from milpplan.groups.strategies import Int64Array as IntArray
 

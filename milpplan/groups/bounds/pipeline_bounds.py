@@ -27,12 +27,97 @@ load, so the time of the slowest is at least the minimum over v of the greatest 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from milpplan.groups.bounds.path_duals import SCALE_BITS, Cut, best_profile
 from milpplan.groups.problem import Kind
+from milpplan.groups.strategies import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Minimum and maximum number of micro-batches ahead of one micro-batch, and behind it.
+
+    On an ``open`` side the outermost micro-batch stands for any number, at least one, of which only the work on
+    the last stage counts.
+    """
+
+    ahead: tuple[int, int]
+    behind: tuple[int, int]
+    open: tuple[bool, bool] = (False, False)
+
+    @staticmethod
+    def of(first: int, last: int) -> Window:
+        """Return the window of ``first`` to ``last`` micro-batches, around the first."""
+        return Window((0, 0), (first - 1, last - 1))
+
+    @property
+    def number(self) -> int:
+        """Maximum number of micro-batches, those of an open side as one."""
+        return self.ahead[1] + self.behind[1] + 1
+
+    @property
+    def merged(self) -> list[int]:
+        """Indices of micro-batches that stand for any number of micro-batches."""
+        return [index for index, is_open in zip((0, self.number - 1), self.open, strict=True) if is_open]
+
+    @property
+    def fewest(self) -> int:
+        """Minimum number of micro-batches."""
+        return self.ahead[0] + self.behind[0] + 1
+
+    @property
+    def there(self) -> tuple[int, int]:
+        """Indices of the first micro-batch that is present for sure, and of the first after the last such."""
+        return self.ahead[1] - self.ahead[0], self.ahead[1] + self.behind[0] + 1
+
+
+# Relative slack for rounding errors in sums of flows.
+_SAFETY = 1.0 - 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class PathBound:
+    """``time >= constant + slope * load`` for all loads."""
+
+    constant: float
+    slope: float
+
+    def at(self, load: float) -> float:
+        """Return the bound at a load, ns."""
+        return (self.constant + self.slope * load) * _SAFETY
+
+    def within(self, time_ns: float) -> float:
+        """Return the largest load that the bound allows within a time."""
+        slack_ns = time_ns / _SAFETY - self.constant
+        return 0.0 if slack_ns <= 0.0 else slack_ns / self.slope if self.slope > 0.0 else float("inf")
+
+
+def loads_within(bounds: Sequence[PathBound]) -> Callable[[FloatArray], FloatArray]:
+    """Return a function: the largest loads within times [n] ns if one of the bounds holds; 0 if none."""
+    constants, slopes = (np.array([getattr(bound, name) for bound in bounds]) for name in ("constant", "slope"))
+
+    def within(times: FloatArray) -> FloatArray:
+        slack_ns = (times[:, None] / _SAFETY - constants).clip(0.0)
+        # A bound without a slope allows any load, or none.
+        limits = np.divide(slack_ns, slopes, out=np.where(slack_ns > 0.0, np.inf, 0.0), where=slopes > 0.0)
+        return np.asarray(limits.max(axis=1))
+
+    return within
+
+
+def chord(ends: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
+    """Return (slope, constant) of the line through a function's values at two loads.
+
+    For a concave function the line is below it between the loads.
+    """
+    slope = (values[1] - values[0]) / (ends[1] - ends[0])
+    return slope, values[0] - slope * ends[0]
+
 
 # Numbers of micro-batches are not listed if their last-stage cut exceeds the best drain cut by this factor.
 _BEYOND = 1.04

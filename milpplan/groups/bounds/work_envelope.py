@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.groups.bounds.load_shapes import peaks
+from milpplan.groups.bounds.long_sequence import peaks
 from milpplan.groups.bounds.path_duals import SCALE_BITS, PathMixture, best_profile
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.problem import Kind

@@ -1,19 +1,108 @@
-"""Packing of every kind of replicas, and balancing between the kinds of a group."""
+"""Packing of every kind of replicas, and balancing between the kinds of a group and between groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import product
 
+import numpy as np
+
+from milpplan.groups.bounds.path_duals import BestLoads, best_profile
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.packing.around_longest import pack_around
-from milpplan.groups.packing.local_search import improve
-from milpplan.groups.packing.pack import pack
-from milpplan.groups.packing.packing import Packing
-from milpplan.groups.packing.pair_exchange import exchange_pairs
+from milpplan.groups.packing.local_search import exchange_pairs, improve
+from milpplan.groups.packing.pack import fill_towards, pack
 from milpplan.groups.packing.tabu_search import balance, has_single_micro_batches
-from milpplan.groups.plan import Group, GroupedPlan, arranged
+from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged
 from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.strategies import Int64Array
+
+# Steps in the number of micro-batches and in the position of the sequence, wide steps first.
+_STEPS = (3, 1)
+# Maximum number of pairs (number of micro-batches, position) that are packed.
+_STARTS = 6
+# Loads are rounded down to multiples of the total load divided by this number.
+_GRID = 128
+# Rounds that level the replicas' loads.
+_LEVELLED = 3
+
+
+def pack_around(kind: Kind, cuts: PipelineCuts, counts: Int64Array, rounds: int = 60) -> Packing | None:
+    """Pack ``counts`` [K] around their longest sequence.
+
+    Returns:
+        The packing; None where nothing waits for the longest sequence, or where the others do not fit in these
+        micro-batches.
+    """
+    if kind.pipeline.num_stages == 1 or not counts.any():
+        return None
+    load = int(counts @ kind.units) // kind.num_replicas
+    longest = int(np.flatnonzero(counts)[-1])
+    longest_units = int(kind.units[longest])
+    number = min(cuts.slots, key=lambda slot: slot.at(load)).num_micro_batches
+    plain = best_profile(kind.pipeline, number, load, kind.cap_units)
+    if plain is None or plain.units.max() >= longest_units or load < longest_units:
+        return None
+    shift, num_others = 0, kind.num_replicas - 1
+    other_loads: list[BestLoads] = []
+    start = number, int(plain.units.argmax())
+    for _ in range(_LEVELLED if num_others else 1):
+        shapes = _best_positions(kind, max(longest_units, load - shift), longest_units, start)
+        if not shapes:
+            return None
+        start = shapes[0][0].units.size, shapes[0][1]
+        if num_others:
+            rest_loads = best_profile(kind.pipeline, number, load + shift // num_others, kind.cap_units)
+            if rest_loads is None:
+                return None
+            other_loads = [rest_loads] * num_others
+            delay = (shapes[0][0].time_ns - rest_loads.time_ns) / kind.pipeline.parts
+            shift += int(delay * num_others / kind.num_replicas)
+    items = np.repeat(np.arange(counts.size), counts)[-2::-1]
+    items = items[np.argsort(-kind.units[items], kind="stable")]
+    packings = []
+    for shape, position in shapes[:_STARTS]:
+        targets = [loads.units for loads in (shape, *other_loads)]
+        packing = fill_towards(kind, targets, items, [(0, position, longest)])
+        packings += improve([packing], rounds) if packing is not None else []
+    return min(packings, key=lambda packing: packing.time_ns, default=None)
+
+
+def _best_positions(
+    kind: Kind, load: int, longest_units: int, start: tuple[int, int]
+) -> list[tuple[BestLoads, int]]:
+    """Find the best real loads with ``longest_units`` in one micro-batch, stepwise from ``start``.
+
+    Returns:
+        Pairs (loads, position of that micro-batch), best first. ``start`` is (number of micro-batches, position).
+    """
+    # Nearly equal loads share one program, which is cached.
+    grid_units = max(1, kind.total_units // _GRID)
+    grid_load = max(longest_units, load // grid_units * grid_units)
+    scale = load / grid_load
+    seen: dict[tuple[int, int], BestLoads] = {}
+
+    def time_ns(number: int, position: int) -> float:
+        if (number, position) not in seen and 0 <= position < number:
+            profile = best_profile(kind.pipeline, number, grid_load, kind.cap_units, ((position, longest_units),))
+            if profile is not None:
+                seen[number, position] = replace(
+                    profile, units=profile.units * scale, time_ns=profile.time_ns * scale
+                )
+        return seen[number, position].time_ns if (number, position) in seen else math.inf
+
+    current = start
+    for step in _STEPS:
+        while True:
+            moves = [(current[0] + i * step, current[1] + j * step) for i, j in product((-1, 0, 1), repeat=2)]
+            best = min(moves, key=lambda move: time_ns(*move))
+            if time_ns(*best) >= time_ns(*current):
+                break
+            current = best
+    return sorted(((loads, position) for (_, position), loads in seen.items()), key=lambda pair: pair[0].time_ns)
+
 
 # Maximum rounds of moves between the kinds of a group, and of balancing replicas of one micro-batch.
 _ROUNDS, _BALANCED_ROUNDS = 150, 1_000
@@ -58,3 +147,47 @@ def exchange_in_group(group: Group) -> Group:
     if not has_single_micro_batches([packing.kind for packing in group.packings]):
         return group
     return Group(group.strategy, tuple(exchange_pairs(group.packings)))
+
+
+Packer = Callable[[dict[Kind, Int64Array]], GroupedPlan | None]
+
+# Shares of the idle time that are filled, one plan each.
+_SHARES = (0.95, 0.7, 0.4)
+
+
+def relocate(plan: GroupedPlan, cuts: Mapping[Kind, PipelineCuts], pack_all: Packer) -> GroupedPlan | None:
+    """Return the best plan with idle time filled from another group; None if no such plan was packed."""
+    counts = {packing.kind: _counts(packing.replicas) for group in plan.groups for packing in group.packings}
+    idle = {
+        packing.kind: float((group.time_ns - packing.times_ns()).sum())
+        for group in plan.groups
+        for packing in group.packings
+    }
+    best: GroupedPlan | None = None
+    for taker, giver in itertools.permutations(counts, 2):
+        for share in _SHARES:
+            moved = _sequences_to_move(taker, giver, counts[giver], share * idle[taker])
+            if not moved.any():
+                continue
+            candidate = pack_all({**counts, taker: counts[taker] + moved, giver: counts[giver] - moved})
+            if candidate is not None and (best is None or candidate.time_ns < best.time_ns):
+                best = candidate
+    return best
+
+
+def _counts(replicas: tuple[Int64Array, ...]) -> Int64Array:
+    """Sum the sequences of all replicas, [K]."""
+    return np.asarray(sum(replica.sum(axis=0) for replica in replicas))
+
+
+def _sequences_to_move(taker: Kind, giver: Kind, counts: Int64Array, idle_ns: float) -> Int64Array:
+    """Choose sequences of the giver that fit into the idle time: largest saving per cost first, then longest."""
+    parts = taker.pipeline.parts
+    gain = giver.units * giver.pipeline.parts / (giver.num_replicas * np.maximum(1, taker.units * parts))
+    moved = np.zeros_like(counts)
+    for k in sorted(np.flatnonzero(counts * taker.fits).tolist(), key=lambda k: (-gain[k], -k)):
+        cost = int(taker.units[k]) * parts
+        number = min(int(counts[k]), int(idle_ns // cost)) if cost else int(counts[k])
+        moved[k] = number
+        idle_ns -= number * cost
+    return moved

@@ -14,7 +14,7 @@ import numpy as np
 from milpplan.groups.bounds.path_duals import best_profile
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.packing.local_search import improve
-from milpplan.groups.packing.packing import Packing, in_flight_fits
+from milpplan.groups.plan import Packing, in_flight_fits
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from milpplan.groups.packing.packing import Packing
+from milpplan.groups.plan import Packing
 from milpplan.groups.problem import Kind
 from milpplan.groups.strategies import FloatArray, Int64Array
 

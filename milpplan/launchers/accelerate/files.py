@@ -19,8 +19,8 @@ from milpplan.launchers.records import ConfigLaunch
 from milpplan.launchers.scripts import header
 from milpplan.launchers.settings import Code, Known, check_words, flat, kinds_of, known_settings
 from milpplan.launchers.shell.launch_text import load_yaml, pairs_of, program_place
-from milpplan.launchers.shell.marks import unknown_in
 from milpplan.launchers.shell.script import script_commands
+from milpplan.launchers.shell.tree import unknown_in
 from milpplan.problem.reading import parse_json, shown
 
 TRAINER = {

@@ -1,10 +1,22 @@
-"""Files of a plan for Accelerate: they start Transformers' trainer, checked against its rules before writing."""
+"""Launcher Accelerate, export and import: its files start Transformers' trainer, checked against its rules before
+writing."""
 
 from __future__ import annotations
 
-from milpplan.launchers.accelerate.files import configuration, script, yaml_text
-from milpplan.launchers.accelerate.reader import imported
-from milpplan.launchers.accelerate.run import ACCELERATE, check_sizes, settings_of
+from collections.abc import Mapping
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.accelerate.files import (
+    FLAG,
+    KEYS,
+    TRAINER,
+    configuration,
+    named,
+    read_files,
+    script,
+    yaml_text,
+)
+from milpplan.launchers.accelerate.run import ACCELERATE, check_sizes, plan_of, settings_of
 from milpplan.launchers.expressible import (
     check_replicas,
     config_launch,
@@ -16,11 +28,228 @@ from milpplan.launchers.expressible import (
     whole_nodes,
     word,
 )
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.records import ConfigLaunch, Imported, Refusal
+from milpplan.launchers.records import (
+    ConfigLaunch,
+    Imported,
+    ImportRequest,
+    Refusal,
+    check_gpus,
+    described,
+    job_of,
+)
 from milpplan.launchers.scripts import slurm_script
+from milpplan.launchers.settings import Settings, admitted, check_priced, known_settings
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
+
+QUIET: Mapping[str, str] = {
+    r"compute_environment|machine_rank|main_.*|rdzv_.*|same_network|gpu_ids|enable_cpu_affinity|num_machines|"
+    r"num_cpu_threads_per_process|log_dir|tee|role|quiet|max_restarts|"
+    r"monitor_interval|mpirun_hostfile": "how processes are started: other settings say how many",
+    r"downcast_bf16|tpu_.*|command_file|commands": "acts on TPUs, whose distributed_type is refused",
+    r"fsdp_config\.fsdp_(state_dict_type|cpu_ram_efficient_loading|sync_module_states)": "works between steps",
+    r"fsdp_config\.fsdp_(use_orig_params|backward_prefetch.*|forward_prefetch|min_num_params|sharding_strategy|"
+    r"transformer_layer_cls_to_wrap)": "acts in FSDP 1 or other policies, which are refused; a class",
+    r"parallelism_config\.parallelism_config_(cp_backend|cp_comm_strategy|sp_.+)": "acts above one rank",
+    r"dynamo_config\.dynamo_(mode|use_.*)": "acts with a backend, which is refused",
+}
+"""Patterns of Accelerate's settings that have no effect on the cost, with reasons."""
+QUIET_FLAGS: Mapping[str, str] = {
+    r"output_dir|overwrite_output_dir|run_name|project|trackio_.*|hub_.*|push_to_hub.*|report_to|logging_.*|"
+    r"log_.*|disable_tqdm|include_num_input_tokens_seen|include_tokens_per_second|skip_memory_metrics": "records",
+    r"eval_.*|evaluation_strategy|per_device_eval_batch_size|prediction_loss_only|include_for_metrics|"
+    r"include_inputs_for_metrics|batch_eval_metrics|do_eval|do_predict|do_train|save_.*|load_best_model_at_end|"
+    r"metric_for_best_model|greater_is_better|.*_full_eval|resume_from_checkpoint|ignore_data_skip|"
+    r"restore_callback_.*|enable_jit_checkpoint|validation_.*|max_eval_samples": "works between steps",
+    r"learning_rate|lr_scheduler_.*|warmup_.*|weight_decay|adam_.*|max_grad_norm|num_train_epochs|max_steps|seed|"
+    r"data_seed|average_tokens_across_devices": "numbers of the update, whose work does not depend on them",
+    r"optim": "names of AdamW alone, whose update is priced as fused; others are no choices",
+    r"dataset_.*|dataloader_.*|remove_unused_columns|label_names|length_column_name|train_file|max_train_samples|"
+    r"streaming|preprocessing_num_workers|keep_linebreaks|overwrite_cache|shuffle_dataset|eos_token|pad_token|"
+    r"chat_template_path|truncation_mode|completion_only_loss|assistant_only_loss|num_of_sequences|chars_per_token|"
+    r"packing_strategy|dispatch_batches|accelerator_config\.(even_batches|use_seedable_sampler|non_blocking|"
+    r"dispatch_batches|gradient_accumulation_kwargs\.adjust_scheduler)": "data, which are not priced",
+    r"model_name_or_path|model_revision|model_type|config_name|tokenizer_name|use_fast_tokenizer|cache_dir|token|"
+    r"trust_remote_code|low_cpu_mem_usage": "--model says what the model is",
+    r"ddp_(timeout|bucket_cap_mb|broadcast_buffers|static_graph)|local_rank": (
+        "sizes of messages, which are priced as they are best cut"
+    ),
+    r"fp16_opt_level|half_precision_backend|fp16_backend|torch_compile_.+|ray_scope|xpu_backend|tpu_.*": (
+        "acts with fp16, compilation or other devices, which are refused"
+    ),
+    r"(gradient|activation)_checkpointing_kwargs\.(use_reentrant|preserve_rng_state|determinism_check|debug|"
+    r"early_stop)|gradient_checkpointing_use_reentrant": "how the same layers are run again",
+}
+"""Patterns of the trainer's flags that have no effect on the cost, with reasons."""
+ALL_QUIET: Mapping[str, str] = {
+    **QUIET,
+    **{f"{FLAG}({pattern})": reason for pattern, reason in QUIET_FLAGS.items()},
+}
+PROGRAMS = ("run_clm.py", "sft.py", "trl.scripts.sft", "train_sft.py", "run_sft.py")
+"""Programs that train all weights of a language model on the next token.
+
+These are Transformers' run_clm.py, TRL's sft.py, and the usual names of such programs. Others may do anything.
+"""
+TRL = ("sft.py", "trl.scripts.sft")
+"""Programs of TRL, where the release decides on recomputation if no flag does."""
+LENGTHS = ("block_size", "max_length", "max_seq_length")
+"""Flags for the sequence length in tokens: of run_clm.py, of TRL, and of older TRL."""
+
+
+def imported(request: ImportRequest) -> Imported:
+    """Read a launch into a problem and a plan.
+
+    Args:
+        request.text: the script that starts it, with the YAML in a here document.
+        request.source: its name.
+        request.hardware: the cluster.
+        request.num_gpus: processes; None: the file states them.
+        request.model: its description, which the files only name.
+        request.vocab_size: that of the model, or None.
+        request.ignored: settings whose effect on the cost the caller ignores.
+
+    Raises:
+        InvalidInputError: the file cannot be read, is incomplete, or has settings that are not priced.
+        IllegalPlanError: Accelerate would refuse the settings.
+    """
+    read = read_files(request.text, request.source)
+    spec = described(request.model, request.vocab_size, request.source)
+    program = None if read.program in request.ignored else read.program
+    schema = {**known_settings(KEYS, "launch"), **known_settings(KEYS, "config")}
+    schema |= {f"{FLAG}{name}": row for name, row in known_settings(KEYS, "trainer").items()}
+    spelled = {name.lstrip("-") for name in read.values}
+    names = [
+        name
+        if name.startswith(FLAG) or name in spelled
+        else next(iter(named({name.lstrip("-"): None}, flags=True)))
+        for name in request.ignored
+        if name != read.program
+    ]
+    settings, left_out = admitted(read.values, schema, names, "Accelerate and the trainer", ALL_QUIET)
+    _check_program(program, request.source)
+    _check_trainer(settings, request.source)
+    recompute = _recomputes(settings, program)
+    _check_formats(settings)
+    plan = plan_of(settings, spec, recompute)
+    accumulation = _accumulates(settings, plan)
+    settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
+    check_priced(settings, ALL_QUIET)
+    length, note = _length(settings)
+    check_gpus(request.num_gpus, plan.layout.num_gpus, request.source)
+    problem = Problem(model=spec, hardware=request.hardware, job=job_of(plan.layout, length))
+    rules = rule_refusals(ACCELERATE, problem, plan.layout)
+    refuse(ACCELERATE.name, [*field_refusals(ACCELERATE, plan.layout, num_replicas=1), *rules])
+    if program is None and read.program is not None:
+        left_out = (*left_out, f"{read.program} (what it does besides its flags)")
+    return Imported(problem, plan, (), left_out, (*note, *accumulation))
+
+
+def _check_program(program: str | None, source: str) -> None:
+    """Refuse programs whose training is unknown.
+
+    Raises:
+        InvalidInputError: the program is not in ``PROGRAMS``.
+    """
+    if program is not None and program not in PROGRAMS:
+        raise InvalidInputError(
+            f"{source} starts {shown(program)}, and nobody here knows what it trains.",
+            f"Expected a program that trains all weights on the next token: {', '.join(PROGRAMS)}.",
+            f"If it is one, say so: --ignore {program}.",
+        )
+
+
+def _check_trainer(settings: Settings, source: str) -> None:
+    """Check that the trainer's flags give the numbers of a plan.
+
+    Raises:
+        InvalidInputError: a number is missing.
+    """
+    given = any(f"{FLAG}{name}" in settings.values for name in LENGTHS)
+    missing = [name for name in TRAINER if f"{FLAG}{name}" not in settings.values and name != LENGTHS[0]]
+    missing += [] if given else [" or ".join(LENGTHS)]
+    if missing:
+        raise InvalidInputError(
+            f"{source} does not say {', '.join(missing)}.",
+            "Expected the flags of the trainer: Accelerate's YAML has neither micro-batches nor lengths.",
+            "Give the script that starts the trainer, as `milpplan export --to accelerate` writes it.",
+        )
+
+
+def _length(settings: Settings) -> tuple[int, tuple[str, ...]]:
+    """Read the sequence length in tokens, with notes for the user.
+
+    Raises:
+        InvalidInputError: two flags disagree.
+    """
+    given = {name: settings.size(f"{FLAG}{name}") for name in LENGTHS if f"{FLAG}{name}" in settings.values}
+    if len(set(given.values())) > 1:
+        raise InvalidInputError(
+            f"{' and '.join(f'{name} {value}' for name, value in given.items())} are different lengths.",
+            "Expected one length of sequences.",
+            "Keep the one that the program takes.",
+        )
+    packed = settings.switch(f"{FLAG}packing")
+    if LENGTHS[0] in given or packed:
+        return next(iter(given.values())), ()
+    name = next(iter(given))
+    return given[name], (f"All sequences are priced as {name} tokens: without packing they are at most as long.",)
+
+
+def _recomputes(settings: Settings, program: str | None) -> bool:
+    """Test whether the trainer recomputes all layers; activation_checkpointing is the newer name.
+
+    Raises:
+        InvalidInputError: two flags disagree, or no flag is given and the release decides.
+    """
+    names = ("gradient_checkpointing", "activation_checkpointing")
+    given = {name: settings.switch(f"{FLAG}{name}") for name in names if f"{FLAG}{name}" in settings.values}
+    if len(set(given.values())) > 1 or (program in TRL and not given):
+        said = " and ".join(f"{name} {value}" for name, value in given.items())
+        raise InvalidInputError(
+            f"{said}." if given else f"Whether {program} recomputes without a flag depends on the release of TRL.",
+            "Expected --gradient_checkpointing true or false.",
+            "Write it into the command.",
+        )
+    return any(given.values())
+
+
+def _check_formats(settings: Settings) -> None:
+    """Check for bf16 with fp32 weights, and for a fused attention.
+
+    Raises:
+        InvalidInputError: the formats or the attention differ.
+    """
+    wanted: Mapping[str, tuple[object, ...]] = {
+        "mixed_precision": ("bf16",),
+        f"{FLAG}bf16": (None, True),
+        f"{FLAG}attn_implementation": (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+    }
+    # Accelerate converts sharded weights to fp32 (utils/fsdp_utils.py, fsdp2_prepare_model), and no others.
+    free = settings.get("distributed_type") == "FSDP"
+    for name in (f"{FLAG}dtype", f"{FLAG}torch_dtype"):
+        wanted = {**wanted, name: (None, "float32", *(("auto", "bfloat16", "float16") if free else ()))}
+    for name, values in wanted.items():
+        if settings.get(name) not in values:
+            priced = " or ".join(str(value).lower() for value in values if value is not None)
+            raise InvalidInputError(
+                f"{name.lstrip('-')} is {shown(settings.get(name))}.",
+                f"Expected {priced}, which is priced.",
+                f"Correct {name.lstrip('-')}.",
+            )
+
+
+def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
+    """Note properties of gradients that are accumulated over several micro-batches."""
+    name = f"{FLAG}accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+    settings.looked_at.add(name)
+    if plan.layout.num_micro_batches == 1 or plan.layout.zero_stage == 0 or settings.get(name):
+        return ()
+    return (
+        "Without sync_each_batch FSDP keeps whole gradients between micro-batches and reduces them once a step; "
+        "they are priced as sharded and reduced in each.",
+    )
+
 
 SCRIPT, CONFIG, BATCH_SCRIPT = "accelerate.sh", "accelerate.yaml", "accelerate.sbatch"
 

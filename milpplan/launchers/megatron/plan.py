@@ -17,9 +17,14 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.expressible import placed_alike, title_of
 from milpplan.launchers.megatron.arguments import Arguments, Values
 from milpplan.launchers.megatron.model import model_arguments
-from milpplan.launchers.megatron.recompute import kept_notes, recompute_arguments, selective_modules
 from milpplan.launchers.megatron.rules import MEGATRON, Sizes, sizes_of
-from milpplan.launchers.megatron.stages import stage_sizes, stage_string
+from milpplan.launchers.megatron.stages import (
+    kept_notes,
+    recompute_arguments,
+    selective_modules,
+    stage_sizes,
+    stage_string,
+)
 from milpplan.launchers.records import Launch, Section
 from milpplan.problem.hardware import Accelerator, HardwareSpec
 from milpplan.problem.model import ModelSpec

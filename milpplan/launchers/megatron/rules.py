@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.capabilities import WHOLE_NODES, Capability, Limit, Mode
 from milpplan.launchers.megatron.arguments import COMMIT, Arguments
-from milpplan.launchers.megatron.recompute import selective_modules
-from milpplan.launchers.megatron.stages import stage_sizes, virtual_stages
+from milpplan.launchers.megatron.stages import selective_modules, stage_sizes, virtual_stages
 from milpplan.problem.model import MixtureOfExperts
 from milpplan.problem.problem import Problem
 

@@ -1,27 +1,279 @@
-"""Launcher Megatron-Bridge: a script that starts a recipe with every setting of the plan as override."""
+"""Launcher Megatron-Bridge, export and import: a script that starts a recipe with every setting of the plan as
+override."""
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from milpplan.errors import IllegalPlanError
+from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.capabilities import WHOLE_NODES, Capability, Limit
-from milpplan.launchers.expressible import (
-    check_replicas,
-)
-from milpplan.launchers.import_request import ImportRequest
-from milpplan.launchers.megatron.arguments import Arguments, Values
-from milpplan.launchers.megatron.launcher import Megatron
+from milpplan.launchers.expressible import check_replicas
+from milpplan.launchers.megatron.arguments import Arguments, Values, megatron_flags
+from milpplan.launchers.megatron.launcher import Megatron, imported_from
+from milpplan.launchers.megatron.model import pattern_flags
 from milpplan.launchers.megatron.plan import check_problem as check_megatron
 from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
-from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES, PRECISIONS, written
-from milpplan.launchers.megatron_bridge.reader import imported
-from milpplan.launchers.records import Imported, Launch, Section
+from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES, PRECISIONS, Name, read, written
+from milpplan.launchers.records import Imported, ImportRequest, Launch, Section
 from milpplan.launchers.scripts import arguments_script, slurm_script
+from milpplan.launchers.settings import Code, Settings, admitted, check_words, known_settings
+from milpplan.launchers.shell.launch_text import Given, pairs_of, program_place, world_of
+from milpplan.launchers.shell.script import script_commands
+from milpplan.launchers.shell.tree import unknown_in
 from milpplan.problem.model import LatentAttention
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
+
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+QUIET: Mapping[str, str] = {
+    r"(rng|scheduler|logger|tokenizer|profiling|dataset|train|dist|optimizer)\..*": (
+        "seeds, numbers of the update, data and records: bridge_keys.json lists them one by one"
+    ),
+    r"checkpoint\..*": "works between steps",
+    r"model\..*": "numbers inside kernels: rotary positions, initial values, scores and losses of the router",
+}
+"""Patterns of settings in bridge_keys.json that have no effect on the cost, with reasons."""
+PROGRAM = "run_recipe.py"
+RECIPE_NAME = re.compile(
+    r"(vanilla_gpt|gpt3|gpt_oss|llama|qwen2|qwen3(?!_next|_vl|_omni)|deepseek|mixtral|mistral|moonlight|olmoe|kimi|glm)"
+    r"\w*_pretrain_config"
+)
+"""Recipes whose model is a decoder of attention and feed-forward layers, all of whose weights are trained."""
+FLAGS: Mapping[str, str] = {
+    "--recipe": "looked at by itself",
+    "--dataset": "data, which are not priced",
+    "--hf_path": "overrides say what the model is",
+    "--hf-path": "overrides say what the model is",
+}
+"""Flags of the program that have no effect on the cost, with reasons."""
+
+
+def imported(request: ImportRequest) -> Imported:
+    """Read a launch by overrides of a recipe into a problem and a plan.
+
+    A recipe's own settings are unknown here, so the overrides must give every setting of a plan, as an export
+    writes them.
+
+    Raises:
+        InvalidInputError: the text cannot be read, a setting of a plan is missing, or a setting changes the cost
+            and is
+            not priced.
+        IllegalPlanError: Megatron-Core would refuse the arguments.
+    """
+    words, world, program = _command(request.text, request.source)
+    said, others = _said(words, request.source)
+    schema = {key: (None, "text") for name in NAMES for key in name.keys}
+    schema |= dict.fromkeys((*CONSTANT, "mixed_precision", *FLAGS), (None, "text"))
+    listed = known_settings("bridge_keys.json", "quiet")
+    values = {key: _value(value) if key in listed else value for key, value in said.items()}
+    asked = [name.lstrip("+-") for name in request.ignored if name != program]
+    settings, left_out = admitted(values | others, {**schema, **listed}, asked, "Megatron-Bridge", QUIET)
+    _check_program(settings, program, request.ignored, request.source)
+    kept = {key: said[key] for key in settings.values if key in said and key not in listed}
+    _check_known(kept, request.source)
+    pairs = _pairs(kept, request.source)
+    read_in = Given(tuple(pairs.items()), world, ())
+    result = imported_from(read_in, replace(request, ignored=()))
+    if program in request.ignored:
+        left_out = (*left_out, f"{program} (what it does besides its overrides)")
+    return Imported(result.problem, result.plan, result.unknown_flags, left_out, result.notes)
+
+
+def _command(text: str, source: str) -> tuple[tuple[str, ...], int | None, str]:
+    """Find the words after the program that the script starts with overrides, the number of processes, and its
+    name.
+
+    Raises:
+        InvalidInputError: there is no such command, or several differ.
+    """
+    found = {}
+    commands = script_commands(text, source)
+    for command in commands:
+        at = program_place(command.words)
+        after = command.words[0 if at is None else at + 1 :]
+        overrides = [word for word in after if (match := OVERRIDE.fullmatch(word)) and _is_setting(match[1])]
+        if overrides and (at is not None or len(commands) == 1):
+            program = PROGRAM if at is None else command.words[at].rpartition("/")[2]
+            found[after] = world_of(command.words[: at or 0], text), program
+    if len(found) != 1:
+        raise InvalidInputError(
+            f"{source} has {len(found) or 'no'} different commands with overrides of a recipe.",
+            "Expected a script that starts Python with settings such as model.tensor_model_parallel_size=4.",
+            "Give the script that starts training.",
+        )
+    words, (world, program) = next(iter(found.items()))
+    return words, world, program
+
+
+PLAIN = ("comm_overlap", "mixed_precision")
+"""Settings without a section."""
+
+
+def _is_setting(name: str) -> bool:
+    return "." in name or name in PLAIN
+
+
+def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Read the last value of every override, and the flags beside them.
+
+    Raises:
+        InvalidInputError: a word is neither an override nor a flag.
+    """
+    check_words(words, source)
+    overrides = [(word, OVERRIDE.fullmatch(word)) for word in words]
+    settings = {match[1]: match[2] for _, match in overrides if match is not None}
+    pairs, stray = pairs_of([word for word, match in overrides if match is None])
+    if stray:
+        raise InvalidInputError(
+            f"{source}: {shown((*unknown_in(' '.join(stray)), *stray)[0])} is neither an override nor a flag.",
+            "Expected settings such as model.num_layers=32, which the file says.",
+            "Write them out in the command, or take the word out.",
+        )
+    return settings, {flag: " ".join(values) for flag, values in pairs}
+
+
+def _check_program(settings: Settings, program: str, ignored: Collection[str], source: str) -> None:
+    """Refuse programs and recipes whose model or training is unknown.
+
+    Raises:
+        InvalidInputError: the program or the recipe is not a known one.
+    """
+    recipe = settings.values.get("--recipe")
+    strange = "" if program == PROGRAM or program in ignored else program
+    if not strange and recipe is not None and RECIPE_NAME.fullmatch(recipe) is None:
+        strange = "recipe"
+    if strange:
+        seen = (
+            f"the recipe {shown((*unknown_in(str(recipe)), recipe)[0])}" if strange == "recipe" else shown(program)
+        )
+        raise InvalidInputError(
+            f"{source} starts {seen}, and nobody here knows what it trains.",
+            f"Expected {PROGRAM} with a recipe that trains all weights of a decoder, NAME_pretrain_config.",
+            f"If it is one, say so: --ignore {strange}.",
+        )
+
+
+def _value(text: str) -> object:
+    """Read a value in Hydra's grammar, to the extent that its type needs."""
+    if unknown_in(text):
+        return Code(f"{unknown_in(text)[0]}, which only the running shell knows")
+    bare, low = text.strip(), text.strip().lower()
+    if low in ("true", "false", "null"):
+        return {"true": True, "false": False, "null": None}[low]
+    if re.fullmatch(r"[-+]?\d{1,18}", bare):
+        return int(bare)
+    if re.fullmatch(r"[-+]?(\d{1,99}\.?\d{0,99}|\.\d{1,99})([eE][-+]?\d{1,3})?", bare):
+        return float(bare)
+    if bare[:1] == "[" and bare[-1:] == "]":
+        return [_value(part) for part in bare[1:-1].split(",")] if bare[1:-1].strip() else []
+    if bare[:1] == "{" and bare[-1:] == "}":
+        return {"": bare}
+    return bare.strip("\"'")
+
+
+def _check_known(settings: Mapping[str, str], source: str) -> None:
+    """Check that settings which recipes may enable are off, and that the file states every value.
+
+    Raises:
+        InvalidInputError: a setting may change the cost, or only the running shell has its value.
+    """
+    left = [
+        f"{key}={value}" for key, value in settings.items() if key in CONSTANT and not _same(value, CONSTANT[key])
+    ]
+    if left:
+        raise InvalidInputError(
+            f"{len(left)} setting(s) may change the cost in ways that are not priced: {', '.join(left[:12])}.",
+            "Expected settings that a plan or a model has, or that change neither time nor memory.",
+            f"Take them out, or accept not to see what they cost: --ignore {left[0].split('=')[0]} (repeatable).",
+        )
+    unknown = [f"{key} is {unknown_in(value)[0]}" for key, value in settings.items() if unknown_in(value)]
+    if unknown:
+        raise InvalidInputError(
+            f"{source}: {unknown[0]}, a value that only the running shell knows.",
+            "Expected values that the file says.",
+            "Write the value into the file, or a default such as ${TP:-8}.",
+        )
+
+
+def _same(value: str, other: str) -> bool:
+    return value.strip("\"'").lower() == other
+
+
+def _pairs(settings: Mapping[str, str], source: str) -> dict[str, Values]:
+    """Translate the settings into Megatron-LM's arguments."""
+    has = {
+        "all": True,
+        "experts": not _same(settings.get("model.num_moe_experts", "null"), "null"),
+        "latent": _same(settings.get("model.multi_latent_attention", "false"), "true"),
+    }
+    asked = [name for name in NAMES if has[name.part]]
+    missing = [name.keys[0] for name in asked if name.keys[0] not in settings]
+    missing += ["mixed_precision"] if "mixed_precision" not in settings else []
+    if missing:
+        raise InvalidInputError(
+            f"{source} leaves {len(missing)} setting(s) of a plan to the recipe: {', '.join(missing[:12])}.",
+            "Expected an override of every setting of a plan or a model: what recipes say is not known here.",
+            "Add the settings, as `milpplan export --to megatron-bridge` writes them.",
+        )
+    pairs: dict[str, Values] = {}
+    for name in asked:
+        values = _agreed(name, settings)
+        if values is not None:
+            pairs[name.flag] = values
+    pairs |= _read_precision(settings["mixed_precision"])
+    pairs["--max-position-embeddings"] = pairs["--seq-length"]
+    pairs["--attention-backend"] = ("auto",)
+    if "--num-query-groups" in pairs:
+        pairs["--group-query-attention"] = ()
+    if not has["experts"]:
+        for flag in ("--expert-model-parallel-size", "--expert-tensor-parallel-size"):
+            if pairs.get(flag) == ("1",):
+                del pairs[flag]
+    if "--pipeline-model-parallel-layout" in pairs:
+        # The stage string gives the number, and Megatron-Core only checks that they agree.
+        pairs.pop("--num-virtual-stages-per-pipeline-rank", None)
+    return pairs
+
+
+def _agreed(name: Name, settings: Mapping[str, str]) -> Values | None:
+    """Return the values of a flag, if all of its settings agree.
+
+    Raises:
+        InvalidInputError: the settings differ.
+    """
+    values = {key: read(name, settings[key]) for key in name.keys if key in settings}
+    if len(set(values.values())) > 1:
+        raise InvalidInputError(
+            f"{' and '.join(f'{key}={settings[key]}' for key in values)} contradict each other.",
+            "Expected the same in all of them.",
+            "Correct one of them.",
+        )
+    agreed = next(iter(values.values()))
+    if name.kind == "pattern" and agreed:
+        pattern_flags(agreed[0], name.keys[0])
+    wrong = "" if agreed is None else megatron_flags()[name.flag].refusal(agreed)
+    if wrong:
+        raise InvalidInputError(
+            f"{name.keys[0]} {wrong}.", "Expected what Megatron-Core's setting takes.", f"Correct {name.keys[0]}."
+        )
+    return agreed
+
+
+def _read_precision(text: str) -> dict[str, Values]:
+    name = text.strip("\"'").replace("-", "_")
+    if name not in PRECISIONS:
+        raise InvalidInputError(
+            f"mixed_precision is {shown(text)}.",
+            f"Expected {' or '.join(PRECISIONS)}: others are not priced.",
+            "Correct mixed_precision.",
+        )
+    return PRECISIONS[name]
+
 
 _BRIDGE_TILES = Limit(("none",), "comm_overlap of a recipe switches other overlaps with it")
 BRIDGE = Capability(

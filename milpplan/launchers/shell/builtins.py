@@ -18,8 +18,8 @@ from milpplan.launchers.shell.conditions import (
     search_effort,
     unary,
 )
-from milpplan.launchers.shell.marks import deciders_in, is_mark, marked
 from milpplan.launchers.shell.state import ABSENT, NAME, ExitError
+from milpplan.launchers.shell.tree import deciders_in, is_mark, marked
 from milpplan.launchers.shell.words import Words
 
 

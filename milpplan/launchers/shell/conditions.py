@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from milpplan.launchers.shell.marks import MARK, is_mark, unknown_in
+from milpplan.launchers.shell.tree import MARK, is_mark, unknown_in
 
 Truth = bool | None
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {

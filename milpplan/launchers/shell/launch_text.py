@@ -9,9 +9,9 @@ from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.megatron.arguments import Values
-from milpplan.launchers.shell.marks import MARK, how_to_decide, is_mark, marked, readable, unknown_in
 from milpplan.launchers.shell.script import script_commands
 from milpplan.launchers.shell.state import Command
+from milpplan.launchers.shell.tree import MARK, how_to_decide, is_mark, marked, readable, unknown_in
 from milpplan.problem.reading import shown
 
 _COUNT = re.compile(r"[0-9]{1,9}")

@@ -17,7 +17,6 @@ from milpplan.launchers.shell import syntax as syntax
 from milpplan.launchers.shell import tree as tree
 from milpplan.launchers.shell.builtins import BUILTINS, DoubleBrackets
 from milpplan.launchers.shell.conditions import Truth, joined, negated
-from milpplan.launchers.shell.marks import MARK, deciders_in, is_mark, marked, readable
 from milpplan.launchers.shell.state import (
     ABSENT,
     NAME,
@@ -32,6 +31,7 @@ from milpplan.launchers.shell.state import (
     Value,
     too_much,
 )
+from milpplan.launchers.shell.tree import MARK, deciders_in, is_mark, marked, readable
 from milpplan.launchers.shell.words import Words
 from milpplan.problem.reading import read_text
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.shell.conditions import Truth
-from milpplan.launchers.shell.marks import deciders_in, marked
 from milpplan.launchers.shell.syntax import MAX_LEVEL
+from milpplan.launchers.shell.tree import deciders_in, marked
 
 MAX_EFFORT = 4_000_000
 """Maximum effort, in characters of expanded words. Every command counts as 20 characters, so that loops end."""

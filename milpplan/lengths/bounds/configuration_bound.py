@@ -22,12 +22,10 @@ from dataclasses import replace
 import numpy as np
 
 from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, MicroBatchCountRange
-from milpplan.groups.bounds.linear_bounds import PathBound
 from milpplan.groups.bounds.long_sequence import LongSequenceBound, WindowBound, halved, long_bound
-from milpplan.groups.bounds.micro_batch_ranges import Window
+from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
 from milpplan.lengths.bounds.configuration_columns import Start, worths
-from milpplan.lengths.bounds.knapsack_dp import Items
-from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.micro_batch_pricing import Items, MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree, halves
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray

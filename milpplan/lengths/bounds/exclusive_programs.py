@@ -1,7 +1,7 @@
 """Configuration programs of a pipeline of one replica that must hold the longest sequences.
 
-Sequences that fit under only one strategy of a set run under it. ``exclusive_pipelines`` assigns the longest few
-of them to positions in every way; here all of them are in configuration LPs (``configuration_lp``) of windows
+Sequences that fit under only one strategy of a set run under it. ``exclusive_sequences`` assigns the longest few
+of them to positions in every way; here all of them are in configuration LPs (``configuration_columns``) of windows
 around the longest. The dual of such a program is a mixture of paths and a price for every sequence, which prove
 
     time >= sum_m min_x (weights of m on the mixture . times of x - prices . x) + prices . held
@@ -25,9 +25,14 @@ import numpy as np
 
 from milpplan.groups.bounds.last_stage import best_mixture
 from milpplan.groups.bounds.long_sequence import halved
-from milpplan.groups.bounds.micro_batch_ranges import Window
-from milpplan.lengths.bounds.configuration_columns import Columns, Start, optimise_prices
-from milpplan.lengths.bounds.configuration_lp import ConfigurationLP, PriceBound
+from milpplan.groups.bounds.pipeline_bounds import Window
+from milpplan.lengths.bounds.configuration_columns import (
+    Columns,
+    ConfigurationLP,
+    PriceBound,
+    Start,
+    optimise_prices,
+)
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray

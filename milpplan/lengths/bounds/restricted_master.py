@@ -22,8 +22,16 @@ import numpy as np
 
 from milpplan.groups.bounds import glop
 from milpplan.groups.bounds.path_mixtures import Mixture
-from milpplan.lengths.bounds.configuration_columns import BACK, NARROW, NEAR, WIDEST, Columns, Program, inside
-from milpplan.lengths.bounds.configuration_lp import ConfigurationLP
+from milpplan.lengths.bounds.configuration_columns import (
+    BACK,
+    NARROW,
+    NEAR,
+    WIDEST,
+    Columns,
+    ConfigurationLP,
+    Program,
+    inside,
+)
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 # Maximum number of rounds, and the minimum ratio of a window's flow to the one before.

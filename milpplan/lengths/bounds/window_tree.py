@@ -1,8 +1,8 @@
 """Trees over the numbers of micro-batches of a replica: nodes with bounds, and how the loosest node is refined.
 
 A node begins with the bound of divisible loads. Then the mixture of that bound is evaluated for whole sequences
-(``configuration_lp``), which may raise it; windows of several numbers are halved; where one number is left, or one
-pair around a micro-batch, the configuration LP improves the mixture.
+(``configuration_columns``), which may raise it; windows of several numbers are halved; where one number is left,
+or one pair around a micro-batch, the configuration LP improves the mixture.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from milpplan.groups.bounds.last_stage import LoadBound, best_mixture
-from milpplan.groups.bounds.linear_bounds import PathBound
 from milpplan.groups.bounds.long_sequence import WindowBound
-from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import Mixture, StageLoads
-from milpplan.lengths.bounds.configuration_columns import Columns, improved
-from milpplan.lengths.bounds.configuration_lp import ConfigurationLP, Decisions
+from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
+from milpplan.lengths.bounds.configuration_columns import Columns, ConfigurationLP, Decisions, improved
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.simulation.layout_columns import FloatArray, IntArray

@@ -11,8 +11,8 @@ Rows, in the order of the functions that add them:
  - ``some_are_unlike``: over the classes of one strategy sum n_k < its number of replicas by itself (that step is
    bounded elsewhere).
  - ``share_of_sequences``: sum_k x_kl >= theta n_l; n_l of long sequences, of which a share says little.
- - ``replicas_hold``: sum_l a_kil x_kl <= n_k for the rows i of a class (``capacity_rows``): a row of one replica
-   holds for sums over n_k.
+ - ``replicas_hold``: sum_l a_kil x_kl <= n_k for the rows i of a class (``pipeline_capacity``): a row of one
+   replica holds for sums over n_k.
  - ``leaders_are_held``: sum of x_kl over the lengths of the longest sequence >= n_k, for classes by the longest
    sequence.
  - ``some_are_used``: sum n_k >= 1 over classes of which some replica is required.
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.errors import SolverError
-from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
+from milpplan.lengths.heterogeneous.pipeline_capacity import ReplicaClass
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.optimize.milp.backends import backend, witnessed
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE

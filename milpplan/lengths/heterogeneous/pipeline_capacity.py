@@ -2,7 +2,7 @@
 
 The bounds are those of ``configuration_bound`` and ``longest_sequence_branching`` for one replica: windows around
 a micro-batch with a sequence of some length or longer, without longer ones than those of its class; for the class
-of the shortest, all micro-batches, with large ones separate. If a program of ``step_bound`` assigns nearly as much
+of the shortest, all micro-batches, with large ones separate. If the program of ``search`` assigns nearly as much
 to a replica as its capacity, windows are refined. If that gains nothing, dual values are sought by which a replica
 does the smallest part of the assignment (``restricted_master``): another measure of the work, with a capacity of
 its own.
@@ -12,19 +12,112 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from milpplan.groups.bounds.long_sequence import halved
+from milpplan.groups.bounds.pipeline_bounds import PathBound
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.longest_sequence_branching import begin, copy_in_measure, shorter
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
 from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals
 from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree
-from milpplan.lengths.heterogeneous.capacity_rows import CapacityRow
+from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies
+from milpplan.lengths.heterogeneous.replicas import replica_gpus
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.simulation.layout_columns import FloatArray
+from milpplan.simulation.layout_columns import BoolArray, FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class CapacityRow:
+    """Maximum work of a replica: sequences add ``sequence_loads`` [n], and one of the ``bounds`` holds."""
+
+    sequence_loads: FloatArray
+    bounds: tuple[PathBound, ...]
+
+    @staticmethod
+    def of_loads(work_bound: PipelineWorkBound) -> list[CapacityRow]:
+        """Return the rows of all bounds of a pipeline with its own memory."""
+        sequence_loads = work_bound.sequence_loads * work_bound.num_replicas
+        return [
+            CapacityRow(sequence_loads, tuple(count_range.bound for count_range in bound.ranges))
+            for bound in work_bound.bounds
+        ]
+
+    def max_load(self, time_ns: float) -> float:
+        """Return the maximum work within a time."""
+        return max((bound.within(time_ns) for bound in self.bounds), default=float("inf"))
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaClass:
+    """Replicas of one member of a pool, perhaps with a range of their longest sequence."""
+
+    pool: StrategyTables
+    member: int
+    num_gpus: int
+    """GPUs of each replica."""
+    max_replicas: int
+    """Maximum number in a step with others."""
+    fixed_cost_ns: int
+    """Reduction and finish."""
+    linear_bounds: LinearBounds
+    """Bounds of one replica."""
+    latency_ns: FloatArray
+    """Minimum time of a sequence of each length, [n]."""
+    longest_range: tuple[int, int] | None = None
+    """First length index of their longest sequence, and the index after the last, if they are a class."""
+    capacity_rows: tuple[CapacityRow, ...] = ()
+    """Capacities of pipelines."""
+    prices: tuple[FloatArray, ...] = ()
+    """Prices [n] ns: the contents of a replica of one stage are worth at most its time."""
+
+    @staticmethod
+    def of(pool: StrategyTables, member: int, *, shared_memory: bool = False) -> ReplicaClass:
+        """Build the class with cheap bounds, with its own memory or with memory shared with other strategies in
+        turn."""
+        candidate, quanta = pool.members[member], pool.max_quanta(member, shared_memory=shared_memory)
+        num_replicas, bounds = (
+            candidate.candidate.layout.dp,
+            pool.linear_bounds(member, shared_memory=shared_memory),
+        )
+        linear_bounds = LinearBounds(bounds.shares * num_replicas, bounds.constants)
+        fixed_cost_ns = pool.reduce_ns(member) + pool.finish_ns(member)
+        latency_ns = latencies(pool.tables[member], candidate, quanta)
+        return ReplicaClass(
+            pool, member, replica_gpus(pool, member), num_replicas - 1, fixed_cost_ns, linear_bounds, latency_ns
+        )
+
+    @cached_property
+    def fits(self) -> BoolArray:
+        """Lengths that fit into a micro-batch, [n]."""
+        return np.asarray(np.isfinite(self.linear_bounds.shares[0]) & np.isfinite(self.latency_ns))
+
+    def can_hold(self, time_ns: float) -> BoolArray:
+        """Return the lengths that a replica can hold within a time, [n]."""
+        possible = self.fits & (self.latency_ns <= time_ns)
+        if self.longest_range is not None:
+            possible &= np.arange(len(possible)) < self.longest_range[1]
+        return possible
+
+    def rows(self, time_ns: float) -> FloatArray:
+        """Return ``rows @ x <= 1`` for the sequences of a replica within a time, [i, n].
+
+        Entries of lengths that it cannot hold are meaningless. Without rows it holds nothing.
+        """
+        capacity_rows = [*self.capacity_rows]
+        if self.pool.num_stages(self.member) > 1 and self.pool.has_own_memory_bound(self.member):
+            capacity_rows += CapacityRow.of_loads(self.pool.best_own_memory_bound(self.member))
+        shares = [*self.linear_bounds.shares, *self.prices, *(row.sequence_loads for row in capacity_rows)]
+        limits = [*(time_ns - self.linear_bounds.constants), *([time_ns] * len(self.prices))]
+        limits += [row.max_load(time_ns) for row in capacity_rows]
+        if min(limits) <= 0.0:
+            return np.zeros((0, len(self.latency_ns)))
+        kept = [(share, limit) for share, limit in zip(shares, limits, strict=True) if np.isfinite(limit)]
+        return np.array([np.where(self.fits, share, 0.0) / limit for share, limit in kept])
+
 
 # Shares of the longest fitting sequence's work at which classes begin, and the minimum share of a replica's work.
 _EDGES, _MUCH = (0.3, 0.55, 0.8), 0.03

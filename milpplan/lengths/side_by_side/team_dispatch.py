@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from milpplan.errors import InvalidInputError
 from milpplan.groups.bounds import glop
@@ -23,13 +25,13 @@ from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.records import PACKED, SequenceRules, TeamTurn
 from milpplan.lengths.sequences import check_longest, check_rules, checked_batch
 from milpplan.lengths.side_by_side.team_bound import SharedTables
-from milpplan.lengths.side_by_side.team_file import TeamDispatchFile, TeamTurnRecord
 from milpplan.lengths.side_by_side.team_quick import lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort
 from milpplan.lengths.side_by_side.team_steps import plan_family, team_turns
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
 from milpplan.lengths.strategy_tables import MAX_QUANTA, StrategyTables
 from milpplan.problem.problem import Problem
+from milpplan.problem.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Record
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.units import NS_PER_S
 
@@ -191,3 +193,26 @@ def _indexed(turns: tuple[TeamTurn, ...], length_indices: IntArray, alignment: i
         )
         for turn in turns
     )
+
+
+class TeamTurnRecord(Record):
+    """Micro-batches, as indices of the batch's sequences, that one strategy runs one after another on ``num_gpus``
+    GPUs from ``first_gpu`` on (as Megatron ranks count), with their times in seconds of the step."""
+
+    strategy: str
+    first_gpu: Count
+    num_gpus: PositiveInt
+    start_s: NonNegativeFloat
+    end_s: NonNegativeFloat
+    micro_batches: tuple[Annotated[tuple[Count, ...], Field(min_length=1)], ...]
+
+
+class TeamDispatchFile(Record):
+    """One batch on degrees side by side: its padded ``lengths``, its turns in the order of their starts, the exact
+    step and the lower bound of all steps of these degrees."""
+
+    schema_version: Literal[1] = 1
+    lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    turns: Annotated[tuple[TeamTurnRecord, ...], Field(min_length=1)]
+    step_time_s: PositiveFloat
+    lower_bound_s: NonNegativeFloat

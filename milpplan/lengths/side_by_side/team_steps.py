@@ -10,7 +10,7 @@ import numpy as np
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
 from milpplan.lengths.side_by_side.sequence_duals import priced
 from milpplan.lengths.side_by_side.team_bound import shared_work
-from milpplan.lengths.side_by_side.team_packing import Packer
+from milpplan.lengths.side_by_side.team_quick import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, dealt, improve_turns, shortest
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
 from milpplan.lengths.strategy_tables import StrategyTables

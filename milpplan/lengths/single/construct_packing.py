@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.groups.bounds.last_stage import best_loads
-from milpplan.groups.bounds.micro_batch_ranges import Window
 from milpplan.groups.bounds.path_mixtures import StageLoads
+from milpplan.groups.bounds.pipeline_bounds import Window
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.cost_tables import Load
 from milpplan.simulation.layout_columns import FloatArray, IntArray

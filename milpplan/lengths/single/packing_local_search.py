@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.lengths.cost_tables import Tables
-from milpplan.lengths.ring_attention import ring_times
+from milpplan.lengths.replica_time import ring_times
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 

@@ -21,9 +21,8 @@ from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound,
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.interval_bounds import IntervalBounds, Kind
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded
-from milpplan.lengths.turns.replica_inequalities import ReplicaInequalities
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet, branched, screened, split
-from milpplan.lengths.turns.set_branch_and_bound import Participant, SetBranchAndBound
+from milpplan.lengths.turns.set_branch_and_bound import Participant, ReplicaInequalities, SetBranchAndBound
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 # Shares of the remaining time: for screening all sets, and for each of the two refinements of pipelines.

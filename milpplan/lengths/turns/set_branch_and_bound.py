@@ -1,4 +1,4 @@
-"""Branch and bound for one set of strategies, with inequalities of their replicas (``replica_inequalities``).
+"""Branch and bound for one set of strategies, with inequalities of their replicas.
 
 **Nodes.** The group of one strategy, the *leader*, takes between z_0 and z_1, and the longest sequence that the
 others hold together is one of lengths number m_0 to m_1 - 1, or they hold nothing. So the leader holds all longer
@@ -35,11 +35,333 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from milpplan.groups.bounds import glop
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
+from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching, ReplicaClassBound
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
-from milpplan.lengths.heterogeneous.capacity_rows import ReplicaClass
-from milpplan.lengths.turns.node_lp import NodeLP
-from milpplan.lengths.turns.replica_inequalities import ReplicaInequalities
+from milpplan.lengths.heterogeneous.count_program import UsedKind
+from milpplan.lengths.heterogeneous.pipeline_capacity import CapacityRow, ReplicaClass
+from milpplan.lengths.side_by_side.sequence_duals import replica_prices
+from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray, IntArray
+
+# An assignment is cut off if some dual vector limits the replicas to less than this share of it.
+_CUT = 1.0 - 1e-3
+# Windows are refined until the limit is below the assignment by this share.
+_FURTHER = 0.01
+# Share of all sequences that is added to an assignment before its dual values are sought; seconds per search,
+# maximum number of searches, and the relative difference of times from which an equal assignment is new.
+_ALL, _ASK_S, _ASKED, _OTHER = 0.02, 1.5, 24, 0.01
+# Number of replicas of a class that is ignored.
+_NEGLIGIBLE = 0.02
+# Maximum number of dual vectors of a strategy of one stage.
+_PRICES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class _ClassCapacity(CapacityRow):
+    """Limit on the work of a replica of one class, by one dual vector."""
+
+    class_bound: ReplicaClassBound
+    class_index: int
+
+    def max_load(self, time_ns: float) -> float:
+        return self.class_bound.max_load(self.class_index, time_ns)
+
+
+class ReplicaInequalities:
+    """Inequalities of a strategy's groups with shared memory, in steps of at most ``time_ns``."""
+
+    def __init__(self, pool: StrategyTables, member: int, time_ns: float) -> None:
+        self.pool, self.member, self.time_ns = pool, member, time_ns
+        self.num_replicas = pool.members[member].candidate.layout.dp
+        self.kind = ReplicaClass.of(pool, member, shared_memory=True)
+        # For pipelines, once bounds of all replicas together do not suffice.
+        self.branching: LongestSequenceBranching | None = None
+        self._asked: list[tuple[bytes, float]] = []
+
+    def replica_classes(self, time_ns: float) -> list[UsedKind]:
+        """Return every class of replicas that holds something within a time, with its inequalities."""
+        classes = [self.kind]
+        if self.branching is not None:
+            classes = []
+            for index, lengths in enumerate(self.branching.classes):
+                rooms = tuple(
+                    _ClassCapacity(bound.duals.sequence_loads, (), bound, index)
+                    for bound in self.branching.class_bounds
+                )
+                classes.append(replace(self.kind, longest_range=lengths, capacity_rows=rooms))
+        used = []
+        for replica_class in classes:
+            holds = replica_class.can_hold(time_ns)
+            if holds.any() and len(rows := replica_class.rows(time_ns)):
+                used.append(UsedKind(replica_class, holds, rows).strengthened)
+        return used
+
+    def min_replicas(self, first: int, time_ns: float) -> int:
+        """Return the minimum number of replicas for all sequences of length index ``first`` and longer."""
+        if self.branching is None:
+            return 0
+        num_sequences = int(self.pool.load.counts[first:].sum())
+        return self.branching.min_replicas.min_replicas(num_sequences, time_ns)
+
+    def learn(self, time_ns: float, parts: list[tuple[ReplicaClass, float, FloatArray]], deadline: float) -> bool:
+        """Derive inequalities that cut off an assignment; return whether it is cut off now.
+
+        Args:
+            time_ns: time of the replicas.
+            parts: class, number of its replicas and the sequences [n] that they hold together.
+            deadline: of ``perf_counter``.
+        """
+        if self.pool.num_stages(self.member) == 1:
+            return self._price(parts)
+        if self.branching is None:
+            self.branching = self._led()
+            return True
+        branching = self.branching
+        if any(replica_class.longest_range is None for replica_class, _, _ in parts):
+            # The program is older than the branching.
+            return True
+        assignment = np.zeros(len(branching.classes))
+        counts = np.zeros(len(self.pool.load.counts))
+        for replica_class, number, held in parts:
+            index = branching.classes.index(replica_class.longest_range or (0, 0))
+            assignment[index] = number if number > _NEGLIGIBLE else 0.0
+            counts += held
+        if not assignment.any():
+            return False
+        while time.perf_counter() < deadline:
+            shares = [
+                self._share(class_bound, assignment, counts, time_ns) for class_bound in branching.class_bounds
+            ]
+            best = int(np.argmin(shares))
+            tightest, share = branching.class_bounds[best], shares[best]
+            if share <= 1.0 - _FURTHER:
+                return True
+            if branching.refine_class(
+                tightest,
+                assignment,
+                time_ns,
+                (share - 1.0 + _FURTHER) * float(tightest.duals.sequence_loads @ counts),
+            ):
+                continue
+            key = np.rint(assignment).tobytes()
+            differences = [
+                abs(class_bound / time_ns - 1.0) for earlier, class_bound in self._asked if earlier == key
+            ]
+            if len(self._asked) < _ASKED and share > _CUT and min(differences, default=1.0) > _OTHER:
+                self._asked.append((key, time_ns))
+                wanted = counts + _ALL * self.pool.load.counts
+                if branching.add_duals(tightest, assignment, wanted, time_ns, _ASK_S):
+                    return self._share(branching.class_bounds[-1], assignment, counts, time_ns) <= _CUT
+            return share <= _CUT
+        return False
+
+    def _led(self) -> LongestSequenceBranching:
+        """Return the branching on the longest sequence of each replica."""
+        pricing = self.pool.micro_batch_pricing(self.member, shared_memory=True)
+        if pricing.items.fits[-1]:
+            work_bound = self.pool.work_bound_with_longest(self.member, np.inf)
+        else:
+            work_bound = replace(self.pool.best_own_memory_bound(self.member), classes=())
+        configuration_bound = ConfigurationBound(work_bound, pricing)
+        configuration_bound.branch_on_large(self.time_ns, work_bound.total_load)
+        return LongestSequenceBranching(configuration_bound, self.time_ns)
+
+    def _price(self, parts: list[tuple[ReplicaClass, float, FloatArray]]) -> bool:
+        """Add dual values that are highest for what replicas of one stage hold, a few times."""
+        if not parts or len(self.kind.prices) == _PRICES:
+            return False
+        wanted = parts[0][2] + _ALL * self.pool.load.counts
+        fitting = np.where(self.kind.can_hold(self.time_ns), wanted, 0.0)
+        prices = replica_prices(self.pool, self.member, fitting, self.time_ns, np.inf)
+        self.kind = replace(self.kind, prices=(*self.kind.prices, prices))
+        return True
+
+    def _share(
+        self, class_bound: ReplicaClassBound, assignment: FloatArray, held: FloatArray, time_ns: float
+    ) -> float:
+        """Return the maximum work of an assignment's replicas, as a share of what they hold together."""
+        indices = np.flatnonzero(assignment).tolist()
+        max_load = sum(
+            float(assignment[index]) * max(0.0, class_bound.max_load(index, time_ns)) for index in indices
+        )
+        return max_load / float(class_bound.duals.sequence_loads @ held)
+
+
+# Number of replicas that is ignored.
+_FEW = 1e-6
+
+
+class NodeLP:
+    """Program over what replica classes and other strategies hold: rows ``values`` @ ``columns`` <= side."""
+
+    def __init__(self, counts: IntArray, room: float, missing: float) -> None:
+        """Start without rows.
+
+        Args:
+            counts: sequences of every length, [n].
+            room: unit of times, in ns.
+            missing: cost of leaving out the whole workload.
+        """
+        self.counts, self.room = counts.astype(np.float64), room
+        self.costs, self.high = [missing], [1.0]
+        self.columns: list[IntArray] = []
+        self.values: list[FloatArray] = []
+        self.sides: list[float] = []
+        # Columns that hold sequences, and their lengths.
+        self.holders: list[tuple[IntArray, IntArray]] = []
+
+    def _column(self, cost: float, high: Sequence[float] | FloatArray) -> int:
+        """Add variables between 0 and ``high``; return the index of the first."""
+        first = len(self.costs)
+        self.costs += [cost] * len(high)
+        self.high += [float(bound) for bound in high]
+        return first
+
+    def _row(self, columns: object, values: object, side: float) -> None:
+        """Add the row values @ columns <= side."""
+        self.columns.append(np.asarray(columns, dtype=np.int64))
+        self.values.append(np.broadcast_to(np.asarray(values, dtype=np.float64), len(self.columns[-1])))
+        self.sides.append(side)
+
+    def _least(self, columns: IntArray, minimum: float) -> None:
+        """Add a minimum of the sum of the columns, unless part of the workload is left out."""
+        self._row(np.append(columns, 0), np.append(np.full(len(columns), -1.0), -minimum), -minimum)
+
+    def lead(
+        self, classes: Sequence[UsedKind], num_replicas: int, needs: dict[int, int]
+    ) -> tuple[IntArray, IntArray]:
+        """Add the replica classes of a group with their inequalities.
+
+        Args:
+            classes: classes with their rows.
+            num_replicas: total number of replicas.
+            needs: minimum number of replicas whose longest sequence has some length or more, by that length's
+                index.
+
+        Returns:
+            Columns of what the replicas hold, and their lengths.
+        """
+        first_holder = len(self.holders)
+        for used in classes:
+            used.count_column = self._column(0.0, [num_replicas])
+            used.first_column = self._column(0.0, self.counts[used.holds])
+            columns, lengths = np.array(used.columns, dtype=np.int64), np.flatnonzero(used.holds)
+            self.holders.append((columns, lengths))
+            for row in used.rows:
+                self._row(np.append(columns, used.count_column), np.append(row, -1.0), 0.0)
+            first = used.replica_class.longest_range[0] if used.replica_class.longest_range else 0
+            if first:
+                long_columns = columns[lengths >= first]
+                self._row(
+                    np.append(long_columns, used.count_column),
+                    np.append(np.full(len(long_columns), -1.0), 1.0),
+                    0.0,
+                )
+        self._row([used.count_column for used in classes], 1.0, float(num_replicas))
+        for first, needed in needs.items():
+            longer = [
+                used.count_column
+                for used in classes
+                if used.replica_class.longest_range and used.replica_class.longest_range[1] > first
+            ]
+            self._least(np.array(longer, dtype=np.int64), float(needed))
+        empty = np.zeros(0, dtype=np.int64)
+        holders = [(empty, empty), *self.holders[first_holder:]]
+        return np.concatenate([used for used, _ in holders]), np.concatenate([used for _, used in holders])
+
+    def open(self, held: tuple[IntArray, IntArray], open_loads: tuple[FloatArray, float, float] | None) -> None:
+        """Restrict a strategy's work to its open range, if there is one."""
+        if open_loads is not None:
+            (columns, lengths), (sequence_loads, min_load, max_load) = held, open_loads
+            self._between(columns, sequence_loads[lengths], min_load, max_load)
+
+    def _between(self, columns: IntArray, loads: FloatArray, min_load: float, max_load: float) -> None:
+        """Restrict a work to a range, as shares of the maximum; below the minimum part of the workload is left
+        out."""
+        shares = loads / max_load
+        self._row(columns, shares, 1.0)
+        if min_load > 0.0:
+            self._row(np.append(columns, 0), np.append(-shares, -min_load / max_load), -min_load / max_load)
+
+    def take(self, bounds: LinearBounds, end: int) -> tuple[int, IntArray, IntArray]:
+        """Add another strategy that holds no sequences of length index ``end`` or longer, by its bounds.
+
+        Returns:
+            Column of its time, columns of what it holds, and their lengths.
+        """
+        time_column = self._column(1.0, [1.0])
+        lengths = np.flatnonzero(np.isfinite(bounds.shares[0, :end]))
+        columns = np.asarray(self._column(0.0, self.counts[lengths]) + np.arange(len(lengths)), dtype=np.int64)
+        self.holders.append((columns, lengths))
+        for share, constant in zip(bounds.shares, bounds.constants, strict=True):
+            constant_share = constant / self.room
+            self._row(
+                [*columns, time_column, 0], [*(share[lengths] / self.room), -1.0, -constant_share], -constant_share
+            )
+        return time_column, columns, lengths
+
+    def share(self) -> None:
+        """Add the rows by which every sequence is assigned."""
+        columns, lengths = (np.concatenate(parts) for parts in zip(*self.holders, strict=True))
+        for length, count in enumerate(self.counts.tolist()):
+            self._least(columns[lengths == length], count)
+
+    def hold(self, others: Sequence[tuple[int, IntArray, IntArray]], first: int, latency_ns: float) -> None:
+        """Require that the others hold a sequence of length index ``first`` or longer, with its latency
+        ``latency_ns``."""
+        self._least(np.array([time_column for time_column, _, _ in others]), latency_ns / self.room)
+        self._least(np.concatenate([columns[lengths >= first] for _, columns, lengths in others]), 1.0)
+
+    def bend(
+        self, held: tuple[int, IntArray, IntArray], work_bound: PipelineWorkBound, shares: tuple[float, float]
+    ) -> None:
+        """Restrict another strategy to between two shares of the whole workload's work."""
+        _, columns, lengths = held
+        self._between(
+            columns,
+            work_bound.sequence_loads[lengths],
+            shares[0] * work_bound.total_load,
+            shares[1] * work_bound.total_load,
+        )
+
+    def solve(self) -> NodeSolution:
+        """Minimise the sum of the others' times; the value is proved by the dual values."""
+        sizes = [len(row_columns) for row_columns in self.columns]
+        rows = np.repeat(np.arange(len(sizes)), sizes)
+        columns, values = np.concatenate(self.columns), np.concatenate(self.values)
+        cost, high, sides = np.array(self.costs), np.array(self.high), np.array(self.sides)
+        answer = glop.least(cost, (glop.Entries(rows, columns, values), sides), high=high)
+        if answer is None:
+            return NodeSolution(0.0, np.zeros(len(cost)), len(self.counts))
+        weights = np.maximum(0.0, -answer.at_most)
+        reduced = cost + np.bincount(columns, weights[rows] * values, len(cost))
+        value = float(np.minimum(0.0, reduced) @ high - weights @ sides)
+        return NodeSolution(max(0.0, value) * self.room, answer.values, len(self.counts))
+
+
+@dataclass(frozen=True, eq=False)
+class NodeSolution:
+    """Proved value of a program in ns, and near-optimal ``values`` of its variables."""
+
+    value_ns: float
+    values: FloatArray
+    num_lengths: int
+
+    def held(self, columns: IntArray, lengths: IntArray) -> FloatArray:
+        """Return the values of columns by their lengths, [n]."""
+        return np.asarray(np.bincount(lengths, self.values[columns], self.num_lengths), dtype=np.float64)
+
+    def parts(self, classes: Sequence[UsedKind]) -> list[tuple[ReplicaClass, float, FloatArray]]:
+        """Return the number of replicas of each class and what they hold together, [n]."""
+        numbers = [float(self.values[used.count_column]) for used in classes]
+        return [
+            (used.replica_class, number, self.held(np.array(used.columns), np.flatnonzero(used.holds)))
+            for used, number in zip(classes, numbers, strict=True)
+            if number > _FEW
+        ]
+
 
 # Inequalities are derived if times in a node differ by at most the first share of the target; nodes are cut no
 # further than the second.

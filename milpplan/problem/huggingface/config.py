@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.huggingface.defaults import CLASS_DEFAULTS, CLASS_SIZES
-from milpplan.problem.huggingface.families import BUILDERS
-from milpplan.problem.huggingface.known_keys import (
+from milpplan.problem.huggingface.defaults import (
+    CLASS_DEFAULTS,
+    CLASS_SIZES,
     FIXED,
     FUSED,
     UNPRICED,
@@ -23,6 +23,7 @@ from milpplan.problem.huggingface.known_keys import (
     outer_without_effect,
     without_effect,
 )
+from milpplan.problem.huggingface.families import BUILDERS
 from milpplan.problem.huggingface.typed_keys import DO, HEADS, HIDDEN, KEY_VALUE_HEADS, LAYERS, POSITIONS, Fields
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.reading import invalid_fields, shown

@@ -11,6 +11,8 @@ Source: transformers 5.24.0, ``models/<family>/configuration_<family>.py``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "llama": {"max_position_embeddings": 2048},
     "granite": {"max_position_embeddings": 2048},
@@ -230,3 +232,152 @@ CLASS_SIZES: dict[str, dict[str, int]] = {
         "num_attention_heads": 32,
     },
 }
+
+
+_REASONS: dict[str, str] = {
+    "how the file came about, and how its code and weights are found": (
+        "transformers_version _name_or_path name_or_path _commit_hash auto_map tokenizer_class prefix "
+        "task_specific_params finetuning_task custom_pipelines unsloth_version unsloth_fixed use_auth_token"
+    ),
+    "the format of the stored weights; the job's precision is what is trained": "torch_dtype dtype use_bfloat16",
+    "generation of text, not training": (
+        "use_cache cache_implementation bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id "
+        "decoder_start_token_id bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping "
+        "encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id "
+        "length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams "
+        "num_return_sequences output_scores remove_invalid_values repetition_penalty return_dict_in_generate "
+        "suppress_tokens temperature top_k top_p typical_p num_logits_to_keep"
+    ),
+    "a head of classes, which no accepted class has": (
+        "id2label label2id num_labels problem_type classifier_dropout summary_activation summary_first_dropout "
+        "summary_proj_to_labels summary_type summary_use_proj"
+    ),
+    "values of the weights at the start": "initializer_range init_std initializer_factor",
+    "a small term inside a norm": "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
+    "which function of one number the feed-forward block applies, within one kernel": (
+        "hidden_act hidden_activation activation_function activation"
+    ),
+    "angles of rotary positions, within the same kernel": (
+        "rope_theta rope_scaling rope_parameters rope_interleave rope_local_base_freq partial_rotary_factor "
+        "rotary rotary_dim rotary_pct rotary_emb_base original_max_position_embeddings"
+    ),
+    "the shape of what a function returns, and old switches of conversion": (
+        "return_dict use_return_dict tf_legacy_loss tie_encoder_decoder cross_attention_hidden_size is_decoder"
+    ),
+    "numerics of tensor-parallel training elsewhere; the plan decides degrees": "pretraining_tp ep_size",
+}
+
+_FAMILY_REASONS: dict[str, dict[str, str]] = {
+    "granite": {
+        "a factor within a kernel": (
+            "embedding_multiplier logits_scaling residual_multiplier attention_multiplier"
+        )
+    },
+    "mixtral": {
+        "the router's arithmetic, experts are drawn evenly": (
+            "output_router_logits router_aux_loss_coef router_jitter_noise"
+        )
+    },
+    "qwen2_moe": {
+        "the router's arithmetic, experts are drawn evenly": (
+            "norm_topk_prob output_router_logits router_aux_loss_coef"
+        )
+    },
+    "qwen3_moe": {
+        "the router's arithmetic, experts are drawn evenly": (
+            "norm_topk_prob output_router_logits router_aux_loss_coef"
+        ),
+        "a border that only Qwen2's classes read": "max_window_layers",
+        "shared experts, which the class does not have": "shared_expert_intermediate_size qkv_bias",
+    },
+    "deepseek_v2": {
+        "the router's arithmetic, experts are drawn evenly": (
+            "n_group topk_group topk_method scoring_func norm_topk_prob routed_scaling_factor aux_loss_alpha "
+            "seq_aux output_router_logits router_aux_loss_coef"
+        ),
+        "sizes that latent attention derives from others": "num_key_value_heads head_dim qk_head_dim",
+    },
+    "glm4_moe": {
+        "the router's arithmetic, experts are drawn evenly": (
+            "n_group topk_group topk_method scoring_func norm_topk_prob routed_scaling_factor "
+            "output_router_logits router_aux_loss_coef"
+        )
+    },
+    "gpt_oss": {
+        "the router's arithmetic, experts are drawn evenly": "output_router_logits router_aux_loss_coef",
+        "limits of the activation, within one kernel": "swiglu_alpha swiglu_limit",
+        "angles of rotary positions, within the same kernel": (
+            "initial_context_length rope_ntk_alpha rope_ntk_beta rope_scaling_factor"
+        ),
+    },
+    "gpt2": {
+        "a factor of the scores, within one kernel": "scale_attn_weights scale_attn_by_inverse_layer_idx",
+        "the context, which n_positions says": "n_ctx",
+    },
+    "gpt_neox": {"the order of the same products and norms": "use_parallel_residual"},
+    "gptj": {
+        "a factor of the scores, within one kernel": "scale_attn_weights",
+        "the context, which n_positions says": "n_ctx",
+    },
+    "gemma2": {
+        "limits of scores and logits, within the kernels of attention and loss": (
+            "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping"
+        )
+    },
+    "falcon": {"which tensor the residual branch takes": "apply_residual_connection_post_layernorm"},
+    "cohere": {"a factor of the logits, within one kernel": "logit_scale model_max_length"},
+    "phi3": {"dropout of the embedding, which the class never applies": "embd_pdrop"},
+}
+_FAMILY_REASONS["deepseek_v3"] = _FAMILY_REASONS["deepseek_v2"]
+_FAMILY_REASONS["gemma3_text"] = _FAMILY_REASONS["gemma2"]
+
+_MULTIMODAL = (
+    "image_token_id video_token_id audio_token_id vision_start_token_id vision_end_token_id image_token_index "
+    "video_token_index audio_token_index boi_token_id boi_token_index eoi_token_id eoi_token_index boa_token_id "
+    "eoa_token_id boa_token_index eoa_token_index mm_tokens_per_image"
+)
+
+FIXED: dict[str, tuple[object, str]] = {
+    "is_encoder_decoder": (False, "a decoder alone is described"),
+    "add_cross_attention": (False, "a decoder alone is described"),
+    "chunk_size_feed_forward": (0, "the feed-forward block takes all tokens at once"),
+    "pruned_heads": ({}, "all heads are there"),
+    "output_attentions": (False, "scores that are returned need an unfused attention and its memory"),
+    "output_hidden_states": (False, "hidden states that are returned stay in memory"),
+    "gradient_checkpointing": (False, "the plan decides what is recomputed"),
+    "torchscript": (False, "weights that are tied are one tensor"),
+    "reorder_and_upcast_attn": (False, "attention works in bf16"),
+    "use_bidirectional_attention": (False, "attention is causal"),
+    "use_mrope": (False, "positions are one number a token"),
+    "full_attn_mod": (1, "attention is full in every layer"),
+    "interpolate_factor": (1, "positions are not interpolated"),
+}
+"""Settings of all families that must have a certain value, with its meaning."""
+
+FUSED = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "sdpa", "flex_attention")
+"""Values of ``attn_implementation`` that are priced as fused attention."""
+
+UNPRICED: dict[str, str] = {
+    "quantization_config": "weights in another format have other bytes, products and states",
+    "compression_config": "weights in another format have other bytes, products and states",
+    "vision_config": "the image tower is not priced",
+    "audio_config": "the audio tower is not priced",
+    "num_nextn_predict_layers": "layers that predict further tokens are not priced",
+    "num_mtp_layers": "layers that predict further tokens are not priced",
+    "per_layer_config": "layers that differ in other ways than listed are not priced",
+}
+"""Keys of known parts that no description has a field for."""
+
+ZERO_IS_NONE = ("num_nextn_predict_layers", "num_mtp_layers")
+"""Unpriced parts whose number may be 0."""
+
+
+def without_effect(family: str) -> Mapping[str, str]:
+    """List the keys that do not change the cost of a family's models, each with its reason."""
+    listed = [*_REASONS.items(), *_FAMILY_REASONS.get(family, {}).items()]
+    return {key: reason for reason, keys in listed for key in keys.split()}
+
+
+def outer_without_effect() -> Mapping[str, str]:
+    """Return the same of the keys around a ``text_config``: what numbers tokens of images and sounds have."""
+    return {**without_effect(""), **dict.fromkeys(_MULTIMODAL.split(), "numbers of tokens of other media")}

@@ -2,7 +2,7 @@
 
 What each class does with its keys is from transformers 5.24.0 (``models/<family>/modeling_<family>.py`` and
 ``configuration_<family>.py``) and, for older spellings, 4.57.1. A key
-that a builder asks ``Fields`` for is priced; ``milpplan.problem.huggingface.known_keys`` has those that change
+that a builder asks ``Fields`` for is priced; ``milpplan.problem.huggingface.defaults`` has those that change
 nothing.
 """
 

@@ -16,8 +16,7 @@ import torch
 from milpplan.profiling.machine import MeasurementError, timed
 from milpplan.profiling.pytorch.clock import DeviceClock, HostClock
 from milpplan.profiling.pytorch.collectives import collective_times
-from milpplan.profiling.pytorch.layers import layers_time
-from milpplan.profiling.pytorch.operators import Flash, pointwise
+from milpplan.profiling.pytorch.layers import Flash, layers_time, pointwise
 from milpplan.profiling.records import (
     Attention,
     CollectiveTime,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.milp.solver_self_test import SelfTestResult
 from milpplan.problem.catalog import file_keys, hardware_names, load_hardware, load_model, model_names, preset_text
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
 from milpplan.reports.blocks import Block, Paragraph, Span, Table
-from milpplan.reports.documents.document import document_text
 from milpplan.simulation.layers.parameters import active_parameters, total_parameters
 from milpplan.units import count_text, gib_text
+
+if TYPE_CHECKING:
+    from milpplan.optimize.milp.solver_self_test import SelfTestResult
 
 
 def model_table() -> Table:
@@ -57,6 +59,9 @@ def description(name: str, ignore: Collection[str] = ()) -> tuple[str, str]:
         spec = load_model(name) if name in model_names() else load_hardware(name)
     else:
         spec = _read(name, ignore)
+        # Documents of answers take long to import, and tables of names do without.
+        from milpplan.reports.documents.document import document_text
+
         text = document_text(spec)
     return text, model_text(spec) if isinstance(spec, ModelSpec) else ""
 

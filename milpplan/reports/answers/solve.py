@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from milpplan.calibration.records import ErrorBar, Robustness
+from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Layout, Plan, Schedule

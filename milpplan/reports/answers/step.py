@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Final
 
-from milpplan.calibration.records import ErrorBar
+from milpplan.calibration.error_bars import ErrorBar
 from milpplan.problem.plan import Layout, Plan, VirtualStage
 from milpplan.problem.problem import Problem
 from milpplan.reports.blocks import Block, Cell, Fact, Pair, Paragraph, Table

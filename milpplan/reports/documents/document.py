@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import Field
 
-from milpplan.calibration.records import ErrorBar, Robustness
+from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult, Progress, Status, Strength

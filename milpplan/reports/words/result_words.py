@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from milpplan.calibration.records import ErrorBar, Rival, Robustness
+from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult, TargetPrice
 from milpplan.problem.problem import Problem, Space

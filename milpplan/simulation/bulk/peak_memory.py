@@ -10,7 +10,7 @@ from functools import lru_cache, reduce
 import numpy as np
 
 from milpplan.problem.plan import Schedule
-from milpplan.simulation.bulk.periodic import repeats
+from milpplan.simulation.bulk.lockstep import repeats
 from milpplan.simulation.layout_columns import IntArray, ascending
 from milpplan.simulation.pipeline.schedule import LiveProfile, placement, rank_profile
 from milpplan.simulation.stages import StageOptions

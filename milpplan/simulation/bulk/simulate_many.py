@@ -3,7 +3,7 @@
 A uniform plan is a layout and a recompute mode. Every virtual stage holds ceil(L / J) layers, and the last stages
 hold the rest. So a plan has few distinct virtual stages (``stage_classes``), whose costs are computed for all
 layouts together. Plans that differ only in the gathers before and the reductions after the work items share the
-work items. Layouts with the same schedule, ranks and chunks go through the schedule in lockstep (``periodic``);
+work items. Layouts with the same schedule, ranks and chunks go through the schedule in lockstep (``lockstep``);
 other schedules are swept over their graphs.
 
 Gathers: without them every first forward j starts at S_j. The gather of rank 0 ends at o_0 and shifts all
@@ -24,9 +24,8 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem.model import MixtureOfExperts
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout, Plan, Recompute, Schedule, VirtualStage
 from milpplan.problem.problem import Problem, Range
-from milpplan.simulation.bulk.lockstep import Work
+from milpplan.simulation.bulk.lockstep import Work, repeats, work_ends
 from milpplan.simulation.bulk.peak_memory import chunk_classes, peak_bytes
-from milpplan.simulation.bulk.periodic import repeats, work_ends
 from milpplan.simulation.layers.terms import Term
 from milpplan.simulation.layout_columns import BoolArray, IntArray, LayoutColumns, ascending, unique_rows
 from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs
@@ -313,7 +312,7 @@ class _Flat:
         return _Flat(self.group, self.terms[..., rows], self.transfer_ns[rows], self.micro_batches[rows])
 
     def repeated(self, wanted: Sequence[int], steps: IntArray) -> None:
-        """Fill the step times [OVERLAPS, y], without the barrier, of a schedule with ``periodic.repeats``."""
+        """Fill the step times [OVERLAPS, y], without the barrier, of a schedule with ``lockstep.repeats``."""
         ranks = _RankClasses.of(self.group)
         matrix = ranks.matrix(self.terms)
         first_start, last_end = self._distinct_ends(ranks)

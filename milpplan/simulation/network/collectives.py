@@ -18,7 +18,7 @@ import numpy as np
 from milpplan.problem.hardware import BusTable, CollectiveVariant, HardwareSpec
 from milpplan.simulation.layers.kernels import Numbers, grid_position, log_of
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
-from milpplan.simulation.network import pods
+from milpplan.simulation.network import domains as pods
 from milpplan.simulation.network.domains import GroupPlace, group_place, same_rail
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]

@@ -1,0 +1,119 @@
+"""Parts of several commands' output: progress of a solve, error bar, evidence, runners-up, next steps."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from milpplan.calibration.error_bars import ErrorBar, Robustness, error_bar, robustness
+from milpplan.errors import InfeasibleError
+from milpplan.optimize.result import PlanResult, Progress
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Objective, Problem
+from milpplan.simulation.simulator import simulate
+from milpplan.units import gap_text, rate_text, seconds_text
+from milpplan.validation.ablation import evidence
+from milpplan.validation.evidence import Evidence
+
+INTERRUPTED: Final = InfeasibleError(
+    "No plan satisfies the request: proved.",
+    "Expected a problem with a plan.",
+    "The search for what would help was interrupted; run it again to know.",
+)
+"""Explanation of an infeasible problem whose diagnosis was interrupted."""
+
+SolveEnd = Callable[[Problem], tuple[Plan | None, float | None]]
+
+
+def uncertainty(result: PlanResult, solve_end: SolveEnd | None) -> tuple[ErrorBar | None, Robustness | None]:
+    """Compute the best plan's error bar, and whether it is best at both ends; ``solve_end`` solves there again."""
+    problem, plan = result.problem, result.plan
+    if plan is None or result.step_time_s is None or problem.other_hardware:
+        return None, None
+    bar = error_bar(problem, plan, result.step_time_s)
+    return bar, robustness(problem, plan, result.runners_up, solve_end)
+
+
+def evidence_of(result: PlanResult) -> Evidence | None:
+    """Look up what measured runs say about the plan, and about its choice among the runners-up."""
+    if result.plan is None or result.step_time_s is None or result.problem.inference:
+        return None
+    return evidence(result.problem, result.plan, result.step_time_s, result.runners_up)
+
+
+def compared(
+    result: PlanResult, robust: Robustness | None, known: Evidence | None
+) -> tuple[tuple[Plan, float], ...]:
+    """Simulate the runners-up, where robustness or evidence compares the plan with them."""
+    if robust is None and (known is None or not known.ablations):
+        return ()
+    return tuple((plan, simulate(result.problem, plan).step_time_s) for plan in result.runners_up)
+
+
+def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[str]:
+    """Yield commands and options that help from here, a line each.
+
+    Args:
+        result: The answer of the solve.
+        out: Where its plan is written.
+        verbose: The whole answer is printed already.
+    """
+    if result.plan is None:
+        if result.status == "no_solution_found":
+            yield "a longer --time-limit, or fewer choices (--space uniform, --fix tp=8)"
+        return
+    hints = [] if out is not None else ["--out plan.json keeps the plan"]
+    hints += [] if verbose else ["--verbose prints stages, time, memory and the search"]
+    hints += ["a longer --time-limit narrows the gap"] if result.status == "feasible" else []
+    if hints:
+        yield "; ".join(hints)
+    file = shlex.quote("plan.json" if out is None else str(out))
+    if result.problem.space.target is not None:
+        yield f"milpplan export {file} --to {result.problem.space.target} --out launch"
+    elif not result.problem.inference and not result.problem.other_hardware:
+        yield "--target megatron (or another launcher) finds the best plan that it can run, to export"
+    yield f"milpplan report {file} --out report.html"
+
+
+@contextmanager
+def shown_progress(objective: Objective) -> Iterator[Callable[[Progress], None] | None]:
+    """Make a callback for ``solve`` that prints on stderr; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    best: list[float] = []
+    with console.status("counting layouts and their bounds ...") as status:
+
+        def callback(progress: Progress) -> None:
+            line = progress_line(progress, objective)
+            if progress.incumbent is not None and (not best or progress.incumbent < best[-1]):
+                best.append(progress.incumbent)
+                console.print(line)
+            status.update(line)
+
+        yield callback
+
+
+def progress_line(progress: Progress, objective: Objective) -> str:
+    """Format incumbent, bound, gap, open layouts and seconds."""
+    incumbent, bound = progress.incumbent, progress.bound
+    gap = "-"
+    if incumbent and bound is not None:
+        gap = gap_text(max(0.0, (incumbent - bound) / incumbent))
+    return (
+        f"{progress.wall_time_s:7.1f} s  best {_amount(incumbent, objective)}  "
+        f"bound {_amount(bound, objective)}  gap {gap}  open layouts {progress.open_layouts:,}"
+    )
+
+
+def _amount(value: float | None, objective: Objective) -> str:
+    if value is None:
+        return "-"
+    return f"{rate_text(value)} GPU-hours" if objective == "gpu_hours" else seconds_text(value)

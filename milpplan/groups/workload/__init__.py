@@ -1,1 +1,0 @@
-"""Lengths of the sequences of a step: read from files, drawn from distributions, put into buckets."""
