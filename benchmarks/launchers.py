@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.tables import markdown_table, replace_section
 from milpplan import Job, Plan, Problem, load_hardware, load_model, simulate, solve
 from milpplan.errors import MilpplanError
-from milpplan.launchers.import_request import ImportRequest
+from milpplan.launchers.records import ImportRequest
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import TARGETS
 from milpplan.optimize.result import PlanResult
