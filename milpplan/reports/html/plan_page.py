@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from milpplan.explain.records import Missing, NearBest, NearPlan, Overview
+from milpplan.explain.records import Missing, NearBest, Overview
 from milpplan.reports.answers.traffic import parallelism_table
+from milpplan.reports.blocks import Table
 from milpplan.reports.documents.certificate import certificate_sentence
 from milpplan.reports.html.charts import (
     Line,
@@ -91,15 +92,14 @@ def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, 
     return tiles_shown
 
 
-def stage_rows(overview: Overview) -> list[tuple[str, ...]]:
-    """Make the rows of the table of stages, with equal neighbours merged: stages, layers of each piece, full and
-    selective recomputation, peak, idle."""
-    lanes, merged = overview.lanes.ranks, []
-    rows = [(rank.label, *_held(overview, number)) for number, rank in enumerate(lanes)]
-    for key, same in groupby(rows, key=lambda row: row[1:]):
-        ranks = [row[0] for row in same]
-        merged.append((ranks[0] if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}", *key))
-    return merged
+def stage_table(overview: Overview) -> Table:
+    """Show layers, recomputation, peak and idle time of every stage; equal neighbours share a row."""
+    contents = [(rank.label, _held(overview, number)) for number, rank in enumerate(overview.lanes.ranks)]
+    rows = []
+    for cells, same in groupby(contents, key=lambda row: row[1]):
+        labels = [label for label, _ in same]
+        rows.append((labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]}", *cells))
+    return Table("", ("stage", "layers", "full recompute", "selective", "peak memory", "idle"), rows)
 
 
 def _held(overview: Overview, number: int) -> tuple[str, ...]:
@@ -216,13 +216,14 @@ def search_section(result: ResultDocument | None) -> Values:
     if result is None or result.objective.value is None:
         return {}
     layouts = result.layouts
-    counts = [
-        ("do not fit in memory", layouts.does_not_fit),
-        ("excluded by a bound", layouts.bounded),
-        ("excluded by a relaxation", layouts.relaxed),
-        ("solved", layouts.solved),
-        ("left open", layouts.open),
-    ]
+    outcomes = {
+        "do not fit in memory": layouts.does_not_fit,
+        "excluded by a bound": layouts.bounded,
+        "excluded by a relaxation": layouts.relaxed,
+        "solved": layouts.solved,
+        "left open": layouts.open,
+    }
+    counts = [(what, f"{count:,}") for what, count in outcomes.items() if count]
     priced = None if result.target is None else result.target.price
     return {
         "proof": result.proof,
@@ -233,7 +234,7 @@ def search_section(result: ResultDocument | None) -> Values:
         "seconds": seconds_text(result.wall_time_s),
         "legal": f"{layouts.legal:,}",
         "enumerated": f"{layouts.enumerated:,}",
-        "counts": [(what, f"{count:,}") for what, count in counts if count],
+        "counts_html": blocks_html([Table("", ("what became of the layouts", "number"), counts)]),
         "chart_html": search_chart(
             [(line.wall_time_s, line.incumbent, line.bound) for line in result.log],
             "" if result.objective.name == "gpu_hours" else " s",
@@ -255,9 +256,18 @@ def near_section(overview: Overview) -> Values:
     near = overview.near
     if isinstance(near, Missing):
         return {"missing": near}
+    rows = [
+        (
+            seconds_text(plan.step_time_s),
+            signed_percent_text(plan.excess, 2),
+            gib_text(plan.peak_memory_bytes),
+            difference_text(plan.plan, overview.plan),
+        )
+        for plan in near.plans[:SHOWN_PLANS]
+    ]
     return {
         "within": percent_text(near.within, 0),
-        "rows": [_near_row(overview, plan) for plan in near.plans[:SHOWN_PLANS]],
+        "rows": rows,
         "more": max(0, len(near.plans) - SHOWN_PLANS),
         "summary": _near_summary(near),
     }
@@ -282,15 +292,6 @@ def _near_summary(near: NearBest) -> str:
     return (
         f"{count:,} other layout{'s do' if count > 1 else ' does'} nearly as well, with the best plan found for "
         f"{'each' if count > 1 else 'it'}; take it if it suits you better. Of the {legal}, {rest}."
-    )
-
-
-def _near_row(overview: Overview, near: NearPlan) -> tuple[str, ...]:
-    return (
-        signed_percent_text(near.excess, 2),
-        seconds_text(near.step_time_s),
-        gib_text(near.peak_memory_bytes),
-        difference_text(near.plan, overview.plan),
     )
 
 
@@ -346,7 +347,7 @@ def plan_page(overview: Overview, result: ResultDocument | None = None, notes: t
         tiles=tiles(overview, result),
         words=plan_sentences(overview.problem, overview.plan, overview.report),
         layout=layout_text(overview.plan),
-        stages=stage_rows(overview),
+        stages_html=blocks_html([stage_table(overview)]),
         num_stages=len(overview.report.stages),
         makes=len(overview.plan.layout.replica_micro_batches),
         time=time_section(overview),
