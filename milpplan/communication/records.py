@@ -10,8 +10,6 @@ import numpy as np
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 
 Tier = Literal["inside", "between"]
-TIERS: tuple[Tier, ...] = ("inside", "between")
-"""Network tiers: inside a scale-up domain, and between domains."""
 ALL_TYPES = "all node types"
 """Name of the nodes of a collective among GPUs of all node types."""
 

@@ -4,6 +4,8 @@ The matrix is the sum of the edges of every collective (``wires``) on every grou
 collectives' wire bytes in closed form. Over time each message is spread evenly over the work item that it belongs
 to. In a cluster of several node types every rank sends the messages of its own type, and a domain holds a single
 type.
+
+If weight gradients are work items of their own, their messages are spread over the item of the input gradients.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Local search for a choice that meets the limits: repair the limits first, then take single changes that gain."""
+"""Local search for a choice that meets the limits: repair the limits first, then take single changes that gain.
+
+**Large neighbourhood search.** A connected part of the graph is solved exactly while all other nodes stay. Parts
+overlap by half and cover the graph; passes over all parts are repeated while one gains. Source: P. Shaw, CP 1998.
+"""
 
 from __future__ import annotations
 

@@ -27,6 +27,12 @@ Loads. The first row, in the coarsest digit, is a relaxation. If an answer break
 all its digits, with carries c[j] >= 0:
 
     sum d[0] y + c[0] <= limit[0],    sum d[1] y + c[1] <= limit[1] + (u[0] / u[1]) c[0],    ...
+
+**Relaxation.** The local polytope with rows of memory gives multipliers of limits and messages of edges. Only the
+duals are taken: whatever they are, ``message_passing`` sums a bound from them in integers.
+
+    minimise sum c y + sum E e    dual of  sum_t e[i, j, s, t] - y[i, s] = 0:      message to i, strategy s
+                                  dual of  sum load y <= limit, sign turned:     multiplier of the row
 """
 
 from __future__ import annotations

@@ -81,7 +81,6 @@ class AssignmentProgram:
     program: Program
     kinds: tuple[Kind, ...]
     sequence_columns: Int64Array
-    unit_ns: int
 
     def loads(self, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> dict[int, Int64Array]:
         """Return the sequences of every kind (its index in ``kinds``), [K]."""
@@ -146,7 +145,7 @@ def assignment_program(
             )
     tour_costs.minimize(builder)
     table = np.array([kind_columns.sequences for kind_columns in columns], np.int64)
-    return AssignmentProgram(builder.build(), kinds, table, unit_ns)
+    return AssignmentProgram(builder.build(), kinds, table)
 
 
 def _highest(shares: FloatArray, counts: Int64Array) -> float:

@@ -50,7 +50,6 @@ class ExactProgram:
     """Exact program of one set of strategies, with the columns of its decisions."""
 
     program: Program
-    unit_ns: int
     replicas: tuple[_Replica, ...]
 
     def groups(self, values: Int64Array) -> list[Group]:
@@ -105,7 +104,7 @@ def exact_program(problem: GroupedProblem, used: tuple[int, ...], unit_ns: int) 
         ]
         every_strategy_is_used(builder, problem.strategies[strategy].name, strategy_columns)
     tour_costs.minimize(builder)
-    return ExactProgram(builder.build(), unit_ns, tuple(replicas))
+    return ExactProgram(builder.build(), tuple(replicas))
 
 
 def _replica(builder: ProgramBuilder, kind: Kind, index: int) -> _Replica:

@@ -152,8 +152,3 @@ class Kind:
         )
         tokens, units = (np.concatenate([[0.0], values]) for values in sums)
         return tokens, units
-
-    @property
-    def longest_units(self) -> int:
-        """Units of the longest sequence that fits, 0 if none fits."""
-        return int(self.units[self.fits].max(initial=0))

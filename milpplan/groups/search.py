@@ -61,10 +61,6 @@ class GroupedResult:
     sets: tuple[SetRecord, ...]
     cpu_time_s: float
 
-    def num_open(self, relative_gap: float = 0.0) -> int:
-        """Count the sets that may still hold a plan shorter by more than ``relative_gap``."""
-        return sum(record.bound_ns < self.plan.time_ns * (1.0 - relative_gap) for record in self.sets)
-
     @property
     def gap(self) -> float:
         """(time - bound) / time."""

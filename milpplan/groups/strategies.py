@@ -183,6 +183,15 @@ def pipeline_times_ns(pipeline: Pipeline, units: Int64Array) -> Int64Array:
     """Compute the times of pipelines with the micro-batch loads ``units`` [..., v], empty micro-batch included.
 
     All pipelines of the leading dimensions are swept together; without micro-batches the time is 0.
+
+    Stage p of P runs min(P - p - 1, v) forwards first, then a forward and a backward in turn. So with F[p, m] and
+    B[p, m] the ends of micro-batch m's work on stage p, f_m and b_m its durations and l the transfer,
+
+        F[p, m] = f_m + max(F[p-1, m] + l, previous)     previous = F[p, m-1] while m < P - p, else B[p, m-P+p]
+        B[p, m] = b_m + max(B[p+1, m] + l, previous)     previous = F[p, m+P-p-1] if that exists, else B[p, m-1]
+
+    and the time is B[0, v-1]. Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training" (2021),
+    PipeDream-flush; the order of ``milpplan.simulation.pipeline.work_order`` (tested against it).
     """
     loads = np.asarray(units, np.int64)
     num_stages, num_micro_batches = pipeline.num_stages, loads.shape[-1]

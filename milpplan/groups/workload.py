@@ -1,6 +1,14 @@
 """The sequences of a step: lengths read from a file, or drawn from a histogram or a distribution.
 
 A file of lengths holds one whole number of tokens a line; a histogram or a distribution is a JSON object.
+
+    {"bin_edges": [0, 128, 1024], "counts": [50, 40]}                 bins (edge, next edge]
+    {"distribution": "lognormal", "mean_log": 6.1, "sigma_log": 1.2}
+    {"distribution": "pareto", "shortest": 2000, "tail": 1.1}
+    {"distribution": "mixture", "parts": [{"share": 0.95, "distribution": "lognormal", ...}, ...]}
+
+Each object may state its ``source``. ``described`` makes such a record of a distribution, fitted or not, so that
+``described(fitted_mixture(lengths)).model_dump_json()`` is a file. ``milpplan schema workload`` prints the schema.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
         UnknownNameError: the launcher or its version is not known.
         IllegalPlanError: the launcher can run no plan of the problem; the message says why.
     """
-    capability = capability_named(target, "--target")
+    capability = _capability_named(target)
     chosen = version_of(capability, version)
     if problem.inference:
         raise IllegalPlanError(
@@ -53,7 +53,7 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
     return problem.model_copy(update={"space": problem.space.model_copy(update=changes)})
 
 
-def capability_named(name: str, option: str) -> Capability:
+def _capability_named(name: str) -> Capability:
     """Look up the capability of a launcher by name.
 
     Raises:
@@ -62,14 +62,14 @@ def capability_named(name: str, option: str) -> Capability:
     whole = [target for target, launcher in TARGETS.items() if launcher.capability.complete]
     if name in TARGETS and name not in whole:
         raise UnknownNameError(
-            f"{option} {name}: it is not declared well enough to search its plans alone.",
+            f"--target {name}: it is not declared well enough to search its plans alone.",
             f"Expected one of {', '.join(whole)}.",
-            f"Solve without {option}, and fix what `milpplan export --to {name}` asks for.",
+            f"Solve without --target, and fix what `milpplan export --to {name}` asks for.",
         )
     if name not in TARGETS:
         close = difflib.get_close_matches(name.lower(), whole, n=1, cutoff=0.5)
         raise UnknownNameError(
-            f"{option} {shown(name)} does not exist.",
+            f"--target {shown(name)} does not exist.",
             f"Expected one of {', '.join(whole)}.",
             f"Did you mean {close[0]}?" if close else "Give one of these names.",
         )

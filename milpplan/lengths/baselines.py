@@ -13,7 +13,7 @@ Every figure is the exact time of a plan that fits (``strategy_tables``, ``switc
 buckets have the memory of a step of several strategies. Sequences of one strategy form one group.
 
 Source: HotSPa (SOSP 2024), artefact ccchengff/HotSPa-AE 941a18d: hotspa/scripts/llama_hot_switch.sh (ends of
-buckets c1 and c2), hotspa/llama_hot_switch.py (packing, order); as in ``groups.hetu``, which exports for it.
+buckets c1 and c2), hotspa/llama_hot_switch.py (packing, order); as in ``hotspa_export``.
 """
 
 from __future__ import annotations

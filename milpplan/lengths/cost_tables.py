@@ -48,8 +48,6 @@ from milpplan.units import NS_PER_S
 
 # The ratio of forward to backward of equal stages is a ratio of whole parts of this number.
 _PARTS = 48
-# Micro-batches evaluated in one call of the cost model.
-_ROWS = 60000
 # Vectorised passes over a table before its hull is completed point by point.
 _PASSES = 40
 # Rounded terms of a layer's phases, the ends and attention; rounding changes each by at most half a nanosecond.
@@ -277,7 +275,7 @@ def typical_pipeline(tables: Tables, candidate: SizedCandidate, max_quanta: int)
     """
     stages, layout = candidate.candidate.layout.pp, candidate.candidate.layout
     quanta = np.array([max(1, max_quanta // 8), max_quanta])
-    times = ring_times(tables.problem, candidate.candidate, quanta, launches=True)
+    times = ring_times(tables.problem, candidate.candidate, quanta)
     phases = []
     for phase, name in enumerate(("forward", "backward")):
         attention = tables.attention([stages - 1], phase, max_quanta)

@@ -1,7 +1,21 @@
-"""Export of a solved step as a configuration of HotSPa's runtime (``groups.hetu``).
+"""Export of a solved step as a configuration of HotSPa's runtime: the closest step that its rules allow.
 
-The runtime supports tensor parallelism, stages and replicas, one bucket a strategy, the longest last and at home.
-The export is the closest step that its rules allow. Its files have no recomputation, and it packs by itself.
+The runtime takes a list of strategies, each a JSON file of one (dp, tp, pp) without recomputation, and bucket
+boundaries ``b_0 > b_1 > ... > b_n = 0``. Its rules, which a plan must follow to be exported:
+
+ - *one bucket a strategy*: a sequence runs under the strategy of the bucket j with b_{j+1} < length <= b_j;
+ - *the longest is home*: strategy 0 has the longest bucket, makes and keeps parameters and optimizer, runs last;
+ - *rising*: strategies 1 ... n - 1 run first, with the buckets n - 1 ... 1: the shortest first;
+ - *even*: dp tp pp is the number of GPUs, pp divides the layers, b_0 is the sequence length.
+
+The runtime packs by itself: sequences of a bucket, longest first, each pack filled greedily up to b_j; pack i goes
+to replica i mod dp, packs beyond a multiple of dp are dropped, and a bucket with fewer packs than dp is replaced
+by a dummy batch. A batch needs a sequence in the shortest bucket. So an export carries the strategies, the buckets
+and the order, and ``document.DispatchFile`` carries the packing for a loader that keeps it.
+
+Source: ccchengff/HotSPa-AE 941a18d (artefact of HotSPa, SOSP 2024), hotspa/llama_hot_switch.py
+(read_ds_parallel_config, Bucket, sort_and_pack_for_global_batch, test_switch, run_plan),
+hotspa/ds_parallel_config/generate_llama_3d_config.py (the fields), hotspa/scripts/llama_hot_switch.sh (arguments).
 """
 
 from __future__ import annotations
@@ -80,12 +94,10 @@ def parallel_config(degrees: Degrees, num_layers: int) -> dict[str, Any]:
     }
 
 
-def exported(
-    plan: GroupedPlan, layouts: Mapping[str, Degrees], num_layers: int, max_length: int | None = None
-) -> HotSPaLaunch:
+def exported(plan: GroupedPlan, layouts: Mapping[str, Degrees], num_layers: int) -> HotSPaLaunch:
     """Build the configuration of a plan that follows the runtime's rules; ``layouts`` by the strategies' names.
 
-    ``max_length`` is the length to which the data set truncates, b_0: by default the plan's longest sequence.
+    The length to which the data set truncates, b_0, is that of the plan's longest sequence.
 
     Raises:
         InvalidInputError: a strategy without a layout, or a layout that does not fit the model or the GPUs.
@@ -114,7 +126,7 @@ def exported(
     for name in names:
         degrees = _checked_layout(plan, layouts, name, num_layers)
         files[_path(degrees)] = json.dumps(parallel_config(degrees, num_layers), indent=4) + "\n"
-    sizes = (_end(plan, order[0], max_length), *ends[1:], 0)
+    sizes = (*ends, 0)
     paths = [_path(layouts[name]) for name in names]
     if len(set(paths)) < len(paths):
         raise IllegalPlanError(
@@ -124,19 +136,6 @@ def exported(
         )
     files[SCRIPT] = _script(paths, sizes, len(plan.problem.strategies[home].replicas), layouts[names[0]])
     return HotSPaLaunch(tuple(names), sizes, files)
-
-
-def _end(plan: GroupedPlan, group: Group, max_length: int | None) -> int:
-    """Return b_0, which the home must hold."""
-    longest = _longest(plan, group)
-    if max_length is None:
-        return longest
-    if max_length < longest or not plan.problem.strategies[group.strategy].holds(np.array([max_length]))[0]:
-        raise InvalidInputError(
-            f"max_length is {max_length}; the plan's longest sequence has {longest} tokens.",
-            f"At least that, and no more than a replica of {_name(plan, group)} holds, expected.",
-        )
-    return max_length
 
 
 def as_buckets(plan: GroupedPlan) -> GroupedPlan:
@@ -209,24 +208,6 @@ def _repacked(plan: GroupedPlan, group: Group, counts: Int64Array) -> Group:
             "Run the plan from its JSON.",
         )
     return Group(group.strategy, (packing,))
-
-
-def runtime_packs(lengths: Sequence[int], bucket_sizes: Sequence[int]) -> list[list[list[int]]]:
-    """Return the packs of every bucket, longest bucket first, by the runtime's own packing; lengths in packs.
-
-    A length counts trained tokens; in a pack each sequence takes one token more, its last label, and the pack
-    holds b_j + 1. A sequence above b_0 is cut to it (the data set truncates).
-    """
-    buckets: list[list[list[int]]] = [[] for _ in bucket_sizes[1:]]
-    for length in sorted((min(tokens, bucket_sizes[0]) for tokens in lengths), reverse=True):
-        j = next(i for i, edge in enumerate(bucket_sizes[1:]) if length > edge)
-        capacity = bucket_sizes[j] + 1
-        fitting = next((pack for pack in buckets[j] if sum(pack) + len(pack) + length + 1 <= capacity), None)
-        if fitting is None:
-            buckets[j].append([length])
-        else:
-            fitting.append(length)
-    return buckets
 
 
 def _by_length(plan: GroupedPlan) -> list[Group]:

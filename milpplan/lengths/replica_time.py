@@ -7,6 +7,10 @@ Stage p of P runs min(P - p - 1, v) forwards first, then a forward and a backwar
     B[p, m] = b[p, m] + max(B[p+1, m] + l_m, previous item of p)
 
 with f, b and l_m the times of the packed micro-batch (``simulation.packed_sequences``); the time is B[0, v-1].
+
+``ring_times`` has micro-batches without attention, and with enough of it to hide the ring of context parallelism.
+The time of any micro-batch lies between the two (``cost_tables``). Many layouts are evaluated together, because a
+call of the cost model has a high fixed cost.
 """
 
 from __future__ import annotations
@@ -54,9 +58,7 @@ def layout_times(problem: Problem, max_quanta: Mapping[Layout, int]) -> dict[Lay
     return times_of
 
 
-def ring_times(
-    problem: Problem, candidate: Candidate, quanta: IntArray, *, launches: bool
-) -> tuple[StageTimes, StageTimes]:
+def ring_times(problem: Problem, candidate: Candidate, quanta: IntArray) -> tuple[StageTimes, StageTimes]:
     """Return the times of micro-batches of ``quanta`` [G] quanta without attention, and with the ring hidden, less
     the attention."""
     kinds = problem.model.kinds
@@ -64,7 +66,7 @@ def ring_times(
         packed_times(problem, candidate.layout, quanta, np.full((len(kinds), 2, len(quanta)), core_s))
         for core_s in (0.0, _LONG_S)
     ]
-    return staged(problem, candidate, times, launches=launches)
+    return staged(problem, candidate, times, launches=True)
 
 
 def staged(

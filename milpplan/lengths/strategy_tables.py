@@ -1,4 +1,11 @@
-"""The strategies of one workload: their cost tables and bounds for ``groups``, and packings at exact times."""
+"""The strategies of one workload: their cost tables and bounds for ``groups``, and packings at exact times.
+
+**Padded sequences.** Micro-batches hold sequences of one length. The sequences of a length are cut into portions,
+which go to the replica that would finish first, the largest work first. Each replica then has as few micro-batches
+of every length as hold its own sequences, of sizes as equal as possible. Large portions keep micro-batches full,
+small ones level the replicas, so several sizes are tried. For pipelines the order matters, too: the work of
+micro-batches rises, falls, or falls after the smallest few (as many as there are stages), which fill the pipeline.
+"""
 
 from __future__ import annotations
 

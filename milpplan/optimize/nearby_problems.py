@@ -28,7 +28,6 @@ MOST_TIMES_GPUS = 64
 """Maximum multiple of the requested GPUs that is tried."""
 _CHUNK = 100_000
 _MAX_CANDIDATES = 60
-_RESTRICTABLE = ("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size")
 _HALVINGS = 3
 
 

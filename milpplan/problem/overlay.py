@@ -224,7 +224,7 @@ def with_constants(
         update["accelerator"] = accelerator.model_copy(update={KERNEL: latency_s})
     if "scale_up_efficiency" in scale:
         factor = scale["scale_up_efficiency"]
-        tables = {name: _bus(getattr(hardware.scale_up, name), factor) for name in COLLECTIVES}
+        tables = {name: scaled_bus_table(getattr(hardware.scale_up, name), factor) for name in COLLECTIVES}
         update["scale_up"] = hardware.scale_up.model_copy(update=tables)
     if "scale_out_efficiency" in scale:
         efficiency = _fraction(hardware.scale_out.efficiency * scale["scale_out_efficiency"])
@@ -313,7 +313,8 @@ def _curve(curve: SizeCurve, factor: float) -> SizeCurve:
     return curve.model_copy(update={"value": tuple(_efficiency(value * factor) for value in curve.value)})
 
 
-def _bus(table: BusTable, factor: float) -> BusTable:
+def scaled_bus_table(table: BusTable, factor: float) -> BusTable:
+    """Multiply all bandwidths of a table."""
     rows = tuple(tuple(value * factor for value in row) for row in table.bus_bandwidth_bytes_per_s)
     return table.model_copy(update={"bus_bandwidth_bytes_per_s": rows})
 

@@ -32,8 +32,8 @@ def run(tasks: Sequence[Task], num_workers: int | None = None, solve: Solve = so
 
 
 def _outcomes(ray: Any, tasks: Sequence[Task], num_workers: int | None, solve: Solve) -> Generator[Outcome]:
-    # If a worker dies, Ray tries the task once more before it counts as failed.
     """Yield the outcomes from Ray, with a bounded number of tasks at once."""
+    # If a worker dies, Ray tries the task once more before it counts as failed.
     remote = ray.remote(num_cpus=1, max_retries=1)(solve)
     open_tasks, running = list(reversed(tasks)), dict[Any, Task]()
     try:

@@ -1,8 +1,7 @@
 """Records of a study file: axes of a grid, what-ifs on the hardware, prices, and solve settings.
 
-A cell of the study is one choice from every axis. This module reads no files and builds no problems: names
-and dotted paths are
-looked up in ``milpplan.studies.grid``.
+A cell of the study is one choice from every axis. This module reads no files and builds no problems: names and
+dotted paths are looked up in ``milpplan.studies.grid``.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def _dotted(value: object) -> object:
 
 
 def _different(values: tuple[Any, ...]) -> None:
-    # The type separates booleans from numbers.
     """Refuse repeated values."""
+    # The type separates booleans from numbers.
     keys = [(type(value), value) if isinstance(value, str | int) else repr(value) for value in values]
     if len(set(keys)) < len(keys):
         twice = next(value for i, value in enumerate(values) if keys[i] in keys[:i])

@@ -94,11 +94,10 @@ Runner = Callable[[Sequence[Task]], Generator[Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class StudyProgress:
-    """Cells decided and in total, cells decided in this run, failed cells, and an estimate of the seconds left."""
+    """Cells decided and in total, failed cells, and an estimate of the seconds left."""
 
     done: int
     total: int
-    now: int
     failed: int
     seconds_left: float | None
 
@@ -162,14 +161,14 @@ def complete(sweep: Sweep, store: Store, runner: Runner, tell: Callable[[StudyPr
         sharing[task.key] = sharing.get(task.key, 0) + 1
     open_tasks, total = sweep.open_tasks, len(sweep.cells)
     done = total - sum(sharing[task.key] for task in open_tasks)
-    failures, now = sweep.counts().get("failed", 0), 0
-    tell(StudyProgress(done, total, 0, failures, None))
+    failures = sweep.counts().get("failed", 0)
+    tell(StudyProgress(done, total, failures, None))
     # Closing the runner ends its workers, however this loop ends.
     with closing(runner(open_tasks)) as outcomes:
         for number, outcome in enumerate(outcomes, start=1):
             store.write(outcome)
             sweep.outcomes[outcome.key] = outcome
-            now += sharing[outcome.key]
+            done += sharing[outcome.key]
             failures += sharing[outcome.key] * (outcome.status == "failed")
             seconds_left = (time.monotonic() - started) / number * (len(open_tasks) - number)
-            tell(StudyProgress(done + now, total, now, failures, seconds_left))
+            tell(StudyProgress(done, total, failures, seconds_left))

@@ -43,8 +43,6 @@ DERIVED: Final = {
     "key": "string",
     "wall_time_s": "float64",
 }
-NOT_REPRODUCED: Final = ("wall_time_s",)
-"""Columns that differ from run to run."""
 
 
 def column_types(study: Study) -> dict[str, str]:

@@ -1,4 +1,21 @@
-"""Optimal senders: routes that minimise the time of the busiest port, with a proved lower bound of this time."""
+"""Optimal senders: routes that minimise the time of the busiest port, with a proved lower bound of this time.
+
+**Sets.** Lots a with b_a bytes, domains n, ranks r. A block (a, n) is a lot and the k receivers in a domain that
+lack it; L are its holders in the domain, O all other holders.
+
+**Variables** of a block, bytes, >= 0: ``local[s]``, which holder s in L sends to the receivers together;
+``remote[s]``, likewise for s in O; ``inside[r]``, which receiver r gets from L. With relays and an empty L also
+``imported[r]``, which r gets once for the whole domain and passes on, and ``direct``, which every receiver gets
+for itself. T: the time of the busiest port.
+
+**Rows** (``_holders_send_what_is_received``, ``_ports_are_done``). With L: sum local = sum inside, sum remote = k
+b - sum inside, inside <= b. Without L, with relays: sum remote = sum imported + k direct, sum imported + direct =
+b. Ports: bytes / rate <= T, where a relaying rank sends (k - 1) imported[r] inside its domain and receives b -
+direct - imported[r] from its neighbours.
+
+Sums over receivers suffice: any sums of holders and receivers of one block that agree are a transport between
+them. Objective: T, then with that T the bytes between domains.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
         InvalidInputError: the directory cannot be made or written to.
     """
     make_directory(directory, "--plot")
-    written = []
+    figures: dict[str, str] = {}
     by_generation: dict[str, list[Point]] = defaultdict(list)
     for comparison in validation.comparisons:
         if comparison.scored and comparison.step is not None:
@@ -63,16 +63,16 @@ def write_figures(validation: Validation, directory: Path) -> list[Path]:
             by_generation[comparison.generation].append(point)
     for generation, points in sorted(by_generation.items()):
         name = "".join(char if char.isalnum() else "_" for char in generation.lower())
-        text = scatter(points, f"Step time, {generation}", seconds_text, unit=1.0)
-        written.append(_written(directory / f"step_time_{name}.svg", text))
+        figures[f"step_time_{name}.svg"] = scatter(points, f"Step time, {generation}", seconds_text, unit=1.0)
     order = [point for members in competitions(validation.comparisons) for point in _order_points(members)]
     if order:
-        title = "Step time over the fastest of its sweep"
-        written.append(_written(directory / "sweeps.svg", scatter(order, title, times_text, unit=1.0)))
+        figures["sweeps.svg"] = scatter(order, "Step time over the fastest of its sweep", times_text, unit=1.0)
     memory = [point for comparison in validation.comparisons for point in _memory_points(comparison)]
     if memory:
-        written.append(_written(directory / "memory.svg", scatter(memory, "Peak memory", gib_text, unit=GIB)))
-    return written
+        figures["memory.svg"] = scatter(memory, "Peak memory", gib_text, unit=GIB)
+    for name, text in figures.items():
+        write_whole(directory / name, text)
+    return [directory / name for name in figures]
 
 
 def _order_points(members: Sequence[Comparison]) -> list[Point]:
@@ -101,11 +101,6 @@ def _memory_points(comparison: Comparison) -> list[Point]:
         )
         for measure in comparison.memories
     ]
-
-
-def _written(path: Path, text: str) -> Path:
-    write_whole(path, text)
-    return path
 
 
 def scatter(points: Sequence[Point], title: str, words: Callable[[float], str], *, unit: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Final, Literal
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -69,11 +69,13 @@ def _headline(validation: Validation, summary: Summary) -> Text:
     return Text("\n".join(lines))
 
 
-def _table(*columns: str, left: int = 1) -> Table:
+def _table(*columns: str, left: int = 1, wrapped: Sequence[int] = (0,)) -> Table:
+    """Make a table whose first ``left`` columns and ``wrapped`` ones are left-aligned; only the latter wrap."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
-        kept = index >= left or (index > 0 and column != "reason")
-        table.add_column(column, justify="left" if index < left else "right", overflow="fold", no_wrap=kept)
+        wraps = index in wrapped
+        justify: Literal["left", "right"] = "left" if index < left or wraps else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=not wraps)
     return table
 
 
@@ -232,8 +234,7 @@ def _line_error(fraction: float | None) -> str:
 
 def _unstated_table(validation: Validation, each: bool) -> Table:
     """Show reasons with their runs, all by name if ``each`` or if there are few."""
-    table = _table("source", "reason", "runs", "which", left=2)
-    table.columns[3].justify, table.columns[3].no_wrap = "left", False
+    table = _table("source", "reason", "runs", "which", wrapped=(0, 1, 3))
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for unstated in validation.unstated:
         reasons[unstated.run.group, unstated.reason].append(unstated.run.id)
@@ -302,17 +303,8 @@ def _numbers(runs: Iterable[Comparison]) -> dict[str, int]:
     return {text: number for number, (text, _) in enumerate(counts.most_common(), start=1)}
 
 
-def _wrapping_table(*columns: str, words: Sequence[int]) -> Table:
-    """Make a table with numbers right-aligned and unwrapped, and words left-aligned and wrapped."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for index, column in enumerate(columns):
-        wrapped = index in words
-        table.add_column(column, justify="left" if wrapped else "right", overflow="fold", no_wrap=not wrapped)
-    return table
-
-
 def _runs_table(runs: Iterable[Comparison], numbers: dict[str, int]) -> Table:
-    table = _wrapping_table(*_COLUMNS, words=(0, 9))
+    table = _table(*_COLUMNS, wrapped=(0, 9))
     for comparison in runs:
         table.add_row(*_row(comparison), _ranges([numbers[text] for text in comparison.assumptions]))
     return table
@@ -355,7 +347,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _assumed_table(runs: Iterable[Comparison], numbers: dict[str, int]) -> Table:
     counts = Counter(text for comparison in runs for text in comparison.assumptions)
-    table = _wrapping_table("", "assumption", "runs", words=(1,))
+    table = _table("", "assumption", "runs", left=0, wrapped=(1,))
     for text, number in numbers.items():
         table.add_row(f"{number}", printable(text), f"{counts[text]:,}")
     return table

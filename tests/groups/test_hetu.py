@@ -18,7 +18,8 @@ from milpplan.groups.packing.pack import pack
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
-from milpplan.lengths.hotspa_export import SCRIPT, as_buckets, exported, parallel_config, runtime_packs
+from milpplan.lengths.hotspa_export import SCRIPT, as_buckets, exported, parallel_config
+from tests.oracles.hotspa_runtime import runtime_packs
 
 GOLDEN = Path(__file__).parents[1] / "data" / "launchers" / "hotspa_dp2_tp2_pp2.json"
 LAYOUTS = {"short": Degrees(dp=8), "middle": Degrees(dp=2, tp=2, pp=2), "long": Degrees(dp=1, tp=4, pp=2)}
@@ -107,15 +108,6 @@ def test_strategies_stand_as_the_runtime_runs_them() -> None:
     assert "--num_strategy=3" in script
     assert "mpirun -np 8 " in script
     assert script.index("dp1_tp4_pp2") < script.index("dp8_tp1_pp1") < script.index("dp2_tp2_pp2")
-
-
-def test_longer_sequences_than_planned_have_a_bucket() -> None:
-    """max_length is b_0, within what the home holds."""
-    plan = as_buckets(plan_of(BY_LENGTH))
-    assert exported(plan, LAYOUTS, 32, max_length=16_384).bucket_sizes == (16_384, 4096, 1024, 0)
-    for length in (4096, 16_385):
-        with pytest.raises(InvalidInputError, match=f"max_length is {length}"):
-            exported(plan, LAYOUTS, 32, max_length=length)
 
 
 def test_a_plan_beyond_the_rules_is_refused_and_brought_near() -> None:

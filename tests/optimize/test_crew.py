@@ -25,7 +25,7 @@ from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search import layout_workers
 from milpplan.optimize.search.layout_queue import Begun
 from milpplan.optimize.search.layout_workers import Worker, WorkerInit, moves
-from milpplan.optimize.search.worker_process import WorkerProcess
+from milpplan.parallel import WorkerProcess
 from tests.amounts import first
 from tests.optimize.brute_force import brute_force
 from tests.optimize.problems import random_problem
@@ -269,7 +269,7 @@ def test_time_passes_without_an_answer(branched: Problem) -> None:
 SCRIPT = """
 import os, time
 from milpplan.optimize.search import layout_workers
-from milpplan.optimize.search.worker_process import WorkerProcess
+from milpplan.parallel import WorkerProcess
 from milpplan import solve
 from tests.optimize.test_crew import SOON, any_problem
 for name, value in SOON.items():

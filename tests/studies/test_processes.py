@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from milpplan.studies import processes
@@ -21,12 +20,6 @@ def told(task: Task) -> Outcome:
     return failed(task.key, str(os.getpid()))
 
 
-def forever(task: Task) -> Outcome:
-    """No outcome for an hour."""
-    time.sleep(3600)
-    return failed(task.key, "")
-
-
 def test_a_worker_that_dies_costs_its_task_alone() -> None:
     """Four tasks on one worker: the second one's process is killed; it has failed, and a new one does the
     rest. Nothing is left running."""
@@ -37,15 +30,3 @@ def test_a_worker_that_dies_costs_its_task_alone() -> None:
     assert first != third == fourth
     for number in {first, third}:
         assert not Path(f"/proc/{number}").exists() or not Path("/proc/self").exists()
-
-
-def test_workers_end_when_nobody_waits_for_them() -> None:
-    """Whoever stops asking for outcomes, as Ctrl-C does, leaves no process behind, and waits for no solve."""
-    started = time.monotonic()
-    worker = processes.start_worker(forever)
-    worker.task = TASKS[0]
-    worker.connection.send(TASKS[0])
-    number = worker.process.pid
-    processes.end_workers([worker])
-    assert time.monotonic() - started < 600
-    assert not Path(f"/proc/{number}").exists()

@@ -18,7 +18,7 @@ from rich.text import Text
 from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say, show
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.search.worker_process import usable_cpus
+from milpplan.parallel import usable_cpus
 from milpplan.problem.records import Count, Record
 from milpplan.reports.documents.document import document_text
 from milpplan.studies import processes, ray_cluster

@@ -239,7 +239,7 @@ class _Judge:
         try:
             balanced = self._balanced(problem, first)
             self.budget.weight_left = CHANGES
-            changes = best_changes(problem, first, _part(self.budget, 0.5))
+            changes = best_changes(problem, first, _half(self.budget))
             others = [priced.plan for _, priced in changes.values()]
             start = changes["stages"][1] if "stages" in changes else first
             if balanced is not None and balanced.order < start.order and balanced.plan not in others:
@@ -271,12 +271,12 @@ class _Judge:
         return None if result.plan is None or result.plan == first.plan else Priced.of(problem, result.plan)
 
 
-def _part(budget: Budget, share: float) -> Budget:
-    """Set a share of the remaining time aside."""
+def _half(budget: Budget) -> Budget:
+    """Return a budget of half the remaining time."""
     if budget.until is None:
         return budget
     now = time.monotonic()
-    return Budget(now + max(0.0, budget.until - now) * share)
+    return Budget(now + max(0.0, budget.until - now) * 0.5)
 
 
 def belongs(problem: Problem, plan: Plan) -> bool:

@@ -20,6 +20,12 @@ most C(Z) = f^-1(Z) + (D - 1) h^-1(Z) within Z, however they share the work. So 
 at least the Z of C(Z) = D Y (``group_ns``). Inverses of concave rising functions are convex, so C is, and this Z
 is
 concave in Y: between two loads it is above its chord.
+
+**Best loads** around a sequence that is longer than the best loads without it. The pipeline waits around such a
+sequence unless the micro-batches before and after it are nearly as long, so fewer and larger micro-batches than
+elsewhere are best: they rise to it and fall from it. Their shares of the total depend on little but the share of
+the sequence, so they are computed once for some shares (``path_duals.best_profile`` with a floor) and used for
+every batch whose longest sequence has a share near one of them. Heuristics only.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ def _plain_duals(batch: Batch, node: Node) -> DualValues:
 
 
 def _allowed(node: Node, position: int, kind: BatchKind) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    # Times are whole numbers below 2^53, so the comparison is exact.
     """Mark the lengths that fit, and whose time alone is in the box."""
+    # Times are whole numbers below 2^53, so the comparison is exact.
     return np.asarray(kind.fits & (kind.alone_ns <= node.highs_ns[position]))
 
 

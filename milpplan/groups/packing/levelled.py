@@ -1,4 +1,14 @@
-"""Packing of every kind of replicas, and balancing between the kinds of a group and between groups."""
+"""Packing of every kind of replicas, and balancing between the kinds of a group and between groups.
+
+**Around the longest sequence** (``pack_around``). A pipeline waits around such a sequence, so fewer and larger
+micro-batches than elsewhere are best, and the replica that holds it takes less of the work. Both follow from the
+best real loads with the sequence in one micro-batch (``path_duals.best_profile`` with a floor). The number of
+micro-batches and the sequence's position are found stepwise from the best loads without it.
+
+**Relocation** (``relocate``). An assignment program counts work, not sequences: a group of few long sequences
+leaves replicas idle while the longest runs. Sequences moved there cost no time. Only plans that are faster in
+exact simulation count.
+"""
 
 from __future__ import annotations
 

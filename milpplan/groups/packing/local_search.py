@@ -1,4 +1,12 @@
-"""Local search in a group: moves and swaps that shorten the slowest replica, each simulated exactly."""
+"""Local search in a group: moves and swaps that shorten the slowest replica, each simulated exactly.
+
+**Exchanges of pairs** (``exchange_pairs``), between replicas that run one micro-batch each. Where lengths are
+multiples of an alignment, replicas of one kind with equal tokens differ only by their quadratic part. The slowest
+is then shortened by a pair for a pair (or one) of as many tokens, which moves and swaps of single sequences reach
+only through a detour of a whole alignment step. Each round takes the exchange that leaves the longer of the two
+replicas shortest, if that is below the slowest time before; so a plan never gets longer. The search uses no random
+numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Launcher NeMo AutoModel, export and import: the YAML of its recipe, and scripts that run it on every node."""
+"""Launcher NeMo AutoModel, export and import: the YAML of its recipe, and scripts that run it on every node.
+
+Source of ``automodel_keys.json``: nemo-automodel 0.7.0, recipes/llm/train_ft.py and recipes/_dist_utils.py,
+components/distributed/config.py, components/checkpoint/config.py, components/training/step_scheduler.py.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
-"""Launcher Megatron-LM, export and import: ``torchrun`` with arguments, checked against its parser and rules."""
+"""Launcher Megatron-LM, export and import: ``torchrun`` with arguments, checked against its parser and rules.
+
+Some flags have no effect on a plan's time and memory. Any other flag that the reader does not look up is refused
+unless it has its default value, because it may change time or memory.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.expressible import check_replicas, model_differences
@@ -116,13 +120,13 @@ def other_model(program: str) -> str | None:
     return next((what for name, what in OTHERS.items() if program.startswith(name)), None)
 
 
-def unpriced(given: Arguments, ignored: Iterable[str] = ()) -> tuple[str, ...]:
+def unpriced(given: Arguments) -> tuple[str, ...]:
     """List given flags, with values, that no reader looked up, may change the cost, and differ from their
     defaults."""
     flags = megatron_flags()
     left = []
     for name, values in given.values.items():
-        if name in given.looked_at or is_quiet(name) or name in ignored:
+        if name in given.looked_at or is_quiet(name):
             continue
         if values and " ".join(values) == flags[name].default:
             continue

@@ -7,6 +7,11 @@ core/transformer/transformer_config.py:2229-2415, core/transformer/transformer_b
 A string gives uneven stages: ``E`` embedding, ``t`` layer, ``L`` loss, ``|`` between virtual stages. ``x*n``
 repeats a character and ``(...)*n`` a group; commas are ignored. The k-th part is virtual stage k (chunk k // pp of
 rank k % pp). Source: megatron/core/transformer/pipeline_parallel_layer_layout.py at d98e8a64.
+
+**Recomputation** has one granularity, one method and one number for all virtual stages. ``full`` with ``block`` n
+recomputes the first n layers of every virtual stage (core/recompute.py counts per TransformerBlock, which is a
+virtual stage); with ``uniform`` 1 it recomputes every layer. ``selective`` applies to all layers, module by
+module. Source: NVIDIA/Megatron-LM at d98e8a64, core/transformer/transformer_config.py and core/recompute.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Launcher Megatron-Bridge, export and import: a script that starts a recipe with every setting of the plan as
-override."""
+override.
+
+Source of ``bridge_keys.json``: megatron-bridge 0.3.1, training/config.py and models/gpt_provider.py; megatron-core
+0.16.1, optimizer/optimizer_config.py, transformer/transformer_config.py, datasets/.
+"""
 
 from __future__ import annotations
 

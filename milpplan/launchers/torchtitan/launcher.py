@@ -1,5 +1,10 @@
 """Launcher torchtitan, export and import: TOML up to 0.2.2 and Python since, checked against its rules before
-writing."""
+writing.
+
+Python configurations are not run. A function that returns ``Trainer.Config(...)`` gives every setting in the
+arguments of calls, nested calls included. Settings must be literals or products of integers. A name that has been
+assigned a call stands for the call. Other code is refused where it may change the cost.
+"""
 
 from __future__ import annotations
 

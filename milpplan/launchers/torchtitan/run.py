@@ -172,11 +172,6 @@ class Run:
         return self.replicate * self.shard
 
     @property
-    def world(self) -> int:
-        """Number of processes."""
-        return self.dp * self.cp * self.tp * self.pp
-
-    @property
     def global_batch_size(self) -> int:
         """Sequences per step."""
         return self.micro_batch_size * self.micro_batches * self.accumulations * self.dp

@@ -38,7 +38,25 @@ class PriceBound:
 
 @dataclass(frozen=True, eq=False)
 class ConfigurationLP:
-    """Configuration LP of a window of numbers of micro-batches."""
+    """Configuration LP of a window of numbers of micro-batches.
+
+    The maximum work of a replica within a time, with whole sequences in every micro-batch. For a pipeline with
+    some number of micro-batches (``groups.bounds.last_stage``) let every micro-batch m be a mixture of contents x
+    with shares z_mx, and its times the mixtures of theirs. The maximum work within a time Z is a linear program:
+
+        max sum z_mx y(x)    subject to    sum_x z_mx = 1,    every path of mean times takes at most Z.
+
+    Its dual is a mixture of paths and a slope s, the time of a unit of work. Any such pair proves
+
+        time >= sum_m min_x (weights of m on the mixture . times of x - s y(x)) + s load
+
+    for any contents of the micro-batches (``micro_batch_pricing`` solves the minimum over x), so nothing rests on
+    the solver. The best contents for the program's duals join it as columns, until it gains nothing. The duals are
+    drawn half way to the best known ones (smoothing), which saves rounds. Optional micro-batches may hold nothing.
+
+    It is stronger than the programs over divisible loads (``groups.bounds.last_stage``): no line replaces the
+    times of products, no ring is both hidden and exposed, and last tiles count in full.
+    """
 
     pricing: MicroBatchPricing
     """Pricing problem of the micro-batches."""

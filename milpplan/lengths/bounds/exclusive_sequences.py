@@ -24,6 +24,25 @@ than it. The time of a replica is affine in y; without y, the highest of all lin
 a linear bound of the group, like those of ``work_bounds``. A small theta keeps all long ones from one replica,
 which would have fewer last tiles in all. Assignments are listed up to the order of the replicas; if there are too
 many, only the longest sequences are whole, and the others are y.
+
+**Pipelines.** Beside the micro-batch with the longest sequence, ``L``, others cannot all be as long, and whole
+sequences cannot be cut to fill the idle time that it leaves. Of 1F1B the last two stages count, which form such a
+pipeline themselves: stage 0 and stage 1 here, with F and B of the first and W the forward and backward of the
+last. Around L = micro-batch j,
+
+    stage 0:  ... F_j-1, B_j-2, F_j, B_j-1, F_j+1, B_j, F_j+2, B_j+1, ...      stage 1:  ... W_j-1, W_j, W_j+1, ...
+
+Whole sequences are in one of six positions: *up*, micro-batches before j - 1; *close*, j - 1; with L; *after*, j +
+1; *beyond* that; or *elsewhere*, in other replicas. Before W_j begins, and after it ends, at least pass
+
+    ahead:  F(up) + F(close) + W(close),  W(up) + W(close),  F(up) + B(up) + F(close) + F(L),  W(up) + F(L)
+    behind: B(L) + B(after) + F(beyond) + B(beyond),  W(after) + B(after) + B(beyond),  W(after) + W(beyond)
+
+with every sum over all sequences in the position, and a transfer where L goes over the link. So every assignment
+of the m longest sequences to positions takes the highest path ahead, W(L), and the highest path behind; the
+minimum over all assignments is one bound (or, if that is more, what the others do elsewhere). To a fixed mixture
+of paths a further sequence y adds at least its minimum over the positions: bounds that are affine in all other
+sequences, as above.
 """
 
 from __future__ import annotations

@@ -48,7 +48,17 @@ _EVERY, _THRESHOLDS = 9, 8
 
 @dataclass(frozen=True, eq=False)
 class MinReplicas:
-    """Long sequences of a pipeline."""
+    """Long sequences of a pipeline.
+
+    A replica with several of them takes their time on the last stage, plus the first one's forward on the others
+    before that, and the last one's backward after it: that is a path of its schedule (if both are in one
+    micro-batch, it takes no less). So a set S of sequences that take y_s on the last stage, and shares f and b of
+    that forward and backward on the others, takes together at least
+
+        sum of S + min over a, b in S, a not b, of (f y_a + b y_b),
+
+    and no less than any subset: short sequences at both ends do not save the path from one long one to another.
+    """
 
     sizes: FloatArray
     """Times on the last stage in ns, ascending, [m]."""

@@ -49,7 +49,16 @@ class Items:
 
 @dataclass(eq=False)
 class KnapsackDP:
-    """The dynamic program for ``values`` [R, n] in up to ``capacity`` quanta, with its trace."""
+    """The dynamic program for ``values`` [R, n] in up to ``capacity`` quanta, with its trace.
+
+    For values of the sequences (one row for every vector of values) the maximum value of sequences up to length k,
+    with at least one of k and at most as many of each as there are, in exactly G quanta is a dynamic program over
+    the lengths, ascending, so that k is the longest:
+
+        E_k[G] = value_k + max of F_{k-1}[G - g_k] and with up to n_k - 1 more of k,     F_k = max(F_{k-1}, E_k)
+
+    with parts 1, 2, 4, ... of the further ones. *Loose* items have one quantum each, in any number.
+    """
 
     items: Items
     values: FloatArray

@@ -6,6 +6,11 @@ of the shortest, all micro-batches, with large ones separate. If the program of 
 to a replica as its capacity, windows are refined. If that gains nothing, dual values are sought by which a replica
 does the smallest part of the assignment (``restricted_master``): another measure of the work, with a capacity of
 its own.
+
+**Rows.** Every bound of a replica's time by its sequences, ``constant + sum_l w_l x_l <= T``, is a row, divided by
+T - constant. So are prices of micro-batch contents of strategies of one stage (``sequence_duals``), and for
+pipelines ``sum_l u_l x_l <= h^-1(T)`` with concave bounds h of their work u (``work_bounds.PipelineWorkBound``),
+also by class of the longest sequence. No sequence runs where its latency exceeds T.
 """
 
 from __future__ import annotations

@@ -50,7 +50,12 @@ _SHAPE_S = 0.4
 
 @dataclass(frozen=True, eq=False)
 class HeterogeneousPacker:
-    """Packer of a pool's strategies side by side."""
+    """Packer of a pool's strategies side by side.
+
+    A heuristic, whose results are timed exactly: the assignment of the program is rounded, packed on each
+    strategy's replicas, and then improved by local search over all replicas together: sequences move between them
+    whatever their strategies.
+    """
 
     pool: StrategyTables
     timers: dict[int, Timer] = field(default_factory=dict)
@@ -186,7 +191,14 @@ _LEVEL = 0.003
 
 @dataclass(eq=False)
 class HeterogeneousBound:
-    """All classes of replicas of a pool, and the excluded steps."""
+    """All classes of replicas of a pool, and the excluded steps.
+
+    A step of time S leaves its replicas S less their fixed cost, reduction and finish, which is that of the
+    slowest strategy in use. So strategies are divided into *levels* of the fixed cost: in a step of a level some
+    replica has one of its strategies and none a higher one, so every replica has S less the minimum of the level,
+    or less its own fixed cost. If the program (``count_program``) leaves less than the workload for every level,
+    there is no such step. What was excluded for a level stays excluded for shorter steps.
+    """
 
     pool: StrategyTables
     backend: str

@@ -43,7 +43,25 @@ _MORE = 1.0 + 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """Micro-batches of a member, with times that never exceed the exact ones, in ns."""
+    """Micro-batches of a member, with times that never exceed the exact ones, in ns.
+
+    With prices lambda_k >= 0 of the sequences and x_k <= n_k of them in a micro-batch of strategy j (c_j of the M
+    slots), the question is by how much
+
+        sum_k lambda_k x_k    exceeds    (c_j / M) time_j(x)        for any x that fits.
+
+    **Time.** Per phase it is the larger of *ring exposed* and *ring hidden* (``cost_tables``): a value of the
+    quanta, the attention of every sequence, and once the last tiles of the longest. The larger is at least any
+    mixture of both, so each of a few mixtures, for both phases, makes it linear in x for a given number of quanta,
+    and never too long.
+
+    **Knapsack.** For a mixture ``KnapsackDP`` gives the maximum value of sequences, less their attention, in
+    exactly G quanta with k the longest. The minimum over all mixtures of that, less the times of G and of the
+    longest, is the maximum negative reduced cost of any such micro-batch.
+
+    **Limit.** In a step below some limit no micro-batch takes the limit: a sequence that takes longer by itself is
+    in none, and numbers of quanta that take longer are left out.
+    """
 
     member: int
     share: float

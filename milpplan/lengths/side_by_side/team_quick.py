@@ -11,6 +11,17 @@ attention.
     micro-batches are timed exactly.
  3. Sequences of the slots that end last move to those that end first, as long as the estimate improves; then all
     are timed again.
+
+**Assignment at prices** (``Packer``, ``spread``). Degrees run in descending order, so that teams nest: a team of c
+slots waits only for the teams of more slots around it, and small teams level what large ones leave uneven.
+
+ 1. *Degrees.* Every length goes to the degree with the minimum price, times a factor of the degree.
+ 2. *Teams.* From the largest degree to the smallest, the longest work first, each sequence goes to the team that
+    would finish first.
+ 3. *Micro-batches* of a team: few full ones, or even ones, for every capacity of the degree's strategies, each
+    then under the fastest strategy; the shortest packing is kept.
+
+Times are those of ``packing_local_search.Timer``, which are exact.
 """
 
 from __future__ import annotations

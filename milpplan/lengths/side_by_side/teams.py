@@ -50,11 +50,6 @@ class Family:
             self.timers[member] = Timer.of(self.pool.tables[member], self.max_quanta(member))
         return self.timers[member]
 
-    @property
-    def longest_index(self) -> int:
-        """Length index of the longest sequence present."""
-        return int(np.flatnonzero(self.pool.load.counts)[-1])
-
     @cached_property
     def degrees(self) -> tuple[int, ...]:
         """Context parallelism of every member."""

@@ -42,7 +42,7 @@ class Timer:
     def of(tables: Tables, max_quanta: int) -> Timer:
         """Build the times for micro-batches of up to ``max_quanta`` quanta."""
         stages = range(tables.candidate.layout.pp)
-        times = ring_times(tables.problem, tables.candidate, np.arange(1, max_quanta + 1), launches=True)
+        times = ring_times(tables.problem, tables.candidate, np.arange(1, max_quanta + 1))
         base = [[stage_times.forward, stage_times.backward] for stage_times in times]
         kernels = np.stack([[tables.kernels([stage], phase) for stage in stages] for phase in (0, 1)])
         slopes = np.array(tables.slopes)[:, None, None, None]

@@ -18,7 +18,7 @@ from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import WorkBoundKey
-from milpplan.optimize.search.worker_process import WorkerProcess, can_start, usable_cpus
+from milpplan.parallel import WorkerProcess, can_start, usable_cpus
 
 # Seconds of a slice, and number of slices requested at once, which bridge the searches that do not poll.
 _SLICE_S, _AHEAD = 1.5, 7

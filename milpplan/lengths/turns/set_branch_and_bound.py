@@ -70,7 +70,19 @@ class _ClassCapacity(CapacityRow):
 
 
 class ReplicaInequalities:
-    """Inequalities of a strategy's groups with shared memory, in steps of at most ``time_ns``."""
+    """Inequalities of a strategy's groups with shared memory, in steps of at most ``time_ns``.
+
+    The bound of a pipeline with all sequences (``longest_sequence_branching``) says little of a pipeline that
+    leaves some to others. So here are limits on what its replicas hold within a time, by class of their longest
+    sequence, as rows of a program (``CapacityRow``): each dual vector of the sequences gives one row per class.
+    Replicas with a longer longest sequence than those of a class hold all longer sequences of the group, and are
+    at least as many as these sequences need (``MinReplicas``), if it is known which the group holds.
+
+    If a program assigns more to the replicas than they can hold but no row shows it, the windows of the classes in
+    use are refined. If that no longer helps, all are asked together for dual values that make the assignment most
+    infeasible (``restricted_master``): rows that cut it off. The inequalities hold for every set with this
+    pipeline.
+    """
 
     def __init__(self, pool: StrategyTables, member: int, time_ns: float) -> None:
         self.pool, self.member, self.time_ns = pool, member, time_ns

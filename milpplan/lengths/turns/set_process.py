@@ -20,7 +20,7 @@ from milpplan.errors import MilpplanError
 from milpplan.lengths.steps import Step
 from milpplan.lengths.turns.screening import Node
 from milpplan.lengths.turns.turn_search import TurnSearch
-from milpplan.optimize.search.worker_process import WorkerProcess
+from milpplan.parallel import WorkerProcess
 
 # Seconds of a time slice; the minimum remaining seconds for which a worker is started.
 _SLICE_S, _WORTH_S = 0.5, 4.0

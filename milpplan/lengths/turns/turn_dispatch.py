@@ -7,7 +7,7 @@ and in which order the strategies run, with the exact time of this project's cos
 
 Two dispatchers of ``groups`` do the work. The bound comes from one whose tables never exceed the exact times
 (``cost_tables.strategy_of``), or, if a pipeline is the only strategy, from mixtures learned for it
-(``dispatch_bound``). The sequences are placed by one whose pipelines resemble the real ones
+(``PipelineBound``). The sequences are placed by one whose pipelines resemble the real ones
 (``cost_tables.typical_pipeline``), or by the former if no strategy has stages. On pipelines some numbers of
 micro-batches are tried, and the packing is improved a little (``packing_local_search``). The result is timed
 exactly (``replica_time``), and the order is the best one for these times. Memory is that of these strategies only.
@@ -153,7 +153,21 @@ class _Boxes:
 
 @dataclass(frozen=True, eq=False)
 class PipelineBound:
-    """Lower bounds of batches under one pipelined strategy."""
+    """Lower bounds of batches under one pipelined strategy.
+
+    ``groups.bounds.last_stage`` and ``long_sequence`` solve programs for a workload. A mixture of paths from such
+    a program bounds any pipeline and any sequences. So this class keeps the mixtures for a few loads, in numbers
+    of full micro-batches, and for a few lengths of the longest sequence, and evaluates them for the batch at hand:
+    its lines (``work_bounds.stage_loads``), its heaviest sequences, its longest one. No program is solved for a
+    batch.
+
+     - *Ranges* cover all numbers of micro-batches of a replica, each with its mixture; a load has the bound of the
+       range with the lowest value (``last_stage.LoadBound``).
+     - *Boxes* cover all numbers ahead of the longest sequence's micro-batch and behind it, each with its window's
+       mixture; D replicas with it on one of them take at least ``long_sequence.group_ns``.
+
+    The mixtures of the nearest loads are evaluated, and the best one counts: each holds by itself.
+    """
 
     tables: Tables
     """Cost tables of all lengths that may occur."""

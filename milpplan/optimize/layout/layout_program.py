@@ -125,12 +125,6 @@ class LayoutProgram:
         self.coefficients.append(np.concatenate([path.counts[:, menu.stage] @ menu.terms for menu in self.menus]))
         return True
 
-    def path_value_ns(self, index: int, choice: Sequence[int]) -> int:
-        """Return the exact length of a path at a choice of items (one index a stage)."""
-        starts = self.offsets[:-1]
-        picked = self.coefficients[index][starts + np.asarray(choice)]
-        return int(picked.sum()) + self.fixed_ns(self.paths[index])
-
     def bases(self) -> IntArray:
         """Return the minimum of every path over each menu separately, [paths]."""
         starts = self.offsets[:-1]

@@ -1,2 +1,2 @@
 """Best-first search over layouts: ``best_first``, ``candidate_layouts``, ``explored_layouts``, ``prune_reasons``;
-its second phase ``branch_phase`` with ``layout_queue``, ``layout_workers``, ``worker_process``."""
+its second phase ``branch_phase`` with ``layout_queue``, ``layout_workers``."""

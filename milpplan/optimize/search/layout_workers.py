@@ -25,7 +25,7 @@ from milpplan.optimize.milp.solution import running
 from milpplan.optimize.objective import threshold
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.layout_queue import Begun, Entry, LayoutQueue, LayoutResult, LayoutTask, Reply, Round
-from milpplan.optimize.search.worker_process import WorkerProcess, can_start, usable_cpus
+from milpplan.parallel import WorkerProcess, can_start, usable_cpus
 from milpplan.problem.problem import Problem
 
 MOST_WORKERS: Final = 4

@@ -23,7 +23,6 @@ STEP_WIDTH: Final = 1e-9
 """Relative width of the ramp that replaces a step of a curve."""
 PASSES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Passes over the message in nccl-tests' bus bandwidth: passes * (n - 1) / n * bytes / time."""
-DO: Final = "Correct the system file, or describe the cluster as TOML: `milpplan show dgx-a100-80` prints one."
 ELEMENT_BYTES: Final = {"float8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 
 

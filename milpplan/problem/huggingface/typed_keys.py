@@ -65,15 +65,17 @@ class Fields:
             raise self.refuse(f"{spellings}.", "Expected one value: both are names of the same size.")
         return self.defaults.get(key) if first is None else first
 
-    def optional(self, key: str, minimum: int = 1, maximum: int = MAX_DIMENSION) -> int | None:
+    def optional(self, key: str, minimum: int = 1) -> int | None:
         """Return the integer under a key, None if it is absent."""
         value = self.value(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_DIMENSION:
             names = (key, *self.aliases.get(key, ()))
             name = next((name for name in names if self.values.get(name) is not None), key)
-            raise self.refuse(f"{name} is {shown(value)}.", f"Expected an integer from {minimum} to {maximum}.")
+            raise self.refuse(
+                f"{name} is {shown(value)}.", f"Expected an integer from {minimum} to {MAX_DIMENSION}."
+            )
         return value
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
@@ -91,11 +93,11 @@ class Fields:
         class_takes = "" if assumed is None else f" ({SOURCE} assumes {assumed}: write it down if that is meant)"
         return self.refuse(f"{key} is missing.", f"Expected an integer under {spelled}{class_takes}.")
 
-    def flag(self, key: str, default: bool = False) -> bool:
-        """Return the boolean under a key."""
+    def flag(self, key: str) -> bool:
+        """Return the boolean under a key, False if it is absent."""
         value = self.value(key)
         if value is None:
-            return default
+            return False
         if not isinstance(value, bool):
             raise self.refuse(f"{key} is {shown(value)}.", "Expected true or false.")
         return value

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.communication.records import TIERS, Bandwidth, TrafficReport
+from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.units import bytes_text, counted, percent_text, seconds_text
@@ -76,7 +76,8 @@ def parallelism_table(report: TrafficReport) -> Table:
             NAMES[name],
             bytes_text(wire),
             percent_text(wire / total, 1),
-            *(bytes_text(report.tier_bytes[name][tier]) for tier in TIERS),
+            bytes_text(report.tier_bytes[name]["inside"]),
+            bytes_text(report.tier_bytes[name]["between"]),
             f"{len(report.pairs[name].sender):,}",
         )
         for name, wire in report.wire_bytes.items()

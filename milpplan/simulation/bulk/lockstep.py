@@ -6,6 +6,15 @@ micro-batches. The recursions are those of ``step_graph``, item by item. A sched
 tail; ``repeats`` decides how many rounds are simulated.
 
 Source: the schedules are those of ``work_order``.
+
+**Jump.** After the ramp the schedule repeats: a *round* is a forward and a backward of every rank (1F1B), or those
+of P micro-batches in all chunks (interleaved). The items after a round depend only on the ends of the last item of
+each kind on every rank, the *state*, by maxima and sums only. So if the states after rounds g and g - q differ by
+the same number on all ranks, all ends after g are the ends after g - q plus this number: the state after any later
+round is one of the last q states plus a multiple of the number. No assumption is made about when, or whether, this
+happens: plans that do not repeat go through all their rounds. After its last round every plan runs the same tail.
+
+Source of maxima and sums that repeat: Baccelli et al. 1992, "Synchronization and Linearity", section 3.7.
 """
 
 from __future__ import annotations

@@ -31,9 +31,7 @@ _PEERS_AT_ONCE = 8
 src/include/device.h."""
 
 
-def members_per_domain(
-    hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
-) -> IntArray:
+def members_per_domain(hardware: HardwareSpec, size: Numbers, stride: Numbers) -> IntArray:
     """Count the ranks of a group that share a scale-up domain, for the worst group and its worst domain.
 
     clip(gcd(size * stride, D) // stride, 1, size) with D ranks a domain. A group occupies a block of size *
@@ -42,11 +40,9 @@ def members_per_domain(
     rounds down: groups of 6 in domains of 8 are split 2 + 4, and the result is 2, an upper bound of the time.
     Where the scheduler need not fill domains, D is the segment that suits the group best: racks of 72 serve jobs
     of powers of two in segments of 64. A job whose groups suit different segments is priced too low.
-    With several ``blocks`` of such ranks, ``block_stride`` apart: all ranks of as many blocks as a domain holds;
-    where a domain does not hold two blocks, the ranks of a single block.
-    size, stride, blocks, block_stride: positive integers, any shapes that broadcast.
+    size, stride: positive integers, any shapes that broadcast.
     """
-    return group_place(hardware, size, stride, blocks, block_stride).members
+    return group_place(hardware, size, stride).members
 
 
 def wire_factor(operation: Operation, size: IntArray, in_network: bool = False) -> FloatArray:

@@ -2,6 +2,11 @@
 the effect of a third tier, pods of domains, on collectives and messages.
 
 A domain holds ranks [i * D, (i + 1) * D); a group with stride t holds ranks r, r + t, r + 2 t, ...
+
+A ring across pods uses the links of a domain, the network between the domains of a pod, and the network between
+pods, each only if the group has neighbours there. The slowest of these tiers sets its rate. A group with a single
+domain in each pod does not use the network inside pods. Functions broadcast; ``PodPlace`` holds the position of a
+group.
 """
 
 from __future__ import annotations

@@ -67,11 +67,6 @@ class WorkOrder:
     the group is done."""
 
     @property
-    def is_backward(self) -> npt.NDArray[np.bool_]:
-        """True for backwards."""
-        return np.asarray(self.kind == Kind.BACKWARD)
-
-    @property
     def is_paired(self) -> npt.NDArray[np.bool_]:
         """True for the forward and the backward of a pair."""
         forward = np.asarray((self.kind == Kind.FORWARD) & (self.left > 0))

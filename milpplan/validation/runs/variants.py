@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from milpplan.problem.hardware import Accelerator, BusTable, HardwareSpec, Precision
-from milpplan.problem.overlay import COLLECTIVES, with_constants
+from milpplan.problem.hardware import Accelerator, HardwareSpec, Precision
+from milpplan.problem.overlay import COLLECTIVES, scaled_bus_table, with_constants
 from milpplan.units import GIGA, TERA
 
 
@@ -153,7 +153,7 @@ def varied(base: HardwareSpec, name: str, variant: Variant) -> HardwareSpec:
     up, out = base.scale_up, base.scale_out
     if variant.link_bytes_per_s is not None:
         factor = variant.link_bytes_per_s / up.bandwidth_bytes_per_s
-        tables = {kind: _scaled(getattr(up, kind), factor) for kind in COLLECTIVES}
+        tables = {kind: scaled_bus_table(getattr(up, kind), factor) for kind in COLLECTIVES}
         up = up.model_copy(update={**tables, "bandwidth_bytes_per_s": variant.link_bytes_per_s})
     if variant.network_bytes_per_s is not None:
         out = out.model_copy(update={"bandwidth_bytes_per_s": variant.network_bytes_per_s})
@@ -182,8 +182,3 @@ def _engine(engine: Precision, peak_flops_per_s: float | None, power: float) -> 
             "sustained": min(engine.sustained * power, 1.0) if engine.sustained < 1.0 else 1.0,
         }
     )
-
-
-def _scaled(table: BusTable, factor: float) -> BusTable:
-    rows = tuple(tuple(value * factor for value in row) for row in table.bus_bandwidth_bytes_per_s)
-    return table.model_copy(update={"bus_bandwidth_bytes_per_s": rows})

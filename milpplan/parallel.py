@@ -1,7 +1,8 @@
-"""Worker process: both ends of the pipe, the parent's (``WorkerProcess``) and the worker's (``main``).
+"""Worker processes of searches and studies: both ends of the pipe, the parent's and the worker's.
 
-The parent sends messages, the worker an answer to each. The first message creates the object that answers all
-others.
+The parent (``WorkerProcess``) sends messages, the worker (``main``) an answer to each. The first message
+(``Init``) creates the object that answers all others (``Worker``). ``run_tasks`` keeps several workers busy with a
+list of tasks; a search that deals its own work holds its ``WorkerProcess`` objects itself.
 
 The worker is a Python process that imports only milpplan, so a script needs no guard around its main part. It ends
 when its standard input is closed, for whatever reason, together with the solvers that it has started.
@@ -18,12 +19,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
 from milpplan.errors import SolverError, UnavailableError
-from milpplan.optimize.milp.solution import end_if
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 POLL_S: Final = 0.1
 """Seconds between two looks at ``cancelled`` while an answer is awaited."""
@@ -34,7 +37,7 @@ GRACE_S: Final = 1.0
 # The parent may die before it sends anything.
 START: Final = (
     "import pickle, sys; sys.stdin.buffer.peek(1) or sys.exit(); sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from milpplan.optimize.search.worker_process import main; main()"
+    "from milpplan.parallel import main; main()"
 )
 
 
@@ -48,12 +51,35 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Worker(Protocol):
+    """Object that answers the messages in a worker process."""
+
+    def reply(self, message: Any, /) -> object:
+        """Return the answer to a message."""
+
+
+class Init(Protocol):
+    """First message to a worker process."""
+
+    def worker(self, gone: threading.Event, /) -> Worker:
+        """Return the object that answers the following messages; ``gone`` is set once the parent has gone."""
+
+
 class WorkerProcess:
     """Process that sends an answer to each message."""
 
-    def __init__(self, init: object) -> None:
-        """Start the process; ``init`` is the first message, which has no answer."""
+    def __init__(self, init: Init, some_answered: threading.Event | None = None) -> None:
+        """Start the process.
+
+        Args:
+            init: first message, which has no answer.
+            some_answered: event to set at every answer, and when the process dies.
+
+        Raises:
+            OSError: the system starts no process.
+        """
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._some_answered = some_answered or threading.Event()
         # A session of its own: Ctrl-C reaches only the parent, and the solvers of the worker end with it.
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-c", START],
@@ -76,7 +102,7 @@ class WorkerProcess:
 
     @property
     def answered(self) -> bool:
-        """True if an answer waits to be read."""
+        """True if an answer, or the death of the process, waits to be read."""
         return not self._answers.empty()
 
     def answer(self, until: float | None, cancelled: Callable[[], bool] | None) -> Any:
@@ -88,7 +114,8 @@ class WorkerProcess:
             Exception: the error that was raised in the worker.
         """
         while True:
-            end_if(cancelled)
+            if cancelled is not None and cancelled():
+                raise KeyboardInterrupt
             try:
                 kind, value = self._answers.get(timeout=POLL_S)
             except queue.Empty:
@@ -99,13 +126,14 @@ class WorkerProcess:
                 raise value
             if kind == "death":
                 raise UnavailableError(
-                    f"A process that worked for the solve died ({self._how()}).",
+                    f"A process that worked for the solve died ({self.how_it_ended()}).",
                     "Expected it to end with the solve.",
                     "Solve with one worker, or where more memory is free.",
                 )
             return value
 
-    def _how(self) -> str:
+    def how_it_ended(self) -> str:
+        """Return the signal or the exit code of a process that has died."""
         with suppress(subprocess.TimeoutExpired):
             code = self.process.wait(PATIENCE_S)
             out_of_memory = "; signal 9 is usually the system's, out of memory" if code == -9 else ""
@@ -118,7 +146,9 @@ class WorkerProcess:
         with suppress(Exception):
             while True:
                 self._answers.put(pickle.load(self.process.stdout))
+                self._some_answered.set()
         self._answers.put(("death", None))
+        self._some_answered.set()
 
     def _write(self) -> None:
         assert self.process.stdin is not None
@@ -153,10 +183,73 @@ class WorkerProcess:
         self.process.stdout.close()
 
 
+def run_tasks(
+    tasks: Sequence[Task], num_workers: int, init: Init, lost: Callable[[Task, str], Result]
+) -> Generator[Result]:
+    """Yield the results of tasks, in the order in which they finish; each worker has a task at a time.
+
+    The death of a worker (killed, out of memory) loses only its task; a new worker takes the next task. All
+    workers end with the generator, without waiting for their tasks.
+
+    Args:
+        tasks: the tasks, which are the messages.
+        num_workers: maximum number of processes; at most one a task is started.
+        init: first message to every worker.
+        lost: function of a task without an answer, and of how its worker ended, that returns the task's result.
+    """
+    waiting = list(reversed(tasks))
+    some_answered = threading.Event()
+    workers: list[WorkerProcess] = []
+    busy: dict[WorkerProcess, Task] = {}
+
+    def start() -> WorkerProcess:
+        workers.append(WorkerProcess(init, some_answered))
+        return workers[-1]
+
+    def send_next(process: WorkerProcess) -> None:
+        if waiting:
+            busy[process] = waiting.pop()
+            process.send(busy[process])
+        else:
+            process.stop()
+
+    try:
+        for _ in range(min(num_workers, len(tasks))):
+            send_next(start())
+        while busy:
+            # With a timeout, since an endless wait may hold back Ctrl-C.
+            some_answered.wait(POLL_S)
+            some_answered.clear()
+            for process in [process for process in busy if process.answered]:
+                result, died = _result(process, busy.pop(process), lost)
+                if not died:
+                    send_next(process)
+                else:
+                    process.close(at_once=True)
+                    workers.remove(process)
+                    if waiting:
+                        send_next(start())
+                yield result
+    finally:
+        for process in workers:
+            process.close(at_once=process in busy)
+
+
+def _result(process: WorkerProcess, task: Task, lost: Callable[[Task, str], Result]) -> tuple[Result, bool]:
+    """Return the result of a task that was answered, and True if its worker has died."""
+    try:
+        result: Result = process.answer(None, None)
+    except UnavailableError:
+        return lost(task, process.how_it_ended()), True
+    except Exception as error:
+        return lost(task, f"{type(error).__name__}: {error}"), True
+    return result, False
+
+
 def main() -> None:
     """Answer messages on standard input until it ends."""
-    if os.name == "posix":
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The parent ends its workers, not the terminal.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The buffered reader, which may hold more bytes than were consumed.
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # Printed text must not get between the answers.

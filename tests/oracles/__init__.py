@@ -1,0 +1,1 @@
+"""What others compute, written a second time for the tests."""
