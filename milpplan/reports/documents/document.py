@@ -337,8 +337,8 @@ def result_document(
         runners_up=tuple(
             OtherPlanDocument(step_time_s=seconds, plan=plan_document(plan)) for plan, seconds in others
         ),
-        breakdown=report and report.breakdown_s,
-        hidden=report and report.hidden_s,
+        breakdown=None if report is None else report.breakdown_s,
+        hidden=None if report is None else report.hidden_s,
         layouts=layouts_document(result),
         solver=document_of(SolverDocument, result.work, tolerance=tolerance),
         certificate=certificate_of(result),

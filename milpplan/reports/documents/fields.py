@@ -25,7 +25,7 @@ def document_of(kind: type[Document], *records: object, **further: object) -> Do
     Args:
         kind: Class of the document.
         records: Sources, of which the first with an attribute gives it; None has no attributes.
-        further: Fields that no record has by that name.
+        further: Fields that no record gives, or gives otherwise.
 
     Returns:
         The document. A required field that no record has is None.

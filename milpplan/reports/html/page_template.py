@@ -19,7 +19,7 @@ from milpplan.version import __version__
 
 
 def blocks_html(blocks: Iterable[Block]) -> str:
-    """Convert blocks to HTML; facts in a row share a table."""
+    """Convert blocks to HTML; consecutive facts share a table."""
     parts = []
     for is_fact, group in groupby(blocks, key=lambda block: isinstance(block, Fact)):
         inner = "".join(_html(block) for block in group)
