@@ -78,19 +78,19 @@ NAMES: Final = sorted([*(name for names in HOMES.values() for name in names), "_
 
 # Records know nothing of reports; who imports the library sees them drawn in a notebook.
 DRAWN: Final[dict[str, dict[str, str]]] = {
-    "milpplan.simulation.report": {"StepReport": "milpplan.reports.notebook.html.step_html"},
-    "milpplan.optimize.result": {"PlanResult": "milpplan.reports.notebook.html.result_html"},
-    "milpplan.problem.plan": {"Plan": "milpplan.reports.notebook.html.plan_html"},
-    "milpplan.communication.records": {"TrafficReport": "milpplan.reports.notebook.html.traffic_html"},
+    "milpplan.simulation.report": {"StepReport": "milpplan.reports.notebook.html.step_blocks"},
+    "milpplan.optimize.result": {"PlanResult": "milpplan.reports.notebook.html.result_blocks"},
+    "milpplan.problem.plan": {"Plan": "milpplan.reports.notebook.html.plan_blocks"},
+    "milpplan.communication.records": {"TrafficReport": "milpplan.reports.answers.traffic.traffic_blocks"},
     "milpplan.explain.hardware_choice": {
-        "Choice": "milpplan.reports.notebook.html.choice_html",
-        "Fewest": "milpplan.reports.notebook.html.fewest_html",
+        "Choice": "milpplan.reports.answers.hardware_choice.choice_blocks",
+        "Fewest": "milpplan.reports.notebook.html.fewest_blocks",
     },
-    "milpplan.explain.judge.records": {"GapReport": "milpplan.reports.notebook.html.gap_html"},
-    "milpplan.explain.records": {"Explanation": "milpplan.reports.notebook.html.explanation_html"},
-    "milpplan.lengths.records": {"LengthsResult": "milpplan.reports.notebook.html.lengths_html"},
+    "milpplan.explain.judge.records": {"GapReport": "milpplan.reports.answers.gap.gap_blocks"},
+    "milpplan.explain.records": {"Explanation": "milpplan.reports.answers.explain.explanation_blocks"},
+    "milpplan.lengths.records": {"LengthsResult": "milpplan.reports.answers.lengths.lengths_blocks"},
 }
-"""Modules, their records, and what draws them."""
+"""Modules, their records, and the functions that make the blocks of these."""
 
 
 def fetched(name: str) -> Any:
@@ -115,10 +115,12 @@ def fetched(name: str) -> Any:
 
 
 def _drawn_by(drawing: str) -> Callable[[Any], str]:
-    """A method that draws a record with a function, whose module is imported when it is needed."""
+    """A method that draws a record by its blocks; modules are imported when they are needed."""
     module, _, function = drawing.rpartition(".")
 
     def drawn(record: Any) -> str:
-        return str(getattr(import_module(module), function)(record))
+        from milpplan.reports.notebook.html import notebook_html
+
+        return notebook_html(getattr(import_module(module), function)(record))
 
     return drawn

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milpplan.cli.commands.compare import short_names
-from milpplan.reports.text.comparison import ComparisonDocument
+from milpplan.reports.answers.comparison import ComparisonDocument
 from tests.test_cli import SOLVE, refused, run
 
 

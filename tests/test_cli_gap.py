@@ -18,10 +18,10 @@ from milpplan.errors import InvalidInputError
 from milpplan.explain import optima
 from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.reports.answers.gap import Failed, GapDocument, Judged, gap_document, layout_fates
 from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.reports.documents.gap_document import Failed, GapDocument, Judged, gap_document, layout_fates
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
-from milpplan.reports.html.step_charts import fates_chart
+from milpplan.reports.html.charts import fates_chart
 from tests.small import small_hardware, small_problem
 from tests.test_cli_calculon import FILES, PATHS
 from tests.test_cli_fuzz import FUZZ, changed, ends_well, plan_tree

@@ -234,7 +234,7 @@ import os, signal, sys
 from milpplan.cli import main
 from milpplan.cli.commands import solve
 
-tell = solve.solve_report
+tell = solve.solve_blocks
 
 def interrupted(*args, **options):
     # While the result is written.
@@ -242,7 +242,7 @@ def interrupted(*args, **options):
         signal.raise_signal(one)
     return tell(*args, **options)
 
-solve.solve_report = interrupted
+solve.solve_blocks = interrupted
 main()
 """
 

@@ -4,61 +4,42 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
-
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from milpplan.calibration.fitting.records import Constant, Fit
 from milpplan.calibration.sources import Calibration
 from milpplan.problem.overlay import FACTORS, SWITCHES
+from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.units import percent_text, printable, seconds_text
 from milpplan.version import __version__
 
 MAX_TOLD = 12
 
 
-def report(calibration: Calibration) -> RenderableType:
+def calibration_blocks(calibration: Calibration) -> list[Block]:
     """Show constants, errors, and the parts that were left out."""
-    overlay = calibration.overlay
-    parts: list[RenderableType] = [
-        Text(
-            f"{printable(overlay.name)} on {printable(overlay.base)}: {printable(overlay.provenance.data)}", "bold"
-        ),
-        Text(),
-    ]
-    if calibration.fit is not None:
-        parts += [constants_table(calibration.fit), errors_text(calibration.fit)]
-    else:
-        parts += _tables(calibration)
-    notes = [printable(text) for text in calibration.told]
-    parts += [Text(f"- {text}") for text in notes[:MAX_TOLD]]
-    if len(notes) > MAX_TOLD:
-        parts.append(Text(f"- and {len(notes) - MAX_TOLD} more"))
-    return Group(*parts)
+    overlay, fit = calibration.overlay, calibration.fit
+    title = f"{printable(overlay.name)} on {printable(overlay.base)}: {printable(overlay.provenance.data)}"
+    found = _tables(calibration) if fit is None else [constants_table(fit), *errors_blocks(fit)]
+    return [Paragraph(title, "bold"), Paragraph(), *found, *note_blocks(calibration.told, MAX_TOLD)]
+
+
+def note_blocks(notes: Sequence[str], max_notes: int) -> list[Block]:
+    """Show at most ``max_notes`` notes, a line each, and the number of the others."""
+    lines = [Paragraph(f"- {printable(text)}") for text in notes[:max_notes]]
+    more = len(notes) - max_notes
+    return [*lines, Paragraph(f"- and {more} more")] if more > 0 else [*lines]
 
 
 def constants_table(fit: Fit) -> Table:
     """Show every constant with its uncertainty."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, justify in (
-        ("constant", "left"),
-        ("value", "right"),
-        ("one sigma", "right"),
-        ("identified", "left"),
-    ):
-        table.add_column(Text(column), justify=justify)  # type: ignore[arg-type]
+    rows = []
     for constant in fit.constants:
-        said = "yes" if constant.identified else "not identified by these runs, kept"
-        table.add_row(
-            constant.name,
-            _value(constant),
-            _sigma(constant),
-            f"{said}{': ' if constant.note else ''}{constant.note}",
-        )
-    return table
+        identified = "yes" if constant.identified else "not identified by these runs, kept"
+        note = f"{identified}{': ' if constant.note else ''}{constant.note}"
+        rows.append((constant.name, _value(constant), _sigma(constant), note))
+    return Table("", ("constant", "value", "one sigma", "identified"), rows, words=(0, -1))
 
 
 def _value(constant: Constant) -> str:
@@ -73,7 +54,7 @@ def _sigma(constant: Constant) -> str:
     return f"{constant.one_sigma:.3f}" if constant.name in FACTORS else seconds_text(constant.one_sigma)
 
 
-def errors_text(fit: Fit, what: str = "steps", parts: str = "runs") -> RenderableType:
+def errors_blocks(fit: Fit, what: str = "steps", parts: str = "runs") -> list[Block]:
     """Show errors before, after and of left-out parts."""
     text = (
         f"mean absolute error of {len(fit.ids)} {what}: {percent_text(fit.error_before)} before, "
@@ -84,30 +65,32 @@ def errors_text(fit: Fit, what: str = "steps", parts: str = "runs") -> Renderabl
         text += "; with a single part nothing could be left out, so nothing shows whether it over-fits"
     else:
         text += f", {percent_text(left_out)} of {parts} left out ({fit.num_folds} parts in turn)"
-    lines = [
-        Text(text),
-        Text(f"scatter that no constant explains: {percent_text(fit.residual_fraction)} (one sigma)"),
+    lines: list[Block] = [
+        Paragraph(text),
+        Paragraph(f"scatter that no constant explains: {percent_text(fit.residual_fraction)} (one sigma)"),
     ]
     if fit.outliers:
         names = ", ".join(printable(name) for name in fit.outliers[:4])
         rest = f" and {len(fit.outliers) - 4} more" if len(fit.outliers) > 4 else ""
-        lines.append(Text(f"outliers that hardly count: {names}{rest}"))
-    return Group(*lines)
+        lines.append(Paragraph(f"outliers that hardly count: {names}{rest}"))
+    return lines
 
 
-def _tables(calibration: Calibration) -> list[RenderableType]:
+def _tables(calibration: Calibration) -> list[Block]:
     overlay = calibration.overlay
     names = [name for name in type(overlay.tables).model_fields if getattr(overlay.tables, name) is not None]
-    lines = [Text(f"tables: {', '.join(names) or 'none'} ({overlay.provenance.num_measurements:,} measurements)")]
+    lines: list[Block] = [
+        Paragraph(f"tables: {', '.join(names) or 'none'} ({overlay.provenance.num_measurements:,} measurements)")
+    ]
     for name in FACTORS:
         factor = getattr(overlay.constants, name)
         if factor is not None:
-            lines.append(Text(f"{name} {factor.value:.3f}, one sigma {factor.one_sigma:.3f}"))
+            lines.append(Paragraph(f"{name} {factor.value:.3f}, one sigma {factor.one_sigma:.3f}"))
     before, after = overlay.provenance.error_before, overlay.provenance.error_after
     if before is not None:
         text = f"mean absolute error of the description's table: {percent_text(before)}"
-        lines.append(Text(text + ("" if after is None else f"; of the new one: {percent_text(after)}")))
-    return list(lines)
+        lines.append(Paragraph(text + ("" if after is None else f"; of the new one: {percent_text(after)}")))
+    return lines
 
 
 def document_text(calibration: Calibration) -> str:

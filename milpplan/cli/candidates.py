@@ -8,15 +8,15 @@ from pathlib import Path
 
 from milpplan.cli import checks, interrupts
 from milpplan.cli.answer import next_steps, shown_progress
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.explain.hardware_choice import Candidate, Choice, choose
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import SolveOptions
 from milpplan.problem.problem import Problem
+from milpplan.reports.answers.hardware_choice import choice_blocks, choice_document
 from milpplan.reports.documents.document import document_text, result_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.hardware_choice_text import choice_document, choice_report
 
 
 def choose_hardware(
@@ -57,7 +57,7 @@ def _print(choice: Choice, options: SolveOptions, out: Path | None, as_json: boo
         emit(document_text(choice_document(choice, options.gap)))
     else:
         steps = () if best is None else tuple(next_steps(best.result, out, verbose))
-        show(choice_report(choice, options.gap, verbose, steps))
+        show_blocks(choice_blocks(choice, verbose, steps))
     if out is not None and best is not None:
         document = result_document(best.result, options.gap, totals=best.totals)
         write_whole(out, document_text(document))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from milpplan.optimize.result import Status
+    from milpplan.reports.blocks import Block
 
 WIDTH = 100
 """Columns of output that does not go to a terminal."""
@@ -63,6 +64,14 @@ def show(renderable: RenderableType) -> None:
     """Print a result for people on stdout: with colours and in the terminal's width, or plain into a file."""
     with _reaching(sys.stdout):
         _write(sys.stdout, rendered(renderable, sys.stdout).strip("\n") + "\n")
+
+
+def show_blocks(blocks: Iterable[Block]) -> None:
+    """Print an answer for people on stdout."""
+    # Rich takes long to import, and --help does without.
+    from milpplan.reports.terminal import terminal_text
+
+    show(terminal_text(blocks))
 
 
 def rendered(renderable: RenderableType, stream: Any) -> str:

@@ -130,7 +130,7 @@ def rule_effects(problem: Problem, best: float) -> tuple[RuleEffect, ...]:
         return ()
     refused = {name: layout_space(problem).rejected.get(name, 0) for name in DIVISIBILITY}
     return tuple(
-        RuleEffect(name, count, bound, bound < best)
+        RuleEffect(name, count, bound if np.isfinite(bound) else None, bound < best)
         for name, count in refused.items()
         if count
         for bound in [_least_without(problem, name, best)]

@@ -91,7 +91,7 @@ class Yardstick:
         return Optimum(
             bounds=Interval(math.inf, math.inf) if infeasible else Interval(min(low, high), high),
             plan=result.plan,
-            peak_bytes=None if result.report is None else result.report.peak_memory_bytes,
+            peak_memory_bytes=None if result.report is None else result.report.peak_memory_bytes,
             least_peak_bytes=result.details.get("least_memory_bytes"),
             infeasible=infeasible,
             interrupted=bool(result.message),

@@ -44,13 +44,18 @@ class Optimum:
 
     bounds: Interval
     plan: Plan | None
-    peak_bytes: int | None = None
+    peak_memory_bytes: int | None = None
     """Peak of the plan's fullest stage."""
     least_peak_bytes: float | None = None
     """Lower bound of the peak over all layouts, where it was computed."""
     infeasible: bool = False
     interrupted: bool = False
     runners_up: tuple[Plan, ...] = ()
+
+    @property
+    def layout(self) -> Layout | None:
+        """Layout of the best known plan."""
+        return None if self.plan is None else self.plan.layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,11 @@ class Exposed:
 @dataclass(frozen=True, slots=True)
 class RuleEffect:
     """Effect of a rule of divisibility: the number of (partial) layouts refused, and the minimum bound of the
-    layouts that it alone refuses (infinite without any). ``may_bind``: the bound is below the best known plan."""
+    layouts that it alone refuses (None without any). ``may_bind``: the bound is below the best known plan."""
 
     rule: str
     num_refused: int
-    least_bound: float
+    least_bound_s: float | None
     may_bind: bool
 
 
@@ -128,18 +133,13 @@ class WishAnswer:
 class SingleChange:
     """Proved best when only some fields of the plan's layout may change, with stages and recomputation free.
 
-    ``saved`` is the saved share of the plan's objective, ``layout`` that of the best known plan.
+    ``saved`` is the saved share of the plan's objective.
     """
 
     fields: tuple[str, ...]
     words: str
     best: Optimum
     saved: Interval
-
-    @property
-    def layout(self) -> Layout | None:
-        """Layout after the change."""
-        return None if self.best.plan is None else self.best.plan.layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from milpplan.calibration.tables import constants_table, errors_text, fit_document
+from milpplan.calibration.tables import constants_table, errors_blocks, fit_document, note_blocks
 from milpplan.profiling.overlay import LayersCost, Profile, layers_cost
 from milpplan.profiling.records import MODES, Layers, LayersTime
+from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.units import percent_text, printable, seconds_text, size_text
 from milpplan.version import __version__
 
@@ -66,26 +62,22 @@ def _place(shape: Layers) -> tuple[int, ...]:
 MAX_TOLD = 24
 
 
-def report(profile: Profile) -> RenderableType:
+def profile_blocks(profile: Profile) -> list[Block]:
     """Show constants, the layers predicted and measured, and notes."""
     overlay = profile.overlay
-    parts: list[RenderableType] = [
-        Text(f"{printable(overlay.name)} on {printable(overlay.base)}", "bold"),
-        Text(printable(overlay.provenance.data)),
-        Text(_replaced(profile)),
+    blocks: list[Block] = [
+        Paragraph(f"{printable(overlay.name)} on {printable(overlay.base)}", "bold"),
+        Paragraph(printable(overlay.provenance.data)),
+        Paragraph(_replaced(profile)),
     ]
     if profile.fit is not None:
-        parts += [Text(), constants_table(profile.fit), errors_text(profile.fit, "operators and layers", "shapes")]
+        errors = errors_blocks(profile.fit, "operators and layers", "shapes")
+        blocks += [Paragraph(), constants_table(profile.fit), *errors]
     checks = list(checked(profile))
     if checks:
         title = "Layers: what was measured, and the errors of the model under this overlay"
-        parts += [Text(), Text(title, "bold"), _layers(checks)]
-        parts.append(Text(_means(checks)))
-    notes = [printable(text) for text in profile.told]
-    parts += [Text(), *(Text(f"- {text}") for text in notes[:MAX_TOLD])]
-    if len(notes) > MAX_TOLD:
-        parts.append(Text(f"- and {len(notes) - MAX_TOLD} more"))
-    return Group(*parts)
+        blocks += [Paragraph(), Paragraph(title, "bold"), _layers(checks), Paragraph(_means(checks))]
+    return [*blocks, Paragraph(), *note_blocks(profile.told, MAX_TOLD)]
 
 
 def _replaced(profile: Profile) -> str:
@@ -94,28 +86,12 @@ def _replaced(profile: Profile) -> str:
 
 
 def _layers(checks: list[LayersCheck]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    memory = checks[0].memory[0]
-    for column in (
-        "width",
-        "tokens",
-        "layers",
-        "recompute",
-        "forward",
-        "error",
-        "backward",
-        "error",
-        memory,
-        "error",
-    ):
-        table.add_column(column, justify="left" if column == "recompute" else "right")
-    for check in checks:
-        shape = check.shape
-        table.add_row(
-            f"{shape.hidden_size}",
-            f"{shape.micro_batch_size * shape.sequence_length}",
-            f"{shape.num_layers}",
-            shape.recompute,
+    rows = [
+        (
+            f"{check.shape.hidden_size}",
+            f"{check.shape.micro_batch_size * check.shape.sequence_length}",
+            f"{check.shape.num_layers}",
+            check.shape.recompute,
             seconds_text(check.measured.forward.median_s),
             _error(check.forward_error),
             seconds_text(check.measured.backward.median_s),
@@ -123,7 +99,10 @@ def _layers(checks: list[LayersCheck]) -> Table:
             size_text(check.memory[1]),
             _error(check.memory_error),
         )
-    return table
+        for check in checks
+    ]
+    errors = ("forward", "error", "backward", "error", checks[0].memory[0], "error")
+    return Table("", ("width", "tokens", "layers", "recompute", *errors), rows, words=(3,))
 
 
 def _error(value: float) -> str:

@@ -11,7 +11,7 @@ Source: Google, "Trace Event Format" (complete events "X", counter events "C", m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem.reading import parse_json, read_text, validated
-from milpplan.reports.documents.lengths_document import EventRecord, LengthsFile, TurnRecord
+from milpplan.reports.answers.lengths import EventRecord, LengthsFile, TurnRecord
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.pipeline.lanes import LANES, SLICE_KINDS, Lane, RankLanes, StepLanes
 from milpplan.units import NS_PER_S, counted
@@ -56,9 +56,12 @@ def trace_text(lanes: StepLanes, title: str) -> str:
             f"Expected at most {MAX_SLICES:,}, which is what viewers open.",
             "Trace a plan with fewer micro-batches: the steady part repeats.",
         )
-    events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in trace_events(lanes))
-    about = json.dumps({"title": title, "milpplan": __version__, "step_time_ns": lanes.step_time_ns})
-    return f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{events}\n]}}\n'
+    return _text(trace_events(lanes), title=title, milpplan=__version__, step_time_ns=lanes.step_time_ns)
+
+
+def _text(events: Iterable[dict[str, Any]], **about: object) -> str:
+    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
+    return f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n{lines}\n]}}\n'
 
 
 def trace_events(lanes: StepLanes) -> Iterator[dict[str, Any]]:
@@ -73,18 +76,18 @@ def trace_events(lanes: StepLanes) -> Iterator[dict[str, Any]]:
 def _names(rank: RankLanes) -> Iterator[dict[str, Any]]:
     count = sum(rank.num_layers)
     name = f"{rank.name} ({counted(rank.num_gpus, 'GPU')}, {counted(count, 'layer')})"
-    yield _metadata(rank, "process_name", 0, name=name)
-    yield _metadata(rank, "process_sort_index", 0, sort_index=rank.rank)
+    yield _metadata(rank.rank, "process_name", 0, name=name)
+    yield _metadata(rank.rank, "process_sort_index", 0, sort_index=rank.rank)
     for lane in rank.lanes:
         rows = rows_of(lane)
         for row in range(int(rows.max()) + 1):
             thread = _thread(lane, row)
-            yield _metadata(rank, "thread_name", thread, name=lane.name + (f" ({row + 1})" if row else ""))
-            yield _metadata(rank, "thread_sort_index", thread, sort_index=ROWS * LANES.index(lane.name) + row)
+            yield _metadata(rank.rank, "thread_name", thread, name=lane.name + (f" ({row + 1})" if row else ""))
+            yield _metadata(rank.rank, "thread_sort_index", thread, sort_index=ROWS * LANES.index(lane.name) + row)
 
 
-def _metadata(rank: RankLanes, what: str, thread: int, **args: object) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": rank.rank, "tid": thread, "args": args}
+def _metadata(process: int, what: str, thread: int, **args: object) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
 
 
 def _thread(lane: Lane, row: int) -> int:
@@ -172,19 +175,17 @@ def lengths_in(path: Path) -> LengthsFile | None:
 
 def lengths_trace(result: LengthsFile) -> str:
     """Write the whole file, an event per line."""
-    events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in _events(result))
-    about = json.dumps({"milpplan": __version__, "step_time_s": result.step_time_s, "order": result.order})
-    return f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{events}\n]}}\n'
+    return _text(_events(result), milpplan=__version__, step_time_s=result.step_time_s, order=result.order)
 
 
 def _events(result: LengthsFile) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", 0, f"step of {counted(result.num_sequences, 'sequence')}")
+    yield _metadata(0, "process_name", 0, name=f"step of {counted(result.num_sequences, 'sequence')}")
     beside, turns = result.beside
     if beside:
         yield from _teams(result, turns)
         return
-    yield _named("thread_name", _COMPUTE, "strategies in turn")
-    yield _named("thread_name", _BESIDE, "gradients on the way")
+    yield _metadata(0, "thread_name", _COMPUTE, name="strategies in turn")
+    yield _metadata(0, "thread_name", _BESIDE, name="gradients on the way")
     before = result.home
     for event in result.timeline:
         args = _moved(result, event, before)
@@ -196,9 +197,9 @@ def _events(result: LengthsFile) -> Iterator[dict[str, Any]]:
 
 def _teams(result: LengthsFile, turns: tuple[TurnRecord, ...]) -> Iterator[dict[str, Any]]:
     """Write the turns of every team, or the replicas, by their first GPU, and the final work of all GPUs."""
-    yield _named("thread_name", 0, "all GPUs")
+    yield _metadata(0, "thread_name", 0, name="all GPUs")
     for gpu in sorted({turn.first_gpu for turn in turns}):
-        yield _named("thread_name", 1 + gpu, f"from GPU {gpu}")
+        yield _metadata(0, "thread_name", 1 + gpu, name=f"from GPU {gpu}")
     for turn in turns:
         args = {"gpus": turn.num_gpus, "micro_batches": len(turn.micro_batches)}
         yield _slice("group", turn.strategy, 1 + turn.first_gpu, turn.start_s, turn.end_s, args)
@@ -214,10 +215,6 @@ def _moved(result: LengthsFile, event: EventRecord, before: str) -> dict[str, An
             return {"from": before, "bytes": switch.bytes}
     groups = [group for group in result.groups if group.strategy == event.strategy and event.kind == "group"]
     return {"sequences": sum(bucket.sequences for group in groups for bucket in group.buckets)} if groups else {}
-
-
-def _named(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": 0, "tid": thread, "args": {"name": name}}
 
 
 def _slice(

@@ -53,9 +53,9 @@ def test_a_poor_plan_is_told_its_distance_and_what_closes_it() -> None:
             truth = truth_s(loosened(problem, plan, change.fields), plan.layout.global_batch_size)
             assert holds(change.best.bounds, truth)
             assert holds(change.saved, 1 - truth / report.step_time_s)
-            assert change.layout is not None
+            assert change.best.layout is not None
             kept = set(Layout.model_fields) - set(change.fields)
-            assert all(getattr(change.layout, name) == getattr(plan.layout, name) for name in kept)
+            assert all(getattr(change.best.layout, name) == getattr(plan.layout, name) for name in kept)
             done += 1
     assert done >= 3
 

@@ -71,9 +71,9 @@ def test_one_more_gib_is_solved_for_where_memory_binds() -> None:
     unlimited, more = memory_worths(problem)
     assert more.implied_by == ""
     assert 0 < more.gain.low <= unlimited.gain.high
-    assert more.best.peak_bytes is not None
-    assert unlimited.best.peak_bytes is not None
-    assert unlimited.best.peak_bytes > usable_memory_bytes(problem)
+    assert more.best.peak_memory_bytes is not None
+    assert unlimited.best.peak_memory_bytes is not None
+    assert unlimited.best.peak_memory_bytes > usable_memory_bytes(problem)
 
 
 def test_changes_change_what_they_say() -> None:

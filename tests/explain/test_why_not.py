@@ -178,5 +178,5 @@ def test_a_rule_of_divisibility_is_held_against_the_best() -> None:
     assert far.num_refused == layout_space(problem).rejected[name]
     assert (far.may_bind, near.may_bind) == (False, True)
     work = compute_bounds(problem, LayoutColumns.of(refused))
-    assert far.least_bound == pytest.approx(work.min() / 1e9)
-    assert near.least_bound >= far.least_bound
+    assert far.least_bound_s == pytest.approx(work.min() / 1e9)
+    assert near.least_bound_s >= far.least_bound_s

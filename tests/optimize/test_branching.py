@@ -32,9 +32,10 @@ from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
+from milpplan.reports.answers.solve import solve_blocks
 from milpplan.reports.documents.document import result_document
-from milpplan.reports.text.solve_text import solve_report
-from milpplan.reports.words.proof_words import space_text
+from milpplan.reports.terminal import terminal_text
+from milpplan.reports.words.plan_words import space_text
 from milpplan.simulation.layout_columns import BoolArray, IntArray
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.pipeline.step_graph import StepGraph
@@ -302,5 +303,5 @@ def test_even_result_bounds_chunks_of_any_size(seed: int) -> None:
     assert document.any_chunks is not None
     assert document.any_chunks.gap == narrow.any_chunks_gap
     console = Console(file=io.StringIO(), width=200, record=True)
-    console.print(solve_report(narrow, 1e-4, verbose=True))
+    console.print(terminal_text(solve_blocks(narrow, 1e-4, verbose=True)))
     assert "uneven interleaving could save at most" in console.export_text()

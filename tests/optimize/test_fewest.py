@@ -15,7 +15,7 @@ from milpplan.optimize.fewest import FewestSearch
 from milpplan.optimize.objective import on_gpus
 from milpplan.optimize.result import SolveOptions
 from milpplan.problem.problem import Range
-from milpplan.reports.text.hardware_choice_text import FewestDocument
+from milpplan.reports.answers.hardware_choice import FewestDocument
 from tests.amounts import first
 from tests.optimize.problems import random_problem
 from tests.test_cli import run

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from milpplan import Job, Layout, Plan, Range, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import InfeasibleError, InvalidInputError
+from milpplan.reports.answers.solve import solve_blocks
 from milpplan.reports.documents.document import (
     ResultDocument,
     SimulationDocument,
@@ -27,7 +28,7 @@ from milpplan.reports.documents.document import (
 )
 from milpplan.reports.documents.plan_file import PlanDocument, PlanFile, plan_document
 from milpplan.reports.files import write_whole
-from milpplan.reports.text.solve_text import solve_report
+from milpplan.reports.terminal import terminal_text
 from tests.refusals import in_three_parts
 from tests.simulation.cases import even_plan, problem_of
 from tests.small import small_problem
@@ -132,7 +133,7 @@ def test_what_is_pruned_of_a_range_of_batches() -> None:
     assert layouts.legal == len(result.layouts.space)
     assert layouts.pruned_fraction == pytest.approx(1 - (layouts.solved + layouts.open) / layouts.legal)
     console = Console(file=StringIO(), width=100)
-    console.print(solve_report(result, 1e-4, verbose=True))
+    console.print(terminal_text(solve_blocks(result, 1e-4, verbose=True)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert layouts.solved > 0
     assert f"of the legal layouts, with proof: all but {layouts.solved + layouts.open:,}" in text

@@ -11,7 +11,7 @@ from milpplan.problem.problem import Job, NodeGroup, Problem, Space
 from milpplan.reports.chrome_trace import trace_events
 from milpplan.reports.documents.plan_file import plan_document
 from milpplan.reports.html.page_data import timeline_data
-from milpplan.reports.html.plan_page import plan_page, stage_rows
+from milpplan.reports.html.plan_page import plan_page, stage_table
 from milpplan.reports.words.plan_words import plan_sentences
 
 
@@ -57,7 +57,7 @@ def test_page_and_trace_have_a_row_group_for_each_make() -> None:
     assert "One replica of each make" in page
     rows = timeline_data(overview.lanes)["rows"]
     assert [row["rank"] for row in rows] == ["0:0", "0:1", "1:0", "1:1", "2:0", "2:1"]
-    assert {row[0] for row in stage_rows(overview)} == {row["rank"] for row in rows}
+    assert {row[0] for row in stage_table(overview).rows} == {row["rank"] for row in rows}
     assert all(tab.refusal is not None and "different make" in tab.refusal.seen for tab in overview.exports)
     assert not isinstance(overview.traffic, Missing)
     assert len(overview.traffic.blocks) == 3

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from milpplan import solve
-from milpplan.reports.text.solve_text import solve_report
-from milpplan.reports.text.terminal import simulation_report
+from milpplan.reports.answers.solve import solve_blocks
+from milpplan.reports.answers.step import simulation_blocks
+from milpplan.reports.terminal import terminal_text
 from tests.small import small_problem
 
 
@@ -19,8 +20,8 @@ def printed(width: int) -> str:
     assert result.plan is not None
     assert result.report is not None
     console = Console(file=StringIO(), width=width)
-    console.print(solve_report(result, 1e-4, verbose=True))
-    console.print(simulation_report(result.problem, result.plan, result.report))
+    console.print(terminal_text(solve_blocks(result, 1e-4, verbose=True)))
+    console.print(terminal_text(simulation_blocks(result.problem, result.plan, result.report)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(len(line) for line in text.splitlines()) <= width
     return text

@@ -16,10 +16,11 @@ from rich.console import Console
 from milpplan import Layout, TrafficReport, traffic
 from milpplan.communication.records import NodeBlock
 from milpplan.errors import InvalidInputError
+from milpplan.reports.answers.traffic import NAMES, traffic_blocks, traffic_document
 from milpplan.reports.html.page_data import domain_edges, gpus_per_row, row_of_gpu, row_word
 from milpplan.reports.html.traffic_page import traffic_page
 from milpplan.reports.notebook.figures import traffic_figures
-from milpplan.reports.text.traffic_text import NAMES, traffic_document, traffic_tables
+from milpplan.reports.terminal import terminal_text
 from milpplan.units import percent_text
 from tests.simulation.cases import even_plan, problem_of
 
@@ -51,7 +52,7 @@ def test_tables_name_what_is_sent() -> None:
     """Every parallelism that sends has its line; one that does not has none."""
     console = Console(width=110, file=None, record=True, quiet=False)
     with console.capture() as capture:
-        console.print(traffic_tables(report()))
+        console.print(terminal_text(traffic_blocks(report())))
     text = capture.get()
     for name, wire in report().wire_bytes.items():
         assert (NAMES[name] in text) == (wire > 0)

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 
 from milpplan.calibration.sources import calibrated, write_overlay
-from milpplan.calibration.tables import document_text, report
+from milpplan.calibration.tables import calibration_blocks, document_text
 from milpplan.cli import options as o
 from milpplan.cli.checks import positive
 from milpplan.cli.interrupts import limited
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.problem.overlay import USUAL
 from milpplan.reports.files import check_writable
@@ -64,6 +64,6 @@ def calibrate(
     if as_json:
         emit(document_text(result))
     else:
-        show(report(result))
+        show_blocks(calibration_blocks(result))
     say(f"Written to {out}.")
     return ExitCode.OPTIMAL

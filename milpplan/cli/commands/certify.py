@@ -18,7 +18,7 @@ from milpplan.calibration.error_bars import ENDS, joint_end
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import INTERRUPTED, compared, evidence_of, shown_progress, uncertainty
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
@@ -52,8 +52,8 @@ from milpplan.problem.reading import shown
 from milpplan.reports.documents.certificate import (
     NOTHING,
     certificate_for,
+    certification_blocks,
     certification_document,
-    certification_report,
     digest,
 )
 from milpplan.reports.documents.claims import Difference, check_constants, differences, layouts_again, miscounted
@@ -65,7 +65,7 @@ from milpplan.reports.documents.document import (
     result_document,
     with_parts,
 )
-from milpplan.reports.words.proof_words import cost_model_text
+from milpplan.reports.words.plan_words import cost_model_text
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import simulate
@@ -176,7 +176,7 @@ def certify(
         if as_json:
             emit(document_text(certification_document(done, document.gap, answer.proof)))
         else:
-            show(certification_report(done, answer.proof))
+            show_blocks(certification_blocks(done, answer.proof))
     return OF_VERDICT[done.verdict]
 
 

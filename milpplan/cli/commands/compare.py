@@ -9,12 +9,12 @@ from typing import Annotated, Final
 import typer
 
 from milpplan.cli import options as o
-from milpplan.cli.outcome import ExitCode, emit, show
+from milpplan.cli.outcome import ExitCode, emit, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
+from milpplan.reports.answers.comparison import Side, comparison_blocks, comparison_document
 from milpplan.reports.documents.claims import proved_bound_s
 from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.reports.text.comparison import Side, comparison_document, comparison_report
 from milpplan.simulation.simulator import simulate
 
 EXAMPLES: Final = (("What differs between two plans, and what that costs", "old.json new.json"),)
@@ -44,7 +44,7 @@ def compare(
     if as_json:
         emit(document_text(comparison_document(sides)))
     else:
-        show(comparison_report(sides))
+        show_blocks(comparison_blocks(sides))
     return ExitCode.OPTIMAL
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from milpplan.cli.outcome import ExitCode, say, show
+from milpplan.cli.outcome import ExitCode, say, show_blocks
 from milpplan.optimize.milp.solver_self_test import run_canaries
-from milpplan.reports.text.doctor_text import canary_table
+from milpplan.reports.answers.descriptions import doctor_blocks
 
 EXAMPLES: Final = (("Are the solvers sound?", ""),)
 
@@ -16,7 +16,7 @@ def doctor() -> ExitCode:
     gives a wrong answer, with 2 if a solver cannot run here and none is wrong."""
     say("Running the canary programs; this takes a few seconds.")
     results = run_canaries()
-    show(canary_table(results))
+    show_blocks(doctor_blocks(results))
     wrong = sum(result.answered and not result.passed for result in results)
     unanswered = sum(not result.answered for result in results)
     if wrong:

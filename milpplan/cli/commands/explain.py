@@ -13,7 +13,7 @@ from rich.console import Console
 
 from milpplan.cli import arguments, checks, interrupts
 from milpplan.cli import options as o
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.explain.explain_plan import explain_plan
@@ -22,10 +22,9 @@ from milpplan.explain.why_not import WISHABLE
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem.problem import Space
 from milpplan.problem.reading import shown
+from milpplan.reports.answers.explain import explanation_blocks, explanation_document
 from milpplan.reports.documents.claims import bound_for
 from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.reports.documents.explain_document import explanation_document
-from milpplan.reports.text.explain_text import explanation_report
 from milpplan.units import seconds_text
 
 EXAMPLES: Final = (
@@ -88,7 +87,7 @@ def explain(
         if as_json:
             emit(document_text(explanation_document(answer)))
         else:
-            show(explanation_report(answer))
+            show_blocks(explanation_blocks(answer))
     return ExitCode.STOPPED_WITH_PLAN if answer.unanswered or answer.interrupted else ExitCode.OPTIMAL
 
 

@@ -14,7 +14,7 @@ from milpplan.cli import options as o
 from milpplan.cli.answer import shown_progress
 from milpplan.cli.commands.compare import short_names
 from milpplan.cli.launcher_text import launcher_text
-from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
+from milpplan.cli.outcome import ExitCode, emit, say, say_error, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.explain.judge.gap import Solves, widened
@@ -30,13 +30,12 @@ from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import SPACES, Problem
+from milpplan.reports.answers.gap import Failed, Judged, gap_blocks, gap_document, gaps_blocks
 from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.reports.documents.gap_document import Failed, Judged, gap_document
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.html.gap_page import gap_page
 from milpplan.reports.html.page_template import require_jinja
-from milpplan.reports.text.gap_text import gap_report, gaps_table
 from milpplan.units import counted
 
 EXAMPLES: Final = (
@@ -382,9 +381,9 @@ def _print(judged: Sequence[Judged], failed: Sequence[Failed], wanted: Wanted) -
     if wanted.as_json:
         emit(document_text(document))
     elif len(judged) == 1 and not failed:
-        show(gap_report(judged[0]))
+        show_blocks(gap_blocks(judged[0].gap))
     else:
-        show(gaps_table(judged, failed))
+        show_blocks(gaps_blocks(judged, failed))
     for lost in failed:
         say_error(replace_seen(lost))
     if wanted.out is not None and judged:

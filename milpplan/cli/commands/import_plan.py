@@ -9,15 +9,15 @@ import typer
 
 from milpplan.cli import options as o
 from milpplan.cli.launcher_text import launcher_text
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.launchers.records import Imported, ImportRequest
 from milpplan.launchers.targets import target_named
 from milpplan.problem.catalog import load_hardware, load_model
+from milpplan.reports.answers.step import simulation_blocks
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import ImportedFile, plan_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.terminal import simulation_report
 from milpplan.simulation.simulator import simulate
 
 EXAMPLES: Final = (
@@ -94,7 +94,8 @@ def _tell(imported: Imported, out: Path | None, as_json: bool) -> None:
         emit(text)
     else:
         with within_range():
-            show(simulation_report(imported.problem, imported.plan, simulate(imported.problem, imported.plan)))
+            report = simulate(imported.problem, imported.plan)
+            show_blocks(simulation_blocks(imported.problem, imported.plan, report))
     if out is not None:
         write_whole(out, text)
         say(f"Written to {out}.")

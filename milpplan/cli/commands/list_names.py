@@ -7,8 +7,8 @@ from typing import Annotated, Final
 import typer
 
 from milpplan.cli.checks import choice
-from milpplan.cli.outcome import show
-from milpplan.reports.text.descriptions import hardware_table, model_table
+from milpplan.cli.outcome import show_blocks
+from milpplan.reports.answers.descriptions import hardware_table, model_table
 
 EXAMPLES: Final = (("Models by name", "models"), ("Hardware by name", "hardware"))
 
@@ -16,4 +16,4 @@ EXAMPLES: Final = (("Models by name", "models"), ("Hardware by name", "hardware"
 def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
     """List the models or the hardware that ship with milpplan."""
     tables = {"models": model_table, "hardware": hardware_table}
-    show(tables[choice(kind, "list", tables)]())
+    show_blocks([tables[choice(kind, "list", tables)]()])

@@ -13,15 +13,15 @@ from milpplan.cli import options as o
 from milpplan.cli.answer import evidence_of, next_steps, shown_progress
 from milpplan.cli.arguments import deadline_hours as hours_of
 from milpplan.cli.arguments import forbidden_values, problem_of
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.explain.hardware_choice import Fewest, fewest_gpus
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import SolveOptions
 from milpplan.problem.problem import Problem
+from milpplan.reports.answers.hardware_choice import fewest_blocks, fewest_document
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.hardware_choice_text import fewest_document, fewest_report
 
 EXAMPLES: Final = (
     ("As few H100 as Llama-3 70B trains on", "llama3-70b dgx-h100 --global-batch 512"),
@@ -109,7 +109,7 @@ def _answer(
             emit(document_text(document))
         else:
             steps = tuple(next_steps(fewest.result, out, verbose))
-            show(fewest_report(fewest, options.gap, evidence_of(fewest.result), verbose, steps))
+            show_blocks(fewest_blocks(fewest, options.gap, evidence_of(fewest.result), verbose, steps))
         if out is not None and fewest.result.plan is not None:
             write_whole(out, document_text(document.result))
             say(f"Written to {out}.")

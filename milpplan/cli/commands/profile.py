@@ -13,7 +13,7 @@ from rich.console import Console
 from milpplan.calibration.sources import write_overlay
 from milpplan.cli import checks
 from milpplan.cli import options as o
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.problem.catalog import load_hardware
@@ -21,7 +21,7 @@ from milpplan.profiling.machine import open_machine
 from milpplan.profiling.overlay import profiled
 from milpplan.profiling.records import Measurements, read_raw, write_raw
 from milpplan.profiling.sweep import EXTENTS, measure, sweep
-from milpplan.profiling.tables import document_text, report
+from milpplan.profiling.tables import document_text, profile_blocks
 from milpplan.reports.files import check_writable
 from milpplan.units import counted
 
@@ -79,7 +79,7 @@ def profile(
     if as_json:
         emit(document_text(result))
     else:
-        show(report(result))
+        show_blocks(profile_blocks(result))
     say(f"Written to {out}.")
     return ExitCode.STOPPED_WITH_PLAN if measurements.stopped else ExitCode.OPTIMAL
 

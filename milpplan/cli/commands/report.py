@@ -21,7 +21,7 @@ from milpplan.reports.documents.document import ResultDocument, read_plan
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.html.page_template import require_jinja
 from milpplan.reports.html.plan_page import plan_page
-from milpplan.reports.words.proof_words import cost_model_text
+from milpplan.reports.words.plan_words import cost_model_text
 from milpplan.simulation.pipeline.lanes import step_lanes
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, seconds_text

@@ -17,12 +17,12 @@ from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.overlay import Overlay
 from milpplan.problem.problem import Problem
+from milpplan.reports.answers.explain import ExplanationDocument
+from milpplan.reports.answers.gap import GapDocument
+from milpplan.reports.answers.hardware_choice import ChoiceDocument, FewestDocument
+from milpplan.reports.answers.lengths import LengthsFile
 from milpplan.reports.documents.document import ResultDocument
-from milpplan.reports.documents.explain_document import ExplanationDocument
-from milpplan.reports.documents.gap_document import GapDocument
-from milpplan.reports.documents.lengths_document import LengthsFile
 from milpplan.reports.documents.plan_file import PlanFile
-from milpplan.reports.text.hardware_choice_text import ChoiceDocument, FewestDocument
 from milpplan.studies.records import Study
 
 EXAMPLES: Final = (("The JSON Schema of plan files", "plan"),)

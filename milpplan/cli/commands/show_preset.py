@@ -8,7 +8,7 @@ import typer
 
 from milpplan.cli import options as o
 from milpplan.cli.outcome import emit, say
-from milpplan.reports.text.descriptions import description
+from milpplan.reports.answers.descriptions import description
 
 EXAMPLES: Final = (
     ("What is known of a model", "llama3-70b"),

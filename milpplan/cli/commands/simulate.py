@@ -11,13 +11,13 @@ from milpplan.calibration.error_bars import error_bar
 from milpplan.cli import calculon as calculons
 from milpplan.cli import options as o
 from milpplan.cli.checks import missing
-from milpplan.cli.outcome import ExitCode, emit, show
+from milpplan.cli.outcome import ExitCode, emit, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.problem.calculon.translation import calculon_run, read_calculon
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
+from milpplan.reports.answers.step import simulation_blocks
 from milpplan.reports.documents.document import document_text, read_plan, simulation_document
-from milpplan.reports.text.terminal import simulation_report
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import simulate as simulate_plan
 from milpplan.validation.ablation import evidence
@@ -62,7 +62,7 @@ def _simulate(problem: Problem, plan: Plan, as_json: bool) -> ExitCode:
     if as_json:
         emit(document_text(simulation_document(problem, plan, report, bar, known)))
     else:
-        show(simulation_report(problem, plan, report, bar, known))
+        show_blocks(simulation_blocks(problem, plan, report, bar, known))
     return ExitCode.OPTIMAL if report.fits else ExitCode.INFEASIBLE
 
 

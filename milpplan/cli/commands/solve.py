@@ -20,7 +20,7 @@ from milpplan.cli.answer import (
     uncertainty,
 )
 from milpplan.cli.length_options import LengthOptions, are_asked
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
@@ -33,9 +33,9 @@ from milpplan.optimize.solve import target_price
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
+from milpplan.reports.answers.solve import solve_blocks
 from milpplan.reports.documents.document import document_text, read_plan, result_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.solve_text import solve_report
 from milpplan.units import gap_text
 from milpplan.validation.evidence import Evidence
 
@@ -363,7 +363,7 @@ def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: flo
         elif why is None:
             steps = tuple(next_steps(result, words.out, words.verbose))
             comments = bar, robust, known, totals
-            show(solve_report(result, options.gap, *comments, verbose=words.verbose, next_steps=steps))
+            show_blocks(solve_blocks(result, options.gap, *comments, verbose=words.verbose, next_steps=steps))
         if why is not None:
             say_error(why)
     finally:

@@ -10,7 +10,7 @@ from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.arguments import problem_of
 from milpplan.cli.length_options import LengthOptions, are_asked
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
@@ -22,8 +22,8 @@ from milpplan.optimize.milp.backends import AUTO, backend_names, load_solvers
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.problem import MAX_BATCH, MAX_SEQUENCE, Problem
+from milpplan.reports.answers.lengths import lengths_blocks, lengths_document
 from milpplan.reports.files import check_writable, make_directory, write_whole
-from milpplan.reports.text.lengths_text import lengths_document, lengths_tables
 from milpplan.units import percent_text
 
 EXAMPLES: Final = (
@@ -186,7 +186,7 @@ def _print(
     if as_json:
         emit(document)
     else:
-        show(lengths_tables(result))
+        show_blocks(lengths_blocks(result))
     if out is not None:
         write_whole(out, document)
         say(f"Written to {out}.")

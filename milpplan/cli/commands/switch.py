@@ -9,15 +9,15 @@ import typer
 
 from milpplan.cli import checks
 from milpplan.cli import options as o
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
+from milpplan.reports.answers.switch import switch_blocks, switch_document
 from milpplan.reports.documents.document import read_plan
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.reports.text.switch_text import switch_document, switch_tables
 from milpplan.simulation.states import grad_bytes
 from milpplan.switching.links import Links
 from milpplan.switching.ownership import WHATS, ShardRules
@@ -67,7 +67,7 @@ def switch(
     if as_json:
         emit(document)
     else:
-        show(switch_tables(before, after, found))
+        show_blocks(switch_blocks(before, after, found))
     if out is not None:
         write_whole(out, document)
         say(f"Written to {out}.")

@@ -9,15 +9,15 @@ import typer
 
 from milpplan.cli import checks
 from milpplan.cli import options as o
-from milpplan.cli.outcome import ExitCode, emit, say, show
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.communication.traffic import traffic as count_traffic
 from milpplan.communication.wires import ALGORITHMS
+from milpplan.reports.answers.traffic import traffic_blocks, traffic_document
 from milpplan.reports.documents.document import read_plan
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.html.page_template import require_jinja
 from milpplan.reports.html.traffic_page import traffic_page
-from milpplan.reports.text.traffic_text import traffic_document, traffic_tables
 from milpplan.units import counted
 
 EXAMPLES: Final = (
@@ -58,7 +58,7 @@ def traffic(
     if as_json:
         emit(document)
     else:
-        show(traffic_tables(report))
+        show_blocks(traffic_blocks(report))
     if out is not None:
         write_whole(out, document)
         say(f"Written to {out}.")

@@ -6,24 +6,18 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from pydantic import BaseModel
-from rich import box
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
-from milpplan.optimize.result import Certification, PlanResult, Verdict
+from milpplan.optimize.result import Certification, Check, PlanResult, Verdict
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Record
-from milpplan.reports.words.proof_words import cost_model_text
-from milpplan.version import __version__
+from milpplan.reports.blocks import Block, Items, Paragraph, Span, Table
+from milpplan.reports.documents.fields import Document, document_of
+from milpplan.reports.words.plan_words import cost_model_text
 
-Document = TypeVar("Document", bound=BaseModel)
 LIBRARIES = ("ortools", "pulp", "numpy")
 """Libraries that a proof relies on in addition to the cost model."""
 
@@ -46,14 +40,6 @@ class CertificateDocument(Record):
     sha256: str = ""
 
 
-class CheckDocument(Record):
-    """Check of a recomputed value."""
-
-    name: str
-    passed: bool
-    seen: str
-
-
 class NotCertifiedDocument(Record):
     """Fields of a result that the second proof does not cover, or covers only in part, with reasons."""
 
@@ -68,7 +54,7 @@ class CertificationDocument(Record):
     milpplan_version: str
     verdict: Verdict
     backend: str
-    checks: tuple[CheckDocument, ...]
+    checks: tuple[Check, ...]
     claimed_gap: float | None
     objective_bound: float | None
     """Bound of the second proof, in the unit of the objective."""
@@ -157,16 +143,11 @@ def lacks_constants(problem: BaseModel, certificate: CertificateDocument, text: 
 
 def certification_document(done: Certification, claimed_gap: float | None, proof: str) -> CertificationDocument:
     """Make the document of a second proof; ``proof`` is the certifier's own sentence."""
-    again = done.again
-    return CertificationDocument(
-        milpplan_version=__version__,
-        verdict=done.verdict,
-        backend=done.backend,
-        checks=tuple(CheckDocument(**asdict(check)) for check in done.checks),
+    return document_of(
+        CertificationDocument,
+        done,
+        done.again,
         claimed_gap=claimed_gap,
-        objective_bound=again.objective_bound if again else None,
-        gap=again.gap if again else None,
-        wall_time_s=again.wall_time_s if again else None,
         proof=proof,
         compared=COMPARED if done.verdict == "certified" else NOTHING,
         bounds_only=tuple(NotCertifiedDocument(fields=fields, why=why) for fields, why in BOUNDS_ONLY),
@@ -230,30 +211,25 @@ WORDS = {
 }
 
 
-def certification_report(done: Certification, proof: str) -> RenderableType:
+def certification_blocks(done: Certification, proof: str) -> list[Block]:
     """Show a row for each check, and the verdict with its scope in the certifier's words."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("worked out again", "", "seen"):
-        table.add_column(column)
-    for check in done.checks:
-        mark = Text("ok", "green") if check.passed else Text("FAILED", "bold red")
-        table.add_row(Text(check.name), mark, Text(check.seen))
+    rows = [
+        (check.name, Span("ok", "green") if check.passed else Span("FAILED", "bold red"), check.seen)
+        for check in done.checks
+    ]
+    table = Table("", ("worked out again", "", "seen"), rows, words=(0, 1, 2))
     word, style, reason = WORDS[done.verdict]
     who = f" Second proof by {done.backend}." if done.again is not None else ""
-    verdict = Text.assemble((word, style), f": {reason}{who}")
+    verdict = Paragraph(further=(Span(word, style), Span(f": {reason}{who}")))
     if done.verdict != "certified":
-        return Group(table, verdict)
-    return Group(
+        return [table, verdict]
+    return [
         table,
         verdict,
-        Text(f"Compared: {COMPARED}"),
-        Text(f"Proved again: {proof}"),
-        *_fields_and_reasons("Certified as bounds only:", BOUNDS_ONLY),
-        *_fields_and_reasons("Not certified:", NOT_CERTIFIED),
-    )
-
-
-def _fields_and_reasons(title: str, listed: Sequence[tuple[tuple[str, ...], str]]) -> list[RenderableType]:
-    """Show a title, and a line for the fields of each reason."""
-    lines = [Padding(Text(f"{', '.join(fields)}: {why}."), (0, 0, 0, 2)) for fields, why in listed]
-    return [Text(title), *lines]
+        Paragraph(f"Compared: {COMPARED}"),
+        Paragraph(f"Proved again: {proof}"),
+        Paragraph("Certified as bounds only:"),
+        Items(tuple(f"{', '.join(fields)}: {why}." for fields, why in BOUNDS_ONLY)),
+        Paragraph("Not certified:"),
+        Items(tuple(f"{', '.join(fields)}: {why}." for fields, why in NOT_CERTIFIED)),
+    ]

@@ -22,7 +22,7 @@ from milpplan.reports.documents.document import (
     proof_sentence,
     read_result,
 )
-from milpplan.reports.words.proof_words import cost_model_text
+from milpplan.reports.words.plan_words import cost_model_text
 from milpplan.version import __version__
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -20,29 +19,28 @@ from pydantic import Field
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.optimize.result import PlanResult, Status, Strength
+from milpplan.optimize.result import PlanResult, Progress, Status, Strength
 from milpplan.optimize.search.candidate_layouts import FATES, PruneRecord
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, read_text, validated
 from milpplan.problem.records import Computed, Record
+from milpplan.reports.answers.explain import ExplanationDocument
 from milpplan.reports.documents import plan_file
 from milpplan.reports.documents.certificate import CertificateDocument, certificate_of, is_sealed, sealed
-from milpplan.reports.documents.explain_document import ExplanationDocument
+from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.reports.words.proof_words import scope_text
+from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
     EvidenceDocument,
     RunDocument,
     TargetDocument,
     evidence_document,
-    run_document,
     target_document,
 )
 from milpplan.simulation.report import MemoryVerdict, StepReport
 from milpplan.units import percent_text
 from milpplan.validation.evidence import Evidence
-from milpplan.version import __version__
 
 CLASS_EDGES: Final = (1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0)
 """Edges of the classes of bounds, as multiples of the fastest known plan."""
@@ -148,15 +146,6 @@ class AnyChunksDocument(Record):
 
     bound: float
     gap: float
-
-
-class ProgressDocument(Record):
-    """Line of the search log."""
-
-    wall_time_s: float
-    incumbent: float | None
-    bound: float | None
-    open_layouts: Computed
 
 
 class InfeasibleDocument(Record):
@@ -271,7 +260,7 @@ class ResultDocument(Record):
     """Seconds of communication hidden behind compute."""
     layouts: LayoutsDocument
     solver: SolverDocument
-    log: tuple[ProgressDocument, ...]
+    log: tuple[Progress, ...]
     certificate: CertificateDocument | None = None
     problem: Problem
 
@@ -326,51 +315,33 @@ def result_document(
         others: plans that the plan was compared with, and their step times.
     """
     report = result.report
-    plan = None if result.plan is None else plan_document(result.plan, report)
-    why = None
-    if infeasible is not None:
-        why = InfeasibleDocument(seen=infeasible.seen, expected=infeasible.expected, do=infeasible.do)
-    document = ResultDocument(
-        milpplan_version=__version__,
-        status=result.status,
-        step_time_s=result.step_time_s,
-        error_bar=error_bar_document(bar),
-        robustness=robustness_document(robust),
+    document = document_of(
+        ResultDocument,
+        result,
+        report,
+        error_bar=bar,
+        robustness=_robustness(robust),
         evidence=evidence_document(evidence, result.step_time_s),
-        lower_bound_s=result.lower_bound_s,
-        gap=result.gap,
         any_chunks=_any_chunks(result),
         target=target_document(result),
-        tokens_per_s=report.tokens_per_s if report else None,
-        mfu=report.mfu if report else None,
-        peak_memory_bytes=report.peak_memory_bytes if report else None,
         usable_memory_bytes=result.details["usable_memory_bytes"],
-        context_bytes=report.context_bytes if report else None,
-        fragmentation_bytes=report.fragmentation_bytes if report else None,
-        memory_margin_bytes=report.memory_margin_bytes if report else None,
-        host_memory_bytes=report.host_memory_bytes if report else 0,
-        host_capacity_bytes=report.host_capacity_bytes if report else 0,
-        memory_verdict=report.memory_verdict if report else None,
-        wall_time_s=result.wall_time_s,
         proof=proof_sentence(
             result.status, result.problem, tolerance, result.forbid, result.gap, result.objective_bound
         ),
-        infeasible=why,
+        infeasible=infeasible,
         objective=ObjectiveDocument(
             name=result.objective_name, value=result.objective, bound=result.objective_bound
         ),
-        run=run_document(totals),
-        plan=plan,
+        run=totals,
+        plan=None if result.plan is None else plan_document(result.plan, report),
         runners_up=tuple(
-            OtherPlanDocument(step_time_s=seconds, plan=plan_document(other)) for other, seconds in others
+            OtherPlanDocument(step_time_s=seconds, plan=plan_document(plan)) for plan, seconds in others
         ),
-        breakdown=report.breakdown_s if report else None,
-        hidden=report.hidden_s if report else None,
+        breakdown=None if report is None else report.breakdown_s,
+        hidden=None if report is None else report.hidden_s,
         layouts=layouts_document(result),
-        solver=SolverDocument(**asdict(result.work), tolerance=tolerance),
-        log=tuple(ProgressDocument(**asdict(line)) for line in result.log),
+        solver=document_of(SolverDocument, result.work, tolerance=tolerance),
         certificate=certificate_of(result),
-        problem=result.problem,
     )
     return sealed(with_parts(document))
 
@@ -400,36 +371,19 @@ def layouts_document(result: PlanResult) -> LayoutsDocument:
     )
 
 
-def error_bar_document(bar: ErrorBar | None) -> ErrorBarDocument | None:
-    """Make the record of an error bar."""
-    if bar is None:
+def _robustness(robust: Robustness | None) -> RobustnessDocument | None:
+    if robust is None:
         return None
-    return ErrorBarDocument(overlay=bar.overlay, below_s=bar.below_s, above_s=bar.above_s, parts_s=bar.parts_s)
+    ends = tuple(
+        document_of(EndDocument, end, solved=None if end.solved is None else plan_document(end.solved))
+        for end in robust.ends
+    )
+    return document_of(RobustnessDocument, robust, solved_again=robust.solved, ends=ends)
 
 
 def _any_chunks(result: PlanResult) -> AnyChunksDocument | None:
     bound, gap = result.any_chunks_bound, result.any_chunks_gap
     return None if bound is None or gap is None else AnyChunksDocument(bound=bound, gap=gap)
-
-
-def robustness_document(robust: Robustness | None) -> RobustnessDocument | None:
-    """Make the record of the comparison at both ends."""
-    if robust is None:
-        return None
-    ends = tuple(
-        EndDocument(
-            end=rival.end,
-            best_s=rival.best_s,
-            rival_s=rival.rival_s,
-            lower_bound_s=rival.lower_bound_s,
-            solved=None if rival.solved is None else plan_document(rival.solved),
-            still_best=rival.still_best,
-        )
-        for rival in robust.ends
-    )
-    return RobustnessDocument(
-        still_best=robust.still_best, num_plans=robust.num_plans, solved_again=robust.solved, ends=ends
-    )
 
 
 def simulation_document(
@@ -440,22 +394,11 @@ def simulation_document(
     evidence: Evidence | None = None,
 ) -> SimulationDocument:
     """Make the document of a simulated plan."""
-    return SimulationDocument(
-        milpplan_version=__version__,
-        step_time_s=report.step_time_s,
-        error_bar=error_bar_document(bar),
+    return document_of(
+        SimulationDocument,
+        report,
+        error_bar=bar,
         evidence=evidence_document(evidence, report.step_time_s),
-        tokens_per_s=report.tokens_per_s,
-        mfu=report.mfu,
-        peak_memory_bytes=report.peak_memory_bytes,
-        usable_memory_bytes=report.usable_memory_bytes,
-        context_bytes=report.context_bytes,
-        fragmentation_bytes=report.fragmentation_bytes,
-        fits=report.fits,
-        memory_margin_bytes=report.memory_margin_bytes,
-        host_memory_bytes=report.host_memory_bytes,
-        host_capacity_bytes=report.host_capacity_bytes,
-        memory_verdict=report.memory_verdict,
         plan=plan_document(plan, report),
         breakdown=report.breakdown_s,
         hidden=report.hidden_s,

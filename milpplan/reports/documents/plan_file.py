@@ -9,7 +9,6 @@ the file is read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,24 +20,10 @@ from milpplan.problem.plan import Layout, Plan, Recompute
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, read_text, shown, validated
 from milpplan.problem.records import Computed, Count, Record
-from milpplan.simulation.report import StageReport, StepReport
+from milpplan.simulation.report import StageMemory, StageReport, StepReport
 from milpplan.units import counted
 
 Span = tuple[Count, Count]
-
-
-class MemoryDocument(Record):
-    """Bytes at the moment of a stage's peak; the parts add up to ``peak_bytes``."""
-
-    weights_bytes: Computed
-    gradients_bytes: Computed
-    optimizer_bytes: Computed
-    activations_bytes: Computed
-    transient_bytes: Computed
-    buffers_bytes: Computed
-    peak_bytes: Computed
-    host_bytes: Computed = 0
-    """Maximum in host memory; not a part of the peak."""
 
 
 class StageDocument(Record):
@@ -47,7 +32,7 @@ class StageDocument(Record):
     layers: Span | tuple[Span, ...]
     recompute: Recompute | tuple[Recompute, ...] = Recompute()
     memory_bytes: Computed | None = None
-    memory: MemoryDocument | None = None
+    memory: StageMemory | None = None
     breakdown: dict[str, float] | None = None
     """Seconds of the step; they add up to the step time."""
     hidden: dict[str, float] | None = None
@@ -170,7 +155,7 @@ def _stage_documents(plan: Plan, ranks: Sequence[StageReport]) -> tuple[StageDoc
             stage = ranks[rank]
             details = {
                 "memory_bytes": stage.memory.peak_bytes,
-                "memory": MemoryDocument(**asdict(stage.memory)),
+                "memory": stage.memory,
                 "breakdown": stage.breakdown_s,
                 "hidden": stage.hidden_s,
                 "node_type": stage.node_type,

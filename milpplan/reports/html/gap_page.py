@@ -3,45 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from milpplan.explain.judge.records import Change, GapReport, SpaceGap
+from milpplan.explain.judge.records import GapReport, SpaceGap
 from milpplan.problem.plan import Plan
-from milpplan.reports.documents.certificate import certificate_sentence
-from milpplan.reports.documents.document import REASON_WORDS, document_text
-from milpplan.reports.documents.gap_document import (
+from milpplan.reports.answers.gap import (
     GapDocument,
     Judged,
+    LayoutFatesDocument,
     PlanGapDocument,
     SpaceGapDocument,
+    chain_table,
+    changes_table,
+    spaces_table,
+    spending_text,
+    verdict,
 )
-from milpplan.reports.html.charts import Part, stacked_bar
-from milpplan.reports.html.page_data import shown_ranks
-from milpplan.reports.html.page_template import rendered, script_json
-from milpplan.reports.html.step_charts import (
+from milpplan.reports.answers.step import would_be_headline
+from milpplan.reports.blocks import Block, Drawing, Items, Paragraph, Table
+from milpplan.reports.documents.certificate import certificate_sentence
+from milpplan.reports.documents.document import REASON_WORDS, document_text
+from milpplan.reports.html.charts import (
+    Part,
+    colour_keys,
     counted_rows,
     fates_chart,
     memory_rows,
     memory_width,
     search_chart,
+    stacked_bar,
     time_bar,
     time_colour,
     time_names,
 )
-from milpplan.reports.text.gap_text import (
-    EFFORTS,
-    space_row,
-    spending_text,
-    verdict,
-)
-from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cluster_text, layout_text
-from milpplan.reports.words.proof_words import cost_model_text
+from milpplan.reports.html.page_data import shown_ranks
+from milpplan.reports.html.page_template import Section, answer_page
+from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cost_model_text, layout_text
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gib_text, percent_text, seconds_text
 
 NEAR_FRACTION: Final = 0.05
 """Distance from the fastest plan up to which plans are listed."""
+SHOWN_RULES: Final = 5
 MAX_STAGES: Final = 16
 """Maximum number of stages with a bar of memory."""
 Simulated = tuple[str, Plan, StepReport]
@@ -54,70 +58,87 @@ def gap_page(document: GapDocument, judged: Sequence[Judged]) -> str:
     Raises:
         InvalidInputError: jinja2 is not installed.
     """
-    return rendered(
-        "gap_page.html",
-        title=judged[0].name if len(judged) == 1 else f"Gaps of {counted(len(judged), 'plan')}",
-        summary=[_summary(entry) for entry in judged],
-        failed=document.failed,
-        plans=[_plan(entry, said) for entry, said in zip(judged, document.plans, strict=True)],
-        memory_keys=[(colour, label) for colour, (label, _) in enumerate(MEMORY_PARTS.values())],
-        near_text=percent_text(NEAR_FRACTION, 0),
-        document_html=script_json(json.loads(document_text(document))),
+    several = len(judged) > 1
+    sections = [_all_plans(document, judged)] if several or document.failed else []
+    for entry, said in zip(judged, document.plans, strict=True):
+        sections += _plan(entry, said, entry.name if several else "")
+    return answer_page(
+        "Optimality gap",
+        f"Gaps of {counted(len(judged), 'plan')}" if len(judged) != 1 else judged[0].name,
+        "A gap says how much of a plan's step the best plan of a space saves. Its lower end is a plan that was "
+        "simulated, its upper end a lower bound: proved, no plan of the space saves more. All of it speaks about "
+        "the cost model.",
+        sections,
+        ("gap-document", json.loads(document_text(document))),
     )
 
 
-def _summary(entry: Judged) -> tuple[str, ...]:
-    gap = entry.gap
-    memory = gib_text(gap.report.peak_memory_bytes)
-    return (
-        entry.name,
-        seconds_text(gap.report.step_time_s),
-        memory if gap.report.fits else f"{memory}: does not fit",
-        f"{gap.spending.gpu_hours:,.0f}",
-        "; ".join(f"{space.name}: {verdict(gap, space)}" for space in gap.spaces),
-    )
+def _all_plans(document: GapDocument, judged: Sequence[Judged]) -> Section:
+    rows = []
+    for entry in judged:
+        gap = entry.gap
+        memory = gib_text(gap.report.peak_memory_bytes)
+        fits = memory if gap.report.fits else f"{memory}: does not fit"
+        verdicts = "; ".join(f"{space.name}: {verdict(gap, space)}" for space in gap.spaces)
+        step, hours = seconds_text(gap.report.step_time_s), f"{gap.spending.gpu_hours:,.0f}"
+        rows.append((entry.name, step, fits, hours, verdicts))
+    table = Table("", ("plan", "step", "memory", "GPU-hours a run", "gap"), rows, words=(0, -1))
+    failed = [
+        Paragraph(lost.name, "bold").extended(f" was not judged: {lost.seen} {lost.expected} {lost.do}", "default")
+        for lost in document.failed
+    ]
+    return Section("All plans", "", [table, *failed])
 
 
-def _plan(entry: Judged, said: PlanGapDocument) -> dict[str, Any]:
-    """Collect everything that the page shows about a plan."""
-    gap = entry.gap
-    fits = "" if gap.report.fits else "; it does not fit in memory, so the step is only what it would be"
-    cluster, step = (
-        cluster_text(gap.problem, gap.plan.layout.num_gpus),
-        seconds_text(gap.report.step_time_s),
-    )
+def _plan(entry: Judged, said: PlanGapDocument, title: str) -> Iterator[Section]:
+    """Show everything about a plan."""
+    gap, changes = entry.gap, changes_table(entry.gap)
+    yield Section(title, layout_text(gap.plan), list(_summary(entry)))
+    if changes.rows:
+        text = "Each change by itself, simulated; everything else stays as it is."
+        yield Section("What closes the gap", text, [table for table in (changes, chain_table(gap)) if table.rows])
+    else:
+        yield Section("What closes the gap", "No single change makes the plan faster.")
     simulated = _simulated(gap)
+    yield Section("Where the time goes", "Mean of the stages; the parts add up to the step.", _times(simulated))
+    text = "The peak of a GPU by part; the mark on every bar is what can be used."
+    yield Section("Memory of every stage", text, _memory(simulated))
+    for space, own in zip(gap.spaces, said.spaces, strict=True):
+        yield _proof(gap, space, own)
+    columns = ("step", "slower", "memory", "layout")
+    near = Table("", columns, _near_rows(gap), words=(0, -1))
+    within = f"Plans within {percent_text(NEAR_FRACTION, 0)} of the fastest"
+    yield Section(within, _near_text(gap, said.spaces[-1]), [near])
+
+
+def _summary(entry: Judged) -> Iterator[Block]:
+    gap = entry.gap
+    yield would_be_headline(gap.problem, gap.plan, gap.report)
+    flags = ", ".join((*entry.unknown_flags, *entry.ignored_flags))
+    yield Items(
+        (
+            *(f"Gap to {space.name}: {verdict(gap, space)}." for space in gap.spaces),
+            f"Cost: {spending_text(gap)}.",
+            *([f"Not priced, by the file: {flags}"] if flags else []),
+        )
+    )
+    yield Drawing(_ends(gap), "Step times: no plan is left of a bound")
+    yield spaces_table(gap)
+
+
+def _times(simulated: Sequence[Simulated]) -> list[Block]:
+    """Show the parts of every plan's step."""
     reports = [report for _, _, report in simulated]
-    longest, width = max(report.step_time_s for report in reports), memory_width(reports)
-    return {
-        "name": entry.name,
-        "layout": layout_text(gap.plan),
-        "headline": f"{gap.problem.model.name} on {cluster}: {step} a step{fits}",
-        "verdicts": [f"Gap to {space.name}: {verdict(gap, space)}." for space in gap.spaces],
-        "cost": f"Cost: {spending_text(gap)}.",
-        "ends_html": _ends(gap),
-        "best": [space_row(gap, space) for space in gap.spaces],
-        "changes": [_change_row(change) for change in gap.changes],
-        "chain": [_change_row(change) for change in gap.chain],
-        "times_html": counted_rows(
-            (name, time_bar(report.breakdown_s, longest), seconds_text(report.step_time_s))
-            for name, _, report in simulated
-        ),
-        "time_heads": [name for name, _, _ in simulated],
-        "time_rows": [
-            (
-                time_colour(part),
-                TIME_PARTS[part][0],
-                [seconds_text(report.breakdown_s[part]) for report in reports],
-            )
-            for part in time_names(reports)
-        ],
-        "memory": [_memory(*simulated_plan, width) for simulated_plan in simulated],
-        "spaces": [_space(gap, space, own) for space, own in zip(gap.spaces, said.spaces, strict=True)],
-        "near": _near_rows(gap),
-        "near_text": _near_text(gap, said.spaces[-1]),
-        "flags": ", ".join((*entry.unknown_flags, *entry.ignored_flags)),
-    }
+    longest, parts = max(report.step_time_s for report in reports), time_names(reports)
+    bars = counted_rows(
+        (name, time_bar(report.breakdown_s, longest), seconds_text(report.step_time_s))
+        for name, _, report in simulated
+    )
+    keys = colour_keys((time_colour(part), TIME_PARTS[part][0]) for part in parts)
+    rows = [
+        (TIME_PARTS[part][0], *(seconds_text(report.breakdown_s[part]) for report in reports)) for part in parts
+    ]
+    return [Drawing(bars + keys), Table("", ("part", *(name for name, _, _ in simulated)), rows)]
 
 
 def _simulated(gap: GapReport) -> list[Simulated]:
@@ -146,15 +167,17 @@ def _ends(gap: GapReport) -> str:
     )
 
 
-def _memory(name: str, plan: Plan, report: StepReport, width: float) -> dict[str, str]:
-    """Draw the memory bars of a plan's stages."""
-    shown = [(_stage_name(plan, report, number), number) for number in shown_ranks(len(report.stages), MAX_STAGES)]
-    return {
-        "name": name,
-        "peak": gib_text(report.peak_memory_bytes),
-        "limit": gib_text(report.usable_memory_bytes),
-        "bars_html": memory_rows(report, shown, width),
-    }
+def _memory(simulated: Sequence[Simulated]) -> list[Block]:
+    """Draw the memory bars of every plan's stages."""
+    width = memory_width(report for _, _, report in simulated)
+    blocks: list[Block] = []
+    for name, plan, report in simulated:
+        shown = shown_ranks(len(report.stages), MAX_STAGES)
+        bars = memory_rows(report, [(_stage_name(plan, report, number), number) for number in shown], width)
+        peak, limit = gib_text(report.peak_memory_bytes), gib_text(report.usable_memory_bytes)
+        blocks.append(Drawing(f'<div class="rows">{bars}</div>', f"{name}: {peak} of {limit}"))
+    keys = colour_keys((colour, label) for colour, (label, _) in enumerate(MEMORY_PARTS.values()))
+    return [*blocks, Drawing(keys)]
 
 
 def _stage_name(plan: Plan, report: StepReport, number: int) -> str:
@@ -163,57 +186,37 @@ def _stage_name(plan: Plan, report: StepReport, number: int) -> str:
     return f"{stage} on {report.stages[number].node_type}" if plan.layout.replica_micro_batches else stage
 
 
-def _change_row(change: Change) -> tuple[str, ...]:
-    return (
-        change.words,
-        seconds_text(change.step_time_s),
-        gib_text(change.peak_memory_bytes),
-        percent_text(change.saved),
-        "-" if change.closed is None else percent_text(change.closed, 0),
-        EFFORTS[change.effort],
-    )
-
-
-def _space(gap: GapReport, space: SpaceGap, said: SpaceGapDocument) -> dict[str, Any]:
-    """Collect the proof of a space: the search over time, the outcome of its layouts, and the certificate."""
+def _proof(gap: GapReport, space: SpaceGap, said: SpaceGapDocument) -> Section:
+    """Show the proof of a space: the search over time, the outcome of its layouts, and the certificate."""
+    blocks: list[Block] = []
+    log = [(line.wall_time_s, line.incumbent_s, line.bound_s) for line in said.log]
+    progress = search_chart(log, " s", gap.report.step_time_s)
+    if progress:
+        blocks.append(Drawing(progress, "Bound and best plan while the search ran"))
     layouts, certificate = said.layouts, said.certificate
-    refused = (
-        ""
-        if layouts is None
-        else ", ".join(
-            f"{name.replace('_', ' ')} ({count:,})"
-            for name, count in sorted(layouts.rejected.items(), key=lambda item: -item[1])[:5]
-        )
-    )
-    words = ""
     if layouts is not None:
-        fates = ", ".join(
-            f"{layouts.fates[fate]:,} {REASON_WORDS[fate]}" for fate in REASON_WORDS if layouts.fates[fate]
-        )
-        words = (
-            f"{counted(layouts.enumerated, 'partial layout was', 'partial layouts were')} listed, "
-            f"{counted(layouts.legal, 'layout is', 'layouts are')} legal: {fates}. "
-            f"Rules refused the others, most of them by {refused or 'none'}."
-        )
-    sealed = (
-        ""
-        if certificate is None
-        else f"{certificate_sentence(certificate)} milpplan certify proves what solve writes for the same space."
+        chart = "" if space.best_s is None else fates_chart(layouts.rejected, layouts.fates, layouts.bounds)
+        blocks.append(Drawing(chart, "Every layout", _layouts_text(layouts)))
+    if certificate is not None:
+        again = "milpplan certify proves what solve writes for the same space."
+        blocks.append(Paragraph(f"{certificate_sentence(certificate)} {again}"))
+    text = f"Cost model {cost_model_text(gap.problem)}; {said.space}; {said.status.replace('_', ' ')}."
+    return Section(f"The proof for {space.name}", text, blocks)
+
+
+def _layouts_text(layouts: LayoutFatesDocument) -> str:
+    """Describe the outcome of the layouts, and the bars below."""
+    refusals = sorted(layouts.rejected.items(), key=lambda item: -item[1])[:SHOWN_RULES]
+    refused = ", ".join(f"{name.replace('_', ' ')} ({count:,})" for name, count in refusals)
+    fates = ", ".join(
+        f"{layouts.fates[fate]:,} {words}" for fate, words in REASON_WORDS.items() if layouts.fates[fate]
     )
-    return {
-        "name": space.name,
-        "text": f"Cost model {cost_model_text(gap.problem)}; {said.space}; {said.status.replace('_', ' ')}.",
-        "progress_html": search_chart(
-            [(line.wall_time_s, line.incumbent_s, line.bound_s) for line in said.log],
-            " s",
-            gap.report.step_time_s,
-        ),
-        "layouts": words,
-        "fates_html": ""
-        if layouts is None or space.best_s is None
-        else fates_chart(layouts.rejected, layouts.fates, layouts.bounds),
-        "certificate": sealed,
-    }
+    return (
+        f"{counted(layouts.enumerated, 'partial layout was', 'partial layouts were')} listed, "
+        f"{counted(layouts.legal, 'layout is', 'layouts are')} legal: {fates}. Rules refused the others, most of "
+        f"them by {refused or 'none'}. How much longer than the best plan known a layout takes at least, and what "
+        "decided it; the length of a bar is the logarithm of its number."
+    )
 
 
 def _near_rows(gap: GapReport) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from milpplan.communication.records import Pairs, TrafficReport
-from milpplan.reports.text.traffic_text import NAMES
+from milpplan.reports.answers.traffic import NAMES
 from milpplan.simulation.layout_columns import BoolArray, IntArray
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS, Lane, RankLanes, StepLanes
 from milpplan.units import counted

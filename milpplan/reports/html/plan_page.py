@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from milpplan.communication.records import TrafficReport
-from milpplan.explain.records import Missing, NearBest, NearPlan, Overview
+from milpplan.explain.records import Missing, NearBest, Overview
+from milpplan.reports.answers.traffic import parallelism_table
+from milpplan.reports.blocks import Table
 from milpplan.reports.documents.certificate import certificate_sentence
-from milpplan.reports.html.charts import Line, Part, envelope, line_chart, round_levels, stacked_bar
-from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data
-from milpplan.reports.html.page_template import asset, rendered, script_json
-from milpplan.reports.html.step_charts import (
+from milpplan.reports.html.charts import (
+    Line,
+    Part,
+    envelope,
     fates_chart,
+    line_chart,
     memory_rows,
     memory_width,
     named_rows,
+    round_levels,
     search_chart,
+    stacked_bar,
     time_bar,
     time_colour,
     time_names,
     time_ticks,
 )
-from milpplan.reports.text.traffic_text import NAMES
+from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data
+from milpplan.reports.html.page_template import asset, blocks_html, rendered, script_json
 from milpplan.reports.words.plan_words import (
     HIDDEN_PARTS,
     MEMORY_PARTS,
@@ -41,7 +46,6 @@ from milpplan.units import (
     GIB,
     SECONDS_PER_HOUR,
     TRILLION,
-    bytes_text,
     gap_text,
     gib_text,
     percent_text,
@@ -54,7 +58,8 @@ if TYPE_CHECKING:
     from milpplan.reports.documents.document import ResultDocument
 
 
-Section = dict[str, Any]
+Values = dict[str, Any]
+"""Values of a section of the template."""
 LINE_COLOURS: Final = (0, 1, 2, 3, 4, 6, 7, 8)
 """Colours of stages in the chart of memory over time, without the grey that has too little contrast."""
 SHOWN_STAGES: Final = 2 * len(LINE_COLOURS)
@@ -87,15 +92,14 @@ def tiles(overview: Overview, result: ResultDocument | None) -> list[tuple[str, 
     return tiles_shown
 
 
-def stage_rows(overview: Overview) -> list[tuple[str, ...]]:
-    """Make the rows of the table of stages, with equal neighbours merged: stages, layers of each piece, full and
-    selective recomputation, peak, idle."""
-    lanes, merged = overview.lanes.ranks, []
-    rows = [(rank.label, *_held(overview, number)) for number, rank in enumerate(lanes)]
-    for key, same in groupby(rows, key=lambda row: row[1:]):
-        ranks = [row[0] for row in same]
-        merged.append((ranks[0] if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}", *key))
-    return merged
+def stage_table(overview: Overview) -> Table:
+    """Show layers, recomputation, peak and idle time of every stage; equal neighbours share a row."""
+    contents = [(rank.label, _held(overview, number)) for number, rank in enumerate(overview.lanes.ranks)]
+    rows = []
+    for cells, same in groupby(contents, key=lambda row: row[1]):
+        labels = [label for label, _ in same]
+        rows.append((labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]}", *cells))
+    return Table("", ("stage", "layers", "full recompute", "selective", "peak memory", "idle"), rows)
 
 
 def _held(overview: Overview, number: int) -> tuple[str, ...]:
@@ -124,7 +128,7 @@ def _runs(counts: list[int]) -> str:
     return ", ".join(f"{count} x{times}" if times > 1 else str(count) for count, times in runs)
 
 
-def time_section(overview: Overview) -> Section:
+def time_section(overview: Overview) -> Values:
     """Draw the parts of the step time: a bar of the mean, and a bar of every stage."""
     report = overview.report
     step = report.step_time_s
@@ -160,7 +164,7 @@ def _name(overview: Overview, rank: int) -> str:
     return overview.lanes.ranks[rank].name
 
 
-def memory_section(overview: Overview) -> Section:
+def memory_section(overview: Overview) -> Values:
     """Draw the peak by stage and part against the limit, and memory over time."""
     report = overview.report
     whole = memory_width([report])
@@ -207,29 +211,19 @@ def _memory_chart(overview: Overview, high: float) -> str:
     return line_chart(lines, end, time_ticks(end), levels, 0.0, high, label, some)
 
 
-def traffic_rows(report: TrafficReport | None) -> list[tuple[str, ...]]:
-    """Make rows of the traffic of every parallelism: total, inside fast domains, and between them."""
-    if report is None:
-        return []
-    return [
-        (NAMES[name], *(bytes_text(size) for size in (wire, *report.tier_bytes[name].values())))
-        for name, wire in report.wire_bytes.items()
-        if wire
-    ]
-
-
-def search_section(result: ResultDocument | None) -> Section:
+def search_section(result: ResultDocument | None) -> Values:
     """Draw bound and incumbent over time, with the proof; empty where the file holds no search."""
     if result is None or result.objective.value is None:
         return {}
     layouts = result.layouts
-    counts = [
-        ("do not fit in memory", layouts.does_not_fit),
-        ("excluded by a bound", layouts.bounded),
-        ("excluded by a relaxation", layouts.relaxed),
-        ("solved", layouts.solved),
-        ("left open", layouts.open),
-    ]
+    outcomes = {
+        "do not fit in memory": layouts.does_not_fit,
+        "excluded by a bound": layouts.bounded,
+        "excluded by a relaxation": layouts.relaxed,
+        "solved": layouts.solved,
+        "left open": layouts.open,
+    }
+    counts = [(what, f"{count:,}") for what, count in outcomes.items() if count]
     priced = None if result.target is None else result.target.price
     return {
         "proof": result.proof,
@@ -240,7 +234,7 @@ def search_section(result: ResultDocument | None) -> Section:
         "seconds": seconds_text(result.wall_time_s),
         "legal": f"{layouts.legal:,}",
         "enumerated": f"{layouts.enumerated:,}",
-        "counts": [(what, f"{count:,}") for what, count in counts if count],
+        "counts_html": blocks_html([Table("", ("what became of the layouts", "number"), counts)]),
         "chart_html": search_chart(
             [(line.wall_time_s, line.incumbent, line.bound) for line in result.log],
             "" if result.objective.name == "gpu_hours" else " s",
@@ -257,14 +251,23 @@ def _most_refused(rejected: dict[str, int]) -> list[tuple[str, str]]:
     return [(name.replace("_", " "), f"{count:,}") for count, name in refusals[:SHOWN_RULES]]
 
 
-def near_section(overview: Overview) -> Section:
+def near_section(overview: Overview) -> Values:
     """List other layouts within a per cent."""
     near = overview.near
     if isinstance(near, Missing):
         return {"missing": near}
+    rows = [
+        (
+            seconds_text(plan.step_time_s),
+            signed_percent_text(plan.excess, 2),
+            gib_text(plan.peak_memory_bytes),
+            difference_text(plan.plan, overview.plan),
+        )
+        for plan in near.plans[:SHOWN_PLANS]
+    ]
     return {
         "within": percent_text(near.within, 0),
-        "rows": [_near_row(overview, plan) for plan in near.plans[:SHOWN_PLANS]],
+        "rows": rows,
         "more": max(0, len(near.plans) - SHOWN_PLANS),
         "summary": _near_summary(near),
     }
@@ -292,16 +295,7 @@ def _near_summary(near: NearBest) -> str:
     )
 
 
-def _near_row(overview: Overview, near: NearPlan) -> tuple[str, ...]:
-    return (
-        signed_percent_text(near.excess, 2),
-        seconds_text(near.step_time_s),
-        gib_text(near.peak_memory_bytes),
-        difference_text(near.plan, overview.plan),
-    )
-
-
-def rule_section(overview: Overview) -> Section:
+def rule_section(overview: Overview) -> Values:
     """Show the plan beside that of the published rule of thumb."""
     rule = overview.rule
     if isinstance(rule, Missing):
@@ -353,12 +347,12 @@ def plan_page(overview: Overview, result: ResultDocument | None = None, notes: t
         tiles=tiles(overview, result),
         words=plan_sentences(overview.problem, overview.plan, overview.report),
         layout=layout_text(overview.plan),
-        stages=stage_rows(overview),
+        stages_html=blocks_html([stage_table(overview)]),
         num_stages=len(overview.report.stages),
         makes=len(overview.plan.layout.replica_micro_batches),
         time=time_section(overview),
         memory=memory_section(overview),
-        traffic_rows=traffic_rows(traffic),
+        traffic_html="" if traffic is None else blocks_html([parallelism_table(traffic)]),
         no_traffic=overview.traffic if traffic is None else None,
         search=search_section(result),
         near=near_section(overview),

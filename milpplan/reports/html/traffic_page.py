@@ -8,20 +8,27 @@ from typing import Final
 import numpy as np
 
 from milpplan.communication.records import Bandwidth, TrafficReport
-from milpplan.reports.html.charts import Line, Part, line_chart, round_levels, stacked_bar
+from milpplan.reports.answers.traffic import cluster_words, overheads_s, parallelism_table
+from milpplan.reports.blocks import Drawing
+from milpplan.reports.html.charts import (
+    Line,
+    Part,
+    colour_keys,
+    counted_rows,
+    line_chart,
+    round_levels,
+    stacked_bar,
+    time_ticks,
+)
 from milpplan.reports.html.page_data import MAX_ROWS, matrix_data
-from milpplan.reports.html.page_template import asset, rendered, script_json
-from milpplan.reports.html.step_charts import counted_rows, time_ticks
-from milpplan.reports.text.traffic_text import NAMES, cluster_words
+from milpplan.reports.html.page_template import Section, answer_page, asset
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.units import bytes_text, counted, percent_text, seconds_text
 
-OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
-HEAD: Final = ("parallelism", "all GPUs", "inside domains", "between", "pairs")
 ROOM: Final = 1.05
 """Height of a chart, as a multiple of its largest value."""
 MAX_TICKS: Final = 4
-EXPOSED, HIDDEN = 9, 5
+OVERHEAD_COLOURS: Final = {"exposed": 9, "hidden": 5}
 """Colours of exposed and hidden communication."""
 
 
@@ -31,42 +38,46 @@ def traffic_page(report: TrafficReport, title: str) -> str:
     Raises:
         InvalidInputError: jinja2 is not installed.
     """
-    rows = _rows(report)
     summary = (
         f"{bytes_text(sum(report.wire_bytes.values()))} a step of {seconds_text(report.step_time_s)} on "
         f"{cluster_words(report)}; {report.algorithm} algorithms."
     )
-    return rendered(
-        "traffic_page.html",
-        title=title,
-        summary=summary,
-        head=HEAD,
-        rows=rows,
-        busy=percent_text(float(np.mean([use.busy_fraction for use in report.utilisation]))),
-        over_step_html=_over_step(report),
-        links_html=_links(report),
-        overheads_html=_overheads(report),
-        bandwidths=_bandwidths(report),
-        matrix_html=script_json(matrix_data(report, MAX_ROWS)) if rows else "",
-        script_html=asset("page.js") + asset("matrix.js"),
+    busy = percent_text(float(np.mean([use.busy_fraction for use in report.utilisation])))
+    table = parallelism_table(report)
+    sections = (
+        Section("Who sends to whom", "", [Drawing(asset("matrix.html")), table])
+        if table.rows
+        else Section("Who sends to whom", "Nobody sends anything."),
+        Section(
+            "Over the step",
+            "Bytes a second of all GPUs together. Messages of a work item are spread evenly over it, so that "
+            "peaks inside one are not seen.",
+            [_over_step(report)],
+        ),
+        Section(
+            "The network of every node",
+            "Bytes a step that leave and enter each node, in the order of the nodes.",
+            [_links(report)],
+        ),
+        Section(
+            "Communication beside the step",
+            "Each as a share of the step: what adds to it, and what compute hides. GPUs are busy "
+            f"{busy} of the step.",
+            [_overheads(report)],
+        ),
+        Section(
+            "Effective bandwidth",
+            "Bus bandwidth of a collective for each GPU, from the cost model. Both scales are logarithmic; dashed "
+            "groups reach over domains.",
+            _bandwidths(report),
+        ),
     )
+    data = ("matrix-data", matrix_data(report, MAX_ROWS) if table.rows else None)
+    script = asset("page.js") + asset("matrix.js")
+    return answer_page("Traffic of one step", title, summary, sections, data, script)
 
 
-def _rows(report: TrafficReport) -> list[tuple[str, ...]]:
-    """Make rows of the traffic of every parallelism."""
-    return [
-        (
-            NAMES[name],
-            bytes_text(wire),
-            *(bytes_text(report.tier_bytes[name][tier]) for tier in ("inside", "between")),
-            f"{len(report.pairs[name].sender):,}",
-        )
-        for name, wire in report.wire_bytes.items()
-        if wire
-    ]
-
-
-def _over_step(report: TrafficReport) -> str:
+def _over_step(report: TrafficReport) -> Drawing:
     """Draw the rate of all GPUs together by tier."""
     edges = report.timeline.edges_s
     length, end = float(edges[1] - edges[0]), float(edges[-1])
@@ -79,7 +90,7 @@ def _over_step(report: TrafficReport) -> str:
     return _from_zero(lines, end, time_ticks(end), "Bytes a second over the step", a_second=True)
 
 
-def _links(report: TrafficReport) -> str:
+def _links(report: TrafficReport) -> Drawing:
     """Draw bytes out of and into the network of every node."""
     links, places = report.node_links, np.arange(len(report.node_links.out_between), dtype=np.float64)
     lines = [
@@ -92,45 +103,36 @@ def _links(report: TrafficReport) -> str:
 
 def _from_zero(
     lines: Sequence[Line], end: float, ticks: list[tuple[float, str]], label: str, *, a_second: bool = False
-) -> str:
+) -> Drawing:
     """Draw non-negative lines with levels in bytes, or in bytes per second."""
     high = ROOM * max(float(line.values.max(initial=0.0)) for line in lines) or 1.0
     levels = [(level, bytes_text(level) + ("/s" if a_second else "")) for level in round_levels(0.0, high)]
-    return line_chart(lines, end, ticks, levels, 0.0, high, label)
+    return Drawing(line_chart(lines, end, ticks, levels, 0.0, high, label))
 
 
-def _overheads(report: TrafficReport) -> str:
+def _overheads(report: TrafficReport) -> Drawing:
     """Draw exposed and hidden communication as shares of the step."""
-    times = {
-        name: (report.exposed_s.get(f"{name}_exposed", 0.0), report.hidden_s.get(f"{name}_hidden", 0.0))
-        for name in OVERHEADS
-    }
-    times = {name: both for name, both in times.items() if any(both)}
+    times = overheads_s(report)
     whole = max([report.step_time_s, *(sum(both) for both in times.values())])
     bars = []
     for name, both in times.items():
         texts = [percent_text(seconds / report.step_time_s) for seconds in both]
-        exposed, hidden = (
+        parts = [
             Part(word, seconds, text, colour)
-            for word, seconds, text, colour in zip(
-                ("exposed", "hidden"), both, texts, (EXPOSED, HIDDEN), strict=True
-            )
-        )
-        bars.append((name.replace("_", " "), stacked_bar([exposed, hidden], whole), " + ".join(texts)))
-    return counted_rows(bars)
+            for (word, colour), seconds, text in zip(OVERHEAD_COLOURS.items(), both, texts, strict=True)
+        ]
+        bars.append((name.replace("_", " "), stacked_bar(parts, whole), " + ".join(texts)))
+    return Drawing(counted_rows(bars) + colour_keys((colour, word) for word, colour in OVERHEAD_COLOURS.items()))
 
 
-def _bandwidths(report: TrafficReport) -> list[dict[str, str]]:
+def _bandwidths(report: TrafficReport) -> list[Drawing]:
     """Draw bus bandwidth over message size: a chart for every operation and a line for every group."""
     groups: dict[str, dict[str, list[Bandwidth]]] = {}
     for row in report.bandwidths:
         of_type = f", {row.nodes}" if len(report.blocks) > 1 else ""
-        lines = groups.setdefault(row.operation, {})
+        lines = groups.setdefault(row.operation.replace("_", "-"), {})
         lines.setdefault(f"{counted(row.num_gpus, 'GPU')}, {row.where}{of_type}", []).append(row)
-    return [
-        {"name": name.replace("_", "-"), "chart_html": _bandwidth_chart(name, lines)}
-        for name, lines in groups.items()
-    ]
+    return [Drawing(_bandwidth_chart(name, lines), name) for name, lines in groups.items()]
 
 
 def _bandwidth_chart(operation: str, groups: dict[str, list[Bandwidth]]) -> str:
@@ -154,7 +156,7 @@ def _bandwidth_chart(operation: str, groups: dict[str, list[Bandwidth]]) -> str:
     # Few levels, and none at the right edge, where the text would not fit.
     some = messages[: -1 : -(-len(messages) // MAX_TICKS)]
     ticks = [(float(np.log10(size)) - first, bytes_text(size)) for size in some]
-    return line_chart(lines, end, ticks, levels, low, high, f"Bus bandwidth of {operation.replace('_', '-')}")
+    return line_chart(lines, end, ticks, levels, low, high, f"Bus bandwidth of {operation}")
 
 
 def _logs(values: list[float]) -> FloatArray:

@@ -9,6 +9,7 @@ import numpy as np
 from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.result import PlanResult
+from milpplan.reports.answers.traffic import NAMES, OVERHEADS
 from milpplan.reports.html.charts import envelope
 from milpplan.reports.html.page_data import (
     MAX_ITEMS,
@@ -18,7 +19,6 @@ from milpplan.reports.html.page_data import (
     row_word,
     shown_ranks,
 )
-from milpplan.reports.text.traffic_text import NAMES
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS, StepLanes
@@ -159,7 +159,6 @@ HEIGHT: Final = 760
 DECADES: Final = 5
 """Powers of ten that the colours of a heat map distinguish."""
 COMMUNICATION_COLOURS: Final = {"exposed": "#d62728", "hidden": "#9ecae1"}
-OVERHEADS: Final = ("tp", "cp", "ep", "zero", "param_gather", "grad_reduce")
 
 
 def require_plotly() -> Any:

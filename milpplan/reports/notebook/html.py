@@ -1,181 +1,108 @@
-"""HTML, without a script, that a notebook shows for a result, a plan, a simulated step, and other answers.
-
-Answers without a picture are shown as the text of the command line, with its colours.
-"""
+"""HTML, without a script, that a notebook shows: the blocks of an answer in a style of their own."""
 
 from __future__ import annotations
 
-from html import escape
-from io import StringIO
+from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING
-
-from rich.console import Console, RenderableType
+from typing import TYPE_CHECKING, Final
 
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Plan
-from milpplan.reports.html.charts import Part, stacked_bar
+from milpplan.reports.blocks import Block, Drawing, Items, Paragraph, Table
+from milpplan.reports.html.charts import (
+    colour_keys,
+    memory_rows,
+    memory_width,
+    time_bar,
+    time_colour,
+    time_names,
+)
+from milpplan.reports.html.page_template import blocks_html
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cluster_text, layout_text, plan_sentences
 from milpplan.simulation.report import StepReport
-from milpplan.units import counted, gap_text, gib_text, percent_text, rate_text, seconds_text
+from milpplan.units import gap_text, gib_text, percent_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
-    from milpplan.communication.records import TrafficReport
-    from milpplan.explain.hardware_choice import Choice, Fewest
-    from milpplan.explain.judge.records import GapReport
-    from milpplan.explain.records import Explanation
-    from milpplan.lengths.records import LengthsResult
+    from milpplan.explain.hardware_choice import Fewest
 
-COLOURS = (
+COLOURS: Final = (
     *("#2f77b4", "#9a6bb3", "#e0762b", "#caa11c", "#2e9e6f", "#c9d1d9"),
     *("#b5566a", "#4ab3c9", "#8a8f98", "#c62828"),
 )
-_RULES = "".join(f".milpplan .c{number}{{background:{colour}}}" for number, colour in enumerate(COLOURS))
-STYLE = (
+_RULES: Final = "".join(f".milpplan .c{number}{{background:{colour}}}" for number, colour in enumerate(COLOURS))
+STYLE: Final = (
     "<style>.milpplan .bar{position:relative;display:flex;height:1.2em;max-width:40em;margin:.3em 0;"
     "background:rgba(128,128,128,.15);border-radius:4px;overflow:hidden}.milpplan .piece{height:100%}"
     ".milpplan .mark{position:absolute;top:0;bottom:0;width:2px;background:#c62828}"
     ".milpplan i{display:inline-block;width:.8em;height:.8em;border-radius:3px;margin-right:.4em}"
-    f".milpplan td,.milpplan th{{text-align:left}}{_RULES}</style>"
+    ".milpplan .key{margin-right:1em}.milpplan td,.milpplan th{text-align:right;vertical-align:top;"
+    "padding:.15em .9em .15em 0}.milpplan td:first-child,"
+    ".milpplan th:first-child,.milpplan .text{text-align:left}.milpplan .green{color:#2e9e6f}"
+    f".milpplan .yellow{{color:#b08800}}.milpplan .red{{color:#c62828}}{_RULES}</style>"
 )
 
 
-def result_html(result: PlanResult) -> str:
+def notebook_html(blocks: Iterable[Block]) -> str:
+    """Convert blocks to HTML with its style."""
+    return f'<div class="milpplan">{STYLE}{blocks_html(blocks)}</div>'
+
+
+def result_blocks(result: PlanResult) -> list[Block]:
     """Show status, gap, the plan in words, and the parts of time and memory."""
     status = result.status.replace("_", " ")
-    title = f"{result.problem.model.name}: {status}"
     if result.plan is None or result.report is None:
-        return _framed(f"<b>{escape(title)}</b> {escape(result.message)}")
+        return [Paragraph(f"{result.problem.model.name}: {status}", "bold"), Paragraph(result.message)]
     cluster = cluster_text(result.problem, result.plan.layout.num_gpus)
     head = f"{result.problem.model.name} on {cluster}: {status}, {seconds_text(result.report.step_time_s)} a step"
-    if result.gap is not None:
-        head += f", gap {gap_text(result.gap)}"
-    words = "".join(
-        f"<li>{escape(sentence)}</li>" for sentence in plan_sentences(result.problem, result.plan, result.report)
-    )
-    return _framed(f"<b>{escape(head)}</b><ul>{words}</ul>{_step(result.report)}")
+    gap = "" if result.gap is None else f", gap {gap_text(result.gap)}"
+    words = Items(tuple(plan_sentences(result.problem, result.plan, result.report)))
+    return [Paragraph(f"{head}{gap}", "bold"), words, *_parts(result.report)]
 
 
-def step_html(report: StepReport) -> str:
+def step_blocks(report: StepReport) -> list[Block]:
     """Show step time, throughput, and the parts of time and memory."""
     head = (
         f"{seconds_text(report.step_time_s)} a step, {rate_text(report.tokens_per_s)} tokens/s, MFU "
         f"{percent_text(report.mfu)}, peak {gib_text(report.peak_memory_bytes)} of "
         f"{gib_text(report.usable_memory_bytes)}: {report.memory_verdict.replace('_', ' ')}"
     )
-    return _framed(f"<b>{escape(head)}</b>{_step(report)}")
+    return [Paragraph(head, "bold"), *_parts(report)]
 
 
-def plan_html(plan: Plan) -> str:
+def plan_blocks(plan: Plan) -> list[Block]:
     """Show the degrees, and the contents of every pipeline rank; equal neighbours share a row."""
-    rows = []
+    contents = []
     for rank, own in enumerate(plan.layout.rank_stages):
         stages = [plan.virtual_stages[j] for j in own]
-        spans = ", ".join(str(stage.num_layers) for stage in stages)
+        layers = ", ".join(str(stage.num_layers) for stage in stages)
         full, selective = (sum(getattr(s.recompute, mode) for s in stages) for mode in ("full", "selective"))
-        rows.append((rank, (spans, str(full), str(selective))))
-    lines = []
-    for cells, same in groupby(rows, key=lambda row: row[1]):
+        contents.append((rank, (layers, str(full), str(selective))))
+    rows = []
+    for cells, same in groupby(contents, key=lambda row: row[1]):
         ranks = [rank for rank, _ in same]
-        name = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in (name, *cells)) + "</tr>")
-    head = "".join(f"<th>{name}</th>" for name in ("stage", "layers", "full recompute", "selective"))
-    return _framed(f"<b>{escape(layout_text(plan))}</b><table><tr>{head}</tr>{''.join(lines)}</table>")
+        rows.append((str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}", *cells))
+    table = Table("", ("stage", "layers", "full recompute", "selective"), rows)
+    return [Paragraph(layout_text(plan), "bold"), table]
 
 
-def _step(report: StepReport) -> str:
-    """Draw two bars with their keys."""
-    time = [
-        Part(label, seconds, seconds_text(seconds), number)
-        for number, (name, (label, _)) in enumerate(TIME_PARTS.items())
-        if (seconds := report.breakdown_s[name])
-    ]
-    memory = report.stages[report.tightest_stage].memory
-    sizes = [
-        Part(label, size, gib_text(size), number)
-        for number, (name, (label, _)) in enumerate(MEMORY_PARTS.items())
-        if (size := getattr(memory, name))
-    ]
-    usable = report.usable_memory_bytes
-    whole = 1.04 * max(usable, report.peak_memory_bytes)
-    return (
-        f"<div>time (mean of the stages)</div>{stacked_bar(time, report.step_time_s)}{_keys(time)}"
-        f"<div>memory (stage {report.tightest_stage}, the fullest; the mark is the limit)</div>"
-        f"{stacked_bar(sizes, whole, usable)}{_keys(sizes)}"
-    )
-
-
-def _keys(parts: list[Part]) -> str:
-    keys = (
-        f'<span><i class="c{part.colour % len(COLOURS)}"></i>{escape(part.name)} {escape(part.text)}</span>'
-        for part in parts
-    )
-    return f"<div>{' &nbsp; '.join(keys)}</div>"
-
-
-def _framed(inside: str) -> str:
-    return f'<div class="milpplan">{STYLE}{inside}</div>'
-
-
-WIDTH = 100
-"""Columns of the text, as in a file."""
-FRAME = '<pre style="font-family:ui-monospace,monospace;line-height:1.35;overflow-x:auto">{code}</pre>'
-
-
-def told_html(renderable: RenderableType) -> str:
-    """Convert a renderable to HTML of fixed width, with inline colours."""
-    console = Console(
-        file=StringIO(),
-        record=True,
-        width=WIDTH,
-        force_terminal=True,
-        force_jupyter=False,  # else rich displays the text in the notebook by itself, beside the HTML
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
-    console.print(renderable)
-    return console.export_html(inline_styles=True, code_format=FRAME)
-
-
-def gap_html(report: GapReport) -> str:
-    """Show the gap of a plan."""
-    from milpplan.reports.documents.gap_document import Judged
-    from milpplan.reports.text.gap_text import gap_report
-
-    return told_html(gap_report(Judged("plan", report)))
-
-
-def explanation_html(explanation: Explanation) -> str:
-    """Show the limits of a plan, and the value of changes."""
-    from milpplan.reports.text.explain_text import explanation_report
-
-    return told_html(explanation_report(explanation))
-
-
-def lengths_html(result: LengthsResult) -> str:
-    """Show a step of several lengths."""
-    from milpplan.reports.text.lengths_text import lengths_tables
-
-    return told_html(lengths_tables(result))
-
-
-def traffic_html(report: TrafficReport) -> str:
-    """Show the traffic of a plan."""
-    from milpplan.reports.text.traffic_text import traffic_tables
-
-    return told_html(traffic_tables(report))
-
-
-def choice_html(choice: Choice) -> str:
-    """Show candidates in order."""
-    from milpplan.reports.text.hardware_choice_text import choice_report
-
-    return told_html(choice_report(choice, 1e-4))
-
-
-def fewest_html(fewest: Fewest) -> str:
+def fewest_blocks(fewest: Fewest) -> list[Block]:
     """Show the minimum number of accelerators, the reason why fewer do not suffice, and the plan."""
-    number = "no number with a plan was found" if fewest.num_gpus is None else f"{counted(fewest.num_gpus, 'GPU')}"
-    lack = f" (proved: no plan on up to {fewest.refused[-1]:,}). {fewest.why}" if fewest.refused else ""
-    return f"<p><b>Fewest: {escape(number)}</b>{escape(lack)}</p>{result_html(fewest.result)}"
+    from milpplan.reports.answers.hardware_choice import fewest_headline
+
+    return [fewest_headline(fewest), *result_blocks(fewest.result)]
+
+
+def _parts(report: StepReport) -> list[Block]:
+    """Draw the parts of time and memory with their sizes."""
+    time = {name: report.breakdown_s[name] for name in time_names([report])}
+    words = ((time_colour(name), f"{TIME_PARTS[name][0]} {seconds_text(time[name])}") for name in time)
+    fullest = report.tightest_stage
+    sizes = [getattr(report.stages[fullest].memory, name) for name in MEMORY_PARTS]
+    labels = (label for label, _ in MEMORY_PARTS.values())
+    parts = enumerate(zip(labels, sizes, strict=True))
+    keys = ((colour, f"{label} {gib_text(size)}") for colour, (label, size) in parts if size)
+    bars = memory_rows(report, [("", fullest)], memory_width([report]))
+    return [
+        Drawing(time_bar(time, report.step_time_s) + colour_keys(words), "", "time (mean of the stages)"),
+        Drawing(bars + colour_keys(keys), "", f"memory (stage {fullest}, the fullest; the mark is the limit)"),
+    ]

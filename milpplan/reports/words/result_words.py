@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Literal
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
@@ -12,6 +11,7 @@ from milpplan.optimize.result import PlanResult, TargetPrice
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.documents.certificate import digest
+from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.units import count_text, counted, money_text, percent_text, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence, TermEvidence
@@ -27,21 +27,6 @@ class RunDocument(Record):
     price_per_gpu_hour: float | None
     cost: float | None
     least_cost: float | None
-
-
-def run_document(totals: RunTotals | None) -> RunDocument | None:
-    """Make the record of a run's totals."""
-    if totals is None:
-        return None
-    return RunDocument(
-        tokens=totals.tokens,
-        days=totals.days,
-        gpu_hours=totals.gpu_hours,
-        least_gpu_hours=totals.least_gpu_hours,
-        price_per_gpu_hour=totals.price_per_gpu_hour,
-        cost=totals.cost,
-        least_cost=totals.least_cost,
-    )
 
 
 def run_text(totals: RunTotals) -> str:
@@ -93,23 +78,13 @@ def target_document(result: PlanResult) -> TargetDocument | None:
     space, price = result.problem.space, result.target_price
     if space.target is None:
         return None
-    priced = None if price is None else target_price_document(result.problem, price)
+    priced = None
+    if price is not None:
+        whole = result.problem.model_copy(update={"space": price.space})
+        priced = document_of(
+            TargetPriceDocument, price, plan=plan_document(price.plan), problem_sha256=digest(whole)
+        )
     return TargetDocument(name=space.target, version=space.target_version, price=priced)
-
-
-def target_price_document(problem: Problem, price: TargetPrice) -> TargetPriceDocument:
-    """Make the record of the price of a problem's restriction."""
-    return TargetPriceDocument(
-        objective=price.objective,
-        objective_bound=price.objective_bound,
-        least_fraction=price.least_fraction,
-        most_fraction=price.most_fraction,
-        status=price.status,
-        wall_time_s=price.wall_time_s,
-        space=price.space,
-        plan=plan_document(price.plan),
-        problem_sha256=digest(problem.model_copy(update={"space": price.space})),
-    )
 
 
 def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument) -> str:
@@ -222,25 +197,13 @@ def evidence_document(evidence: Evidence | None, step_time_s: float | None) -> E
         return None
     missing = tuple(term.name for term in evidence.unexercised)
     without = next((ablated.best_s for ablated in evidence.ablations if ablated.times == 0), None)
-    return EvidenceDocument(
-        generation=evidence.generation,
-        num_runs=evidence.num_runs,
-        num_memory_runs=evidence.num_memory_runs,
-        terms=tuple(_term(term) for term in evidence.terms),
+    return document_of(
+        EvidenceDocument,
+        evidence,
+        terms=tuple(document_of(TermDocument, term, term=term.name) for term in evidence.terms),
         unexercised=missing,
         share=None if without is None or not missing else 1 - without / step_time_s,
-        elsewhere=evidence.elsewhere,
-        num_plans=evidence.num_plans,
-        ablations=tuple(
-            AblationDocument(**asdict(ablated), still_best=ablated.still_best) for ablated in evidence.ablations
-        ),
     )
-
-
-def _term(term: TermEvidence) -> TermDocument:
-    values = asdict(term)
-    del values["words"]
-    return TermDocument(term=values.pop("name"), **values)
 
 
 def evidence_sentence(evidence: EvidenceDocument) -> str:

@@ -1,59 +1,46 @@
-"""Shipped models and hardware as tables, and any description as text."""
+"""Shipped models and hardware as tables, any description as text, and the checks of the installed solvers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-
-from rich import box
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem.catalog import file_keys, hardware_names, load_hardware, load_model, model_names, preset_text
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
+from milpplan.reports.blocks import Block, Paragraph, Span, Table
 from milpplan.simulation.layers.parameters import active_parameters, total_parameters
 from milpplan.units import count_text, gib_text
 
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    return table
+if TYPE_CHECKING:
+    from milpplan.optimize.milp.solver_self_test import SelfTestResult
 
 
 def model_table() -> Table:
     """List every shipped model with its main dimensions."""
-    table = _table("model", "parameters", "active", "layers", "hidden", "sequence")
+    rows = []
     for name in model_names():
         model = load_model(name)
-        table.add_row(
-            name,
-            count_text(total_parameters(model)),
-            count_text(active_parameters(model)),
-            f"{model.num_layers:,}",
-            f"{model.hidden_size:,}",
-            f"{model.default_sequence_length:,}",
-        )
-    return table
+        parameters = (count_text(total_parameters(model)), count_text(active_parameters(model)))
+        sizes = (model.num_layers, model.hidden_size, model.default_sequence_length)
+        rows.append((name, *parameters, *(f"{size:,}" for size in sizes)))
+    columns = ("model", "parameters", "active", "layers", "hidden", "sequence")
+    return Table("", columns, rows)
 
 
 def hardware_table() -> Table:
     """List every shipped hardware description."""
-    table = _table("hardware", "accelerator", "memory", "a node", "fast domain", "fp8")
+    rows = []
     for name in hardware_names():
         hardware = load_hardware(name)
         accelerator = hardware.accelerator
-        table.add_row(
-            name,
-            accelerator.name,
-            gib_text(accelerator.memory_bytes),
-            f"{hardware.gpus_per_node}",
-            f"{hardware.scale_up.num_gpus}",
-            "yes" if accelerator.fp8 else "no",
-        )
-    return table
+        counts = (f"{hardware.gpus_per_node}", f"{hardware.scale_up.num_gpus}")
+        fp8 = "yes" if accelerator.fp8 else "no"
+        rows.append((name, accelerator.name, gib_text(accelerator.memory_bytes), *counts, fp8))
+    columns = ("hardware", "accelerator", "memory", "a node", "fast domain", "fp8")
+    return Table("", columns, rows)
 
 
 def description(name: str, ignore: Collection[str] = ()) -> tuple[str, str]:
@@ -119,3 +106,19 @@ def _read(name: str, ignore: Collection[str]) -> ModelSpec | HardwareSpec:
             "Start from an example: `milpplan show llama3-8b`, `milpplan show dgx-h100`.",
         )
     return load_model(name, ignore) if len(model) > len(hardware) else load_hardware(name)
+
+
+def doctor_blocks(results: Sequence[SelfTestResult]) -> list[Block]:
+    """Show a row for each check, with the consequence of every failure."""
+    rows = []
+    for result in results:
+        verdict = Span("ok", "green") if result.passed else Span("FAILED", "bold red")
+        if not result.answered:
+            verdict = Span("not usable", "yellow")
+        rows.append((result.name, verdict, result.seen))
+    failures = [
+        Paragraph(f"{result.name}: expected {result.expected}, got {result.seen}. {result.meaning}")
+        for result in results
+        if not result.passed
+    ]
+    return [Table("", ("check", "", "seen"), rows, words=(0, 1, 2)), *failures]

@@ -6,14 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
-from milpplan.reports.text.terminal import report_table
+from milpplan.reports.blocks import Block, Paragraph, Table
+from milpplan.reports.documents.fields import document_of
 from milpplan.reports.words.plan_words import cluster_text
 from milpplan.simulation.report import BREAKDOWN, StepReport
 from milpplan.units import (
@@ -25,7 +22,6 @@ from milpplan.units import (
     seconds_text,
     signed_percent_text,
 )
-from milpplan.version import __version__
 
 DIFFERENT = 1e-4
 """Relative difference up to which plans count as equally fast: the default tolerance of a proof."""
@@ -143,44 +139,38 @@ def best_bound_s(sides: Sequence[Side]) -> float | None:
 def comparison_document(sides: Sequence[Side]) -> ComparisonDocument:
     """Make the document of a comparison."""
     bound, first = best_bound_s(sides), sides[0]
-    plans = [
-        SideDocument(
-            name=side.name,
-            step_time_s=side.report.step_time_s,
-            tokens_per_s=side.report.tokens_per_s,
-            mfu=side.report.mfu,
+    plans = tuple(
+        document_of(
+            SideDocument,
+            side,
+            side.report,
             num_gpus=side.plan.layout.num_gpus,
             gpu_hours_per_billion_tokens=side.gpu_s_per_token * 1e9 / SECONDS_PER_HOUR,
-            peak_memory_bytes=side.report.peak_memory_bytes,
-            fits=side.report.fits,
             slower_fraction=side.gpu_s_per_token / first.gpu_s_per_token - 1.0,
             gap_to_bound=None if bound is None else max(0.0, 1.0 - bound / side.report.step_time_s),
             layout=side.plan.layout,
             breakdown=side.report.breakdown_s,
         )
         for side in sides
-    ]
-    return ComparisonDocument(
-        milpplan_version=__version__,
-        same_problem=same_problem(sides),
-        differences=differences(sides),
-        plans=tuple(plans),
     )
+    same, different = same_problem(sides), differences(sides)
+    return document_of(ComparisonDocument, same_problem=same, differences=different, plans=plans)
 
 
-def comparison_report(sides: Sequence[Side]) -> RenderableType:
+def comparison_blocks(sides: Sequence[Side]) -> list[Block]:
     """Show the verdict, the differences, the results, and the parts of the time from the largest difference on."""
-    names = [printable(side.name) for side in sides]
-    parts: list[RenderableType] = [Text(line) for line in _verdicts(sides, names)]
-    rows = differences(sides)
-    table = report_table("What differs", "field", *names)
-    for name, values in rows.items():
-        table.add_row(name.replace("_", " "), *(Text(printable(value)) for value in values))
-    parts += [Text(), table if rows else Text("Layouts, stages and problems are the same.")]
-    return Group(*parts, _results(sides, names), _times(sides, names))
+    names = tuple(printable(side.name) for side in sides)
+    rows = [
+        (name.replace("_", " "), *(printable(value) for value in values))
+        for name, values in differences(sides).items()
+    ]
+    differing = Table("What differs", ("field", *names), rows)
+    shown = differing if rows else Paragraph("Layouts, stages and problems are the same.")
+    verdicts = (Paragraph(line) for line in _verdicts(sides, names))
+    return [*verdicts, Paragraph(), shown, _results(sides, names), _times(sides, names)]
 
 
-def _verdicts(sides: Sequence[Side], names: list[str]) -> Iterator[str]:
+def _verdicts(sides: Sequence[Side], names: tuple[str, ...]) -> Iterator[str]:
     first = sides[0]
     for side, name in zip(sides[1:], names[1:], strict=True):
         ratio = side.gpu_s_per_token / first.gpu_s_per_token - 1.0
@@ -205,29 +195,31 @@ def _largest(first: Side, side: Side) -> tuple[str, float]:
     return part, change[part]
 
 
-def _results(sides: Sequence[Side], names: list[str]) -> Table:
-    table = report_table("Results", "", *names)
+def _results(sides: Sequence[Side], names: tuple[str, ...]) -> Table:
     reports, bound = [side.report for side in sides], best_bound_s(sides)
-    table.add_row("step", *(seconds_text(report.step_time_s) for report in reports))
-    table.add_row("tokens/s", *(rate_text(report.tokens_per_s) for report in reports))
-    table.add_row("MFU", *(percent_text(report.mfu) for report in reports))
     hours = (side.gpu_s_per_token * 1e9 / SECONDS_PER_HOUR for side in sides)
-    table.add_row("GPU-hours a billion tokens", *(f"{value:,.4g}" for value in hours))
-    table.add_row("peak memory", *(gib_text(report.peak_memory_bytes) for report in reports))
-    table.add_row("memory", *(report.memory_verdict.replace("_", " ") for report in reports))
+    rows = [
+        ("step", *(seconds_text(report.step_time_s) for report in reports)),
+        ("tokens/s", *(rate_text(report.tokens_per_s) for report in reports)),
+        ("MFU", *(percent_text(report.mfu) for report in reports)),
+        ("GPU-hours a billion tokens", *(f"{value:,.4g}" for value in hours)),
+        ("peak memory", *(gib_text(report.peak_memory_bytes) for report in reports)),
+        ("memory", *(report.memory_verdict.replace("_", " ") for report in reports)),
+    ]
     if bound is not None:
         gaps = (percent_text(max(0.0, 1.0 - bound / report.step_time_s), 2) for report in reports)
-        table.add_row("above the proved bound", *gaps)
-    return table
+        rows.append(("above the proved bound", *gaps))
+    return Table("Results", ("", *names), rows)
 
 
-def _times(sides: Sequence[Side], names: list[str]) -> Table:
-    table = report_table("Time (mean of the stages)", "part", *names)
+def _times(sides: Sequence[Side], names: tuple[str, ...]) -> Table:
     breakdowns = [side.report.breakdown_s for side in sides]
     shown = [name for name in BREAKDOWN if any(parts[name] for parts in breakdowns)]
     spread = {
         name: max(parts[name] for parts in breakdowns) - min(parts[name] for parts in breakdowns) for name in shown
     }
-    for name in sorted(shown, key=lambda part: -spread[part]):
-        table.add_row(name.replace("_", " "), *(seconds_text(parts[name]) for parts in breakdowns))
-    return table
+    rows = [
+        (name.replace("_", " "), *(seconds_text(parts[name]) for parts in breakdowns))
+        for name in sorted(shown, key=lambda part: -spread[part])
+    ]
+    return Table("Time (mean of the stages)", ("part", *names), rows)

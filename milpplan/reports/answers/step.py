@@ -1,4 +1,4 @@
-"""A plan and its simulated step on a terminal: layout, stages, time and memory, as tables.
+"""A plan and its simulated step: layout, stages, time and memory.
 
 Numbers get their units here, through ``milpplan.units``.
 """
@@ -8,43 +8,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import groupby
-
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
-from rich.text import Text
+from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar
 from milpplan.problem.plan import Layout, Plan, VirtualStage
 from milpplan.problem.problem import Problem
+from milpplan.reports.blocks import Block, Cell, Fact, Pair, Paragraph, Table
 from milpplan.reports.words.plan_words import cluster_text, node_types_text, replicas_text
 from milpplan.reports.words.result_words import error_bar_text, evidence_text
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
 
-MAX_STAGE_ROWS = 16
+MAX_STAGE_ROWS: Final = 16
 """With more pipeline ranks, equal neighbours share a row."""
-MAX_COLUMNS = 1000
-"""Width without wrapping: beyond that of any table here."""
+RULE: Final = ()
+"""Row of a table that is a rule."""
 
 
-def _known(bar: ErrorBar | None, evidence: Evidence | None) -> Iterator[RenderableType]:
-    """The step's error bar, where the hardware has an uncertainty, and what measured runs say about the plan."""
+def known_blocks(bar: ErrorBar | None, evidence: Evidence | None) -> Iterator[Block]:
+    """Show the step's error bar, where the hardware has an uncertainty, and the evidence of measured runs."""
     if bar is not None:
-        yield hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
+        yield Fact("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
     if evidence is not None:
-        yield hanging("evidence", printable(evidence_text(evidence)))
+        yield Fact("evidence", printable(evidence_text(evidence)))
 
 
-def simulation_report(
+def simulation_blocks(
     problem: Problem,
     plan: Plan,
     report: StepReport,
     bar: ErrorBar | None = None,
     evidence: Evidence | None = None,
-) -> RenderableType:
-    """Render everything about one simulated plan."""
+) -> list[Block]:
+    """Show everything about one simulated plan."""
     headline = step_headline(problem, plan, report)
     if not report.fits:
         tiers = (
@@ -52,41 +49,41 @@ def simulation_report(
             (" on the host", report.host_memory_bytes, report.host_capacity_bytes),
         )
         over = [f"{gib_text(size)} of {gib_text(room)}{where}" for where, size, room in tiers if size > room]
-        headline.append(f"; does not fit: {', '.join(over)}", "bold red")
-    known = _known(bar, evidence)
-    return Group(headline, _rates(report), *known, *left_out(problem), Text(), *plan_report(problem, plan, report))
+        headline = headline.extended(f"; does not fit: {', '.join(over)}", "bold red")
+    known = (*known_blocks(bar, evidence), *left_out(problem))
+    return [headline, _rates(report), *known, Paragraph(), *plan_blocks(problem, plan, report)]
 
 
-def left_out(problem: Problem) -> Iterator[RenderableType]:
+def left_out(problem: Problem) -> Iterator[Block]:
     """Name the keys of the model's config that the user left out, and whose cost is not in the answer."""
     if problem.model.ignored_keys:
         keys = ", ".join(problem.model.ignored_keys)
-        yield hanging("ignored", printable(f"{keys} of the model's config: what they add is not priced"))
+        yield Fact("ignored", printable(f"{keys} of the model's config: what they add is not priced"))
 
 
-def step_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
+def step_headline(problem: Problem, plan: Plan, report: StepReport) -> Paragraph:
     """Name the model, the cluster and the time of a step."""
-    line = Text(printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: "), "bold")
-    return line.append(f"{seconds_text(report.step_time_s)} a step", "bold green")
+    line = Paragraph(printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: "), "bold")
+    return line.extended(f"{seconds_text(report.step_time_s)} a step", "bold green")
 
 
-def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Text:
+def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Paragraph:
     """Name model, cluster and step time of a plan that may not fit, and say so."""
     line = step_headline(problem, plan, report)
-    if not report.fits:
-        line.append("; does not fit in memory, so the step is only what it would be", "bold red")
-    return line
+    if report.fits:
+        return line
+    return line.extended("; does not fit in memory, so the step is only what it would be", "bold red")
 
 
-def plan_report(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:
+def plan_blocks(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Block]:
     """Show the layout, the stages, and where the time and the memory go."""
     yield from _layout_lines(plan.layout)
     nodes = nodes_text(problem, plan, report)
     if nodes:
-        yield hanging("nodes", printable(nodes))
-    yield Text()
+        yield Fact("nodes", printable(nodes))
+    yield Paragraph()
     yield from _stage_tables(plan, report)
-    yield _SideBySide(_time_table(report), _memory_table(report, plan.layout.pp))
+    yield Pair(_time_table(report), _memory_table(report, plan.layout.pp))
 
 
 def nodes_text(problem: Problem, plan: Plan, report: StepReport) -> str:
@@ -96,21 +93,8 @@ def nodes_text(problem: Problem, plan: Plan, report: StepReport) -> str:
     return replicas_text(problem, plan, report) or node_types_text(report)
 
 
-class _SideBySide:
-    """Two tables side by side, or one below the other where the terminal is too narrow."""
-
-    def __init__(self, left: Table, right: Table) -> None:
-        self.tables = left, right
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        grid = Table.grid(padding=(0, 4))
-        grid.add_row(*self.tables)
-        fits = console.measure(grid, options=options.update(max_width=MAX_COLUMNS)).maximum <= options.max_width
-        yield from (grid,) if fits else self.tables
-
-
-def _rates(report: StepReport) -> Text:
-    return Text(
+def _rates(report: StepReport) -> Paragraph:
+    return Paragraph(
         f"{rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}, peak memory "
         f"{memory_text(report)}"
     )
@@ -133,15 +117,15 @@ def _verdict(report: StepReport) -> str:
     return f"{report.memory_verdict}, {margin} left"
 
 
-def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
+def _layout_lines(layout: Layout) -> Iterator[Block]:
     degrees = " ".join(f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "vpp"))
     if layout.ep > 1 or layout.etp > 1:
         degrees += f" ep={layout.ep} etp={layout.etp}"
     if layout.rank_order != Layout.model_fields["rank_order"].default:
         degrees += f" order={layout.rank_order}"
-    yield hanging("layout", f"{degrees} ({counted(layout.num_gpus, 'GPU')})")
+    yield Fact("layout", f"{degrees} ({counted(layout.num_gpus, 'GPU')})")
     shares = " or ".join(f"{share:,}" for share in layout.replica_micro_batches or (layout.num_micro_batches,))
-    yield hanging(
+    yield Fact(
         "batch",
         f"{counted(layout.global_batch_size, 'sequence')}: {counted(shares, 'micro-batch', 'micro-batches')} of "
         f"{layout.micro_batch_size} on each of {counted(layout.dp, 'replica')}, schedule {layout.schedule}",
@@ -152,10 +136,10 @@ def _layout_lines(layout: Layout) -> Iterator[RenderableType]:
         "of parameter gather": layout.overlap_param_gather,
     }
     chosen = ", ".join(f"{name}: {'yes' if on else 'no'}" for name, on in switches.items())
-    yield hanging("sharding", f"ZeRO {layout.zero_stage}; {chosen}")
+    yield Fact("sharding", f"ZeRO {layout.zero_stage}; {chosen}")
     further = list(execution_words(layout))
     if further:
-        yield hanging("execution", "; ".join(further))
+        yield Fact("execution", "; ".join(further))
 
 
 def execution_words(layout: Layout) -> Iterator[str]:
@@ -169,15 +153,6 @@ def execution_words(layout: Layout) -> Iterator[str]:
     parts = [name for name in ("weights", "activations", "optimizer") if getattr(layout, f"offload_{name}")]
     if parts:
         yield f"on the host: {', '.join(parts)}"
-
-
-def report_table(title: str, *columns: str) -> Table:
-    """Make an empty table of a report: the first column holds words, the others numbers."""
-    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for index, column in enumerate(columns):
-        # A word that is too long for a narrow terminal continues on the next line.
-        table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
-    return table
 
 
 def _runs(values: Iterable[int]) -> str:
@@ -206,30 +181,24 @@ def _stage_tables(plan: Plan, report: StepReport) -> Iterator[Table]:
     for node_type in range(len(report.stages) // pp):
         stages = report.stages[pp * node_type : pp * (node_type + 1)]
         table = _stage_table(plan.of_replicas(node_type, layout), replace(report, stages=stages))
-        table.title = Text(f"{table.title} on {stages[0].node_type}", "bold")
-        yield table
+        yield replace(table, title=f"{table.title} on {stages[0].node_type}")
 
 
 def _stage_table(plan: Plan, report: StepReport) -> Table:
     pp, vpp = plan.layout.pp, plan.layout.vpp
-    table = report_table(
-        "Stages" if vpp == 1 else f"Stages (of {counted(vpp, 'virtual stage')} each, in order)",
-        *("stage", "layers", "number", "full recompute", "selective", "memory", "bubble"),
-    )
-    ranks = range(pp)
     contents = [_held(tuple(plan.virtual_stages[j] for j in own)) for own in plan.layout.rank_stages]
-    alike = [contents[rank] if pp > MAX_STAGE_ROWS else (str(rank),) for rank in ranks]
-    for _, same in groupby(ranks, key=lambda rank: alike[rank]):
+    alike = [contents[rank] if pp > MAX_STAGE_ROWS else (str(rank),) for rank in range(pp)]
+    rows = []
+    for _, same in groupby(range(pp), key=lambda rank: alike[rank]):
         group = list(same)
         first, last = group[0], group[-1]
-        table.add_row(
-            str(first) if first == last else f"{first}-{last}",
-            _spans(plan, first, last),
-            *contents[first],
-            _range_text([gib_text(report.stages[rank].memory.peak_bytes) for rank in group]),
-            _range_text([seconds_text(report.stages[rank].breakdown_s["bubble"]) for rank in group]),
-        )
-    return table
+        number = str(first) if first == last else f"{first}-{last}"
+        memory = [gib_text(report.stages[rank].memory.peak_bytes) for rank in group]
+        bubble = [seconds_text(report.stages[rank].breakdown_s["bubble"]) for rank in group]
+        span = _spans(plan, first, last)
+        rows.append((number, span, *contents[first], _range_text(memory), _range_text(bubble)))
+    title = "Stages" if vpp == 1 else f"Stages (of {counted(vpp, 'virtual stage')} each, in order)"
+    return Table(title, ("stage", "layers", "number", "full recompute", "selective", "memory", "bubble"), rows)
 
 
 def _spans(plan: Plan, first: int, last: int) -> str:
@@ -244,19 +213,17 @@ def _range_text(texts: list[str]) -> str:
 
 
 def _time_table(report: StepReport) -> Table:
-    table = report_table("Time (mean of the stages)", "part", "time", "share")
-    for name, seconds in report.breakdown_s.items():
-        if seconds:
-            share = percent_text(seconds / report.step_time_s)
-            table.add_row(Text(_part_label(name)), seconds_text(seconds), share)
-    table.add_section()
-    table.add_row("step", seconds_text(report.step_time_s), percent_text(1.0))
-    hidden = {name: seconds for name, seconds in report.hidden_s.items() if seconds}
-    if hidden:
-        table.add_section()
-    for name, seconds in hidden.items():
-        table.add_row(Text(_part_label(name)), seconds_text(seconds), "")
-    return table
+    whole = report.step_time_s
+    rows: list[tuple[Cell, ...]] = [
+        (_part_label(name), seconds_text(seconds), percent_text(seconds / whole))
+        for name, seconds in report.breakdown_s.items()
+        if seconds
+    ]
+    rows += [RULE, ("step", seconds_text(whole), percent_text(1.0)), RULE]
+    rows += [
+        (_part_label(name), seconds_text(seconds), "") for name, seconds in report.hidden_s.items() if seconds
+    ]
+    return Table("Time (mean of the stages)", ("part", "time", "share"), rows)
 
 
 def _part_label(name: str) -> str:
@@ -268,38 +235,30 @@ def _part_label(name: str) -> str:
 def _memory_table(report: StepReport, pp: int) -> Table:
     fullest = report.tightest_stage
     where = f" on {report.stages[fullest].node_type}" if len(report.stages) > pp else ""
-    table = report_table(f"Memory (stage {fullest % pp}{where}, the fullest)", "part", "size", "share")
     parts = asdict(report.stages[fullest].memory)
     peak, host = parts.pop("peak_bytes"), parts.pop("host_bytes")
-    usable = report.usable_memory_bytes
-    for name, size in parts.items():
-        if size:
-            table.add_row(name.removesuffix("_bytes"), gib_text(size), _share(size, usable))
-    table.add_section()
-    table.add_row("peak", gib_text(peak), _share(peak, usable))
-    table.add_row("usable", gib_text(usable), _share(usable, usable))
-    table.add_row("context, NCCL", gib_text(report.context_bytes), "")
-    table.add_row("fragmentation", gib_text(report.fragmentation_bytes), "")
-    table.add_row("installed", gib_text(usable + report.context_bytes + report.fragmentation_bytes), "")
+    usable, reserved = report.usable_memory_bytes, report.context_bytes + report.fragmentation_bytes
+    rows: list[tuple[Cell, ...]] = [
+        (name.removesuffix("_bytes"), gib_text(size), _share(size, usable)) for name, size in parts.items() if size
+    ]
+    rows += [
+        RULE,
+        ("peak", gib_text(peak), _share(peak, usable)),
+        ("usable", gib_text(usable), _share(usable, usable)),
+        ("context, NCCL", gib_text(report.context_bytes), ""),
+        ("fragmentation", gib_text(report.fragmentation_bytes), ""),
+        ("installed", gib_text(usable + reserved), ""),
+    ]
     if report.host_memory_bytes:
-        capacity = report.host_capacity_bytes
-        table.add_section()
-        table.add_row("on the host", gib_text(host), _share(host, capacity))
-        table.add_row(
-            "host, maximum", gib_text(report.host_memory_bytes), _share(report.host_memory_bytes, capacity)
-        )
-        table.add_row("host, usable", gib_text(capacity), "")
-    return table
+        most, capacity = report.host_memory_bytes, report.host_capacity_bytes
+        rows += [
+            RULE,
+            ("on the host", gib_text(host), _share(host, capacity)),
+            ("host, maximum", gib_text(most), _share(most, capacity)),
+            ("host, usable", gib_text(capacity), ""),
+        ]
+    return Table(f"Memory (stage {fullest % pp}{where}, the fullest)", ("part", "size", "share"), rows)
 
 
 def _share(size: int, usable: int) -> str:
     return percent_text(size / usable) if usable > 0 else "-"
-
-
-def hanging(name: str, text: str, style: str = "") -> RenderableType:
-    """Put a name in front of a text, whose further lines are indented as far."""
-    grid = Table.grid(padding=0)
-    grid.add_column(width=10)
-    grid.add_column()
-    grid.add_row(Text(name), Text(text, style))
-    return grid

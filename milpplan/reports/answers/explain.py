@@ -1,43 +1,130 @@
-"""Text of ``milpplan explain``."""
+"""Answer of ``explain``: document and blocks. Times in seconds, memory in bytes; null where nothing is proved."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from typing import Literal
 
 from milpplan.explain.judge.records import layout_words
-from milpplan.explain.records import Explanation, Interval, SingleChange, WishAnswer, Worth
+from milpplan.explain.records import Explanation, Interval, Limits, Outcome, Unit, WishAnswer, Worth
 from milpplan.problem.plan import Layout
-from milpplan.reports.text.terminal import hanging, plan_report, report_table, would_be_headline
-from milpplan.reports.words.proof_words import joined, range_text, scope_text
+from milpplan.problem.problem import Problem
+from milpplan.problem.records import Computed, Record
+from milpplan.reports.answers.step import plan_blocks, would_be_headline
+from milpplan.reports.blocks import Block, Fact, Paragraph, Table
+from milpplan.reports.documents.fields import IntervalDocument, document_of
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
+from milpplan.reports.words.plan_words import joined, range_text, scope_text
 from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
+
+
+class OptimumDocument(Record):
+    """Best objective of a problem and the layout of the best plan found. ``infeasible``: there is provably no
+    plan."""
+
+    bounds: IntervalDocument
+    infeasible: bool
+    peak_memory_bytes: Computed | None
+    layout: Layout | None
+
+
+class SingleChangeDocument(Record):
+    """Proved best when only these fields may change, and the share of the plan's objective that it saves."""
+
+    fields: tuple[str, ...]
+    words: str
+    best: OptimumDocument
+    saved: IntervalDocument
+
+
+class WorthDocument(Record):
+    """Value of a change. ``gain`` is the saved share of the proved best."""
+
+    name: str
+    words: str
+    same_plan: float | None
+    """Objective of the unchanged plan after the change; null where it breaks a rule or does not fit."""
+    best: OptimumDocument
+    gain: IntervalDocument
+    implied_by: str
+    """Question whose answer implies this one; empty: this question was solved."""
+
+
+class WishDocument(Record):
+    """Wish, the proved best with it, and its price: as a share of the best without it, and in the unit."""
+
+    wish: dict[str, int | bool | str]
+    words: str
+    outcome: Outcome
+    reason: str
+    best: OptimumDocument | None
+    price: IntervalDocument | None
+    amount: IntervalDocument | None
+    in_space: bool
+    asked: bool
+
+
+class ExplanationDocument(Record):
+    """Explanation of a plan. Objectives are in ``unit``: seconds of a step of the plan's batch, or GPU-hours."""
+
+    schema_version: Literal[1] = 1
+    milpplan_version: str
+    unit: Unit
+    step_time_s: float
+    value: float
+    best: OptimumDocument
+    above_best: IntervalDocument
+    """Share of ``value`` that the proved best saves."""
+    fits: bool
+    is_outside: bool
+    """True if the plan is outside the declared space of the problem."""
+    peak_memory_bytes: Computed
+    usable_memory_bytes: int
+    breakdown: dict[str, float]
+    hidden: dict[str, float]
+    limits: Limits
+    changes: tuple[SingleChangeDocument, ...]
+    worth: tuple[WorthDocument, ...]
+    wishes: tuple[WishDocument, ...]
+    unanswered: tuple[str, ...]
+    interrupted: bool
+    wall_time_s: float
+    plan: PlanDocument
+    problem: Problem
+
+
+def explanation_document(explanation: Explanation) -> ExplanationDocument:
+    """Make the document of an explanation, which is also a plan file: it carries plan and problem."""
+    report = explanation.report
+    return document_of(
+        ExplanationDocument,
+        explanation,
+        report,
+        breakdown=report.breakdown_s,
+        hidden=report.hidden_s,
+        plan=plan_document(explanation.plan, report),
+    )
+
 
 SHOWN_STAGES = 4
 ALMOST_NOTHING = 0.001
 """Share of the step below which communication does not get a line."""
 
 
-def explanation_report(explanation: Explanation) -> RenderableType:
+def explanation_blocks(explanation: Explanation) -> list[Block]:
     """Show all answers about a plan, the most important first."""
-    parts: list[RenderableType] = [
+    tables = [_changes_table(explanation), _worth_table(explanation), _wish_table(explanation)]
+    return [
         would_be_headline(explanation.problem, explanation.plan, explanation.report),
-        Text(_distance(explanation)),
-        Text(),
+        Paragraph(_distance(explanation)),
+        Paragraph(),
+        *plan_blocks(explanation.problem, explanation.plan, explanation.report),
+        Paragraph(),
+        *_limits(explanation),
+        *(block for table in tables if table.rows for block in (Paragraph(), table)),
+        *_closing(explanation),
     ]
-    parts += plan_report(explanation.problem, explanation.plan, explanation.report)
-    parts += [Text(), *_limits(explanation)]
-    if explanation.changes:
-        parts += [Text(), _changes_table(explanation)]
-    if explanation.worth:
-        parts += [Text(), _worth_table(explanation)]
-    if explanation.wishes:
-        parts += [Text(), _wish_table(explanation)]
-    parts += list(_closing(explanation))
-    return Group(*parts)
 
 
 def _distance(explanation: Explanation) -> str:
@@ -75,37 +162,28 @@ def _amounts(explanation: Explanation, interval: Interval) -> str:
     return joined(low, high)
 
 
-def _limits(explanation: Explanation) -> Iterator[RenderableType]:
+def _limits(explanation: Explanation) -> Iterator[Block]:
     """Show memory, batch, network and rules, a line each."""
     limits = explanation.limits
-    yield Text("What binds", "bold")
-    yield hanging("memory", _memory(explanation))
+    yield Paragraph("What binds", "bold")
+    yield Fact("memory", _memory(explanation))
     bubble = (
         f"{counted(limits.num_micro_batches, 'micro-batch', 'micro-batches')} on "
         f"{counted(explanation.plan.layout.pp, 'stage')}: the bubble is "
         f"{percent_text(limits.bubble_share)} of the step"
     )
-    yield hanging("batch", bubble if explanation.plan.layout.pp > 1 else "no pipeline, no bubble")
+    yield Fact("batch", bubble if explanation.plan.layout.pp > 1 else "no pipeline, no bubble")
     lines = [
         f"{item.part.replace('_', ' ')} {seconds_text(item.seconds)} ({percent_text(item.share)}), groups of "
         f"{counted(item.num_ranks, 'rank')} over {printable(item.tier)}"
         for item in limits.exposed
         if item.share >= ALMOST_NOTHING
     ]
-    yield hanging("network", "; ".join(lines) or "no communication that adds to the step by more than 0.1 %")
+    yield Fact("network", "; ".join(lines) or "no communication that adds to the step by more than 0.1 %")
     for rule in limits.rules:
-        bound = "nothing" if math.isinf(rule.least_bound) else f"steps of {seconds_text(rule.least_bound)} or more"
+        bound = "nothing" if rule.least_bound_s is None else f"steps of {seconds_text(rule.least_bound_s)} or more"
         verdict = "may keep out something better" if rule.may_bind else "keeps out nothing better"
-        yield hanging("rule", f"{rule.rule} {verdict}: it alone refuses {bound} (by the bounds)")
-
-
-def _words_last(title: str, *columns: str) -> Table:
-    """Make a table whose last column holds words and may wrap; the other columns do not."""
-    table = report_table(title, *columns)
-    for column in table.columns[:-1]:
-        column.no_wrap = True
-    table.columns[-1].justify = "left"
-    return table
+        yield Fact("rule", f"{rule.rule} {verdict}: it alone refuses {bound} (by the bounds)")
 
 
 def _memory(explanation: Explanation) -> str:
@@ -119,14 +197,14 @@ def _memory(explanation: Explanation) -> str:
     if unlimited is None:
         return text
     if unlimited.gain.low > 0:
-        peak = unlimited.best.peak_bytes
+        peak = unlimited.best.peak_memory_bytes
         need = f"; the best plan found without a limit needs {gib_text(peak)} a GPU" if peak else ""
         text += f". Memory binds: without a limit {range_text(unlimited.gain)} would be saved{need}"
         one_more = next(
             (worth for worth in explanation.worth if worth.name == "more_memory" and worth.gain.low > 0), None
         )
-        if one_more is not None and one_more.best.peak_bytes:
-            needs = gib_text(one_more.best.peak_bytes - explanation.report.peak_memory_bytes)
+        if one_more is not None and one_more.best.peak_memory_bytes:
+            needs = gib_text(one_more.best.peak_memory_bytes - explanation.report.peak_memory_bytes)
             text += f". A better plan needs {needs} more than this one"
         return text
     if unlimited.gain.high <= ALMOST_NOTHING:
@@ -136,19 +214,17 @@ def _memory(explanation: Explanation) -> str:
 
 
 def _changes_table(explanation: Explanation) -> Table:
-    table = _words_last("Single changes, everything else fixed", "change", "proved best", "saves", "layout")
-    for change in explanation.changes:
-        table.add_row(
+    rows = [
+        (
             change.words,
             _amounts(explanation, change.best.bounds),
             range_text(change.saved),
-            _differs(explanation, change),
+            _difference(explanation.plan.layout, change.best.layout),
         )
-    return table
-
-
-def _differs(explanation: Explanation, change: SingleChange) -> str:
-    return _difference(explanation.plan.layout, change.layout)
+        for change in explanation.changes
+    ]
+    columns = ("change", "proved best", "saves", "layout")
+    return Table("Single changes, everything else fixed", columns, rows, words=(0, -1), fixed=True)
 
 
 def _difference(own: Layout, other: Layout | None) -> str:
@@ -160,18 +236,18 @@ def _difference(own: Layout, other: Layout | None) -> str:
 
 
 def _worth_table(explanation: Explanation) -> Table:
-    title = "What more would be worth (proved)"
-    table = _words_last(title, "change", "this plan", "proved best", "saves", "best with")
-    for worth in explanation.worth:
-        same = "does not fit" if worth.same_plan is None else _amount(explanation, worth.same_plan)
-        table.add_row(
-            worth.words, same, _best(explanation, worth), range_text(worth.gain), _with(explanation, worth)
+    rows = [
+        (
+            worth.words,
+            "does not fit" if worth.same_plan is None else _amount(explanation, worth.same_plan),
+            "as now" if worth.implied_by else _amounts(explanation, worth.best.bounds),
+            range_text(worth.gain),
+            _with(explanation, worth),
         )
-    return table
-
-
-def _best(explanation: Explanation, worth: Worth) -> str:
-    return "as now" if worth.implied_by else _amounts(explanation, worth.best.bounds)
+        for worth in explanation.worth
+    ]
+    columns = ("change", "this plan", "proved best", "saves", "best with")
+    return Table("What more would be worth (proved)", columns, rows, words=(0, -1), fixed=True)
 
 
 def _with(explanation: Explanation, worth: Worth) -> str:
@@ -185,12 +261,13 @@ def _with(explanation: Explanation, worth: Worth) -> str:
 
 
 def _wish_table(explanation: Explanation) -> Table:
-    title = "Why not" if any(wish.asked for wish in explanation.wishes) else "Why not its neighbours"
-    table = _words_last(title, "wish", "proved best", "price", "in time", "best with / forbidden by")
+    rows = []
     for wish in explanation.wishes:
         best = "" if wish.best is None or wish.best.infeasible else _amounts(explanation, wish.best.bounds)
-        table.add_row(wish.words, best, *_price(explanation, wish), _because(explanation, wish))
-    return table
+        rows.append((wish.words, best, *_price(explanation, wish), _because(explanation, wish)))
+    title = "Why not" if any(wish.asked for wish in explanation.wishes) else "Why not its neighbours"
+    columns = ("wish", "proved best", "price", "in time", "best with / forbidden by")
+    return Table(title, columns, rows, words=(0, -1), fixed=True)
 
 
 def _price(explanation: Explanation, wish: WishAnswer) -> tuple[str, str]:
@@ -213,10 +290,8 @@ def _because(explanation: Explanation, wish: WishAnswer) -> str:
     return wish.reason
 
 
-def _closing(explanation: Explanation) -> Iterator[RenderableType]:
+def _closing(explanation: Explanation) -> Iterator[Block]:
     if explanation.unanswered:
         why = "interrupted before" if explanation.interrupted else "no time left for"
-        yield hanging("open", f"{why}: {'; '.join(explanation.unanswered)}")
-    yield hanging(
-        "proof", f"every range holds the truth for the cost model; {seconds_text(explanation.wall_time_s)}"
-    )
+        yield Fact("open", f"{why}: {'; '.join(explanation.unanswered)}")
+    yield Fact("proof", f"every range holds the truth for the cost model; {seconds_text(explanation.wall_time_s)}")

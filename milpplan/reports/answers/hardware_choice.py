@@ -1,4 +1,4 @@
-"""Choice of hardware: documents and texts of the comparison of candidates and of the minimum number of GPUs."""
+"""Choice of hardware: documents and blocks of the comparison of candidates and of the minimum number of GPUs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Literal
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from milpplan.explain.hardware_choice import Choice, Fewest, Outcome
 from milpplan.problem.problem import MAX_GPUS
 from milpplan.problem.records import Record
+from milpplan.reports.answers.solve import plan_lines, solve_blocks
+from milpplan.reports.answers.step import memory_text, plan_blocks
+from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.document import ResultDocument, result_document
-from milpplan.reports.text.solve_text import plan_lines, solve_report
-from milpplan.reports.text.terminal import hanging, memory_text, plan_report, report_table
-from milpplan.reports.words.proof_words import scope_text
-from milpplan.reports.words.result_words import RunDocument, run_document
+from milpplan.reports.documents.fields import Finite, document_of
+from milpplan.reports.words.plan_words import scope_text
+from milpplan.reports.words.result_words import RunDocument
 from milpplan.units import counted, gap_text, money_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
-from milpplan.version import __version__
 
 UNITS = {"cost": "cost", "gpu_hours": "GPU-hours", "s_per_token": "time a token"}
 
@@ -31,7 +29,7 @@ class CandidateDocument(Record):
     hardware: str
     price_per_gpu_hour: float | None
     value: float | None
-    bound: float | None
+    bound: Finite
     run: RunDocument | None
     result: ResultDocument
 
@@ -51,25 +49,15 @@ class ChoiceDocument(Record):
 
 def choice_document(choice: Choice, tolerance: float) -> ChoiceDocument:
     """Make the document of a choice."""
-    return ChoiceDocument(
-        milpplan_version=__version__,
-        measure=choice.measure,
-        best=choice.best.candidate.name if choice.best else None,
-        proved=choice.proved,
-        ahead_fraction=_ahead(choice),
-        candidates=tuple(_candidate(outcome, tolerance) for outcome in choice.outcomes),
-    )
+    candidates = tuple(_candidate(outcome, tolerance) for outcome in choice.outcomes)
+    best = choice.best.candidate.name if choice.best else None
+    return document_of(ChoiceDocument, choice, best=best, ahead_fraction=_ahead(choice), candidates=candidates)
 
 
 def _candidate(outcome: Outcome, tolerance: float) -> CandidateDocument:
-    return CandidateDocument(
-        hardware=outcome.candidate.name,
-        price_per_gpu_hour=outcome.candidate.price_per_gpu_hour,
-        value=outcome.value,
-        bound=outcome.bound if isfinite(outcome.bound) else None,
-        run=run_document(outcome.totals),
-        result=result_document(outcome.result, tolerance, totals=outcome.totals),
-    )
+    result = result_document(outcome.result, tolerance, totals=outcome.totals)
+    name, totals = outcome.candidate.name, outcome.totals
+    return document_of(CandidateDocument, outcome, outcome.candidate, hardware=name, run=totals, result=result)
 
 
 def _ahead(choice: Choice) -> float | None:
@@ -81,32 +69,28 @@ def _ahead(choice: Choice) -> float | None:
     return rivals / best.value - 1.0
 
 
-def choice_report(
-    choice: Choice, tolerance: float, verbose: bool = False, next_steps: Sequence[str] = ()
-) -> RenderableType:
-    """Render who wins and by how much, a row for every candidate, and the winner's plan.
+def choice_blocks(choice: Choice, verbose: bool = False, next_steps: Sequence[str] = ()) -> list[Block]:
+    """Show who wins and by how much, a row for every candidate, and the winner's plan.
 
     Args:
         choice: Candidates with their results.
-        tolerance: Relative tolerance of the proofs.
         verbose: Show the plan with its stages, time and memory.
         next_steps: What to do next, a line each.
     """
-    table = report_table("candidates", "hardware", "GPUs", "step", "days", "GPU-hours", "cost", "gap", "status")
-    for outcome in choice.outcomes:
-        table.add_row(*_row(outcome))
-    parts: list[RenderableType] = [_verdict(choice), Text(), table]
+    columns = ("hardware", "GPUs", "step", "days", "GPU-hours", "cost", "gap", "status")
+    table = Table("candidates", columns, [tuple(_row(outcome)) for outcome in choice.outcomes])
+    parts: list[Block] = [_verdict(choice), Paragraph(), table]
     best = choice.best
     if best is not None and best.result.plan is not None and best.result.report is not None:
-        parts += [Text(), Text(printable(f"the plan on {best.candidate.name}:"), "bold")]
-        lines = plan_report if verbose else plan_lines
+        parts += [Paragraph(), Paragraph(printable(f"the plan on {best.candidate.name}:"), "bold")]
+        lines = plan_blocks if verbose else plan_lines
         parts += lines(best.result.problem, best.result.plan, best.result.report)
-        parts += [] if verbose else [hanging("memory", memory_text(best.result.report))]
+        parts += [] if verbose else [Fact("memory", memory_text(best.result.report))]
         scope = scope_text(best.result.problem, best.result.forbid)
-        parts.append(hanging("proof", f"{scope}; the same space on every candidate"))
+        parts.append(Fact("proof", f"{scope}; the same space on every candidate"))
     if next_steps:
-        parts.append(hanging("next", "\n".join(next_steps)))
-    return Group(*parts)
+        parts.append(Fact("next", "\n".join(next_steps)))
+    return parts
 
 
 def _row(outcome: Outcome) -> Iterator[str]:
@@ -121,18 +105,20 @@ def _row(outcome: Outcome) -> Iterator[str]:
     yield {"no_solution_found": "no plan found"}.get(result.status, result.status)
 
 
-def _verdict(choice: Choice) -> Text:
+def _verdict(choice: Choice) -> Paragraph:
     best, unit = choice.best, UNITS[choice.measure]
     if best is None:
         words = "no plan on any of them: proved" if choice.proved else "no plan was found, and none is ruled out"
-        return Text(words, "bold red" if choice.proved else "bold yellow")
+        return Paragraph(words, "bold red" if choice.proved else "bold yellow")
     name = printable(best.candidate.name)
     if not choice.proved:
-        return Text(f"{name} has the best plan found, but another may still undercut it ({unit})", "bold yellow")
+        return Paragraph(
+            f"{name} has the best plan found, but another may still undercut it ({unit})", "bold yellow"
+        )
     ahead = _ahead(choice)
     if ahead is None:
-        return Text(f"{name} is the only one with a plan: proved", "bold green")
-    return Text(
+        return Paragraph(f"{name} is the only one with a plan: proved", "bold green")
+    return Paragraph(
         f"{name} is best: every plan on another takes at least {percent_text(ahead)} more {unit}, proved",
         "bold green",
     )
@@ -158,30 +144,23 @@ class FewestDocument(Record):
 
 def fewest_document(fewest: Fewest, tolerance: float) -> FewestDocument:
     """Make the document of an answer."""
-    return FewestDocument(
-        milpplan_version=__version__,
-        num_gpus=fewest.num_gpus,
-        whole_nodes=fewest.whole_nodes,
-        refused=fewest.refused,
-        open=fewest.open,
-        why=fewest.why,
-        result=result_document(fewest.result, tolerance),
-    )
+    return document_of(FewestDocument, fewest, result=result_document(fewest.result, tolerance))
 
 
-def fewest_report(
+def fewest_blocks(
     found: Fewest,
     tolerance: float,
     evidence: Evidence | None = None,
     verbose: bool = False,
     next_steps: Sequence[str] = (),
-) -> RenderableType:
-    """Render the minimum number, the smaller numbers that are proved to have no plan, and the plan."""
-    plan = solve_report(found.result, tolerance, evidence=evidence, verbose=verbose, next_steps=next_steps)
-    return Group(_headline(found), Text(), plan)
+) -> list[Block]:
+    """Show the minimum number, the smaller numbers that are proved to have no plan, and the plan."""
+    plan = solve_blocks(found.result, tolerance, evidence=evidence, verbose=verbose, next_steps=next_steps)
+    return [fewest_headline(found), Paragraph(), *plan]
 
 
-def _headline(found: Fewest) -> Text:
+def fewest_headline(found: Fewest) -> Paragraph:
+    """Name the minimum number, and the smaller numbers that are proved to have no plan."""
     largest_refused = f"{found.refused[-1]:,}" if found.refused else ""
     tried = _tried(found)
     if found.num_gpus is None:
@@ -191,24 +170,22 @@ def _headline(found: Fewest) -> Text:
             else ""
         )
         left = f"; {_spans(found)} open" if found.open else ""
-        return Text(f"no number of GPUs with a plan was found{proved}{left}", "bold yellow")
+        return Paragraph(f"no number of GPUs with a plan was found{proved}{left}", "bold yellow")
     if found.open:
-        text = Text(f"fits on {counted(found.num_gpus, 'GPU')}; {_spans(found)} open, of {tried}", "bold yellow")
+        text = Paragraph(
+            f"fits on {counted(found.num_gpus, 'GPU')}; {_spans(found)} open, of {tried}", "bold yellow"
+        )
         if largest_refused:
-            text.append(
-                f": proved that the other {len(found.refused):,} smaller ones have no plan.", "bold yellow"
-            )
+            text = text.extended(f": proved that the other {len(found.refused):,} smaller ones have no plan.")
         if found.why is not None:
-            text.append(printable(f"\nWith {largest_refused}: {found.why}"), "default")
+            text = text.extended(printable(f"\nWith {largest_refused}: {found.why}"), "default")
         return text
     fewest = counted(found.num_gpus, "GPU is", "GPUs are")
-    text = Text(f"{fewest} the fewest that have a plan, of {tried}", "bold green")
+    text = Paragraph(f"{fewest} the fewest that have a plan, of {tried}", "bold green")
     if largest_refused:
-        text.append(
-            f": proved of all {len(found.refused):,} smaller ones, up to {largest_refused}.\n", "bold green"
-        )
+        text = text.extended(f": proved of all {len(found.refused):,} smaller ones, up to {largest_refused}.\n")
         if found.why is not None:
-            text.append(printable(f"With {largest_refused}: {found.why}"), "default")
+            text = text.extended(printable(f"With {largest_refused}: {found.why}"), "default")
     return text
 
 

@@ -1,4 +1,4 @@
-"""The answer of ``solve`` on a terminal: a first screen of at most 25 lines, and everything else after it.
+"""Answer of ``solve``: a first screen of at most 25 lines, and everything else after it.
 
 The first screen says what the plan is, how long a step takes and how far that can be wrong, whether it fits, what
 is proved, the doubt that matters most, and what to do next.
@@ -10,28 +10,24 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem
-from milpplan.reports.documents.document import layouts_document, tolerance_text
-from milpplan.reports.text.terminal import (
+from milpplan.reports.answers.step import (
     execution_words,
-    hanging,
+    known_blocks,
     left_out,
     memory_text,
     nodes_text,
-    plan_report,
+    plan_blocks,
     step_headline,
 )
-from milpplan.reports.words.proof_words import scope_text
+from milpplan.reports.blocks import Block, Fact, Paragraph
+from milpplan.reports.documents.document import layouts_document, tolerance_text
+from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
-    error_bar_text,
-    evidence_text,
     robustness_text,
     run_text,
     share_text,
@@ -63,7 +59,7 @@ SHARDED: Final = (
 """Tensors that the replicas shard at each stage of ZeRO."""
 
 
-def solve_report(
+def solve_blocks(
     result: PlanResult,
     tolerance: float,
     bar: ErrorBar | None = None,
@@ -73,8 +69,8 @@ def solve_report(
     *,
     verbose: bool = False,
     next_steps: Sequence[str] = (),
-) -> RenderableType:
-    """Render the answer of a solve.
+) -> list[Block]:
+    """Show the answer of a solve.
 
     Args:
         result: What the search found.
@@ -86,7 +82,7 @@ def solve_report(
         verbose: Add stages, where time and memory go, all evidence and the search.
         next_steps: What to do next, a line each.
     """
-    parts: list[RenderableType]
+    parts: list[Block] = []
     if result.plan is None or result.report is None:
         parts = [_without_plan(result)]
     else:
@@ -101,27 +97,29 @@ def solve_report(
     if verbose or result.plan is None:
         parts += _search(result)
     if next_steps:
-        parts.append(hanging("next", "\n".join(next_steps)))
-    return Group(*parts)
+        parts.append(Fact("next", "\n".join(next_steps)))
+    return parts
 
 
-def _without_plan(result: PlanResult) -> Text:
+def _without_plan(result: PlanResult) -> Paragraph:
     """Say that there is no plan, or that none was found in time."""
     scope = scope_text(result.problem, result.forbid)
     if result.status == "infeasible":
-        return Text(f"infeasible: proved for {scope}", "bold red")
-    headline = Text(f"stopped before any plan was found ({scope})", "bold yellow")
-    if result.lower_bound_s is not None:
-        headline.append(f"\nno plan takes less than {seconds_text(result.lower_bound_s)} a step: proved")
-    return headline
+        return Paragraph(f"infeasible: proved for {scope}", "bold red")
+    headline = Paragraph(f"stopped before any plan was found ({scope})", "bold yellow")
+    if result.lower_bound_s is None:
+        return headline
+    return headline.extended(f"\nno plan takes less than {seconds_text(result.lower_bound_s)} a step: proved")
 
 
-def _title(problem: Problem, plan: Plan, report: StepReport) -> Text:
+def _title(problem: Problem, plan: Plan, report: StepReport) -> Paragraph:
     title = step_headline(problem, plan, report)
-    return title.append(f", {rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}", "default")
+    return title.extended(
+        f", {rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}", "default"
+    )
 
 
-def plan_lines(problem: Problem, plan: Plan, report: StepReport) -> Iterator[RenderableType]:
+def plan_lines(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Block]:
     """Describe a plan by its degrees, in words, and by the nodes of its stages."""
     layout = plan.layout
     degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep", "etp", "pp", "vpp", "dp")}
@@ -130,14 +128,14 @@ def plan_lines(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Ren
     typed += [f"schedule={layout.schedule}"] if layout.pp > 1 else []
     if layout.rank_order != Layout.model_fields["rank_order"].default:
         typed.append(f"rank_order={layout.rank_order}")
-    yield hanging("plan", f"{' '.join(typed)} ({counted(layout.num_gpus, 'GPU')})")
-    yield hanging("in words", printable(f"{'; '.join(_words(problem, plan))}."))
+    yield Fact("plan", f"{' '.join(typed)} ({counted(layout.num_gpus, 'GPU')})")
+    yield Fact("in words", printable(f"{'; '.join(_words(problem, plan))}."))
     further = "; ".join(execution_words(layout))
     if further:
-        yield hanging("execution", further)
+        yield Fact("execution", further)
     nodes = nodes_text(problem, plan, report)
     if nodes:
-        yield hanging("nodes", printable(nodes))
+        yield Fact("nodes", printable(nodes))
 
 
 def _words(problem: Problem, plan: Plan) -> Iterator[str]:
@@ -184,22 +182,22 @@ def _trust(
     bar: ErrorBar | None,
     robust: Robustness | None,
     evidence: Evidence | None,
-) -> Iterator[RenderableType]:
+) -> Iterator[Block]:
     """Step time with its error, memory with its margin, the proof, and the doubt that matters most."""
     assert result.plan is not None
     assert result.report is not None
-    yield hanging("step", printable(_step(result, bar, evidence)))
+    yield Fact("step", printable(_step(result, bar, evidence)))
     memory = memory_text(result.report)
     if result.report.memory_verdict == "tight":
         memory += "; try it before you rely on it"
     elif evidence is not None and evidence.num_runs and not evidence.num_memory_runs:
         memory += f"; no measured run on {evidence.generation} says whether it fitted"
-    yield hanging("memory", printable(memory))
+    yield Fact("memory", printable(memory))
     style = "bold green" if result.status == "optimal" else "bold yellow"
-    yield hanging("proof", _proof(result, tolerance), style)
+    yield Fact("proof", _proof(result, tolerance), style)
     doubt = _doubt(result, robust, evidence)
     if doubt:
-        yield hanging("doubt", printable(doubt))
+        yield Fact("doubt", printable(doubt))
     yield from left_out(result.problem)
 
 
@@ -284,14 +282,14 @@ def _unmeasured(evidence: Evidence) -> str:
     return text
 
 
-def _asked(result: PlanResult, robust: Robustness | None, totals: RunTotals | None) -> Iterator[RenderableType]:
+def _asked(result: PlanResult, robust: Robustness | None, totals: RunTotals | None) -> Iterator[Block]:
     """Answers to what an option asked for."""
     if robust is not None and robust.solved:
-        yield hanging("choice", robustness_text(robust))
+        yield Fact("choice", robustness_text(robust))
     if result.target_price is not None:
-        yield hanging("launcher", printable(target_price_text(result.problem, result.target_price)))
+        yield Fact("launcher", printable(target_price_text(result.problem, result.target_price)))
     if totals is not None:
-        yield hanging("whole run", run_text(totals))
+        yield Fact("whole run", run_text(totals))
 
 
 def _details(
@@ -300,30 +298,28 @@ def _details(
     bar: ErrorBar | None,
     robust: Robustness | None,
     evidence: Evidence | None,
-) -> Iterator[RenderableType]:
+) -> Iterator[Block]:
     """All evidence, then layout, stages, and where the time and the memory go."""
     assert result.plan is not None
     assert result.report is not None
-    yield Text()
+    yield Paragraph()
     if result.any_chunks_gap is not None and result.any_chunks_gap > max(tolerance, result.gap or 0.0):
         saved = f"uneven interleaving could save at most {percent_text(result.any_chunks_gap)}"
-        yield hanging("splits", f"{saved} (proved; --space any looks for it)")
-    if bar is not None:
-        yield hanging("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
+        yield Fact("splits", f"{saved} (proved; --space any looks for it)")
+    yield from known_blocks(bar, None)
     if robust is not None and not robust.solved:
-        yield hanging("choice", robustness_text(robust))
-    if evidence is not None:
-        yield hanging("evidence", printable(evidence_text(evidence)))
-    yield Text()
-    yield from plan_report(result.problem, result.plan, result.report)
+        yield Fact("choice", robustness_text(robust))
+    yield from known_blocks(None, evidence)
+    yield Paragraph()
+    yield from plan_blocks(result.problem, result.plan, result.report)
 
 
-def _search(result: PlanResult) -> Iterator[RenderableType]:
+def _search(result: PlanResult) -> Iterator[Block]:
     """Count the outcomes of the layouts, and the work of the solvers."""
     if result.layouts is not None:
         yield from _fates(result)
     work = result.work
-    yield hanging(
+    yield Fact(
         "solver",
         f"backend {work.backend}{f' ({work.versions})' if work.versions else ''}: {work.simulations:,} "
         f"simulations, {work.relaxations:,} relaxations, {work.integer_programs:,} integer programs "
@@ -331,21 +327,21 @@ def _search(result: PlanResult) -> Iterator[RenderableType]:
     )
 
 
-def _fates(result: PlanResult) -> Iterator[RenderableType]:
+def _fates(result: PlanResult) -> Iterator[Block]:
     """Count the outcomes of the layouts, and name the rules that refused most."""
     layouts = layouts_document(result)
     fates = (
         f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "
         f"relaxations, {layouts.solved:,} solved, {layouts.open:,} open"
     )
-    yield hanging("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
+    yield Fact("layouts", f"{layouts.legal:,} legal of {layouts.enumerated:,} enumerated: {fates}")
     if layouts.pruned_fraction is not None:
         # Rounded down, so that 100 % means all of them.
         share = percent_text(math.floor(layouts.pruned_fraction * 1e5) / 1e5, 3)
         left = layouts.solved + layouts.open
-        yield hanging("pruned", f"{share} of the legal layouts, with proof: all but {left:,}")
+        yield Fact("pruned", f"{share} of the legal layouts, with proof: all but {left:,}")
     refused = sorted(((count, name) for name, count in layouts.rejected.items() if count), reverse=True)
     if refused:
         top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])
         more = f" and {len(refused) - SHOWN_RULES} more rules" if len(refused) > SHOWN_RULES else ""
-        yield hanging("refused", f"by {top}{more}")
+        yield Fact("refused", f"by {top}{more}")

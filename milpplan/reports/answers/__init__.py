@@ -1,0 +1,1 @@
+"""Answers as documents and as blocks, a module for each answer."""
