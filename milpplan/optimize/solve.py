@@ -28,10 +28,11 @@ from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.rule_filter import check_forbidden
+from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem.plan import RANK_ORDERS, Plan
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 from milpplan.problem.reading import plain_reason
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_columns import DEFAULTS, LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import costs_of
 from milpplan.simulation.report import StepReport
@@ -238,10 +239,18 @@ def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Pla
 
     The uniform space is decided in a fraction of the time of the free space, and its best plan is often within a
     per cent of the best plan of all.
+
+    Args:
+        problem: a problem with a free space.
+        context: context of the solve; the work is counted there.
+        starts: plans known so far.
     """
     from milpplan.optimize.layout.layer_branching import moved
 
-    uniform = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
+    # Switches that are open beside the degrees multiply the space, and hardly change which plan is best.
+    plain = {name: (DEFAULTS[name],) for name in EXECUTION if DEFAULTS[name] in getattr(problem.space, name)}
+    changed: dict[str, Any] = {"kind": "uniform", **plain}
+    uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
     search = Search(uniform, layout_space(uniform, context.options.forbid), quiet, time.monotonic(), tuple(starts))
     search.bound()
