@@ -201,7 +201,9 @@ def _with_mixing(values: Mapping[str, object]) -> Mapping[str, object]:
 def _check(options: SolveOptions) -> None:
     """Raise ``InvalidInputError`` where an option makes no sense."""
     if not 0 <= options.gap < 1:
-        raise InvalidInputError(f"gap={options.gap}.", "Expected 0 <= gap < 1.", f"The default is {DEFAULT_GAP:g}.")
+        raise InvalidInputError(
+            f"gap={options.gap}.", "Expected 0 <= gap < 1.", f"The default is {DEFAULT_GAP:g}."
+        )
     if options.time_limit_s is not None and not options.time_limit_s > 0:
         raise InvalidInputError(
             f"time_limit_s={options.time_limit_s}.", "Expected a positive number of seconds.", ""
@@ -453,7 +455,7 @@ def _result(
         log=tuple(search.log),
         work=_work(search.context, status),
         wall_time_s=time.monotonic() - started,
-        runners_up=tuple(other for _, other in search.offered if other != plan),
+        runners_up=tuple(other for known, other in search.offered if other != plan and known >= (value or 0.0)),
         forbid=options.forbid,
         details={
             "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),

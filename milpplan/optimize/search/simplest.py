@@ -1,13 +1,13 @@
 """Choice of the simplest plan among the plans that the tolerance does not tell apart.
 
 A cost model errs by several per cent, so a plan that is faster by less than the tolerance is no better in
-practice. Of the plans whose objective is at most bound / (1 - gap), which are all proved within the gap, the choice
-is the first in the order of ``Simplicity``.
+practice. All plans whose objective is at most bound / (1 - gap) are proved within the gap; of these the choice is
+the first in the order of ``Simplicity``.
 
-The plans compared are those of the solution pool, and further candidates of explored layouts whose proved bound
-does not exclude them: in the uniform space their uniform plans, in the free space the plan that a local search over
-splits leads to. ``CONSIDERED`` and ``SIMULATED`` limit their number. Layouts that the search has not explored one
-by one are not considered, so a simpler plan may exist; the proof concerns the objective only.
+The plans compared are those of the solution pool, and candidates of explored layouts that their bounds do not
+exclude: in the uniform space the uniform plans, in the free space a plan per layout that moving its layers leads
+to. ``CONSIDERED`` and ``SIMULATED`` limit their number. Layouts that the search never explored one by one are not
+compared, so a simpler plan may exist; only the objective is proved.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CONSIDERED: Final = 256
 SIMULATED: Final = 16
 """Maximum number of further candidates that are simulated."""
 NEAR: Final = 1.05
-"""Multiple of the largest objective within the gap up to which the bound of a layout's uniform plans lets its layers
-be moved: moves and mixed recomputation rarely save more."""
+"""Layers are moved where the bound of a layout's uniform plans is at most this multiple of the largest objective
+within the gap: moves and mixed recomputation rarely save more."""
 FULL, SELECTIVE = 2, 1
 """Weight of a fully and of a selectively recomputed layer."""
 SWITCHES: Final = (
@@ -56,8 +56,8 @@ SWITCHES: Final = (
 """Fields of a layout that are switches: the fewer differ from their defaults, the simpler is the plan."""
 
 Simplicity = tuple[int, int, int, int, int]
-"""(terms of the cost model that no measured run exercises, ZeRO stage, recomputed layers, vpp, switches that differ
-from their defaults); smaller is simpler."""
+"""(terms of the cost model that no measured run exercises, ZeRO stage, recomputed layers, vpp, switches away from
+their defaults); smaller is simpler."""
 UntestedTerms = Callable[[Plan], int]
 """Number of terms of a plan that no measured run exercises."""
 
@@ -121,7 +121,7 @@ class _Choice:
                 self.best = entry
 
     def compare_uniform_plans(self) -> None:
-        """Simulate uniform plans whose bounds are within the gap, simplest first, until a plan is within the gap."""
+        """Simulate uniform plans whose bounds are within the gap, simplest first, until the rest is not simpler."""
         explored, problem = self.search.explored, self.search.problem
         values = explored.uniform_ns * explored.weights[:, None]
         values[explored.uniform_ns > explored.limits_ns[:, None]] = np.inf
@@ -133,9 +133,7 @@ class _Choice:
             stages = layout.num_virtual_stages
             if -(-layers // stages) * (stages - 1) <= layers:
                 plan = uniform_plan(problem, layout, problem.recompute_modes[mode])
-                candidates.append(
-                    (simplicity(plan, self.untested), float(values[row, mode]), row, mode, plan)
-                )
+                candidates.append((simplicity(plan, self.untested), float(values[row, mode]), row, mode, plan))
         for order, value, row, mode, plan in sorted(candidates, key=itemgetter(0, 1)):
             if self._is_done(order):
                 return
@@ -145,8 +143,8 @@ class _Choice:
             self.offer(value, plan)
 
     def compare_moved_plans(self) -> None:
-        """Move the layers of layouts whose bounds are within the gap, simplest layout first, until a plan is within
-        the gap."""
+        """Move the layers of layouts whose bounds are within the gap, simplest layout first, until the rest is not
+        simpler."""
         explored = self.search.explored
         values = explored.values()
         uniform = explored.uniform_ns.min(axis=1, initial=np.inf) * explored.weights

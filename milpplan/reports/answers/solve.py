@@ -28,6 +28,7 @@ from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, tolerance_text
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
+    fastest_text,
     robustness_text,
     run_text,
     share_text,
@@ -195,6 +196,10 @@ def _trust(
     yield Fact("memory", printable(memory))
     style = "bold green" if result.status == "optimal" else "bold yellow"
     yield Fact("proof", _proof(result, tolerance), style)
+    if result.fastest is not None:
+        other = result.fastest
+        saved = fastest_text(result.plan.layout, other.plan.layout, other.saved_fraction, other.step_time_s)
+        yield Fact("fastest", f"{saved}. This plan is simpler (--fastest prints the other)")
     doubt = _doubt(result, robust, evidence)
     if doubt:
         yield Fact("doubt", printable(doubt))
