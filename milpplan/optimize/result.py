@@ -221,8 +221,8 @@ class PlanResult:
     wall_time_s: float
     message: str = ""
     runners_up: tuple[Plan, ...] = ()
-    """Other plans that the search simulated and that are no better: the best of each layout, best first. They are not
-    the next best plans of the space, because pruned layouts were never simulated."""
+    """Other plans that the search simulated and that are no better: the best of each layout, best first. They are
+    not the next best plans of the space, because pruned layouts were never simulated."""
     any_chunks_bound: float | None = None
     """Proved bound of the objective over interleaved chunks of any size; only where the space has even chunks."""
     forbid: tuple[Mapping[str, object], ...] = ()

@@ -65,9 +65,9 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
         options: how to solve; ``changes`` replace single fields, e.g. ``time_limit_s=60``.
 
     Returns:
-        The simplest plan found within the tolerance, or with ``simplest=False`` the best, with a proved lower bound.
-        ``status`` is ``optimal`` only where bound and simulated time are
-        within ``options.gap``; a time limit or Ctrl-C gives ``feasible`` with the gap reached.
+        The simplest plan found within the tolerance, or with ``simplest=False`` the best, and a proved lower bound.
+        ``status`` is ``optimal`` only where bound and simulated time are within ``options.gap``; a time limit or
+        Ctrl-C gives ``feasible`` with the gap reached.
 
     Raises:
         InvalidInputError: options that make no sense.

@@ -121,7 +121,7 @@ class _Choice:
                 self.best = entry
 
     def compare_uniform_plans(self) -> None:
-        """Simulate uniform plans whose bounds are within the gap, simplest first, until the rest is not simpler."""
+        """Simulate uniform plans whose bounds are within the gap, simplest first, until none is simpler."""
         explored, problem = self.search.explored, self.search.problem
         values = explored.uniform_ns * explored.weights[:, None]
         values[explored.uniform_ns > explored.limits_ns[:, None]] = np.inf
@@ -143,7 +143,7 @@ class _Choice:
             self.offer(value, plan)
 
     def compare_moved_plans(self) -> None:
-        """Move the layers of layouts whose bounds are within the gap, simplest layout first, until the rest is not
+        """Move the layers of layouts whose bounds are within the gap, simplest layout first, until none is
         simpler."""
         explored = self.search.explored
         values = explored.values()
