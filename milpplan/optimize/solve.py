@@ -65,7 +65,7 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
         options: how to solve; ``changes`` replace single fields, e.g. ``time_limit_s=60``.
 
     Returns:
-        The simplest plan found within the tolerance, or with ``simplest=False`` the best, and a proved lower bound.
+        The simplest plan found within the tolerance, or with ``simplest=False`` the best, with a proved bound.
         ``status`` is ``optimal`` only where bound and simulated time are within ``options.gap``; a time limit or
         Ctrl-C gives ``feasible`` with the gap reached.
 

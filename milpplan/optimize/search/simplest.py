@@ -135,7 +135,7 @@ class _Choice:
                 plan = uniform_plan(problem, layout, problem.recompute_modes[mode])
                 candidates.append((simplicity(plan, self.untested), float(values[row, mode]), row, mode, plan))
         for order, value, row, mode, plan in sorted(candidates, key=itemgetter(0, 1)):
-            if self._is_done(order):
+            if self._is_done(order, value):
                 return
             if not explored.simulated[row, mode]:
                 step = self._evaluated(row, plan)
@@ -165,11 +165,12 @@ class _Choice:
                 if step is not None:
                     self.offer(step * float(explored.weights[row]), plan)
 
-    def _is_done(self, order: Simplicity) -> bool:
-        """Return True if no candidate from this order on can be simpler, or the effort is spent."""
+    def _is_done(self, order: Simplicity, bound: float = np.inf) -> bool:
+        """Return True if no candidate from this order and bound on can be simpler, or as simple and faster, or if
+        the effort is spent."""
         assert self.best is not None
         spent = self.num_simulated >= SIMULATED or self.search.context.out_of_time()
-        return spent or order >= self.best[0]
+        return spent or (order, bound) >= self.best[:2]
 
     def _evaluated(self, row: int, plan: Plan) -> int | None:
         """Simulate and offer a plan to the search. Returns its step in nanoseconds; None where it does not fit or

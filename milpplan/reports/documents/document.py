@@ -526,10 +526,10 @@ def proof_sentence(
 
 
 def tolerance_text(tolerance: float) -> str:
-    """Write a tolerance exactly, in the shorter notation: 0.0001 as 1e-4, 0.01 as 0.01."""
+    """Write a tolerance exactly, in the shorter notation: 0.001 as 1e-3, 0.01 as 0.01."""
     text = f"{tolerance:g}" if float(f"{tolerance:g}") == tolerance else repr(float(tolerance))
     mantissa, _, exponent = text.partition("e")
-    if not exponent and 0 < tolerance < 1e-3:
+    if not exponent and 0 < tolerance <= 1e-3:
         scientific = f"{tolerance:e}" if float(f"{tolerance:e}") == tolerance else f"{tolerance:.16e}"
         mantissa, _, exponent = scientific.partition("e")
         mantissa = mantissa.rstrip("0").rstrip(".")
