@@ -197,9 +197,8 @@ def _trust(
     style = "bold green" if result.status == "optimal" else "bold yellow"
     yield Fact("proof", _proof(result, tolerance), style)
     if result.fastest is not None:
-        other = result.fastest
-        saved = fastest_text(result.plan.layout, other.plan.layout, other.saved_fraction, other.step_time_s)
-        yield Fact("fastest", f"{saved}. This plan is simpler (--fastest prints the other)")
+        saved = fastest_text(result.problem, result.plan.layout, result.fastest)
+        yield Fact("fastest", printable(f"{saved}; the plan above is simpler (--fastest prints the fastest)"))
     doubt = _doubt(result, robust, evidence)
     if doubt:
         yield Fact("doubt", printable(doubt))

@@ -248,10 +248,9 @@ def search_section(result: ResultDocument | None) -> Values:
 
 def _fastest(result: ResultDocument) -> str | None:
     """Describe the fastest plan found; None where it is the plan of the page."""
-    other = result.fastest
-    if other is None or result.plan is None:
+    if result.fastest is None or result.plan is None:
         return None
-    return fastest_text(result.plan.layout, other.plan.layout, other.saved_fraction, other.step_time_s)
+    return fastest_text(result.problem, result.plan.layout, result.fastest)
 
 
 def _most_refused(rejected: dict[str, int]) -> list[tuple[str, str]]:

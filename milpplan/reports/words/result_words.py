@@ -8,7 +8,7 @@ from typing import Literal
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
-from milpplan.optimize.result import PlanResult, TargetPrice
+from milpplan.optimize.result import FastestPlan, PlanResult, TargetPrice
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
@@ -123,10 +123,12 @@ def fastest_document(result: PlanResult) -> FastestDocument | None:
     return document_of(FastestDocument, result.fastest, plan=plan_document(result.fastest.plan))
 
 
-def fastest_text(layout: Layout, other: Layout, saved_fraction: float, step_time_s: float) -> str:
-    """Describe the fastest plan by the fields in which its layout differs: ``0.06 % better (6.45 s): vpp=7``."""
-    words = layout_words(layout, other) or "other layers or recomputation of the stages"
-    return f"{percent_text(saved_fraction, 2)} better ({seconds_text(step_time_s)}): {words}"
+def fastest_text(problem: Problem, layout: Layout, other: FastestDocument | FastestPlan) -> str:
+    """Describe the fastest plan by the fields in which it differs from a layout: ``0.06 % faster (6.45 s):
+    vpp=7``."""
+    words = layout_words(layout, other.plan.layout) or "other layers or recomputation of the stages"
+    how = "fewer GPU-hours" if problem.job.objective == "gpu_hours" else "faster"
+    return f"{percent_text(other.saved_fraction, 2)} {how} ({seconds_text(other.step_time_s)}): {words}"
 
 
 SHOWN_PARTS = 3
