@@ -318,7 +318,7 @@ def test_programs_are_for_any_solver(tmp_path: Path) -> None:
     objective free they have a solution, so it is the bound that makes them so."""
     problem = random_problem(14)
     result = tmp_path / "result.json"
-    result.write_text(document_text(result_document(solve(problem), 1e-3)))
+    result.write_text(document_text(result_document(solve(problem, gap=1e-4), 1e-4)))
     folder = tmp_path / "programs"
     done = run("certify", str(result), "--programs", str(folder))
     assert done.exit_code == 0, done.output

@@ -187,7 +187,7 @@ def taken(problem: Problem, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple
 
     with monkeypatch.context() as watched:
         watched.setattr(LayoutSolver, "resolve", noted)
-        result = milpplan.solve(problem, backend=name, seed=7, on_program=program)
+        result = milpplan.solve(problem, backend=name, seed=7, gap=1e-4, on_program=program)
     return facts(result), way
 
 
