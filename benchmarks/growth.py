@@ -7,8 +7,8 @@ layers     Llama-3 8B with 32 to 512 layers on 256 GPUs, batch 256, to 1e-4
 switches   DeepSeek-V3 on 2,048 GPUs, batch 15,360: all schedules, then the switches of ``--allow``, each beside
            those before it, to 1e-3
 
-Every solve is a process of its own in the free space (``benchmarks.commands``), stopped after 60 s of wall time;
-its CPU seconds include the start of Python. Quick solves count with the median of three.
+Every solve is a process of its own in the free space (``benchmarks.commands``), stopped after 60 CPU seconds; they
+include the start of Python. Quick solves count with the median of three.
 """
 
 from __future__ import annotations
