@@ -34,7 +34,7 @@ DOCUMENT: Final = Path(__file__).with_name("results") / "planning.md"
 CPU_LIMIT_S: Final = 60.0
 PATIENCE: Final = 10.0
 """The time limit of a solve is this many times its limit of CPU seconds, for machines without /proc."""
-GRACE_S: Final = 60.0
+GRACE_S: Final = 240.0
 """A process is killed this long after its time limit, or after the signal that stops it."""
 MEMORY_LIMIT_BYTES: Final = 8 * GIB
 """A command whose processes hold more is killed."""

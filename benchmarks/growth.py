@@ -31,7 +31,7 @@ from milpplan.units import gib_text, seconds_text
 
 RESULTS: Final = Path(__file__).with_name("results")
 GPUS: Final = tuple(2**power for power in range(6, 18))
-LAYERS: Final = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+LAYERS: Final = (32, 48, 64, 96, 128, 256, 512)
 SWITCHES: Final = ("offload", "tp-overlap", "scatter-gather", "kept-gathered", "placement")
 TOLERANCES: Final = {"gpus": 1e-4, "layers": 1e-4, "switches": 1e-3}
 
@@ -60,7 +60,7 @@ AXES: Final = {
         "GPUs",
         "Llama-3 70B",
         True,
-        {64: "64", 512: "512", 4096: "4,096", 32768: "32,768", 131072: "131,072"},
+        {64: "64", 1024: "1,024", 16384: "16,384", 131072: "131,072"},
     ),
     "layers": Axis(
         "layers",
@@ -164,7 +164,7 @@ def growth_figure(found: Mapping[str, Sequence[Point]]) -> str:
     for index, (series, points) in enumerate(found.items()):
         parts.append(f'<g transform="translate({index * pitch + LEFT},{TOP})">')
         parts += [
-            *_panel_axes(AXES[series], points, times, counts),
+            *_panel_axes(AXES[series], times, counts),
             *_panel_lines(AXES[series], points, times, counts),
         ]
         parts.append("</g>")
@@ -180,8 +180,8 @@ def _axis_limits(values: Sequence[float], ticks: Sequence[float]) -> Limits:
     return low, min((tick for tick in ticks if tick >= max(values)), default=ticks[-1])
 
 
-def _x(axis: Axis, points: Sequence[Point], position: float) -> float:
-    first, last = points[0].position, points[-1].position
+def _x(axis: Axis, position: float) -> float:
+    first, last = min(axis.labels), max(axis.labels)
     if axis.logarithmic:
         first, last, position = math.log(first), math.log(last), math.log(position)
     return 10 + (WIDTH - 20) * (position - first) / max(last - first, 1e-9)
@@ -193,13 +193,13 @@ def _y(value: float, limits: Limits) -> float:
 
 
 def _count_label(count: float) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:g}{letter}"
     return f"{count:g}"
 
 
-def _panel_axes(axis: Axis, points: Sequence[Point], times: Limits, counts: Limits) -> list[str]:
+def _panel_axes(axis: Axis, times: Limits, counts: Limits) -> list[str]:
     """Draw the frame, the title, and the ticks of the three axes with their labels."""
     parts = [
         f'<text x="{WIDTH / 2}" y="-10" text-anchor="middle" font-weight="bold">{escape(axis.note)}</text>',
@@ -222,7 +222,7 @@ def _panel_axes(axis: Axis, points: Sequence[Point], times: Limits, counts: Limi
                 f'<text x="{WIDTH + 5}" y="{y + 4:.1f}" fill="{COUNT_COLOUR}">{_count_label(tick)}</text>'
             )
     for position, label in axis.labels.items():
-        x = _x(axis, points, position)
+        x = _x(axis, position)
         parts.append(f'<path d="M{x:.1f} {HEIGHT}v-4" stroke="#444"/>')
         if axis.logarithmic:
             parts.append(f'<text x="{x:.1f}" y="{HEIGHT + 15}" text-anchor="middle">{label}</text>')
@@ -238,11 +238,9 @@ def _panel_axes(axis: Axis, points: Sequence[Point], times: Limits, counts: Limi
 
 def _panel_lines(axis: Axis, points: Sequence[Point], times: Limits, counts: Limits) -> list[str]:
     """Draw the line of the times with a circle a solve, hollow without a proof, and the line of the counts."""
-    at = [(_x(axis, points, point.position), _y(point.cpu_s, times)) for point in points]
+    at = [(_x(axis, point.position), _y(point.cpu_s, times)) for point in points]
     layouts = [
-        f"{_x(axis, points, point.position):.1f},{_y(point.run.legal, counts):.1f}"
-        for point in points
-        if point.run.legal
+        f"{_x(axis, point.position):.1f},{_y(point.run.legal, counts):.1f}" for point in points if point.run.legal
     ]
     parts = [
         f'<polyline points="{" ".join(layouts)}" fill="none" stroke="{COUNT_COLOUR}" stroke-width="1.6" '
