@@ -32,8 +32,9 @@ from milpplan.units import GIB, gap_text, gib_text, seconds_text
 
 DOCUMENT: Final = Path(__file__).with_name("results") / "planning.md"
 CPU_LIMIT_S: Final = 60.0
-PATIENCE: Final = 10.0
-"""The time limit of a solve is this many times its limit of CPU seconds, for machines without /proc."""
+PATIENCE: Final = 3.0
+"""The time limit of a solve is this many times its limit of CPU seconds, for machines without /proc and for phases
+that the signal does not stop."""
 GRACE_S: Final = 240.0
 """A process is killed this long after its time limit, or after the signal that stops it."""
 MEMORY_LIMIT_BYTES: Final = 8 * GIB
@@ -47,12 +48,17 @@ LOOK_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A problem as arguments of `milpplan solve`, the tolerance of its proof, and the limit of its CPU time."""
+    """A problem as arguments of `milpplan solve`, the tolerance of its proof, and the limit of its CPU time.
+
+    Attributes:
+        time_limit_s: Limit of the wall time; None: ``PATIENCE`` times that of the CPU time.
+    """
 
     text: str
     arguments: str
     gap: float = 1e-3
     cpu_limit_s: float = CPU_LIMIT_S
+    time_limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ COMMANDS: Final = {
         "deepseek-v3 dgx-h100 --gpus 2048 --global-batch 15360 --target megatron --price-limit 0",
     ),
     "node-types": Command("Llama-3 70B, four node types of 64 GPUs", NODE_TYPES, 1e-2),
-    "node-types-5s": Command("the same, stopped after 5 CPU s", NODE_TYPES, 1e-2, 5.0),
+    "node-types-5s": Command("the same, stopped after 5 s", NODE_TYPES, 1e-2, time_limit_s=5.0),
     "ranges-uniform": Command("Llama-3 8B, 16 GPU counts x 8 batches, uniform", f"{RANGES} --space uniform", 1e-4),
     "ranges-free": Command("the same, free", RANGES, 1e-4),
 }
@@ -116,7 +122,7 @@ def run_command(python: str, command: Command, folder: Path) -> Run:
         folder: Working directory of the process.
     """
     arguments = ["solve", *command.arguments.split(), "--gap", str(command.gap), "--json"]
-    deadline_s = PATIENCE * command.cpu_limit_s
+    deadline_s = command.time_limit_s or PATIENCE * command.cpu_limit_s
     arguments += ["--time-limit", str(deadline_s)]
     ended, interrupted, peak_bytes = "", False, 0
     with tempfile.TemporaryFile("w+") as out:

@@ -154,7 +154,7 @@ def growth_figure(found: Mapping[str, Sequence[Point]]) -> str:
         'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
     ]
     keys = (
-        (TIME_COLOUR, "", "CPU seconds of the solve, start of Python included (hollow: stopped before the proof)"),
+        (TIME_COLOUR, "", "CPU seconds of the solve, start of Python included (hollow: not proved)"),
         (COUNT_COLOUR, "4 3", "legal layouts of the space"),
     )
     for index, (colour, dashes, text) in enumerate(keys):
