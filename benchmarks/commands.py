@@ -97,7 +97,9 @@ COMMANDS: Final = {
         "Llama-3 70B, 131,072 GPUs", "llama3-70b dgx-h100 --gpus 131072 --global-batch 131072", 1e-4
     ),
     "deepseek-16k": Command("DeepSeek-V3, 16,384 GPUs", DEEPSEEK),
-    "deepseek-16k-all": Command("the same, all schedules and switches", f"{DEEPSEEK} --schedule all --allow all"),
+    "deepseek-16k-all": Command(
+        "DeepSeek-V3, 16,384 GPUs, all schedules and switches", f"{DEEPSEEK} --schedule all --allow all"
+    ),
     # NVIDIA's Megatron-Bridge performance summary has this batch on 256 H100; 30B's batch is our choice.
     "qwen3-235b": Command("Qwen3-235B, 256 H200", "qwen3-235b-a22b dgx-h200 --gpus 256 --global-batch 8192"),
     "qwen3-30b": Command(
@@ -108,9 +110,11 @@ COMMANDS: Final = {
         "deepseek-v3 dgx-h100 --gpus 2048 --global-batch 15360 --target megatron --price-limit 0",
     ),
     "node-types": Command("Llama-3 70B, four node types of 64 GPUs", NODE_TYPES, 1e-2),
-    "node-types-5s": Command("the same, stopped after 5 s", NODE_TYPES, 1e-2, time_limit_s=5.0),
+    "node-types-5s": Command(
+        "Llama-3 70B, four node types, stopped after 5 s", NODE_TYPES, 1e-2, time_limit_s=5.0
+    ),
     "ranges-uniform": Command("Llama-3 8B, 16 GPU counts x 8 batches, uniform", f"{RANGES} --space uniform", 1e-4),
-    "ranges-free": Command("the same, free", RANGES, 1e-4),
+    "ranges-free": Command("Llama-3 8B, 16 GPU counts x 8 batches, free", RANGES, 1e-4),
 }
 
 
