@@ -188,7 +188,7 @@ def smaller_batches(model: Tree, system: Tree, procs: int, batch: int, tasks: Se
     steps = []
     for smaller, dp in sorted(degrees.items()):
         space = whole_space().model_copy(update={"dp": tuple(sorted(dp))})
-        result = solve(search_problem(model, system, procs, smaller, space))
+        result = solve(search_problem(model, system, procs, smaller, space), gap=1e-4)
         if result.step_time_s is not None:
             steps.append(result.step_time_s * batch / smaller)
     return min(steps, default=None)

@@ -59,7 +59,7 @@ def main() -> int:
     reasons: dict[tuple[str, str], list[str]] = {}
     for model, hardware, gpus, batch in PAIRS:
         whole = problem_of(model, hardware, gpus, batch, words.space)
-        best = solve(whole, time_limit_s=words.time_limit)
+        best = solve(whole, time_limit_s=words.time_limit, gap=1e-4)
         assert best.report is not None
         cells = {name: cell_of(whole, name, words.time_limit) for name in TARGETS}
         lost += sum(cell.lost for cell in cells.values())
@@ -105,7 +105,7 @@ def cell_of(whole: Problem, name: str, limit_s: float) -> Cell:
         problem = restrict(whole, name)
     except MilpplanError as error:
         return Cell(None, error.seen)
-    result = solve(problem, time_limit_s=limit_s)
+    result = solve(problem, time_limit_s=limit_s, gap=1e-4)
     if result.plan is None or result.report is None:
         return Cell(None, f"no plan ({result.status})")
     launch = target.export(problem, result.plan, target.capability.versions[0])

@@ -78,7 +78,7 @@ def _resident_bytes(pid: str) -> int:
 def run(case: Case, kind: Kind, time_limit_s: float) -> dict[str, Any]:
     """Solve a case in this process."""
     with watched() as peak_bytes:
-        return summary(solve(case.problem(kind), time_limit_s=time_limit_s), peak_bytes())
+        return summary(solve(case.problem(kind), time_limit_s=time_limit_s, gap=1e-4), peak_bytes())
 
 
 if __name__ == "__main__":

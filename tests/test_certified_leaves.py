@@ -86,9 +86,10 @@ def at_both_ends(folder: Path) -> str:
 KINDS: Mapping[str, Callable[[Path], str]] = {
     "uniform, forbidden": by_command(*SMALL, "--space", "uniform", "--fix", "zero_stage=1", "--forbid", "tp=8"),
     "free, even chunks": by_command(*SMALL, "--fix", "pp=2", "--fix", "tp=2", "--schedule", "interleaved"),
-    "integer programs": by_library(random_problem(14)),
-    "another backend": by_library(random_problem(14), backend="cpsat"),
+    "integer programs": by_library(random_problem(14), 1e-4),
+    "another backend": by_library(random_problem(14), 1e-4, backend="cpsat"),
     "chunks of any size": by_library(random_problem(9)),
+    "simpler than the fastest": by_library(random_problem(0, kind="uniform"), 0.05),
     "mixed cluster": by_library(mixed_problem(3)),
     "unlike replicas": by_library(replica_problem(2)),
     "cost of a run": by_command(
@@ -111,7 +112,10 @@ KINDS: Mapping[str, Callable[[Path], str]] = {
 }
 
 
-OFTEN = ("uniform, forbidden", "mixed cluster", "cost of a run", "infeasible", "a launcher's", "both ends")
+OFTEN = (
+    *("uniform, forbidden", "simpler than the fastest", "mixed cluster", "cost of a run", "infeasible"),
+    *("a launcher's", "both ends"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -232,6 +232,7 @@ REFUSED = {
     "space": ["--space", "any"],
     "tokens": ["--tokens", "1e9"],
     "witness": ["--no-witness"],
+    "fastest": ["--fastest"],
     "inference": ["--inference"],
     "deadline_hours": ["--deadline-hours", "3"],
     "deadline_days": ["--deadline-days", "3"],

@@ -213,7 +213,7 @@ def test_result_is_what_simulate_says() -> None:
     """The plan of a solve with offloading simulates to the same report."""
     for seed in range(400, 402):
         problem = with_execution(seed, OFFLOAD)
-        result = solve(problem)
+        result = solve(problem, gap=0.0)
         assert_optimal(problem, result, brute_force(problem))
         if result.plan is not None:
             assert simulate(problem, result.plan) == result.report

@@ -140,3 +140,10 @@ def test_the_search_leaves_room_for_the_choice() -> None:
     assert searched_gap(1e-3) == 5e-4
     assert searched_gap(1e-4) == 1e-4
     assert SolveOptions().gap == 1e-3
+
+
+@pytest.mark.parametrize("gap", [1e-4, 3e-4, 1e-3, 7e-3, 0.1, 0.3, 0.999])
+def test_any_gap_gives_an_answer(gap: float) -> None:
+    """Where the bound is the incumbent less the gap, rounding does not lose the incumbent."""
+    for seed in range(6):
+        check(random_problem(seed, kind="uniform"), solve(random_problem(seed, kind="uniform"), gap=gap), gap)

@@ -92,7 +92,8 @@ def simplest(search: Search, gap: float, untested: UntestedTerms) -> tuple[float
     bound = min(search.global_bound(), search.best_value)
     if search.best is None or bound <= 0 or search.best_value - bound > gap * search.best_value:
         return None
-    choice = _Choice(search, bound / (1.0 - gap), untested)
+    # The quotient may be rounded to below the incumbent.
+    choice = _Choice(search, max(search.best_value, bound / (1.0 - gap)), untested)
     for value, plan in search.offered:
         choice.offer(value, plan)
     if search.problem.space.kind == "uniform":
