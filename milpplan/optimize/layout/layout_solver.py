@@ -49,6 +49,8 @@ FULL_ROUNDS = 150
 MENU_ROUNDS = 60
 MAX_PROGRAMS = 60
 MAX_SPLITS = 200
+MAX_SIMULATED_SPLITS = 40
+"""Maximum number of splits of a layout that are simulated before any relaxation."""
 MIXTURE_ROUNDS = 30
 """Maximum number of paths whose mean length bounds a split."""
 NODES = 4
@@ -397,7 +399,9 @@ def _simulated_splits(
         The splits that this does not exclude, and the bounds with the new paths.
     """
     memo = StageMemo(state.context.layout, state.context.costs)
-    for split in splits:
+    for split in splits[:MAX_SIMULATED_SPLITS]:
+        if state.out_of_time():
+            return splits, bounds
         path = state.try_plan(fitted_plan(state.context, np.array(split), memo))
         if path is not None:
             state.pool.append(path)
@@ -425,6 +429,8 @@ def mixture_bound(state: LayoutState, bounds: SplitBounds, split: tuple[int, ...
     paths = start = [path for path in state.pool[: state.context.layout.pp] if (path.counts >= 0).all()]
     best = 0
     for _ in range(MIXTURE_ROUNDS if start else 0):
+        if state.out_of_time():
+            break
         counts = np.sum([path.counts for path in paths], axis=0)
         choice = bounds.shortest(split, counts)
         if choice is None:
