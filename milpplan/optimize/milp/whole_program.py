@@ -29,7 +29,8 @@ Variables: d in V_d, [d=v] in {0, 1}, layout_l in {0, 1}. exp_q(v) is the expone
                                = exp_q(global_batch_size)                                        for every q
     expert_grid_divides_ranks, etp_divides_tp
                              exp_q(ep) + exp_q(etp) <= exp_q(tp) + exp_q(cp) + exp_q(dp), ...    for every q
-    <rule of a layout>       sum of the literals of a combination that breaks the rule <= their number - 1
+    <rule of a layout>       literals of a combination + sum of the values that break the rule with it
+                               <= number of literals of the combination
     one_layout               sum_l layout_l = 1
     layout_has_degrees       sum_{l: d_l = v} layout_l = [d=v]                                   for all d, v
 
@@ -85,7 +86,7 @@ from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_pa
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term
 from milpplan.simulation.replica_costs import ReplicaCosts
 
-MAX_COMBINATIONS = 20_000
+MAX_COMBINATIONS = 200_000
 """Maximum number of combinations of values on which one rule is evaluated."""
 
 DEGREES = (
@@ -161,14 +162,25 @@ class Degrees:
             builder.add_row(f"{name}[{prime}]", columns, coefficients, lower, 0)
 
     def _add_rule(self, problem: Problem, builder: ProgramBuilder, name: str, rule: Rule) -> None:
-        """Forbid every combination of values that breaks a rule."""
+        """Forbid every combination of values that breaks a rule.
+
+        A row sums all values of the degree with the most candidates that break the rule with the same values of
+        the others.
+        """
         read = columns_read(problem, rule, self.values)
         values = {degree: self.values[degree] for degree in read}
+        summed = max(range(len(read)), key=lambda degree: len(values[read[degree]]), default=0)
+        broken: dict[tuple[int, ...], list[int]] = {}
         for chosen in broken_combinations(problem, name, rule, values):
-            parts = zip(read, chosen, strict=True)
+            broken.setdefault(chosen[:summed] + chosen[summed + 1 :], []).append(chosen[summed])
+        others = read[:summed] + read[summed + 1 :]
+        for chosen, indices in broken.items():
+            parts = zip(others, chosen, strict=True)
             label = ",".join(f"{degree}={self.values[degree][index]}" for degree, index in parts)
-            literals = [self.literals[degree][index] for degree, index in zip(read, chosen, strict=True)]
-            builder.add_row(f"{name}[{label}]", literals, [1] * len(literals), upper=len(literals) - 1)
+            literals = [self.literals[degree][index] for degree, index in zip(others, chosen, strict=True)]
+            literals += [self.literals[read[summed]][index] for index in indices]
+            row_name = f"{name}[{label}]" if label else name
+            builder.add_row(row_name, literals, [1] * len(literals), upper=len(others))
 
 
 def rules(problem: Problem) -> dict[str, Rule]:
@@ -301,6 +313,10 @@ class LayoutBlock:
     weight: Fraction
     program: LayoutProgram | None
     forbidden: list[frozenset[Item]] = field(default_factory=list)
+    label: str = ""
+    """Name in the names of its rows and items; empty: the number."""
+    start: int = 0
+    """First column of its items in the whole program."""
 
     @staticmethod
     def of(number: int, context: LayoutContext, weight: Fraction) -> LayoutBlock:
@@ -358,6 +374,28 @@ class LayoutBlock:
         """Exclude a combination of items."""
         assert self.program is not None
         self.forbidden.append(frozenset(_item(self.program.menus[j], choice[j]) for j in stages))
+
+    def add_rows(self, builder: ProgramBuilder, literal: int, z: int, base: int, unit: int) -> Rows:
+        """Add the items of a layout. Returns its rows, with sides multiplied by its literal.
+
+        Where the objective is weighted, a unit of it is unit / weight nanoseconds of the layout's step; both this
+        and the base are rounded up, so that z never exceeds the value of a plan.
+        """
+        assert self.program is not None
+        label = self.label or str(self.number)
+        own = self.program.program(ceil(base / self.weight), ceil(unit / self.weight))
+        columns = builder.add_variables([f"{x}@{label}" for x in own.variable_names[: self.num_items]], 0, 1)
+        self.start = columns.start
+        for number, inside in enumerate(self.forbidden_columns()):
+            name = f"forbidden_plan[{number}]@{label}"
+            builder.add_row(name, inside + columns.start, np.ones_like(inside), upper=len(inside) - 1)
+        return under_literal(coarsened(own.rows), np.array([*columns, z], dtype=np.int64), literal, f"@{label}")
+
+    def choice(self, values: IntArray) -> Choice:
+        """Return the items that a solution of the whole program chooses."""
+        assert self.program is not None
+        own = values[self.start : self.start + self.num_items]
+        return [int(np.argmax(own[low:high])) for low, high in pairwise(self.program.offsets)]
 
     def forbidden_columns(self) -> list[IntArray]:
         """Return the columns of the forbidden combinations that the menus still contain."""
@@ -470,8 +508,6 @@ class _WholeProgram:
     bound: Fraction = Fraction(0)
     base: int = 0
     unit: int = 1
-    starts: dict[int, int] = field(default_factory=dict)
-    """First column of every block, by its number."""
 
     @staticmethod
     def of(problem: Problem, max_layouts: int) -> _WholeProgram:
@@ -544,26 +580,9 @@ class _WholeProgram:
             if block.program is None:
                 builder.add_row(f"nothing_below_the_cutoff[{block.number}]", [literal], [1], upper=0)
             else:
-                parts.append(self._rows_of(builder, block, literal, z))
+                parts.append(block.add_rows(builder, literal, z, self.base, self.unit))
         built = builder.build()
         return built.with_rows(Rows.concatenate(parts)) if parts else built
-
-    def _rows_of(self, builder: ProgramBuilder, block: LayoutBlock, literal: int, z: int) -> Rows:
-        """Add the items of a layout. Returns its rows, with sides multiplied by the layout's literal.
-
-        Where the objective is weighted, a unit of it is unit / weight nanoseconds of the layout's step; both this
-        and the base are rounded up, so that z never exceeds the value of a plan.
-        """
-        assert block.program is not None
-        block_program = block.program.program(ceil(self.base / block.weight), ceil(self.unit / block.weight))
-        names = [f"{name}@{block.number}" for name in block_program.variable_names[: block.num_items]]
-        columns = builder.add_variables(names, 0, 1)
-        self.starts[block.number] = columns.start
-        for number, inside in enumerate(block.forbidden_columns()):
-            name = f"forbidden_plan[{number}]@{block.number}"
-            builder.add_row(name, inside + columns.start, np.ones_like(inside), upper=len(inside) - 1)
-        to_whole = np.array([*columns, z], dtype=np.int64)
-        return under_literal(coarsened(block_program.rows), to_whole, literal, f"@{block.number}")
 
     def _learn(self, program: Program, values: IntArray) -> None:
         """Simulate the plan of an answer: add a path, an incumbent, or a forbidden combination."""
@@ -585,9 +604,7 @@ class _WholeProgram:
         assert block.program is not None
         for name in ("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch_size"):
             assert chosen[name] == getattr(block.context.layout, name), f"{name} is not that of the layout"
-        start = self.starts[block.number]
-        block_values = values[start : start + block.num_items]
-        return block, [int(np.argmax(block_values[low:high])) for low, high in pairwise(block.program.offsets)]
+        return block, block.choice(values)
 
     def _offer(self, block: LayoutBlock, choice: Choice, step_time_ns: int) -> bool:
         """Make a plan that fits the incumbent if it is better. Returns True if so."""
