@@ -69,6 +69,7 @@ from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import AnyTable, RankCosts, cluster_costs
 from milpplan.simulation.pipeline.step_graph import StepGraph
 from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.stages import StageMemo
 
 BLOCK_KEYS: Final = ("num_gpus", "global_batch_size", "tp", "cp", "pp", "dp")
 """Degrees that the layouts of a block share."""
@@ -110,6 +111,8 @@ class OpenLayout:
 
     number: int
     layout: Layout
+    bound: int
+    """Lower bound of the objective, in closed form."""
     cases: list[LayoutBlock] = field(default_factory=list)
     rest: int | None = None
     plans: list[tuple[int, Plan]] = field(default_factory=list)
@@ -201,6 +204,8 @@ class BlockProgram:
     plan: Plan
     base: int = 0
     unit: int = 1
+    stages: int = 0
+    """Virtual stages of the last plan that was simulated."""
     cases: dict[int, LayoutBlock] = field(default_factory=dict)
     """Columns of the literals of the cases, and the cases."""
     plans: dict[int, tuple[int, Plan]] = field(default_factory=dict)
@@ -219,7 +224,7 @@ class BlockProgram:
         for number in range(len(split.rows)):
             layout, costs = split.columns.at(number), split.costs.at(number)
             assert not isinstance(costs, ReplicaCosts), "refused before"
-            opened = OpenLayout(number, layout)
+            opened = OpenLayout(number, layout, floor(split.values[number]))
             if problem.space.kind == "uniform":
                 opened.plans = list(_uniform_plans(problem, layout, costs, _weight(problem, layout)))
             else:
@@ -292,23 +297,20 @@ class BlockProgram:
         )
 
     def _slack_ns(self) -> int:
-        """Return the maximum rounding of the optimum: a unit for every item on a path, and one for the base."""
-        stages = max((block.context.num_stages for block in self._all_cases()), default=0)
-        return self.unit * (stages + 2)
+        """Return the maximum rounding of the optimum: a unit for every item on a path, and two for the base."""
+        return self.unit * (self.stages + 2)
 
     def program(self) -> Program:
         """Build the program, in units as fine as the row magnitudes allow."""
-        bounds = [block.objective_lower_bound() for block in self._all_cases()]
-        bounds += [Fraction(step) for layout in self.layouts for step, _ in layout.plans]
-        base = floor(min([*bounds, self.cutoff]))
+        base = floor(min(self.cutoff, *(layout.bound for layout in self.layouts)))
         self.unit = max(1, ceil((self.cutoff - base) / RESOLUTION), ceil(self.cutoff / FINEST_UNITS))
-        while True:
+        magnitude = before = 0
+        while not before or ROW_MAGNITUDE < magnitude < before:
+            self.unit *= max(1, ceil(magnitude / ROW_MAGNITUDE))
             self.base = base // self.unit * self.unit
-            built = self._assembled()
+            built, before = self._assembled(), magnitude or ROW_MAGNITUDE**2
             magnitude = built.max_row_magnitude()
-            if magnitude <= ROW_MAGNITUDE:
-                return built
-            self.unit *= ceil(magnitude / ROW_MAGNITUDE)
+        return built
 
     def _units(self, objective: int | Fraction, up: bool = False) -> int:
         """Return an objective in units above the base; bounds at or above the incumbent may be rounded up."""
@@ -413,9 +415,11 @@ class BlockProgram:
         assert program is not None
         rank = program.overfull_rank(choice)
         if rank is not None:
-            block.forbid(list(choice), block.context.layout.rank_stages[rank])
+            if not block.limit(list(choice)):
+                block.forbid(list(choice), block.context.layout.rank_stages[rank])
             return True
         path, step = block.simulate(list(choice))
+        self.stages = block.context.num_stages
         self._offer(step * block.weight, program.plan(choice))
         return program.add_path(path)
 
@@ -440,11 +444,12 @@ def _state(context: LayoutContext, cutoff_ns: int) -> LayoutState:
 class _Split:
     """Layouts of a space by their closed-form bounds.
 
-    ``rows``: open layouts; ``columns`` and ``costs``: their fields and constants. ``keys`` [b]: class of every block
+    ``rows``: open layouts; ``values``, ``columns`` and ``costs``: their bounds, fields and constants. ``keys`` [b]: class of every block
     of the space by ``BLOCK_KEYS``; ``bounds`` [classes]: minimum bound of the closed layouts.
     """
 
     rows: IntArray
+    values: FloatArray
     columns: LayoutColumns
     costs: AnyTable
     keys: IntArray
@@ -482,7 +487,8 @@ class _Split:
         np.minimum.at(minima, keys, frontier.closed.block_values)
         np.minimum.at(minima, keys[space.block_of(opened.rows[~is_open])], values[~is_open])
         chosen = np.flatnonzero(is_open)
-        return _Split(opened.rows[chosen], columns.take(chosen), costs.take(chosen), keys, minima)
+        parts = opened.rows[chosen], values[chosen], columns.take(chosen), costs.take(chosen)
+        return _Split(*parts, keys, minima)
 
     def close(self, space: LayoutSpace, number: int, bound: float) -> None:
         """Give an open layout back to its block, with a bound."""
@@ -578,23 +584,27 @@ def _add_cases(problem: Problem, opened: OpenLayout, costs: RankCosts, value: Fr
         else:
             state = _state(context, cutoff_ns)
             bounds = SplitBounds(context, state.graph, tuple(state.pool))
-            programs = [_split_program(state, bounds, split) for split in splits]
+            memo = StageMemo(context.layout, context.costs)
+            programs = [_split_program(state, bounds, split, memo) for split in splits]
             opened.offer(state)
         for program in programs:
             if program is None:
                 opened.rest = floor((cutoff_ns + 1) * weight)
             else:
                 label = f"{opened.number}.{len(opened.cases)}"
-                opened.cases.append(LayoutBlock(opened.number, program.context, weight, program, label=label))
+                parts = opened.number, program.context, weight, program
+                opened.cases.append(LayoutBlock(*parts, label=label, moments=set()))
 
 
-def _split_program(state: LayoutState, bounds: SplitBounds, split: tuple[int, ...]) -> LayoutProgram | None:
+def _split_program(
+    state: LayoutState, bounds: SplitBounds, split: tuple[int, ...], memo: StageMemo
+) -> LayoutProgram | None:
     """Return menus and paths of one split of the layers; None where closed-form bounds exclude it."""
     if bounds.bound_ns(split, state.cutoff_ns) > state.cutoff_ns:
         return None
     context = state.context.with_split(split, bounds.min_backward_ns(split))
-    menus = [stage_menu(context, stage, count) for stage, count in enumerate(split)]
-    if not all(len(menu) for menu in menus):
+    menus = bounds.split_menus(split)
+    if menus is None:
         return None
     program = LayoutProgram(context, menus, state.cutoff_ns)
     analytic = analytic_paths(context.layout)
@@ -604,7 +614,7 @@ def _split_program(state: LayoutState, bounds: SplitBounds, split: tuple[int, ..
         return None
     _keep_paths(program, np.argsort(-program.bases(), kind="stable")[:CASE_PATHS])
     del state.pool[len(analytic) :]
-    path = state.try_plan(fitted_plan(context, np.array(split)))
+    path = state.try_plan(fitted_plan(context, np.array(split), memo))
     if path is not None:
         program.add_path(path)
     if int(program.bases().max()) <= state.cutoff_ns:
@@ -630,7 +640,9 @@ def _free_program(
     """
     state = _state(context, cutoff_ns)
     menus: list[Menu] | None = None
-    if context.num_stages > 1:
+    if context.num_stages == 1:
+        context = context.with_split((context.problem.model.num_layers,))
+    else:
         menus = compact_rounds(state, max_layers, FULL_ROUNDS)
     if menus is None:
         menus = [stage_menu(context, stage, int(max_layers[stage])) for stage in range(context.num_stages)]

@@ -317,6 +317,10 @@ class LayoutBlock:
     """Name in the names of its rows and items; empty: the number."""
     start: int = 0
     """First column of its items in the whole program."""
+    moments: set[int] | None = None
+    """Indices of the memory rows that are in the program; None: all."""
+    own_rows: tuple[int, Rows] | None = None
+    """Number of items, and the rows that are not of paths."""
 
     @staticmethod
     def of(number: int, context: LayoutContext, weight: Fraction) -> LayoutBlock:
@@ -382,14 +386,58 @@ class LayoutBlock:
         and the base are rounded up, so that z never exceeds the value of a plan.
         """
         assert self.program is not None
-        label = self.label or str(self.number)
-        own = self.program.program(ceil(base / self.weight), ceil(unit / self.weight))
-        columns = builder.add_variables([f"{x}@{label}" for x in own.variable_names[: self.num_items]], 0, 1)
+        label, weight = self.label or str(self.number), self.weight
+        names = [f"x[{menu.stage},{item}]@{label}" for menu in self.program.menus for item in range(len(menu))]
+        columns = builder.add_variables(names, 0, 1)
         self.start = columns.start
         for number, inside in enumerate(self.forbidden_columns()):
             name = f"forbidden_plan[{number}]@{label}"
             builder.add_row(name, inside + columns.start, np.ones_like(inside), upper=len(inside) - 1)
-        return under_literal(coarsened(own.rows), np.array([*columns, z], dtype=np.int64), literal, f"@{label}")
+        paths = self.program.path_rows(0, ceil(base / weight), ceil(unit / weight))
+        own = Rows.concatenate((self._rows_without_paths(), paths))
+        return under_literal(own, np.array([*columns, z], dtype=np.int64), literal, f"@{label}")
+
+    def _rows_without_paths(self) -> Rows:
+        """Return the rows that some choice of one item a stage breaks; of memory only those of ``moments``."""
+        assert self.program is not None
+        if self.own_rows is None or self.own_rows[0] != self.num_items:
+            rows = coarsened(replace(self.program, paths=[], coefficients=[]).program(0, 1).rows)
+            matrix = np.zeros((len(rows), self.num_items), dtype=np.int64)
+            matrix[rows.entry_rows(), rows.columns] = rows.coefficients
+            starts = self.program.offsets[:-1]
+            low = np.minimum.reduceat(matrix, starts, axis=1).sum(axis=1)
+            high = np.maximum.reduceat(matrix, starts, axis=1).sum(axis=1)
+            breakable = (low < rows.lower) | (high > rows.upper)
+            breakable |= [name.startswith("one_item_per_stage") for name in rows.names]
+            self.own_rows = self.num_items, rows.chosen(np.flatnonzero(breakable))
+            if self.moments is not None:
+                self._limit_shortest_choices()
+        rows = self.own_rows[1]
+        if self.moments is None:
+            return rows
+        wanted = [index in self.moments or not _of_memory(name) for index, name in enumerate(rows.names)]
+        return rows.chosen(np.flatnonzero(wanted))
+
+    def _limit_shortest_choices(self) -> None:
+        """Add the memory rows that the shortest items of a path break, one a rank."""
+        assert self.program is not None
+        for row in self.program.coefficients:
+            self.limit([int(np.argmin(part)) for part in self.program.split(row.astype(np.float64))])
+
+    def limit(self, choice: Choice) -> bool:
+        """Add the memory rows that a choice breaks most, one a rank. Returns False if there is no further one."""
+        if self.moments is None or self.own_rows is None or self.program is None:
+            return False
+        rows, values = self.own_rows[1], np.zeros(self.num_items, dtype=np.int64)
+        values[self.program.offsets[:-1] + np.array(choice)] = 1
+        excess = rows.activities(values) - rows.upper.astype(np.float64)
+        broken: dict[str, tuple[float, int]] = {}
+        for index in np.flatnonzero(excess > 0).tolist():
+            rank = rows.names[index].split(",")[0]
+            if _of_memory(rank) and index not in self.moments:
+                broken[rank] = max(broken.get(rank, (0.0, index)), (float(excess[index]), index))
+        self.moments |= {index for _, index in broken.values()}
+        return bool(broken)
 
     def choice(self, values: IntArray) -> Choice:
         """Return the items that a solution of the whole program chooses."""
@@ -408,6 +456,10 @@ class LayoutBlock:
         return [np.array(sorted(row), dtype=np.int64) for row in rows if min(row) >= 0]
 
 
+def _of_memory(name: str) -> bool:
+    return name.startswith(("rank_fits_in_memory", "rank_fits_on_host"))
+
+
 def _item(menu: Menu, item: int) -> Item:
     return menu.stage, tuple(menu.runs[item].tolist()), int(menu.full[item]), int(menu.selective[item])
 
@@ -422,6 +474,8 @@ def coarsened(rows: Rows) -> Rows:
     min_coefficients = np.zeros(len(rows), dtype=np.int64)
     np.minimum.at(min_coefficients, entry, rows.coefficients)
     of_bytes = (min_coefficients >= 0) & (rows.lower <= MINUS_INFINITY) & (rows.upper < INFINITY)
+    # The side becomes a coefficient of the literal.
+    size += np.where(of_bytes, rows.upper, 0)
     factor = np.where(of_bytes, np.maximum(1, np.ceil(size / ROW_MAGNITUDE)), 1).astype(np.int64)
     upper = np.where(rows.upper < INFINITY, rows.upper // factor, INFINITY)
     return replace(rows, coefficients=rows.coefficients // factor[entry], upper=upper)
