@@ -3,11 +3,11 @@
 The full form (``whole_program``) has rows of its own for every legal layout. Here layouts whose closed-form bound
 is at or above the incumbent are merged into blocks, and only the others, the open layouts, keep plans.
 
-Sets: degrees d with values V_d; blocks b, the closed layouts with equal ``BLOCK_KEYS``, of which V_bd are the values
-of degree d; open layouts l; cases c of an open layout, each with its own layers or recompute setting; uniform plans
-p of an open layout. ``bound`` and ``step`` count units, rounded so that the optimum is that of the exact problem up
-to the units.
-Variables: [d=v], block_b, layout_l, case_c, rest_l, plan_p in {0, 1}; x_c: items of a case (``layout_program``); z.
+Sets: degrees d with values V_d; blocks b, the closed layouts with equal ``BLOCK_KEYS``, of which V_bd are the
+values of degree d; open layouts l; cases c of an open layout, each with its own layers or recompute setting;
+uniform plans p of an open layout. ``bound`` and ``step`` count units above ``base``, a lower bound of all plans;
+they are rounded such that the optimum is that of the exact problem up to the units.
+Variables: [d=v], block_b, layout_l, case_c, rest_l, plan_p in {0, 1}; items x_c of a case (``layout_program``); z.
 
     minimise base + z + sum_b bound_b block_b + sum_l bound_l rest_l + sum_p step_p plan_p
     <rows of the degrees>            ``whole_program``
@@ -23,15 +23,16 @@ shares one recompute setting, and otherwise the whole layout. ``rest_l`` stands 
 bound (``SplitBounds`` with the analytic paths, counting) is above the incumbent. Bounds stand in the objective:
 in a row ``z >= sum_b bound_b block_b`` CP-SAT proves nothing in minutes what it proves in seconds here.
 
-The program is solved, its plan simulated, and the critical path added, until bound and simulator meet. What it
-shows beyond the bounds of its blocks, which ``bounds`` proves in closed form, rests on no search.
+The program is solved, its plan simulated, and the critical path added, until bound and simulator meet. Rows of
+memory are added in the same way: those that the shortest items of a path break, then those that a plan breaks.
+What the program shows beyond its bounds, which ``bounds`` proves in closed form, rests on no search.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, floor
 from typing import Final
@@ -57,7 +58,7 @@ from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.milp.solution import Backend, Limits
 from milpplan.optimize.milp.whole_program import ROW_MAGNITUDE, Degrees, LayoutBlock, candidate_values
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import even_splits, in_parts
@@ -71,7 +72,7 @@ from milpplan.simulation.pipeline.step_graph import StepGraph
 from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.stages import StageMemo
 
-BLOCK_KEYS: Final = ("num_gpus", "global_batch_size", "tp", "cp", "pp", "dp")
+BLOCK_KEYS: Final = ("tp", "cp", "pp", "dp", "num_gpus", "global_batch_size")
 """Degrees that the layouts of a block share."""
 FINEST_UNITS: Final = 10_000_000
 """Maximum number of units of the incumbent's objective."""
@@ -97,7 +98,8 @@ class ClosedBlock:
     @property
     def name(self) -> str:
         """Name of the literal."""
-        return f"block[{','.join(f'{key}={self.values[key][0]}' for key in BLOCK_KEYS)}]"
+        names = [f"{key}={self.values[key][0]}" for key in BLOCK_KEYS if self.values[key][0] != 1]
+        return f"block[{','.join(names)}]"
 
 
 @dataclass(slots=True)
@@ -161,24 +163,24 @@ class ProgramAnswer:
 
 
 def solve_blocks(
-    result: PlanResult, backend: str = "auto", time_limit_s: float | None = None, seed: int = 1
+    result: PlanResult, options: SolveOptions | None = None, time_limit_s: float | None = None
 ) -> ProgramAnswer:
     """Write the answer of a search as one program, solve it, and compare both answers.
 
     Args:
         result: result of ``solve``, with a plan.
-        backend: solver of the program.
+        options: backend, seed and cancellation.
         time_limit_s: the solves end then.
-        seed: of the solver.
 
     Raises:
         InvalidInputError: the result has no plan, or the program does not cover its problem.
-        SolverError: an answer fails its exact re-check, or no plan of the program has its objective.
+        SolverError: an answer fails its exact re-check.
     """
-    started = time.monotonic()
+    started, options = time.monotonic(), options or SolveOptions()
     program = BlockProgram.of(result)
     deadline = None if time_limit_s is None else started + time_limit_s
-    return program.solve(result, backend_named(backend), started, deadline, seed)
+    limits = Limits(seed=options.seed, cancelled=options.cancelled)
+    return program.solve(result, backend_named(options.backend), started, deadline, limits)
 
 
 def block_program(result: PlanResult) -> Program:
@@ -259,14 +261,14 @@ class BlockProgram:
             block.program.add_path(path)
 
     def solve(
-        self, result: PlanResult, solver: Backend, started: float, deadline: float | None, seed: int
+        self, result: PlanResult, solver: Backend, started: float, deadline: float | None, limits: Limits
     ) -> ProgramAnswer:
         """Solve programs until bound and simulator meet."""
         searched, solver_s, optimum, proved, rounds = self.value, 0.0, Fraction(0), False, 0
         while rounds < MAX_ROUNDS and not proved:
             program = self.program()
             left_s = None if deadline is None else max(0.01, deadline - time.monotonic())
-            solution = solver.solve(program, Limits(time_limit_s=left_s, seed=seed))
+            solution = solver.solve(program, replace(limits, time_limit_s=left_s))
             rounds, solver_s = rounds + 1, solver_s + solution.wall_time_s
             if solution.status == "infeasible":
                 raise SolverError(f"{solution.backend} calls the program over blocks infeasible; it has a plan.")
@@ -444,8 +446,8 @@ def _state(context: LayoutContext, cutoff_ns: int) -> LayoutState:
 class _Split:
     """Layouts of a space by their closed-form bounds.
 
-    ``rows``: open layouts; ``values``, ``columns`` and ``costs``: their bounds, fields and constants. ``keys`` [b]: class of every block
-    of the space by ``BLOCK_KEYS``; ``bounds`` [classes]: minimum bound of the closed layouts.
+    ``rows``: open layouts; ``values``, ``columns`` and ``costs``: their bounds, fields and constants. ``keys`` [b]:
+    class of every block of the space by ``BLOCK_KEYS``; ``bounds`` [classes]: minimum bound of the closed layouts.
     """
 
     rows: IntArray
