@@ -34,7 +34,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, lcm
 from typing import Final
 
 import numpy as np
@@ -304,8 +304,11 @@ class BlockProgram:
 
     def program(self) -> Program:
         """Build the program, in units as fine as the row magnitudes allow."""
-        base = floor(min(self.cutoff, *(layout.bound for layout in self.layouts)))
+        base = min(floor(self.cutoff), *(layout.bound for layout in self.layouts))
         self.unit = max(1, ceil((self.cutoff - base) / RESOLUTION), ceil(self.cutoff / FINEST_UNITS))
+        # Of every layout's step, too, a unit is a whole number of nanoseconds.
+        grain = lcm(*(block.weight.numerator for block in self._all_cases()))
+        self.unit = -(-self.unit // grain) * grain
         magnitude = before = 0
         while not before or ROW_MAGNITUDE < magnitude < before:
             self.unit *= max(1, ceil(magnitude / ROW_MAGNITUDE))
@@ -333,7 +336,7 @@ class BlockProgram:
             column: self._units(block.bound, up=True) for column, block in zip(blocks, self.blocks, strict=True)
         }
         self._add_degrees(builder, degrees, layouts, blocks)
-        parts = []
+        parts: list[Rows] = []
         self.cases, self.plans = {}, {}
         for layout, literal in zip(self.layouts, layouts, strict=True):
             parts += self._add_layout(builder, layout, literal, costs)
@@ -446,7 +449,7 @@ def _state(context: LayoutContext, cutoff_ns: int) -> LayoutState:
 class _Split:
     """Layouts of a space by their closed-form bounds.
 
-    ``rows``: open layouts; ``values``, ``columns`` and ``costs``: their bounds, fields and constants. ``keys`` [b]:
+    ``rows``: open layouts; ``values``, ``columns``, ``costs``: their bounds, fields and constants. ``keys`` [b]:
     class of every block of the space by ``BLOCK_KEYS``; ``bounds`` [classes]: minimum bound of the closed layouts.
     """
 
@@ -485,6 +488,7 @@ class _Split:
         minima = np.full(int(keys.max(initial=-1)) + 1, np.inf)
         closed = frontier.closed.values.copy()
         closed[groups] = np.inf
+        closed[frontier.closed.groups.sizes == 0] = np.inf
         np.minimum.at(minima, keys[frontier.closed.groups.block], closed)
         np.minimum.at(minima, keys, frontier.closed.block_values)
         np.minimum.at(minima, keys[space.block_of(opened.rows[~is_open])], values[~is_open])
@@ -621,8 +625,8 @@ def _split_program(
         program.add_path(path)
     if int(program.bases().max()) <= state.cutoff_ns:
         mixture_bound(state, bounds, split)
-        for path in state.pool[len(analytic) :]:
-            program.add_path(path)
+        for other in state.pool[len(analytic) :]:
+            program.add_path(other)
     return program
 
 
