@@ -10,7 +10,7 @@ they are rounded such that the optimum is that of the exact problem up to the un
 Variables: [d=v], block_b, layout_l, case_c, rest_l, plan_p in {0, 1}; items x_c of a case (``layout_program``); z.
 
     minimise base + z + sum_b bound_b block_b + sum_l bound_l rest_l + sum_p step_p plan_p
-    <rows of the degrees>            ``whole_program``
+    <rows of the degrees>            ``degrees``
     one_layout                       sum_b block_b + sum_l layout_l = 1
     layout_has_degrees               sum_{l: d_l = v} layout_l + sum_{b: V_bd = {v}} block_b  <= [d=v]   all d, v
                                      (= where every block has one value of d)
@@ -45,7 +45,7 @@ from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.context import Counters
 from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds
 from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS, LayoutProgram
-from milpplan.optimize.layout.layout_solver import FULL_ROUNDS, max_layers_within, mixture_bound
+from milpplan.optimize.layout.layout_solver import QUICK_ROUNDS, max_layers_within, mixture_bound
 from milpplan.optimize.layout.rounding import analytic_paths, fitted_plan
 from milpplan.optimize.layout.stage_options import (
     LayoutContext,
@@ -55,9 +55,10 @@ from milpplan.optimize.layout.stage_options import (
     stage_menu,
 )
 from milpplan.optimize.milp.backends import backend as backend_named
+from milpplan.optimize.milp.degrees import Degrees, candidate_values
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.milp.solution import Backend, Limits
-from milpplan.optimize.milp.whole_program import ROW_MAGNITUDE, Degrees, LayoutBlock, candidate_values
+from milpplan.optimize.milp.whole_program import ROW_MAGNITUDE, LayoutBlock
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
@@ -620,9 +621,9 @@ def _split_program(
         return None
     _keep_paths(program, np.argsort(-program.bases(), kind="stable")[:CASE_PATHS])
     del state.pool[len(analytic) :]
-    path = state.try_plan(fitted_plan(context, np.array(split), memo))
-    if path is not None:
-        program.add_path(path)
+    critical = state.try_plan(fitted_plan(context, np.array(split), memo))
+    if critical is not None:
+        program.add_path(critical)
     if int(program.bases().max()) <= state.cutoff_ns:
         mixture_bound(state, bounds, split)
         for other in state.pool[len(analytic) :]:
@@ -649,7 +650,7 @@ def _free_program(
     if context.num_stages == 1:
         context = context.with_split((context.problem.model.num_layers,))
     else:
-        menus = compact_rounds(state, max_layers, FULL_ROUNDS)
+        menus = compact_rounds(state, max_layers, QUICK_ROUNDS)
     if menus is None:
         menus = [stage_menu(context, stage, int(max_layers[stage])) for stage in range(context.num_stages)]
     opened.offer(state)
