@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.cli import arguments, checks, interrupts
@@ -27,7 +27,7 @@ from milpplan.explain.hardware_choice import run_totals
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import PlanResult, SolveOptions
+from milpplan.optimize.result import PlanResult, ProgramAnswer, SolveOptions
 from milpplan.optimize.solve import solve as solve_problem
 from milpplan.optimize.solve import target_price
 from milpplan.problem.plan import Plan
@@ -38,9 +38,6 @@ from milpplan.reports.documents.document import document_text, read_plan, result
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.units import gap_text
 from milpplan.validation.evidence import Evidence
-
-if TYPE_CHECKING:
-    from milpplan.optimize.milp.block_program import ProgramAnswer
 
 EXAMPLES: Final = (
     ("The best plan for Llama-3 70B on 8 nodes, proved", "llama3-70b dgx-h100 --gpus 64 --global-batch 128"),

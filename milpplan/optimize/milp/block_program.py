@@ -59,7 +59,7 @@ from milpplan.optimize.milp.degrees import Degrees, candidate_values
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.milp.solution import Backend, Limits
 from milpplan.optimize.milp.whole_program import ROW_MAGNITUDE, LayoutBlock
-from milpplan.optimize.result import PlanResult, SolveOptions
+from milpplan.optimize.result import PlanResult, ProgramAnswer, SolveOptions
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import even_splits, in_parts
@@ -133,34 +133,6 @@ class OpenLayout:
         names = ("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size", "zero_stage")
         values = [f"{name}={getattr(self.layout, name)}" for name in names if getattr(self.layout, name) != 1]
         return f"layout[{','.join([str(self.number), *values])}]"
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramAnswer:
-    """Answer of the program over blocks.
-
-    ``optimum_ns`` and ``step_time_ns`` are step times, times largest batch / batch where the batch may vary: the
-    program's optimum, and the simulated step of the plan. ``unit_ns``: unit of the program. ``proved``: the last
-    program was solved to its optimum, and bound and simulator met. ``agrees``: the optimum lies between the
-    search's bound and its plan, up to ``slack_ns``, the rounding of a row. ``rounds``: programs solved;
-    ``solver_s``: seconds of the solver; ``wall_time_s``: seconds in all.
-    """
-
-    program: Program
-    backend: str
-    num_blocks: int
-    num_open: int
-    num_cases: int
-    plan: Plan
-    optimum_ns: float
-    step_time_ns: float
-    unit_ns: int
-    slack_ns: int
-    proved: bool
-    agrees: bool
-    rounds: int
-    solver_s: float
-    wall_time_s: float
 
 
 def solve_blocks(

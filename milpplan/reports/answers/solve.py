@@ -12,8 +12,7 @@ from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.optimize.milp.block_program import ProgramAnswer
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize.result import PlanResult, ProgramAnswer
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem
 from milpplan.reports.answers.step import (
