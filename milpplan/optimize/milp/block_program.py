@@ -7,21 +7,23 @@ Sets: degrees d with values V_d; blocks b, the closed layouts with equal ``BLOCK
 values of degree d; open layouts l; cases c of an open layout, each with its own layers or recompute setting;
 uniform plans p of an open layout. ``bound`` and ``step`` count units above ``base``, a lower bound of all plans;
 they are rounded such that the optimum is that of the exact problem up to the units.
-Variables: [d=v], block_b, layout_l, case_c, rest_l, plan_p in {0, 1}; items x_c of a case (``layout_program``); z.
+Variables: [d=v], block_b, layout_l, case_c, rest_l, plan_p in {0, 1}; of a case its z_c and items x_c
+(``layout_program``).
 
-    minimise base + z + sum_b bound_b block_b + sum_l bound_l rest_l + sum_p step_p plan_p
+    minimise base + sum_c z_c + sum_b bound_b block_b + sum_l bound_l rest_l + sum_p step_p plan_p
     <rows of the degrees>            ``degrees``
     one_layout                       sum_b block_b + sum_l layout_l = 1
     layout_has_degrees               sum_{l: d_l = v} layout_l + sum_{b: V_bd = {v}} block_b  <= [d=v]   all d, v
                                      (= where every block has one value of d)
     block_has_degrees                block_b <= sum_{v in V_bd} [d=v]                                    |V_bd| > 1
     layout_has_plan                  layout_l = sum_c case_c + rest_l     or     sum_p plan_p            every l
-    <row of layout_program.py with side s, for every case c>     row(x_c, z) - s case_c  >= 0, = 0 or <= 0
+    <row of layout_program.py with side s, for every case c>     row(x_c, z_c) - s case_c  >= 0, = 0 or <= 0
 
 A case is a split of the layers where the space lists all splits (even interleaving), a part of the layout where it
 shares one recompute setting, and otherwise the whole layout. ``rest_l`` stands for the cases whose closed-form
-bound (``SplitBounds`` with the analytic paths, counting) is above the incumbent. Bounds stand in the objective:
-in a row ``z >= sum_b bound_b block_b`` CP-SAT proves nothing in minutes what it proves in seconds here.
+bound (``SplitBounds`` with the analytic paths, counting) is above the incumbent. Bounds stand in the objective,
+and every case has its own z: a common ``z >= sum_b bound_b block_b`` leaves a weak relaxation, in which halves of
+two layouts take half the time of either.
 
 The program is solved, its plan simulated, and the critical path added, until bound and simulator meet. Rows of
 memory are added in the same way: those that the shortest items of a path break, then those that a plan breaks.
@@ -75,9 +77,10 @@ from milpplan.simulation.stages import StageMemo
 
 BLOCK_KEYS: Final = ("tp", "cp", "pp", "dp", "num_gpus", "global_batch_size")
 """Degrees that the layouts of a block share."""
-FINEST_UNITS: Final = 10_000_000
-"""Maximum number of units of the incumbent's objective."""
-MAX_BOUND: Final = 2
+FINEST_UNITS: Final = 400_000
+"""Maximum number of units of the incumbent's objective: a unit of the scaled objective exceeds the tolerances of
+floating-point solvers, 1e-6."""
+MAX_BOUND: Final = Fraction(3, 2)
 """Multiple of the incumbent at which larger bounds are cut: small coefficients, the same optimum."""
 MAX_OPEN: Final = 5_000
 """Maximum number of open layouts."""
@@ -179,8 +182,10 @@ class BlockProgram:
     plan: Plan
     base: int = 0
     unit: int = 1
-    stages: int = 0
-    """Virtual stages of the last plan that was simulated."""
+    slack: int = 1
+    """Maximum rounding of the optimum, in units: for every item on the path of the last plan, and for the base."""
+    scales: dict[str, int] = field(default_factory=dict)
+    """Units that the z of every case counts, by its label."""
     cases: dict[int, LayoutBlock] = field(default_factory=dict)
     """Columns of the literals of the cases, and the cases."""
     plans: dict[int, tuple[int, Plan]] = field(default_factory=dict)
@@ -250,7 +255,7 @@ class BlockProgram:
             if solution.status != "optimal" or solution.values is None:
                 break
             proved = not self._learn(np.asarray(solution.values, dtype=np.int64))
-        slack = self._slack_ns()
+        slack = self.unit * self.slack
         lower = 0.0 if result.gap is None else (1.0 - result.gap) * float(searched)
         agrees = proved and lower - slack <= optimum <= searched and self.value - optimum <= slack
         return ProgramAnswer(
@@ -271,24 +276,15 @@ class BlockProgram:
             wall_time_s=time.monotonic() - started,
         )
 
-    def _slack_ns(self) -> int:
-        """Return the maximum rounding of the optimum: a unit for every item on a path, and two for the base."""
-        return self.unit * (self.stages + 2)
-
     def program(self) -> Program:
-        """Build the program, in units as fine as the row magnitudes allow."""
+        """Build the program with all rows found so far."""
         base = min(floor(self.cutoff), *(layout.bound for layout in self.layouts))
         self.unit = max(1, ceil((self.cutoff - base) / RESOLUTION), ceil(self.cutoff / FINEST_UNITS))
         # Of every layout's step, too, a unit is a whole number of nanoseconds.
         grain = lcm(*(block.weight.numerator for block in self._all_cases()))
         self.unit = -(-self.unit // grain) * grain
-        magnitude = before = 0
-        while not before or ROW_MAGNITUDE < magnitude < before:
-            self.unit *= max(1, ceil(magnitude / ROW_MAGNITUDE))
-            self.base = base // self.unit * self.unit
-            built, before = self._assembled(), magnitude or ROW_MAGNITUDE**2
-            magnitude = built.max_row_magnitude()
-        return built
+        self.base = base // self.unit * self.unit
+        return self._assembled()
 
     def _units(self, objective: int | Fraction, up: bool = False) -> int:
         """Return an objective in units above the base; bounds at or above the incumbent may be rounded up."""
@@ -299,8 +295,7 @@ class BlockProgram:
     def _assembled(self) -> Program:
         name = f"{self.problem.model.name}, objective in units of {self.unit} ns"
         builder = ProgramBuilder(name)
-        max_z = floor((self.cutoff - self.base) / self.unit) + SLACK_UNITS
-        costs = {builder.add_variable("z", 0, max_z): 1}
+        costs: dict[int, int] = {}
         degrees = Degrees.add(self.problem, builder)
         layouts = builder.add_variables([layout.name for layout in self.layouts], 0, 1)
         blocks = builder.add_variables([block.name for block in self.blocks], 0, 1)
@@ -373,7 +368,15 @@ class BlockProgram:
             )
         for column, block in self.cases.items():
             if block in layout.cases:
-                yield block.add_rows(builder, column, 0, self.base, self.unit)
+                # z_c counts multiples of the unit, as fine as the magnitudes of its rows allow.
+                magnitude = block.path_magnitude(self.base, self.unit) + floor(
+                    (self.cutoff - self.base) / self.unit
+                )
+                scale = max(1, ceil(magnitude / ROW_MAGNITUDE))
+                max_z = floor((self.cutoff - self.base) / (self.unit * scale)) + SLACK_UNITS
+                z = builder.add_variable(f"z[{block.label}]", 0, max_z)
+                costs[z] = self.scales[block.label] = scale
+                yield block.add_rows(builder, column, z, self.base, self.unit * scale)
 
     def _learn(self, values: IntArray) -> bool:
         """Simulate the plan of an answer. Returns False if it teaches nothing: bound and simulator have met."""
@@ -397,7 +400,7 @@ class BlockProgram:
                 block.forbid(list(choice), block.context.layout.rank_stages[rank])
             return True
         path, step = block.simulate(list(choice))
-        self.stages = block.context.num_stages
+        self.slack = self.scales[block.label] * (block.context.num_stages + 2)
         self._offer(step * block.weight, program.plan(choice))
         return program.add_path(path)
 
@@ -626,6 +629,10 @@ def _free_program(
     if menus is None:
         menus = [stage_menu(context, stage, int(max_layers[stage])) for stage in range(context.num_stages)]
     opened.offer(state)
+    # The other stages hold at most their maxima.
+    maxima = np.array([int(menu.layers.max(initial=0)) for menu in menus])
+    low = context.problem.model.num_layers - maxima.sum() + maxima
+    menus = [menu.take(menu.layers >= bound) for menu, bound in zip(menus, low.tolist(), strict=True)]
     if not all(len(menu) for menu in menus):
         return None
     program = LayoutProgram(context, menus, cutoff_ns)

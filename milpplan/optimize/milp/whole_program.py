@@ -155,6 +155,13 @@ class LayoutBlock:
         own = Rows.concatenate((self._rows_without_paths(), paths))
         return under_literal(own, np.array([*columns, z], dtype=np.int64), literal, f"@{label}")
 
+    def path_magnitude(self, base: int, unit: int) -> int:
+        """Return the largest sum of a path row's coefficients, without that of z."""
+        assert self.program is not None
+        rows = self.program.path_rows(0, ceil(base / self.weight), ceil(unit / self.weight))
+        sums = np.bincount(rows.entry_rows(), np.abs(rows.coefficients), len(rows)) + np.abs(rows.lower)
+        return int(sums.max(initial=0))
+
     def _rows_without_paths(self) -> Rows:
         """Return the rows that some choice of one item a stage breaks; of memory only those of ``moments``."""
         assert self.program is not None
