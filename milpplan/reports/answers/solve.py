@@ -360,7 +360,9 @@ def program_text(answer: ProgramAnswer) -> str:
     if not answer.proved:
         return f"{size}, {layouts}; {solved}: stopped, optimum at least {_ns_text(answer.optimum_ns)}"
     agrees = "equal to the search's answer" if answer.agrees else "NOT the search's answer"
-    return f"{size}, {layouts}; {solved}: optimum {_ns_text(answer.optimum_ns)}, {agrees}"
+    rounding = gap_text(max(0.0, 1.0 - answer.optimum_ns / answer.step_time_ns))
+    optimum = f"optimum {_ns_text(answer.optimum_ns)}, its plan within {rounding}"
+    return f"{size}, {layouts}; {solved}: {optimum}, {agrees}"
 
 
 def _ns_text(nanoseconds: float) -> str:
