@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.calculon_full import whole_space
-from benchmarks.calculon_side import Checkout, Tree, search_problem
+from benchmarks.calculon_side import Checkout, Tree, copy_without_messages, search_problem
 from benchmarks.tables import layout_text
 from milpplan import PlanResult, Problem, solve
 from milpplan.optimize.search.candidate_layouts import FATES
@@ -53,7 +53,14 @@ class Solved:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Both of one problem. ``process_wall_s``, ``process_cpu_s``: milpplan's with the start of Python."""
+    """Both of one problem.
+
+    Attributes:
+        quiet_wall_s: Wall seconds of Calculon's program without its debug messages.
+        quiet_cpu_s: CPU seconds of that.
+        process_wall_s: Wall seconds of milpplan with the start of Python.
+        process_cpu_s: CPU seconds of that.
+    """
 
     name: str
     cores: int
@@ -61,6 +68,8 @@ class Complete:
     good: int
     wall_s: float
     cpu_s: float
+    quiet_wall_s: float
+    quiet_cpu_s: float
     best: Tree
     best_step_s: float
     ours: Solved
@@ -82,14 +91,10 @@ def solved(problem: Problem, limit_s: float | None = None, **options: Any) -> tu
 
 def complete(checkout: Checkout, name: str, system_name: str, cores: int) -> Complete:
     """Calculon's search to its end, then the proof."""
-    model_name, procs, batch = PROBLEMS[name]
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "best.json"
-        parts = [str(checkout.path / "bin" / "calculon"), "llm-optimal-execution"]
-        parts += [str(checkout.path / "models" / f"{model_name}.json"), str(procs), str(batch), "float16"]
-        parts += [str(checkout.path / "systems" / f"{system_name}.json"), str(output), "-c", str(cores), "-t", "1"]
-        wall_s, cpu_s, said = _run(parts, {"PYTHONPATH": str(checkout.path)})
-        best = json.loads(output.read_text(encoding="utf-8"))["0"]
+        quiet = copy_without_messages(checkout, Path(folder))
+        quiet_wall_s, quiet_cpu_s, _, _ = _searched(quiet, name, system_name, cores)
+    wall_s, cpu_s, said, best = _searched(checkout.path, name, system_name, cores)
     told = ["-m", "benchmarks.calculon_complete", str(checkout.path), "--prove", name, "--system", system_name]
     _run(told, {})
     process_wall_s, process_cpu_s, answer = _run(told, {})
@@ -101,12 +106,30 @@ def complete(checkout: Checkout, name: str, system_name: str, cores: int) -> Com
         good=_counted(said, "Good executions"),
         wall_s=wall_s,
         cpu_s=cpu_s,
+        quiet_wall_s=quiet_wall_s,
+        quiet_cpu_s=quiet_cpu_s,
         best=best["execution"],
         best_step_s=best["stats"]["total_time"],
         ours=ours,
         process_wall_s=process_wall_s,
         process_cpu_s=process_cpu_s,
     )
+
+
+def _searched(path: Path, name: str, system_name: str, cores: int) -> tuple[float, float, str, Tree]:
+    """Run the program of a checkout to its end.
+
+    Returns:
+        Wall seconds, CPU seconds, the program's log and its best execution.
+    """
+    model_name, procs, batch = PROBLEMS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "best.json"
+        parts = [str(path / "bin" / "calculon"), "llm-optimal-execution"]
+        parts += [str(path / "models" / f"{model_name}.json"), str(procs), str(batch), "float16"]
+        parts += [str(path / "systems" / f"{system_name}.json"), str(output), "-c", str(cores), "-t", "1"]
+        wall_s, cpu_s, said = _run(parts, {"PYTHONPATH": str(path)})
+        return wall_s, cpu_s, said, json.loads(output.read_text(encoding="utf-8"))["0"]
 
 
 def _run(arguments: Sequence[str], environment: dict[str, str]) -> tuple[float, float, str]:

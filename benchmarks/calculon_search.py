@@ -88,24 +88,29 @@ def complete_table(all_: Sequence[Complete]) -> str:
         (
             one.name,
             f"{one.executions:,} ({one.good:,} good)",
+            seconds_text(one.quiet_cpu_s),
+            seconds_text(one.process_cpu_s),
+            f"{one.quiet_cpu_s / one.process_cpu_s:,.0f}",
             f"{seconds_text(one.wall_s)} / {seconds_text(one.cpu_s)}",
-            f"{one.ours.status}, gap {_gap(one.ours.gap)}",
-            f"{seconds_text(one.ours.wall_s)} / {seconds_text(one.ours.cpu_s)}",
-            f"{one.wall_s / one.ours.wall_s:,.0f} / {one.cpu_s / one.ours.cpu_s:,.0f}",
             f"{seconds_text(one.process_wall_s)} / {seconds_text(one.process_cpu_s)}",
             f"{one.wall_s / one.process_wall_s:,.0f} / {one.cpu_s / one.process_cpu_s:,.0f}",
+            f"{seconds_text(one.ours.wall_s)} / {seconds_text(one.ours.cpu_s)}",
+            f"{one.ours.status}, gap {_gap(one.ours.gap)}",
         )
         for one in all_
     ]
     header = (
         "problem",
         "Calculon's executions, all of them",
-        "its wall / CPU",
-        "milpplan",
-        "wall / CPU",
+        "Calculon without messages, CPU",
+        "milpplan with the start of Python, CPU",
+        "ratio",
+        "Calculon as it is, wall / CPU",
+        "milpplan with the start, wall / CPU",
         "ratios",
+        "milpplan without the start",
     )
-    return markdown_table((*header, "wall / CPU with the start of Python", "ratios"), rows)
+    return markdown_table((*header, "proof"), rows)
 
 
 def proof_table(all_: Sequence[Proof]) -> str:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,6 +100,20 @@ def without_messages(checkout: Checkout) -> Checkout:
     tree = _NoMessages().visit(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
     exec(compile(tree, spec.origin, "exec"), module.__dict__)
     return replace(checkout, llm=module.Llm)
+
+
+def copy_without_messages(checkout: Checkout, folder: Path) -> Path:
+    """Copy the checkout's program and files with all debug messages taken out of the source.
+
+    Returns:
+        The path of the copy, in the folder.
+    """
+    copy = folder / "calculon"
+    shutil.copytree(checkout.path, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (copy / "calculon").rglob("*.py"):
+        tree = _NoMessages().visit(ast.parse(path.read_text(encoding="utf-8")))
+        path.write_text(ast.unparse(tree), encoding="utf-8")
+    return copy
 
 
 def without_memory_limit(system: Tree) -> Tree:

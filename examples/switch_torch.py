@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from milpplan import Layout, Links, ModelSpec, Plan, SwitchPlan, VirtualStage, plan_switch
 from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun
-from milpplan.switching.moving import Held, boxes_of_ranks, held_of, keep, view
 from milpplan.switching.ownership import ownership
+from milpplan.switching.planning import Held, boxes_of_ranks, held_of, keep, view
 from milpplan.switching.records import SENDERS, Senders
 
 HIDDEN, HEADS, KEY_VALUE_HEADS, WIDTH, VOCABULARY, LAYERS = 64, 8, 4, 192, 512, 6

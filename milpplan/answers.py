@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize.result import DEFAULT_GAP, PlanResult
 from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
 from milpplan.reports.files import check_writable, make_directory, write_all, write_whole
 from milpplan.version import __version__
 
 if TYPE_CHECKING:
     from milpplan.reports.documents.document import ResultDocument
 
-TOLERANCE: Final = 1e-4
-"""Default tolerance of a solve."""
+
+def num_untested_terms(problem: Problem, plan: Plan) -> int:
+    """Count the terms of a plan that no measured run on the problem's hardware exercises."""
+    from milpplan.validation.ablation import num_unexercised
+
+    return num_unexercised(problem, plan)
 
 
 def document_of(result: PlanResult) -> ResultDocument:
@@ -28,7 +33,7 @@ def document_of(result: PlanResult) -> ResultDocument:
     from milpplan.reports.documents.document import result_document
 
     proved = result.gap if result.status == "optimal" and result.gap is not None else 0.0
-    return result_document(result, max(TOLERANCE, proved))
+    return result_document(result, max(DEFAULT_GAP, proved))
 
 
 def to_dict(result: PlanResult) -> dict[str, Any]:

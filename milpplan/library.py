@@ -61,7 +61,7 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Range",
         "Space",
     ),
-    "milpplan.switching.links": ("Links",),
+    "milpplan.switching.routes": ("Links",),
     "milpplan.switching.order": (
         "best_order",
         "switch_costs",

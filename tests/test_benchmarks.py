@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import planning, rules_of_thumb, speed
+from benchmarks import commands, growth, planning, rules_of_thumb, speed
 from benchmarks.problems import CASES, Case
 from benchmarks.tables import markdown_table
-from milpplan import Layout, Problem, Space
+from milpplan import Layout, Problem, Space, load_model
 
 TINY = Case("tiny", "llama3-8b", "dgx-h100", 8, 8, 2048)
 
@@ -150,6 +153,52 @@ def test_simulator_speed_compares_two_simulators() -> None:
     measured = speed.simulator_speed(problem, small)
     assert measured.work_items == 2 * 4 * 4
     assert "gpt3-175b" in speed.simulator_table([measured])
+
+
+def test_commands_of_two_versions_are_compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Both versions solve the command, and a second call takes the runs from the file."""
+    tiny = commands.Command("tiny", "llama3-8b dgx-h100 --gpus 8 --global-batch 8 --space uniform")
+    monkeypatch.setitem(commands.COMMANDS, "readme", tiny)
+    monkeypatch.setattr(commands, "ROUNDS", 1)
+    saved = tmp_path / "runs.json"
+    call = ["--only", "readme", "--before", sys.executable, "--save", str(saved)]
+    commands.main(call)
+    first = capsys.readouterr().out
+    assert "CPU before | CPU now | ratio | gap before | gap now" in first
+    runs = commands.read_runs(saved)["readme"]
+    assert [run.status for run in (*runs["before"], *runs["now"])] == ["optimal", "optimal"]
+    assert runs["now"][0].peak_bytes > 30e6
+    assert runs["now"][0].cpu_s > 0
+    commands.main(call)
+    assert capsys.readouterr().out == first
+
+
+def test_commands_that_take_too_much_are_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process beyond the limit of memory ends, and the table says why there is no gap."""
+    monkeypatch.setattr(commands, "MEMORY_LIMIT_BYTES", 1)
+    tiny = commands.Command("tiny", "llama3-8b dgx-h100 --gpus 8 --global-batch 8")
+    run = commands.run_command(sys.executable, tiny, tmp_path)
+    assert (run.status, run.gap) == ("out of memory", None)
+    assert commands.outcome_text([run]) == "out of memory"
+
+
+def test_growth_solves_a_deeper_model(tmp_path: Path) -> None:
+    """The model's file has the layers of its point, and the command names the file."""
+    command = growth.commands("layers", tmp_path)[48]
+    assert load_model(command.arguments.split()[0]).num_layers == 48
+
+
+def test_growth_draws_every_series() -> None:
+    """The figure is well-formed, with a circle a solve; one that was stopped is hollow."""
+    run = commands.Run("optimal", 1e-4, 1.0, 10_000, 2.0, 3.0, 10**8)
+    stopped = commands.Run("feasible", 1e-2, 1.0, 20_000, 60.0, 60.0, 10**8)
+    points = [growth.Point(64, run.cpu_s, run), growth.Point(128, stopped.cpu_s, stopped)]
+    picture = ElementTree.fromstring(growth.growth_figure(dict.fromkeys(growth.AXES, points)))
+    circles = [shape.get("fill") for shape in picture.iter("{http://www.w3.org/2000/svg}circle")]
+    assert len(circles) == 2 * len(growth.AXES)
+    assert circles.count("white") == len(growth.AXES)
 
 
 def test_markdown_table() -> None:

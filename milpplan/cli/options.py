@@ -324,7 +324,15 @@ SolveGap = Annotated[
         "--gap",
         metavar="REL",
         help="Relative tolerance of the proof.",
-        show_default="0.0001",
+        show_default="0.001",
+        rich_help_panel=PROOF,
+    ),
+]
+Fastest = Annotated[
+    bool,
+    typer.Option(
+        "--fastest",
+        help="Print the fastest plan found, not the simplest plan within the tolerance.",
         rich_help_panel=PROOF,
     ),
 ]

@@ -16,6 +16,7 @@ from milpplan.explain.what_if import MEMORY, Change, questions, worth
 from milpplan.explain.why_not import Wish, answer, checked, neighbours, wish_words
 from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.result import DEFAULT_GAP
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.report import StepReport
@@ -71,7 +72,7 @@ def explain_plan(
     wishes: Sequence[Wish] = (),
     *,
     time_limit_s: float | None = TIME_LIMIT_S,
-    gap: float = 1e-4,
+    gap: float = DEFAULT_GAP,
     proved_bound_s: float | None = None,
     callback: Callable[[str], None] | None = None,
 ) -> Explanation:

@@ -78,6 +78,7 @@ class Yardstick:
             time_limit_s=limit_s,
             warm_start=start,
             any_chunks=False,
+            simplest=False,
         )
         return self._optimum(problem, result)
 

@@ -15,9 +15,8 @@ import numpy as np
 from scipy import sparse
 
 from milpplan.errors import SolverError
-from milpplan.graph.instance import HALF, Instance, clipped
+from milpplan.graph.instance import HALF, Instance, clipped, prune
 from milpplan.graph.integer_program import GraphProgram, size_of
-from milpplan.graph.reduction import prune
 from milpplan.optimize.milp.program import FloatArray, IntArray
 from milpplan.optimize.milp.solution import Backend, Limits
 

@@ -28,10 +28,9 @@ import numpy.typing as npt
 from milpplan.errors import SolverError
 from milpplan.graph.elimination import Step, cheap_order, complete_order, eliminate, solve_exactly, undo
 from milpplan.graph.incumbent import LocalSearch, improved_parts
-from milpplan.graph.instance import FORBIDDEN, HALF, Instance, Stated, rounded_down, state
+from milpplan.graph.instance import FORBIDDEN, HALF, Instance, Stated, prune, rounded_down, state
 from milpplan.graph.integer_program import MAX_RELAXED, GraphProgram, relaxed_duals, size_of
 from milpplan.graph.message_passing import MessagePassing, Multipliers
-from milpplan.graph.reduction import prune
 from milpplan.graph.result import GraphProgress, GraphSolution, MemoryRow, Proof
 from milpplan.optimize.milp.backends import AUTO
 from milpplan.optimize.milp.backends import backend as named_backend

@@ -30,7 +30,7 @@ import numpy as np
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.document import Degrees
-from milpplan.groups.packing.pack import pack
+from milpplan.groups.packing.levelled import pack
 from milpplan.groups.plan import Group, GroupedPlan, Packing, check
 from milpplan.groups.strategies import Int64Array
 from milpplan.groups.tours import tour_time_ns

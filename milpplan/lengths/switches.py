@@ -18,9 +18,9 @@ from milpplan.lengths.candidates import LayoutKey
 from milpplan.lengths.records import LengthSwitch
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
-from milpplan.switching.links import Links
 from milpplan.switching.order import least_switch_s, switch_costs
 from milpplan.switching.ownership import ShardRules
+from milpplan.switching.routes import Links
 from milpplan.units import NS_PER_S
 
 NEVER_NS = 10**15

@@ -55,7 +55,8 @@ class SecondProof:
         """Solve to a relative gap."""
         if gap not in self.found:
             left_s = None if self.until is None else max(self.until - time.monotonic(), 1e-3)
-            self.found[gap] = solve(self.problem, replace(self.options, gap=gap, time_limit_s=left_s))
+            options = replace(self.options, gap=gap, time_limit_s=left_s, simplest=False)
+            self.found[gap] = solve(self.problem, options)
         return self.found[gap]
 
     def reaching(self, bound: Callable[[PlanResult], float | None], wanted: float, gap: float) -> PlanResult:

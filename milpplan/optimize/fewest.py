@@ -134,7 +134,9 @@ class FewestSearch:
             self.refused.add(count)
 
     def _solved(self, problem: Problem, gap: float, seconds: float | None, starts: Sequence[Plan]) -> PlanResult:
-        options = replace(self.options, gap=gap, time_limit_s=self.deadline.left_s(seconds))
+        simplest = self.options.simplest and gap != ANY_PLAN
+        limit = self.deadline.left_s(seconds)
+        options = replace(self.options, gap=gap, time_limit_s=limit, simplest=simplest)
         result = self.solve(problem, options, starts)
         self.message, self.programs = result.message, self.programs + result.work.integer_programs
         return result

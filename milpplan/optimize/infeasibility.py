@@ -17,7 +17,7 @@ import numpy as np
 
 from milpplan.errors import InfeasibleError
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import SHARDING_RULES, divisors, layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
@@ -78,7 +78,10 @@ class Effort:
             return None
         left_s = None if self.deadline is None else max(self.deadline - time.monotonic(), 1e-3)
         asked = with_space(problem, kind=kind)
-        result = solve(asked, forbid=forbidden, gap=gap, time_limit_s=left_s, witness=False, any_chunks=False)
+        options = SolveOptions(
+            forbid=forbidden, gap=gap, time_limit_s=left_s, witness=False, any_chunks=False, simplest=False
+        )
+        result = solve(asked, options)
         if result.layouts is not None:
             space = result.layouts.space
             self.layouts -= len(space) + sum(space.rejected.values())

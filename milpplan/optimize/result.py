@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.program import Program
@@ -16,6 +16,9 @@ from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.report import StepReport
 
 Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
+
+DEFAULT_GAP: Final = 1e-3
+"""Default tolerance of proofs: far below the error of the cost model, which is several per cent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +39,21 @@ class Progress:
 class SolveOptions:
     """Options of a solve.
 
-    ``gap``: relative tolerance of the proof. ``time_limit_s``: the solve stops then, with the best plan and its
-    proved gap. ``workers``: processes that branch on layouts with interleaved chunks of any size, this process
-    included; None: the usable CPUs, at most ``branch_phase.MOST_WORKERS``. Other processes are started only
-    where the work outlasts their start. ``witness``: have a second solver confirm every bound that rests on an
-    integer program. ``any_chunks``: bound interleaved chunks of any size as well, where the space has even chunks.
-    ``on_program``: receives every integer program that a bound rests on, stated as "no solution lies below the
-    bound": the program is infeasible. ``cancelled``: asked several times a second, also while a solver runs, e.g.
+    ``gap``: relative tolerance of the proof. ``simplest``: of the plans within the tolerance, the result has the
+    simplest that was found (``search.simplest``) and keeps the fastest beside it; else it has the fastest. With a
+    gap of 0 it always has the fastest. ``time_limit_s``: the solve stops then, with the best plan and its proved
+    gap. ``workers``: processes that branch on layouts with interleaved chunks of any size, this process included;
+    None: the usable CPUs, at most ``branch_phase.MOST_WORKERS``. Other processes are started only where the work
+    outlasts their start. ``witness``: have a second solver confirm every bound that rests on an integer program.
+    ``any_chunks``: bound interleaved chunks of any size as well, where the space has even chunks. ``on_program``:
+    receives every integer program that a bound rests on, stated as "no solution lies below the bound": the program
+    is infeasible. ``cancelled``: asked several times a second, also while a solver runs, e.g.
     ``threading.Event.is_set``. Once it returns True the solve ends as by Ctrl-C, with the best plan so far.
     """
 
     backend: str = "auto"
-    gap: float = 1e-4
+    gap: float = DEFAULT_GAP
+    simplest: bool = True
     time_limit_s: float | None = None
     seed: int = 1
     workers: int | None = None
@@ -176,6 +182,19 @@ class TargetPrice:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FastestPlan:
+    """Fastest plan found, where a simpler plan within the tolerance is the result.
+
+    ``saved_fraction``: share of the result's objective that the plan saves; where the number of GPUs is minimised,
+    share of its step.
+    """
+
+    plan: Plan
+    step_time_s: float
+    saved_fraction: float
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanResult:
     """Best plan found, with the bound proved on its objective.
@@ -202,8 +221,8 @@ class PlanResult:
     wall_time_s: float
     message: str = ""
     runners_up: tuple[Plan, ...] = ()
-    """Other plans that the search simulated: the fastest of each layout, fastest first. They are not the next best
-    plans of the space, because pruned layouts were never simulated."""
+    """Other plans that the search simulated and that are no better: the best of each layout, best first. They are
+    not the next best plans of the space, because pruned layouts were never simulated."""
     any_chunks_bound: float | None = None
     """Proved bound of the objective over interleaved chunks of any size; only where the space has even chunks."""
     forbid: tuple[Mapping[str, object], ...] = ()
@@ -211,6 +230,8 @@ class PlanResult:
     details: dict[str, Any] = field(default_factory=dict)
     target_price: TargetPrice | None = None
     """Cost of the restriction to a launcher, where the whole space was solved as well."""
+    fastest: FastestPlan | None = None
+    """Fastest plan found; None where it is ``plan``."""
 
     @property
     def any_chunks_gap(self) -> float | None:
@@ -242,7 +263,7 @@ class PlanResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain dictionaries, lists, numbers and texts: the document of `milpplan solve --json`."""
-        return dict(_answer("to_dict")(self))
+        return dict(answer_function("to_dict")(self))
 
     def to_dataframe(self) -> Any:
         """Convert the plan's pipeline ranks to a pandas ``DataFrame``, one row a rank (seconds, bytes).
@@ -250,7 +271,7 @@ class PlanResult:
         Raises:
             InvalidInputError: there is no plan, or pandas is not installed.
         """
-        return _answer("to_dataframe")(self)
+        return answer_function("to_dataframe")(self)
 
     def export(self, launcher: str, path: str | Path, version: str | None = None) -> list[Path]:
         """Write the files that start the plan with a launcher into the directory ``path``.
@@ -268,7 +289,7 @@ class PlanResult:
             IllegalPlanError: the launcher cannot run the plan.
             InvalidInputError: there is no plan, or the files cannot be written.
         """
-        return list(_answer("export")(self, launcher, path, version))
+        return list(answer_function("export")(self, launcher, path, version))
 
     def write_report(self, path: str | Path, time_limit_s: float = 10.0) -> Path:
         """Write one HTML page about the plan, which needs no network.
@@ -283,7 +304,7 @@ class PlanResult:
         Raises:
             InvalidInputError: there is no plan, jinja2 is not installed, or the file cannot be written.
         """
-        return Path(_answer("write_report")(self, path, time_limit_s))
+        return Path(answer_function("write_report")(self, path, time_limit_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +312,11 @@ class ProgramAnswer:
     """Answer of the program over blocks.
 
     ``optimum_ns`` and ``step_time_ns`` are step times, times largest batch / batch where the batch may vary: the
-    program's optimum, and the simulated step of the plan. ``unit_ns``: unit of the program. ``proved``: the last
-    program was solved to its optimum, and bound and simulator met. ``agrees``: the optimum lies between the
-    search's bound and its plan, up to ``slack_ns``, the rounding of a row. ``rounds``: programs solved;
-    ``solver_s``: seconds of the solver; ``wall_time_s``: seconds in all.
+    program's optimum, and the simulated step of the plan; ``searched_ns``: that of the fastest plan of the search.
+    ``unit_ns``: unit of the program. ``proved``: the last program was solved to its optimum, and bound and
+    simulator met. ``agrees``: the optimum lies between the search's bound and its plan, up to ``slack_ns``, the
+    rounding of a row. ``rounds``: programs solved; ``solver_s``: seconds of the solver; ``wall_time_s``: seconds in
+    all.
     """
 
     program: Program
@@ -305,6 +327,7 @@ class ProgramAnswer:
     plan: Plan
     optimum_ns: float
     step_time_ns: float
+    searched_ns: float
     unit_ns: int
     slack_ns: int
     proved: bool
@@ -314,7 +337,7 @@ class ProgramAnswer:
     wall_time_s: float
 
 
-def _answer(name: str) -> Callable[..., Any]:
+def answer_function(name: str) -> Callable[..., Any]:
     """Import a function of ``milpplan.answers``, which needs the folders above this one, when it is called."""
     function: Callable[..., Any] = getattr(import_module("milpplan.answers"), name)
     return function

@@ -23,15 +23,27 @@ from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
-from milpplan.optimize.result import PlanResult, Progress, SolveOptions, SolverWork, Status, TargetPrice
+from milpplan.optimize.result import (
+    DEFAULT_GAP,
+    FastestPlan,
+    PlanResult,
+    Progress,
+    SolveOptions,
+    SolverWork,
+    Status,
+    TargetPrice,
+    answer_function,
+)
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.candidate_layouts import PruneRecord
+from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.rule_filter import check_forbidden
+from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem.plan import RANK_ORDERS, Plan
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 from milpplan.problem.reading import plain_reason
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layout_columns import DEFAULTS, LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import costs_of
 from milpplan.simulation.report import StepReport
@@ -53,8 +65,9 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
         options: how to solve; ``changes`` replace single fields, e.g. ``time_limit_s=60``.
 
     Returns:
-        The best plan with a proved lower bound. ``status`` is ``optimal`` only where bound and simulated time are
-        within ``options.gap``; a time limit or Ctrl-C gives ``feasible`` with the gap reached.
+        The simplest plan found within the tolerance, or with ``simplest=False`` the best, with a proved bound.
+        ``status`` is ``optimal`` only where bound and simulated time are within ``options.gap``; a time limit or
+        Ctrl-C gives ``feasible`` with the gap reached.
 
     Raises:
         InvalidInputError: options that make no sense.
@@ -102,7 +115,7 @@ def target_price(
     """
     if result.plan is None or result.objective is None or result.objective_bound is None:
         return None
-    asked = replace(options, time_limit_s=limit_s, warm_start=result.plan, any_chunks=False)
+    asked = replace(options, time_limit_s=limit_s, warm_start=result.plan, any_chunks=False, simplest=False)
     best = solve(whole, asked)
     if best.plan is None or best.objective is None or best.objective_bound is None:
         return None
@@ -188,7 +201,9 @@ def _with_mixing(values: Mapping[str, object]) -> Mapping[str, object]:
 def _check(options: SolveOptions) -> None:
     """Raise ``InvalidInputError`` where an option makes no sense."""
     if not 0 <= options.gap < 1:
-        raise InvalidInputError(f"gap={options.gap}.", "Expected 0 <= gap < 1.", "The default is 1e-4.")
+        raise InvalidInputError(
+            f"gap={options.gap}.", "Expected 0 <= gap < 1.", f"The default is {DEFAULT_GAP:g}."
+        )
     if options.time_limit_s is not None and not options.time_limit_s > 0:
         raise InvalidInputError(
             f"time_limit_s={options.time_limit_s}.", "Expected a positive number of seconds.", ""
@@ -204,9 +219,11 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
     """Run one search that starts from the caller's plan, ``initial_plans``, or else a quick first plan."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
-    context = SolveContext(options, backend_named(options.backend), witnesses(options), deadline)
+    chooses = options.simplest and options.gap > 0
+    searched = replace(options, gap=searched_gap(options.gap)) if chooses else options
+    context = SolveContext(searched, backend_named(options.backend), witnesses(options), deadline)
     starts = [*([] if options.warm_start is None else [options.warm_start]), *initial_plans]
-    search, message = None, ""
+    search, chosen, message = None, None, ""
     try:
         first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
@@ -215,6 +232,9 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
         search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
         search.bound()
         decide_layouts(search)
+        if chooses:
+            num_untested = answer_function("num_untested_terms")
+            chosen = simplest(search, options.gap, lambda plan: int(num_untested(problem, plan)))
     except KeyboardInterrupt:
         message = "" if deadline is not None and time.monotonic() >= deadline else "Interrupted."
     except MemoryError:
@@ -229,7 +249,7 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
             if message:
                 # The last line of the log must agree with the result.
                 search.note(force=True, tell=False)
-            result = _result(problem, options, search, started)
+            result = _result(problem, options, search, started, chosen)
     return replace(result, message=message or ("Interrupted." if signals else ""))
 
 
@@ -238,10 +258,18 @@ def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Pla
 
     The uniform space is decided in a fraction of the time of the free space, and its best plan is often within a
     per cent of the best plan of all.
+
+    Args:
+        problem: a problem with a free space.
+        context: context of the solve; the work is counted there.
+        starts: plans known so far.
     """
     from milpplan.optimize.layout.layer_branching import moved
 
-    uniform = problem.model_copy(update={"space": problem.space.model_copy(update={"kind": "uniform"})})
+    # Switches that are open beside the degrees multiply the space, and hardly change which plan is best.
+    plain = {name: (DEFAULTS[name],) for name in EXECUTION if DEFAULTS[name] in getattr(problem.space, name)}
+    changed: dict[str, Any] = {"kind": "uniform", **plain}
+    uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
     search = Search(uniform, layout_space(uniform, context.options.forbid), quiet, time.monotonic(), tuple(starts))
     search.bound()
@@ -269,6 +297,7 @@ def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
     deadline = Deadline.after(None if limit is None else limit - result.wall_time_s)
     if deadline.passed:
         return result
+    plan = plan if result.fastest is None else result.fastest.plan
     try:
         if not layouts.space.is_interleaved:
             return replace(result, any_chunks_bound=result.objective_bound)
@@ -316,7 +345,7 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
     even = problem.model_copy(update={"space": problem.space.model_copy(update={"interleaved_layers": "even"})})
     limit = options.time_limit_s
     half = None if limit is None else 0.5 * limit
-    first = _solve(even, replace(options, time_limit_s=half, gap=max(options.gap, START_GAP)))
+    first = _solve(even, replace(options, time_limit_s=half, gap=max(options.gap, START_GAP), simplest=False))
     started = time.monotonic()
     starts: list[Plan] = []
     try:
@@ -387,9 +416,19 @@ def _work(context: SolveContext, status: Status) -> SolverWork:
     return SolverWork.of(counters, context.options.backend, versions, status)
 
 
-def _result(problem: Problem, options: SolveOptions, search: Search, started: float) -> PlanResult:
-    """Build the result of a search, whether it was finished or stopped."""
-    value, plan = search.best if search.best else (None, None)
+def _result(
+    problem: Problem, options: SolveOptions, search: Search, started: float, chosen: tuple[float, Plan] | None
+) -> PlanResult:
+    """Build the result of a search, whether it was finished or stopped.
+
+    Args:
+        problem: the problem.
+        options: options of the solve.
+        search: the search.
+        started: ``time.monotonic`` at the start.
+        chosen: objective and plan of the result; None: those of the incumbent.
+    """
+    value, plan = chosen or search.best or (None, None)
     bound = min(search.global_bound(), search.best_value)
     report = None if plan is None else simulate(problem, plan)
     # Before the layouts have bounds nothing is proved.
@@ -416,14 +455,23 @@ def _result(problem: Problem, options: SolveOptions, search: Search, started: fl
         log=tuple(search.log),
         work=_work(search.context, status),
         wall_time_s=time.monotonic() - started,
-        runners_up=tuple(other for _, other in search.offered if other != plan),
+        runners_up=tuple(other for known, other in search.offered if other != plan and known >= (value or 0.0)),
         forbid=options.forbid,
         details={
             "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),
             "least_memory_bytes": search.explored.least_memory(),
             "unavailable": tuple(f"{seen} {do}" for seen, do in search.context.unavailable.items()),
         },
+        fastest=_fastest(problem, search, value),
     )
+
+
+def _fastest(problem: Problem, search: Search, value: float | None) -> FastestPlan | None:
+    """Return the incumbent where it is better than the result's plan, which has the objective ``value``."""
+    if search.best is None or value is None or search.best_value >= value:
+        return None
+    plan = search.best[1]
+    return FastestPlan(plan, simulate(problem, plan).step_time_s, 1.0 - search.best_value / value)
 
 
 def _status(search: Search, options: SolveOptions, gap: float | None) -> Status:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
+from milpplan.optimize.result import DEFAULT_GAP
 from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE
 from milpplan.problem.records import PositiveFloat, Record
 from milpplan.units import engineering_text
@@ -178,7 +179,7 @@ class SolveSettings(Record):
     """
 
     backend: Name = "auto"
-    gap: Annotated[float, Field(ge=0, lt=1)] = 1e-4
+    gap: Annotated[float, Field(ge=0, lt=1)] = DEFAULT_GAP
     time_limit_s: PositiveFloat | None = None
     seed: Annotated[int, Field(ge=0, le=2_147_483_647)] = 1
     witness: bool = True

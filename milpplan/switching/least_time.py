@@ -27,8 +27,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.simulation.layout_columns import FloatArray, IntArray
-from milpplan.switching.links import IN_BETWEEN, IN_INSIDE, OUT_BETWEEN, OUT_INSIDE, Links
-from milpplan.switching.routes import Route, Routes
+from milpplan.switching.routes import IN_BETWEEN, IN_INSIDE, OUT_BETWEEN, OUT_INSIDE, Links, Route, Routes
 from milpplan.switching.slices import Lots
 
 

@@ -19,11 +19,10 @@ from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Plan
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.switching.least_time import receiving_bound_s
-from milpplan.switching.links import Links
 from milpplan.switching.ownership import EQUAL_ROWS, ShardRules, What, element_bytes, ownership
 from milpplan.switching.planning import chosen_routes, peak_bytes
 from milpplan.switching.records import GradientRoute, Senders, SwitchCosts, SwitchOrder
-from milpplan.switching.routes import routes_s
+from milpplan.switching.routes import Links, routes_s
 from milpplan.switching.slices import check_gpus, lots_between
 
 MAX_PLANS = 16

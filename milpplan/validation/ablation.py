@@ -128,6 +128,15 @@ def evidence(
     )
 
 
+def num_unexercised(problem: Problem, plan: Plan) -> int:
+    """Count the terms of a plan that no scored run exercises: all its terms on several node types, for inference,
+    and on a generation without runs."""
+    runs = NOTHING
+    if not problem.other_hardware and not problem.inference:
+        runs = exercised_terms().generations.get(generation_name(problem.hardware), NOTHING)
+    return sum(not runs.of(term.name) for term in used_terms(problem, plan))
+
+
 def _exercised(term: Term, runs: tuple[Exercise, ...], with_stack: bool) -> TermEvidence:
     """Combine the runs of several number formats: a source counts once per format in the mean of the errors; the
     number of sources is the maximum over the formats."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.document import Degrees
-from milpplan.groups.packing.pack import pack
+from milpplan.groups.packing.levelled import pack
 from milpplan.groups.plan import Group, GroupedPlan, arranged
 from milpplan.groups.problem import GroupedProblem
 from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes

@@ -11,8 +11,7 @@ from benchmarks.length_groups import case_problem
 from examples.adapters import hydraulis
 from milpplan.groups.bounds.idle_time import CapacityRow, IdleTimeBound
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.packing.levelled import pack_around
-from milpplan.groups.packing.pack import pack
+from milpplan.groups.packing.levelled import pack, pack_around
 from milpplan.groups.problem import Kind
 from milpplan.groups.search import solve_groups
 from milpplan.groups.strategies import Int64Array, Pipeline, pipeline_times_ns

@@ -10,6 +10,9 @@ import pytest
 from milpplan import Layout, Problem, load_hardware, load_model, simulate
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.context import Counters
+from milpplan.optimize.layout.cutting_planes import LayoutState
+from milpplan.optimize.layout.layout_solver import mixture_bound
 from milpplan.optimize.layout.rounding import analytic_paths
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.space.enumerate_layouts import layout_space
@@ -55,6 +58,27 @@ def test_no_plan_of_a_split_is_faster(problem: Problem) -> None:
             fits = (plans.layers == split).all(axis=1) & (plans.peak_bytes <= capacity)
             assert bound <= plans.step_time_ns[fits].min(initial=HIGH + 1)
             assert bounds.with_paths(bounds.paths).bound_ns(split.tolist(), bound - 2) == bound - 1
+
+
+@few_or_many(5, 30, problems())
+def test_no_plan_of_a_split_is_faster_than_a_mean_of_paths(problem: Problem) -> None:
+    """Whatever paths fictitious play adds below the best plan of a split, their mean length is not above its
+    step."""
+    columns = layout_space(problem).columns
+    capacity, table = usable_memory_bytes(problem), layout_costs(problem, columns)
+    for row in range(len(columns)):
+        layout = columns.at(row)
+        context = setting_of(problem, layout, table.at(row))
+        graph = StepGraph.of(layout, context.costs.transfer_ns, context.costs.barrier_ns)
+        paths = analytic_paths(layout)
+        plans = costed_plans(problem, layout, context.costs)
+        for split in np.unique(plans.layers, axis=0):
+            fits = (plans.layers == split).all(axis=1) & (plans.peak_bytes <= capacity)
+            if fits.any():
+                best = int(plans.step_time_ns[fits].min())
+                state = LayoutState(context, graph, list(paths), best - 1, 0, 0.0, None, Counters())
+                bounds = SplitBounds(context, graph, paths)
+                assert mixture_bound(state, bounds, tuple(split.tolist())) <= best
 
 
 def interleaved(vpp: int = 2) -> tuple[Problem, Layout]:

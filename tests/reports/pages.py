@@ -20,7 +20,7 @@ def solved() -> PlanResult:
 @cache
 def document() -> ResultDocument:
     """Its document, as ``milpplan solve --out`` writes it."""
-    return result_document(solved(), 1e-4)
+    return result_document(solved(), 1e-3)
 
 
 @cache

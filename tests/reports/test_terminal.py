@@ -20,7 +20,7 @@ def printed(width: int) -> str:
     assert result.plan is not None
     assert result.report is not None
     console = Console(file=StringIO(), width=width)
-    console.print(terminal_text(solve_blocks(result, 1e-4, verbose=True)))
+    console.print(terminal_text(solve_blocks(result, 1e-3, verbose=True)))
     console.print(terminal_text(simulation_blocks(result.problem, result.plan, result.report)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(len(line) for line in text.splitlines()) <= width

@@ -19,8 +19,8 @@ from milpplan.switching.least_time import (
     priced_bound_s,
     receiving_bound_s,
 )
-from milpplan.switching.links import Links as SwitchLinks
 from milpplan.switching.routes import WAVES, Route, Routes, nearest_routes, routes_s
+from milpplan.switching.routes import Links as SwitchLinks
 from milpplan.switching.slices import Lots, lots
 from tests.amounts import few_or_many
 from tests.small import small_model

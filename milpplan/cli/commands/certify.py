@@ -36,6 +36,7 @@ from milpplan.optimize.result import (
     Certification,
     Check,
     ClaimedResult,
+    FastestPlan,
     PlanResult,
     SolveOptions,
     SolverWork,
@@ -414,6 +415,7 @@ def _result_again(document: ResultDocument, claim: ClaimedResult, source: str) -
         any_chunks_bound=claim.any_chunks_bound if value is not None else None,
         forbid=claim.forbid,
         details={"usable_memory_bytes": usable},
+        fastest=_fastest(document, claim, report, source),
     )
     return replace(result, target_price=_price(document, result, claim, source))
 
@@ -433,12 +435,43 @@ def _step_bound(problem: Problem, claim: ClaimedResult, report: StepReport | Non
     return claim.bound / printed_unit(problem)[0] / objective_per_second(problem)
 
 
+def _fastest(
+    document: ResultDocument, claim: ClaimedResult, report: StepReport | None, source: str
+) -> FastestPlan | None:
+    """Read the fastest plan of a result and simulate it again.
+
+    Raises:
+        InvalidInputError: it is not in the space, does not fit, or is not faster.
+    """
+    if document.fastest is None or claim.plan is None or report is None:
+        return None
+    (plan,) = _plans_of_space(document, claim, (document.fastest.plan.restored(source),), source)
+    listed, other = listed_problem(document.problem, claim.plan), simulate(document.problem, plan)
+    saved = 1.0 - objective_of(listed, plan, other) / objective_of(listed, claim.plan, report)
+    if saved <= 0:
+        raise InvalidInputError(
+            f"{source} names as the fastest plan one that is not faster than its plan.",
+            "Expected a plan with a better objective.",
+            "Take the original file, or solve the problem again.",
+        )
+    return FastestPlan(plan, other.step_time_s, saved)
+
+
 def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) -> tuple[Plan, ...]:
     """Read the plans that a result compares with: plans of the space that fit."""
-    problem = document.problem
     plans = tuple(other.plan.restored(source) for other in document.runners_up)
-    if not plans:
-        return ()
+    return _plans_of_space(document, claim, plans, source) if plans else ()
+
+
+def _plans_of_space(
+    document: ResultDocument, claim: ClaimedResult, plans: tuple[Plan, ...], source: str
+) -> tuple[Plan, ...]:
+    """Return plans after the check that they are in the space and fit.
+
+    Raises:
+        InvalidInputError: a plan is not in the space, or does not fit.
+    """
+    problem = document.problem
     space = layout_space(listed_problem(problem, claim.plan), claim.forbid)
     for plan in plans:
         check_plan_of_file(problem, plan)

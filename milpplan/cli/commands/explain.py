@@ -20,6 +20,7 @@ from milpplan.explain.explain_plan import explain_plan
 from milpplan.explain.records import Explanation
 from milpplan.explain.why_not import WISHABLE
 from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.result import DEFAULT_GAP
 from milpplan.problem.problem import Space
 from milpplan.problem.reading import shown
 from milpplan.reports.answers.explain import explanation_blocks, explanation_document
@@ -49,7 +50,7 @@ def explain(
         float,
         typer.Option("--time-limit", metavar="S", help="Seconds for all questions; more narrows the ranges."),
     ] = 60.0,
-    gap: o.Gap = 1e-4,
+    gap: o.Gap = DEFAULT_GAP,
     as_json: o.AsJson = False,
 ) -> ExitCode:
     """Explain a plan: what limits it, what more memory or bandwidth would gain, why not another choice; proved."""

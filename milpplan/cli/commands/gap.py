@@ -24,6 +24,7 @@ from milpplan.launchers.records import ImportRequest
 from milpplan.launchers.restriction import restrict
 from milpplan.launchers.targets import Launcher, target_named
 from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.result import DEFAULT_GAP
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_run, notes, read_calculon
 from milpplan.problem.catalog import load_hardware, load_model
 from milpplan.problem.hardware import HardwareSpec
@@ -167,7 +168,7 @@ def gap(
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
     time_limit: TimeLimit = 60.0,
-    tolerance: o.Gap = 1e-4,
+    tolerance: o.Gap = DEFAULT_GAP,
     tokens: Tokens = None,
     price: Price = None,
     report: Report = None,

@@ -17,7 +17,7 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.explain.hardware_choice import Fewest, fewest_gpus
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.result import DEFAULT_GAP, SolveOptions
 from milpplan.problem.problem import Problem
 from milpplan.reports.answers.hardware_choice import fewest_blocks, fewest_document
 from milpplan.reports.documents.document import document_text
@@ -57,7 +57,7 @@ def min_gpus(
         float,
         typer.Option("--time-limit", metavar="S", help="Seconds; more refuses more of the smaller numbers."),
     ] = 60.0,
-    gap: o.Gap = 1e-4,
+    gap: o.Gap = DEFAULT_GAP,
     out: o.Out = None,
     verbose: o.Verbose = False,
     as_json: o.AsJson = False,

@@ -41,6 +41,7 @@ NOT_ASKED: Final[dict[str, Any]] = {
     "price": None,
     "price_limit": 0.0,
     "method": "program",
+    "fastest": True,
     "check_ends": False,
     "verbose": False,
     "as_json": False,

@@ -27,7 +27,7 @@ from milpplan.explain.hardware_choice import run_totals
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import PlanResult, ProgramAnswer, SolveOptions
+from milpplan.optimize.result import DEFAULT_GAP, PlanResult, ProgramAnswer, SolveOptions
 from milpplan.optimize.solve import solve as solve_problem
 from milpplan.optimize.solve import target_price
 from milpplan.problem.plan import Plan
@@ -55,7 +55,6 @@ EXAMPLES: Final = (
         "--price-per-gpu-hour dgx-h100=2.5,dgx-b200=4.5",
     ),
 )
-DEFAULT_GAP: Final = 1e-4
 METHODS: Final = ("search", "program")
 MAX_CANDIDATES: Final = 16
 """Maximum of kinds of hardware to choose from."""
@@ -91,6 +90,7 @@ def solve(
     tokens: o.Tokens = None,
     price: o.Price = None,
     gap: o.SolveGap = None,
+    fastest: o.Fastest = False,
     method: o.Method = "search",
     backend: o.Backend = "auto",
     seed: o.Seed = 1,
@@ -168,6 +168,7 @@ class SolveWords:
     backend: str
     time_limit: float | None
     gap: float | None
+    fastest: bool
     seed: int
     workers: int | None
     witness: bool
@@ -223,6 +224,7 @@ class SolveWords:
         return SolveOptions(
             backend=self.backend,
             gap=DEFAULT_GAP if self.gap is None else self.gap,
+            simplest=not self.fastest,
             time_limit_s=self.time_limit,
             seed=self.seed,
             workers=self.workers,
@@ -411,7 +413,9 @@ def _end_solver(result: PlanResult, options: SolveOptions, deadline: Deadline) -
         say("The hardware has no uncertainty: there are no ends to check.")
 
     def solve_end(there: Problem) -> tuple[Plan | None, float | None]:
-        again = solve_problem(there, replace(options, warm_start=result.plan, time_limit_s=deadline.left_s()))
+        start, limit_s = result.plan, deadline.left_s()
+        asked = replace(options, warm_start=start, time_limit_s=limit_s, simplest=False)
+        again = solve_problem(there, asked)
         return again.plan, again.lower_bound_s
 
     return solve_end
@@ -453,6 +457,7 @@ def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
         "--deadline-days": words.deadline_days,
         "--tokens": words.tokens,
         "--no-witness": not words.witness,
+        "--fastest": words.fastest,
         "--method": words.method != "search",
     }
     given = [name for name, value in others.items() if value]

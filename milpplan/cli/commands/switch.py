@@ -19,10 +19,10 @@ from milpplan.reports.answers.switch import switch_blocks, switch_document
 from milpplan.reports.documents.document import read_plan
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.simulation.states import grad_bytes
-from milpplan.switching.links import Links
 from milpplan.switching.ownership import WHATS, ShardRules
 from milpplan.switching.planning import plan_switch
 from milpplan.switching.records import SENDERS
+from milpplan.switching.routes import Links
 
 EXAMPLES: Final = (("What moves when a job changes its plan", "before.json after.json"),)
 

@@ -15,7 +15,7 @@ from milpplan.explain.optima import Budget
 from milpplan.explain.records import Interval
 from milpplan.optimize.infeasibility import with_job, with_space
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import PlanResult, Progress
+from milpplan.optimize.result import DEFAULT_GAP, PlanResult, Progress, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import even_splits, in_space
@@ -39,7 +39,7 @@ LAUNCHER, SPACE, STAGES, CHANGES = 3.0, 5.0, 0.5, 2.0
 class Solves:
     """Cache of solves by problem, for several plans of one job."""
 
-    gap: float = 1e-4
+    gap: float = DEFAULT_GAP
     callback: Callable[[Progress], None] | None = None
     found: dict[tuple[Problem, bool], PlanResult] = field(default_factory=dict)
 
@@ -54,6 +54,7 @@ class Solves:
                 time_limit_s=limit_s,
                 warm_start=start,
                 any_chunks=any_chunks,
+                simplest=False,
                 callback=self.callback,
             )
             self.found[key] = result
@@ -89,7 +90,7 @@ def gap(
     *,
     runnable: tuple[str, Problem] | None = None,
     time_limit_s: float | None = TIME_LIMIT_S,
-    tolerance: float = 1e-4,
+    tolerance: float = DEFAULT_GAP,
     tokens: float | None = None,
     price_per_gpu_hour: float | None = None,
     changes: bool = True,
@@ -264,7 +265,10 @@ class _Judge:
         if problem.space.kind != "free":
             return None
         limit_s = self.budget.share_s(STAGES)
-        result = solve(problem, gap=self.solves.gap, time_limit_s=limit_s, warm_start=self.plan, any_chunks=False)
+        options = SolveOptions(
+            gap=self.solves.gap, time_limit_s=limit_s, warm_start=self.plan, any_chunks=False, simplest=False
+        )
+        result = solve(problem, options)
         if result.message:
             raise KeyboardInterrupt
         return None if result.plan is None or result.plan == first.plan else Priced.of(problem, result.plan)

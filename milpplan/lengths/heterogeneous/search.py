@@ -32,8 +32,7 @@ from milpplan.lengths.heterogeneous.replicas import (
 )
 from milpplan.lengths.records import HeterogeneousReplicas
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
-from milpplan.lengths.single.construct_packing import packings_by_shape
-from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas
+from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas, packings_by_shape
 from milpplan.lengths.steps import cutoff_ns
 from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.optimize.milp.backends import AUTO

@@ -1,8 +1,8 @@
 """Packed steps of single strategies, and how their packings are improved.
 
 The first packing of a strategy is improved with more effort if the strategy may become the best. A pipeline has
-several starts (``construct_packing``): whether two of the longest sequences share a replica matters, and the best
-start shows only after a little improvement. So every start gets some effort, and the best ones get more.
+several starts (``packing_local_search``): whether two of the longest sequences share a replica matters, and the
+best start shows only after a little improvement. So every start gets some effort, and the best ones get more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from milpplan.lengths.baselines import bucketed_step
-from milpplan.lengths.single.construct_packing import packings_by_shape
+from milpplan.lengths.single.packing_local_search import packings_by_shape
 from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import Effort, Packed, StrategyTables
 from milpplan.simulation.layout_columns import IntArray

@@ -177,7 +177,8 @@ def _weighted_bound(by_type: list[Group], types: IntArray, capacities: list[floa
         whole, on_forward, on_backward, on_weight, transfers = path_coefficients(m, group.schedule, P)
     else:
         on_forward = on_backward = on_weight = np.broadcast_to(m, (P, len(m)))
-        whole, transfers = np.zeros((P, len(m))), np.broadcast_to(2 * group.ranks * group.interleaved, (P, len(m)))
+        downward = 2 * group.ranks * (group.schedule_class is ScheduleClass.INTERLEAVED)
+        whole, transfers = np.zeros((P, len(m))), np.broadcast_to(downward, (P, len(m)))
     delays = whole + on_backward
     per_layer, pass_ns = np.empty((2, len(group.counts), P, len(m)))
     memory_cost, by_rank = np.zeros((2, P, len(m)))
@@ -191,7 +192,7 @@ def _weighted_bound(by_type: list[Group], types: IntArray, capacities: list[floa
         per_layer[:, on_type] = cost[:, on_type]
         pass_ns[:, on_type] = (costs.forward + costs.backward)[:, None]
         memory_cost[on_type] = (price * excess_bytes(group_of_type, capacity))[on_type]
-        if group.interleaved and group.forced:
+        if group.schedule_class is ScheduleClass.INTERLEAVED and group.forced:
             by_rank[on_type] = rank_paths(group_of_type, capacity, price, before)[on_type]
     weights = 1.0 / np.maximum(over_kinds(group.counts / group.counts.sum(), per_layer), 1e-9)
     weights /= weights.sum(axis=0)

@@ -201,11 +201,6 @@ class Group:
         return self.forced_of()
 
     @property
-    def interleaved(self) -> bool:
-        """True where chunk after chunk runs over the ranks in one order."""
-        return self.schedule_class is ScheduleClass.INTERLEAVED
-
-    @property
     def head_rank(self) -> int:
         """Rank of the model's last virtual stage."""
         return 0 if self.schedule_class is ScheduleClass.V else self.num_ranks - 1
@@ -244,7 +239,7 @@ class Group:
         depth = P - self.ranks
         if self.schedule_class is ScheduleClass.V:
             return np.minimum(m, self.ranks + 1), np.minimum(m, P + depth - 1)
-        if not self.interleaved:
+        if self.schedule_class is not ScheduleClass.INTERLEAVED:
             whole = (self.schedule == GPIPE) & (P > 1)
             return (np.where(whole, m, np.minimum(m, depth)),)
         last = np.broadcast_to(np.minimum(float(P), 2 * depth - 1), (P, len(m)))
@@ -420,7 +415,7 @@ def memory_price(group: Group, capacity: float, on_backward: FloatArray) -> Floa
     share = group.counts / group.num_ranks
     extra = over_kinds(share / share.sum(), costs.extra.swapaxes(0, 1))
     kept = over_kinds(share / share.sum(), costs.kept.swapaxes(0, 1))
-    if group.interleaved:
+    if group.schedule_class is ScheduleClass.INTERLEAVED:
         chunk_layers = forced_layers(group)
         chunk_layers[0] += np.maximum(share.sum() - chunk_layers.sum(axis=0), 0.0)
     else:

@@ -340,7 +340,7 @@ def _live_layers(group: Group, rank_layers: _RankLayers) -> FloatArray:
         return np.asarray(total * group.live[0])
     first, last = rank_layers.first[:, :, rank_layers.index], rank_layers.last[:, :, rank_layers.index]
     in_last, in_first = group.live[:2]
-    if not group.interleaved:
+    if group.schedule_class is not ScheduleClass.INTERLEAVED:
         return np.asarray(in_first * first + in_last * last)
     other = group.live[2]
     return np.asarray(other * total + (in_first - other) * first + (in_last - other) * last)

@@ -52,10 +52,15 @@ PROMISING = 1.005
 
 def moved(context: LayoutContext, plan: Plan, deadline: float | None) -> Plan:
     """Improve a single plan by moves; returns the plan itself where no move helps."""
+    return moved_within(context, plan, np.inf, deadline)
+
+
+def moved_within(context: LayoutContext, plan: Plan, known_ns: float, deadline: float | None) -> Plan:
+    """Improve a single plan by moves if its step is within ``PROMISING`` of ``known_ns``."""
     costs = context.costs
     graph = StepGraph.of(context.layout, costs.transfer_ns, costs.barrier_ns)
     state = LayoutState(context, graph, [], NO_CUTOFF_NS, 0, 0.0, deadline, Counters())
-    improve(state, plan, np.inf)
+    improve(state, plan, known_ns)
     assert state.best is not None
     return state.best[1]
 

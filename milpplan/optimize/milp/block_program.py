@@ -73,6 +73,7 @@ from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import AnyTable, RankCosts, cluster_costs
 from milpplan.simulation.pipeline.step_graph import StepGraph
 from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.simulator import simulate
 from milpplan.simulation.stages import StageMemo
 
 BLOCK_KEYS: Final = ("tp", "cp", "pp", "dp", "num_gpus", "global_batch_size")
@@ -196,9 +197,7 @@ class BlockProgram:
         """Bound all layouts again in closed form, and state those that the bounds leave open."""
         problem = result.problem
         record, plan = _stated(result)
-        assert result.report is not None
-        weight = _weight(problem, plan.layout)
-        value = result.report.step_time_ns * weight
+        value = simulate(problem, plan).step_time_ns * _weight(problem, plan.layout)
         split = _Split.of(problem, record, float(value), plan)
         layouts: list[OpenLayout] = []
         for number in range(len(split.rows)):
@@ -256,7 +255,7 @@ class BlockProgram:
                 break
             proved = not self._learn(np.asarray(solution.values, dtype=np.int64))
         slack = self.unit * self.slack
-        lower = 0.0 if result.gap is None else (1.0 - result.gap) * float(searched)
+        lower = _proved_ns(result)
         agrees = proved and lower - slack <= optimum <= searched and self.value - optimum <= slack
         return ProgramAnswer(
             program=program,
@@ -267,6 +266,7 @@ class BlockProgram:
             plan=self.plan,
             optimum_ns=float(optimum),
             step_time_ns=float(self.value),
+            searched_ns=float(searched),
             unit_ns=self.unit,
             slack_ns=slack,
             proved=proved,
@@ -524,7 +524,14 @@ def _stated(result: PlanResult) -> tuple[PruneRecord, Plan]:
             "The program over blocks states node types that differ between stages alone.",
             "Fix mixing=stages, or use --method search.",
         )
-    return result.layouts, result.plan
+    return result.layouts, result.plan if result.fastest is None else result.fastest.plan
+
+
+def _proved_ns(result: PlanResult) -> float:
+    """Return the bound of a search in the program's objective."""
+    if result.report is None or result.plan is None or result.gap is None:
+        return 0.0
+    return (1.0 - result.gap) * float(result.report.step_time_ns * _weight(result.problem, result.plan.layout))
 
 
 def _too_large(what: str) -> InvalidInputError:

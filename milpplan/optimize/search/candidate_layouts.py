@@ -439,7 +439,7 @@ PRUNED: tuple[Fate, ...] = ("does_not_fit", "bounded", "relaxed")
 
 @dataclass(frozen=True)
 class PruneRecord:
-    """Certificate of a search: a proved lower bound of every legal layout's objective, and what decided the
+    """Record of a search: a proved lower bound of every legal layout's objective, and what decided the
     layout.
 
     Layouts that were not explored one by one have the bound of their group or block in ``frontier``. Their own

@@ -55,7 +55,6 @@ from milpplan.simulation.layout_columns import (
     IntArray,
     LayoutColumns,
     ascending,
-    column_value,
     constant,
 )
 from milpplan.simulation.network import placement
@@ -71,7 +70,10 @@ def divisors(number: int) -> IntArray:
 
 def _heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
     """Require that tensor parallelism divides the query heads of all layers."""
-    return _all_divide([kind.attention.num_attention_heads for kind in problem.model.kinds], c["tp"])
+    legal = np.ones(len(c["tp"]), dtype=np.bool_)
+    for kind in problem.model.kinds:
+        legal &= kind.attention.num_attention_heads % c["tp"] == 0
+    return legal
 
 
 def _kv_heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
@@ -174,7 +176,7 @@ def _dominated_by_overlap(problem: Problem, c: Mapping[str, IntArray]) -> BoolAr
 
 def _order_is_new(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
     """Drop orders of ranks with the strides of an earlier order of the space: the layout is the same."""
-    offered = tuple(sorted(column_value("rank_order", order) for order in problem.space.rank_order))
+    offered = tuple(sorted(map(RANK_ORDERS.index, problem.space.rank_order)))
     return placement.is_first_alike(c, offered, bool(_experts(problem)))
 
 
@@ -292,8 +294,7 @@ def _shardings(
     space = problem.space
     choices: Mapping[str, IntArray] = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
     for switch in ("overlap_grad_reduce", "overlap_param_gather"):
-        values = sorted({int(value) for value in getattr(space, switch)})
-        choices = cross(choices, switch, np.array(values, dtype=np.int64))
+        choices = cross(choices, switch, np.unique(np.array(getattr(space, switch), dtype=np.int64)))
     rules = SHARDING_RULES | INFERENCE_RULES | target_sharding_rules(problem)
     if not target_crossed_rules(problem):
         # Otherwise the target may lack the twin with the overlap.
@@ -358,8 +359,8 @@ def _degrees(problem: Problem) -> Columns:
 
 def _rank_orders(problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]) -> Columns:
     """Cross rows with the orders of ranks that give different strides."""
-    orders = sorted({column_value("rank_order", order) for order in problem.space.rank_order})
-    crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
+    orders = np.unique(list(map(RANK_ORDERS.index, problem.space.rank_order)))
+    crossed = cross(columns, "rank_order", orders)
     rules = ORDER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else ORDER_RULES
     return rule_filter.keep(crossed, rules | {"rank_order_places_alike": _order_is_new})
 

@@ -28,6 +28,7 @@ from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, tolerance_text
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
+    fastest_text,
     robustness_text,
     run_text,
     share_text,
@@ -195,6 +196,9 @@ def _trust(
     yield Fact("memory", printable(memory))
     style = "bold green" if result.status == "optimal" else "bold yellow"
     yield Fact("proof", _proof(result, tolerance), style)
+    if result.fastest is not None:
+        saved = fastest_text(result.problem, result.plan.layout, result.fastest)
+        yield Fact("fastest", printable(f"{saved}; the plan above is simpler (--fastest prints the fastest)"))
     doubt = _doubt(result, robust, evidence)
     if doubt:
         yield Fact("doubt", printable(doubt))
@@ -360,6 +364,9 @@ def program_text(answer: ProgramAnswer) -> str:
     if not answer.proved:
         return f"{size}, {layouts}; {solved}: stopped, optimum at least {_ns_text(answer.optimum_ns)}"
     agrees = "equal to the search's answer" if answer.agrees else "NOT the search's answer"
+    saved = 1.0 - answer.step_time_ns / answer.searched_ns
+    if answer.agrees and saved > 0:
+        agrees = f"{percent_text(saved)} faster than the search's plan, as its tolerance allows"
     rounding = gap_text(max(0.0, 1.0 - answer.optimum_ns / answer.step_time_ns))
     optimum = f"optimum {_ns_text(answer.optimum_ns)}, its plan within {rounding}"
     return f"{size}, {layouts}; {solved}: {optimum}, {agrees}"

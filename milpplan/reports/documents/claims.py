@@ -143,7 +143,15 @@ ROUNDING: Final = 1e-9
 round differently."""
 SHARE_ROUNDING: Final = 1e-15
 """Absolute tolerance of shares that are small differences from one."""
-SHARES: Final = frozenset(("gap", "any_chunks.gap", "target.price.least_fraction", "target.price.most_fraction"))
+SHARES: Final = frozenset(
+    (
+        "gap",
+        "any_chunks.gap",
+        "fastest.saved_fraction",
+        "target.price.least_fraction",
+        "target.price.most_fraction",
+    )
+)
 NOT_BUILT: Final = frozenset(field for fields, _ in NOT_CERTIFIED for field in fields)
 
 

@@ -33,9 +33,11 @@ from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
     EvidenceDocument,
+    FastestDocument,
     RunDocument,
     TargetDocument,
     evidence_document,
+    fastest_document,
     target_document,
 )
 from milpplan.simulation.report import MemoryVerdict, StepReport
@@ -108,8 +110,18 @@ def empty_classes() -> tuple[BoundClassDocument, ...]:
 
 
 LINE_WIDTH = 110
-OPTIONAL_PARTS = ("error_bar", "robustness", "evidence", "any_chunks", "infeasible", "run", "runners_up")
-"""Parts that a result may lack, because they were not requested or the run was interrupted before them."""
+OPTIONAL_PARTS = (
+    "error_bar",
+    "robustness",
+    "evidence",
+    "any_chunks",
+    "infeasible",
+    "run",
+    "runners_up",
+    "fastest",
+)
+"""Parts that a result may lack: they were not requested, the run was interrupted before them, or its plan is the
+fastest."""
 
 
 class LayoutsDocument(Record):
@@ -254,6 +266,8 @@ class ResultDocument(Record):
     plan: PlanDocument | None
     runners_up: tuple[OtherPlanDocument, ...] = ()
     """Plans that ``evidence`` and ``robustness`` compare with this one."""
+    fastest: FastestDocument | None = None
+    """Fastest plan found; null where it is ``plan``, the simplest plan within the tolerance."""
     breakdown: dict[str, float] | None
     """Seconds, averaged over the stages; they add up to the step time."""
     hidden: dict[str, float] | None
@@ -337,6 +351,7 @@ def result_document(
         runners_up=tuple(
             OtherPlanDocument(step_time_s=seconds, plan=plan_document(plan)) for plan, seconds in others
         ),
+        fastest=fastest_document(result),
         breakdown=None if report is None else report.breakdown_s,
         hidden=None if report is None else report.hidden_s,
         layouts=layouts_document(result),
@@ -511,10 +526,10 @@ def proof_sentence(
 
 
 def tolerance_text(tolerance: float) -> str:
-    """Write a tolerance exactly, in the shorter notation: 0.0001 as 1e-4, 0.01 as 0.01."""
+    """Write a tolerance exactly, in the shorter notation: 0.001 as 1e-3, 0.01 as 0.01."""
     text = f"{tolerance:g}" if float(f"{tolerance:g}") == tolerance else repr(float(tolerance))
     mantissa, _, exponent = text.partition("e")
-    if not exponent and 0 < tolerance < 1e-3:
+    if not exponent and 0 < tolerance <= 1e-3:
         scientific = f"{tolerance:e}" if float(f"{tolerance:e}") == tolerance else f"{tolerance:.16e}"
         mantissa, _, exponent = scientific.partition("e")
         mantissa = mantissa.rstrip("0").rstrip(".")

@@ -41,7 +41,7 @@ from milpplan.reports.words.plan_words import (
     layout_text,
     plan_sentences,
 )
-from milpplan.reports.words.result_words import evidence_sentence, target_price_text
+from milpplan.reports.words.result_words import evidence_sentence, fastest_text, target_price_text
 from milpplan.units import (
     GIB,
     SECONDS_PER_HOUR,
@@ -227,6 +227,7 @@ def search_section(result: ResultDocument | None) -> Values:
     priced = None if result.target is None else result.target.price
     return {
         "proof": result.proof,
+        "fastest": _fastest(result),
         "price": None if priced is None else target_price_text(result.problem, priced),
         "evidence": None if result.evidence is None else evidence_sentence(result.evidence),
         "gap": gap_text(result.gap or 0.0),
@@ -243,6 +244,13 @@ def search_section(result: ResultDocument | None) -> Values:
         "fates_html": fates_chart(layouts.rejected, layouts.model_dump(), layouts.bounds),
         "certificate": None if result.certificate is None else certificate_sentence(result.certificate),
     }
+
+
+def _fastest(result: ResultDocument) -> str | None:
+    """Describe the fastest plan found; None where it is the plan of the page."""
+    if result.fastest is None or result.plan is None:
+        return None
+    return fastest_text(result.problem, result.plan.layout, result.fastest)
 
 
 def _most_refused(rejected: dict[str, int]) -> list[tuple[str, str]]:
