@@ -315,8 +315,7 @@ class ProgramAnswer:
     program's optimum, and the simulated step of the plan; ``searched_ns``: that of the fastest plan of the search.
     ``unit_ns``: unit of the program. ``proved``: the last program was solved to its optimum, and bound and
     simulator met. ``agrees``: the optimum lies between the search's bound and its plan, up to ``slack_ns``, the
-    rounding of a row. ``rounds``: programs solved; ``solver_s``: seconds of the solver; ``wall_time_s``: seconds in
-    all.
+    rounding of a row. ``rounds``: programs solved; ``solver_s``: seconds of the solver; ``wall_time_s``: of all.
     """
 
     program: Program

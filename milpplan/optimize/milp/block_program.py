@@ -402,7 +402,19 @@ class BlockProgram:
         path, step = block.simulate(list(choice))
         self.slack = self.scales[block.label] * (block.context.num_stages + 2)
         self._offer(step * block.weight, program.plan(choice))
-        return program.add_path(path)
+        is_new = program.add_path(path)
+        # It is a path of every layout with the same step graph.
+        for other in self._all_cases() if is_new else ():
+            if other.program is not None and _graph_of(other) == _graph_of(block):
+                other.program.add_path(path)
+        return is_new
+
+
+def _graph_of(block: LayoutBlock) -> tuple[object, ...]:
+    """Return the fields of a case's layout that its step graph depends on."""
+    layout = block.context.layout
+    shape = layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp
+    return *shape, layout.overlap_grad_reduce, layout.overlap_param_gather
 
 
 @dataclass(slots=True)
