@@ -47,7 +47,7 @@ from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.context import Counters
 from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds
 from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS, LayoutProgram
-from milpplan.optimize.layout.layout_solver import QUICK_ROUNDS, max_layers_within, mixture_bound
+from milpplan.optimize.layout.layout_solver import COARSE_GAP, QUICK_ROUNDS, max_layers_within, mixture_bound
 from milpplan.optimize.layout.rounding import analytic_paths, fitted_plan
 from milpplan.optimize.layout.stage_options import (
     LayoutContext,
@@ -242,10 +242,11 @@ class BlockProgram:
     ) -> ProgramAnswer:
         """Solve programs until bound and simulator meet."""
         searched, solver_s, optimum, proved, rounds = self.value, 0.0, Fraction(0), False, 0
+        gap = 0.0
         while rounds < MAX_ROUNDS and not proved:
             program = self.program()
             left_s = None if deadline is None else max(0.01, deadline - time.monotonic())
-            solution = solver.solve(program, replace(limits, time_limit_s=left_s))
+            solution = solver.solve(program, replace(limits, time_limit_s=left_s, relative_gap=gap))
             rounds, solver_s = rounds + 1, solver_s + solution.wall_time_s
             if solution.status == "infeasible":
                 raise SolverError(f"{solution.backend} calls the program over blocks infeasible; it has a plan.")
@@ -253,7 +254,9 @@ class BlockProgram:
                 optimum = max(optimum, Fraction(self.unit * ceil(solution.bound - 1e-6)))
             if solution.status != "optimal" or solution.values is None:
                 break
-            proved = not self._learn(np.asarray(solution.values, dtype=np.int64))
+            learned = self._learn(np.asarray(solution.values, dtype=np.int64))
+            # While answers teach paths they need not be optimal; the last one is.
+            proved, gap = not learned and gap == 0.0, COARSE_GAP if learned else 0.0
         slack = self.unit * self.slack
         lower = _proved_ns(result)
         agrees = proved and lower - slack <= optimum <= searched and self.value - optimum <= slack
