@@ -27,7 +27,8 @@ two layouts take half the time of either.
 
 The program is solved, its plan simulated, and the critical path added, until bound and simulator meet. Rows of
 memory are added in the same way: those that the shortest items of a path break, then those that a plan breaks.
-What the program shows beyond its bounds, which ``bounds`` proves in closed form, rests on no search.
+So beyond closed-form bounds the program rests on no search, with one exception: where splits are free, menus leave
+out the items that the reduced costs of a relaxation exclude (``compact_relaxation``).
 """
 
 from __future__ import annotations
