@@ -54,6 +54,9 @@ COMMANDS: Final = {
         "switch": (
             "Plan the switch of a job to another plan: who sends which states to whom, and how long that takes."
         ),
+        "program": (
+            "Write the answer of a problem as one integer program: degrees, divisibility, memory, critical paths."
+        ),
         "certify": "Prove a result again with another solver, without trusting the run that made it.",
     },
     "Launchers": {

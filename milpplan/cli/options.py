@@ -190,6 +190,16 @@ Backend = Annotated[
     str,
     typer.Option("--backend", metavar="auto|cpsat|cbc|highs", help="Solver.", rich_help_panel=PROOF),
 ]
+Method = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        metavar="search|program",
+        help="program: after the search, also write its answer as one integer program, solve it with --backend, "
+        "and compare both.",
+        rich_help_panel=PROOF,
+    ),
+]
 SpaceKind = Annotated[
     str,
     typer.Option(

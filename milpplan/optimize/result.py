@@ -307,6 +307,35 @@ class PlanResult:
         return Path(answer_function("write_report")(self, path, time_limit_s))
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramAnswer:
+    """Answer of the program over blocks.
+
+    ``optimum_ns`` and ``step_time_ns`` are step times, times largest batch / batch where the batch may vary: the
+    program's optimum, and the simulated step of the plan; ``searched_ns``: that of the fastest plan of the search.
+    ``unit_ns``: unit of the program. ``proved``: the last program was solved to its optimum, and bound and
+    simulator met. ``agrees``: the optimum lies between the search's bound and its plan, up to ``slack_ns``, the
+    rounding of a row. ``rounds``: programs solved; ``solver_s``: seconds of the solver; ``wall_time_s``: of all.
+    """
+
+    program: Program
+    backend: str
+    num_blocks: int
+    num_open: int
+    num_cases: int
+    plan: Plan
+    optimum_ns: float
+    step_time_ns: float
+    searched_ns: float
+    unit_ns: int
+    slack_ns: int
+    proved: bool
+    agrees: bool
+    rounds: int
+    solver_s: float
+    wall_time_s: float
+
+
 def answer_function(name: str) -> Callable[..., Any]:
     """Import a function of ``milpplan.answers``, which needs the folders above this one, when it is called."""
     function: Callable[..., Any] = getattr(import_module("milpplan.answers"), name)

@@ -27,13 +27,13 @@ from milpplan.explain.hardware_choice import run_totals
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import DEFAULT_GAP, PlanResult, SolveOptions
+from milpplan.optimize.result import DEFAULT_GAP, PlanResult, ProgramAnswer, SolveOptions
 from milpplan.optimize.solve import solve as solve_problem
 from milpplan.optimize.solve import target_price
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
-from milpplan.reports.answers.solve import solve_blocks
+from milpplan.reports.answers.solve import program_fact, program_text, solve_blocks
 from milpplan.reports.documents.document import document_text, read_plan, result_document
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.units import gap_text
@@ -55,6 +55,7 @@ EXAMPLES: Final = (
         "--price-per-gpu-hour dgx-h100=2.5,dgx-b200=4.5",
     ),
 )
+METHODS: Final = ("search", "program")
 MAX_CANDIDATES: Final = 16
 """Maximum of kinds of hardware to choose from."""
 
@@ -90,6 +91,7 @@ def solve(
     price: o.Price = None,
     gap: o.SolveGap = None,
     fastest: o.Fastest = False,
+    method: o.Method = "search",
     backend: o.Backend = "auto",
     seed: o.Seed = 1,
     workers: o.Workers = None,
@@ -116,6 +118,12 @@ def solve(
     if are_asked(lengths_asked):
         return _solve_lengths(words, lengths_asked)
     names = names_of(words.hardware)
+    if checks.choice(words.method, "--method", METHODS) == "program" and len(names) > 1:
+        raise InvalidInputError(
+            "--method program with several kinds of hardware.",
+            "Expected one cluster, whose answer is one program.",
+            "Name one, or leave --method out.",
+        )
     price_of = prices(words.price, names, words.tokens)
     problem = words.problem(names[0] or None)
     options = words.options(problem)
@@ -156,6 +164,7 @@ class SolveWords:
     deadline_days: float | None
     tokens: float | None
     price: str | None
+    method: str
     backend: str
     time_limit: float | None
     gap: float | None
@@ -295,6 +304,7 @@ class _Answer:
     robust: Robustness | None = None
     known: Evidence | None = None
     why: MilpplanError | None = None
+    program: ProgramAnswer | None = None
 
 
 def _answer(
@@ -340,6 +350,10 @@ def _comment(
         answer.why = INTERRUPTED
         answer.why = explain(result.problem, options.forbid, Effort(deadline=deadline.until))
     answer.known = evidence_of(result)
+    if words.method == "program" and result.plan is not None and not result.message:
+        from milpplan.optimize.milp.block_program import solve_blocks
+
+        answer.program = solve_blocks(result, options, deadline.left_s())
     if whole is not None and not result.message:
         cost = target_price(result, whole, options, deadline.left_s(words.price_limit))
         answer.result = replace(result, target_price=cost)
@@ -366,11 +380,16 @@ def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: flo
             steps = tuple(next_steps(result, words.out, words.verbose))
             comments = bar, robust, known, totals
             show_blocks(solve_blocks(result, options.gap, *comments, verbose=words.verbose, next_steps=steps))
+        if answer.program is not None:
+            # Standard output holds one document.
+            say(program_text(answer.program)) if words.as_json else show_blocks([program_fact(answer.program)])
         if why is not None:
             say_error(why)
     finally:
         # A full disk behind standard output must not cost the file as well.
         code = _write(words.out, text, OF_STATUS[result.status])
+    if code == ExitCode.OPTIMAL and answer.program is not None and not answer.program.agrees:
+        return ExitCode.STOPPED_WITH_PLAN
     return code
 
 
@@ -439,6 +458,7 @@ def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
         "--tokens": words.tokens,
         "--no-witness": not words.witness,
         "--fastest": words.fastest,
+        "--method": words.method != "search",
     }
     given = [name for name, value in others.items() if value]
     if given:

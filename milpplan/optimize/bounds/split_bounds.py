@@ -133,6 +133,12 @@ class SplitBounds:
             minima.append(NO_CHOICE_NS if value is None else value)
         return tuple(minima)
 
+    def split_menus(self, split: Sequence[int]) -> list[Menu] | None:
+        """Return the menu of every virtual stage of a split, [J]; None where a stage has no choice that fits."""
+        menus = [self._menu(stage, content) for stage, content in enumerate(self._contents(split))]
+        present = [menu for menu in menus if menu is not None]
+        return present if len(present) == len(menus) else None
+
     def _contents(self, split: Sequence[int]) -> list[StageContent]:
         """Return the content of every virtual stage, [J]."""
         edges = np.array([0, *accumulate(split)])[:, None]

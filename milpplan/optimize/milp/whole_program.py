@@ -4,7 +4,7 @@ Variables: the degrees and one literal layout_l a legal layout, and for every la
 its stage menus (``layout_program``); z, the objective above ``base``, in units of ``unit`` nanoseconds.
 
     minimise z
-    <rows of the degrees, below>
+    <rows of ``degrees``>
     <row of layout_program.py with side b, for every layout l>     row(x_l, z) - b layout_l  >= 0, = 0 or <= 0
     nothing_below_the_cutoff     layout_l <= 0      layouts whose menus or paths rule them out
     forbidden_plan               sum of some items <= their number - 1
@@ -15,36 +15,16 @@ Every path of a layout bounds its plans, so the program is a relaxation. It is s
 critical path added, until bound and simulator meet. Items that the exact memory check refuses together, and a plan
 that only rounding lets through, are forbidden by name.
 
-It is never the only way to an answer: it cross-checks ``solve``, and ``export`` hands it to other solvers.
-
-The degrees of a layout are integer variables, and the layout rules are rows over them.
-
-Sets: degrees and switches d (``tp``, ``schedule``, ...), candidate values V_d, primes q, legal layouts l.
-Variables: d in V_d, [d=v] in {0, 1}, layout_l in {0, 1}. exp_q(v) is the exponent of q in v.
-
-    one_value_per_degree     sum_v [d=v] = 1                                                     for every d
-    degree_is_its_value      d = sum_v v [d=v]                                                   for every d
-    product_of_degrees       exp_q(tp) + exp_q(cp) + exp_q(pp) + exp_q(dp) = exp_q(num_gpus)     for every q
-    batch_is_divided         exp_q(dp) + exp_q(micro_batch_size) + exp_q(num_micro_batches)
-                               = exp_q(global_batch_size)                                        for every q
-    expert_grid_divides_ranks, etp_divides_tp
-                             exp_q(ep) + exp_q(etp) <= exp_q(tp) + exp_q(cp) + exp_q(dp), ...    for every q
-    <rule of a layout>       sum of the literals of a combination that breaks the rule <= their number - 1
-    one_layout               sum_l layout_l = 1
-    layout_has_degrees       sum_{l: d_l = v} layout_l = [d=v]                                   for all d, v
-
-Products become sums because a product of positive integers is fixed by the exponents of its primes, and
-these are linear in the one-hot literals. Rules are those of ``enumerate_layouts``, evaluated on every combination
-of the columns that they read. A legal layout that ``layout_space`` drops (it is dominated, or ``vpp_values``
-lacks its vpp) has no literal.
+Every legal layout has its own rows, so nothing but the program is trusted: it is the oracle of ``block_program``,
+whose blocks make it short, and of ``solve``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import pairwise
 from math import ceil, floor, lcm
 
 import numpy as np
@@ -54,230 +34,20 @@ from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS, Lay
 from milpplan.optimize.layout.rounding import Choice, analytic_paths, best_choice, rank_costs
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, stage_menu
 from milpplan.optimize.milp.backends import backend as backend_named
+from milpplan.optimize.milp.degrees import Degrees
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.milp.solution import Backend, Limits
 from milpplan.optimize.result import Status
-from milpplan.optimize.space.enumerate_layouts import (
-    DEGREE_RULES,
-    EXPERT_RULES,
-    ORDER_RULES,
-    SEQUENCE_RULES,
-    SHARDING_RULES,
-    divisors,
-    layout_space,
-)
-from milpplan.optimize.space.rule_filter import Rule
-from milpplan.optimize.space.rules import (
-    EXECUTION,
-    EXECUTION_RULES,
-    INFERENCE_RULES,
-    cluster_rules,
-    node_orders,
-    stage_rules,
-)
+from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.terms import WORK
-from milpplan.simulation.layout_columns import WORDS, IntArray, LayoutColumns, ascending, column_value
+from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import cluster_costs
 from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term
 from milpplan.simulation.replica_costs import ReplicaCosts
-
-MAX_COMBINATIONS = 20_000
-"""Maximum number of combinations of values on which one rule is evaluated."""
-
-DEGREES = (
-    *("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp"),
-    *("global_batch_size", "micro_batch_size", "num_micro_batches"),
-    *("sequence_parallel", "zero_stage", "schedule", "overlap_grad_reduce", "overlap_param_gather", "rank_order"),
-    *EXECUTION,
-)
-PRODUCTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {
-    "product_of_degrees": (("tp", "cp", "pp", "dp"), ("num_gpus",), True),
-    "batch_is_divided": (("dp", "micro_batch_size", "num_micro_batches"), ("global_batch_size",), True),
-    "expert_grid_divides_ranks": (("ep", "etp"), ("tp", "cp", "dp"), False),
-    "etp_divides_tp": (("etp",), ("tp",), False),
-}
-"""Name: (factors, multiple, True if their products are equal, False if the first only divides the second)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Degrees:
-    """Candidate values of every degree, and the columns of their literals."""
-
-    values: Mapping[str, IntArray]
-    literals: Mapping[str, range]
-
-    @staticmethod
-    def add(problem: Problem, builder: ProgramBuilder) -> Degrees:
-        """Add the variables, and every row that does not mention layouts."""
-        values = candidate_values(problem)
-        literals = {}
-        for name, column in values.items():
-            degree = builder.add_variable(name, int(column.min(initial=0)), int(column.max(initial=0)))
-            chosen = builder.add_variables([f"[{name}={value}]" for value in column], 0, 1)
-            literals[name] = chosen
-            builder.add_row(f"one_value_per_degree[{name}]", chosen, [1] * len(chosen), 1, 1)
-            builder.add_row(f"degree_is_its_value[{name}]", [*chosen, degree], [*column.tolist(), -1], 0, 0)
-        degrees = Degrees(values, literals)
-        for name, (factors, multiple, equal) in PRODUCTS.items():
-            degrees._add_product(builder, name, factors, multiple, equal)
-        for name, rule in rules(problem).items():
-            degrees._add_rule(problem, builder, name, rule)
-        return degrees
-
-    def add_layouts(self, builder: ProgramBuilder, columns: LayoutColumns) -> range:
-        """Add a literal for every legal layout, bound to the degrees. Returns their columns."""
-        layouts = builder.add_variables([f"layout[{row}]" for row in range(len(columns))], 0, 1)
-        builder.add_row("one_layout", layouts, [1] * len(layouts), 1, 1)
-        for name, values in self.values.items():
-            of_layout = np.asarray(getattr(columns, name), dtype=np.int64)
-            for value, literal in zip(values.tolist(), self.literals[name], strict=True):
-                chosen = [layouts[row] for row in np.flatnonzero(of_layout == value).tolist()]
-                row_name = f"layout_has_degrees[{name}={value}]"
-                builder.add_row(row_name, [*chosen, literal], [*[1] * len(chosen), -1], 0, 0)
-        return layouts
-
-    def _add_product(
-        self,
-        builder: ProgramBuilder,
-        name: str,
-        factors: tuple[str, ...],
-        multiple: tuple[str, ...],
-        equal: bool,
-    ) -> None:
-        """Add rows: the product of ``factors`` equals, or divides, that of ``multiple``; one row for
-        every prime."""
-        everything = np.concatenate([self.values[degree] for degree in (*factors, *multiple)])
-        for prime in primes_of(everything):
-            columns: list[int] = []
-            coefficients: list[int] = []
-            for degree, sign in [(factor, 1) for factor in factors] + [(part, -1) for part in multiple]:
-                columns += self.literals[degree]
-                coefficients += (sign * exponents(self.values[degree], prime)).tolist()
-            lower = 0 if equal else MINUS_INFINITY
-            builder.add_row(f"{name}[{prime}]", columns, coefficients, lower, 0)
-
-    def _add_rule(self, problem: Problem, builder: ProgramBuilder, name: str, rule: Rule) -> None:
-        """Forbid every combination of values that breaks a rule."""
-        read = columns_read(problem, rule, self.values)
-        values = {degree: self.values[degree] for degree in read}
-        for chosen in broken_combinations(problem, name, rule, values):
-            parts = zip(read, chosen, strict=True)
-            label = ",".join(f"{degree}={self.values[degree][index]}" for degree, index in parts)
-            literals = [self.literals[degree][index] for degree, index in zip(read, chosen, strict=True)]
-            builder.add_row(f"{name}[{label}]", literals, [1] * len(literals), upper=len(literals) - 1)
-
-
-def rules(problem: Problem) -> dict[str, Rule]:
-    """Return the rules of ``enumerate_layouts`` that are not products."""
-    named_rules = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
-    named_rules |= SHARDING_RULES | INFERENCE_RULES
-    if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
-        named_rules |= EXPERT_RULES
-        # With the pipeline outermost both grids agree for all degrees: no need to try all combinations.
-        if not all(order.endswith("pp") for order in problem.space.rank_order):
-            named_rules |= ORDER_RULES
-    else:
-        named_rules |= {"experts_need_moe": lambda p, c: (c["ep"] == 1) & (c["etp"] == 1)}
-    return {name: rule for name, rule in named_rules.items() if name not in PRODUCTS}
-
-
-def candidate_values(problem: Problem) -> dict[str, IntArray]:
-    """Return the values of every degree before any rule: those of the space, else all divisors of the number they
-    divide."""
-    space, job = problem.space, problem.job
-    of_gpus = ascending(np.concatenate([divisors(gpus) for gpus in job.num_gpus_values]))
-    of_batch = ascending(np.concatenate([divisors(batch) for batch in job.global_batch_values]))
-    stages = np.arange(1, problem.model.num_layers + 3, dtype=np.int64)
-    dense = all(kind.mlp.type == "dense" for kind in problem.model.kinds)
-    candidates = {
-        "num_gpus": np.array(job.num_gpus_values),
-        "global_batch_size": np.array(job.global_batch_values),
-    }
-    for name in DEGREES:
-        if name in candidates:
-            continue
-        allowed = getattr(space, name, None)
-        if name in ("ep", "etp") and dense:
-            candidates[name] = np.array([1])
-        elif name == "schedule":
-            candidates[name] = np.array([column_value(name, word) for word in problem.schedules])
-        elif name in WORDS:
-            candidates[name] = np.array([column_value(name, word) for word in allowed or ()])
-        elif allowed is not None:
-            candidates[name] = np.array(allowed, dtype=np.int64)
-        else:
-            free = {"vpp": stages, "micro_batch_size": of_batch, "num_micro_batches": of_batch}
-            candidates[name] = free.get(name, of_gpus)
-    names: tuple[str, ...] = DEGREES
-    if problem.other_hardware:
-        candidates["node_order"] = node_orders(problem)
-        names = (*DEGREES, "node_order")
-    return {name: ascending(candidates[name]).astype(np.int64) for name in names}
-
-
-def columns_read(problem: Problem, rule: Rule, values: Mapping[str, IntArray]) -> tuple[str, ...]:
-    """Return the degrees that a rule reads."""
-    read: dict[str, None] = {}
-
-    class Recorder(dict[str, IntArray]):
-        def __getitem__(self, name: str) -> IntArray:
-            read[name] = None
-            return super().__getitem__(name)
-
-    rule(problem, Recorder({name: column[:1] for name, column in values.items()}))
-    return tuple(read)
-
-
-def broken_combinations(
-    problem: Problem, name: str, rule: Rule, values: Mapping[str, IntArray]
-) -> Iterator[tuple[int, ...]]:
-    """Yield the indices into ``values`` of every combination that breaks a rule."""
-    sizes = [len(column) for column in values.values()]
-    if not sizes:
-        return
-    if np.prod(sizes, dtype=np.float64) > MAX_COMBINATIONS:
-        raise InvalidInputError(
-            f"Rule {name} has {np.prod(sizes, dtype=np.float64):,.0f} combinations of {', '.join(values)}.",
-            f"The monolithic program takes at most {MAX_COMBINATIONS:,}.",
-            "Fix some degrees, or use solve(), which needs no such rows.",
-        )
-    indices = np.array(list(product(*(range(size) for size in sizes))), dtype=np.int64)
-    table = {degree: column[indices[:, i]] for i, (degree, column) in enumerate(values.items())}
-    legal = np.asarray(rule(problem, table))
-    for row in np.flatnonzero(~legal):
-        yield tuple(indices[row].tolist())
-
-
-def primes_of(values: IntArray) -> list[int]:
-    """Return the primes that divide any of the values, ascending."""
-    primes: set[int] = set()
-    for value in values.tolist():
-        rest, factor = value, 2
-        while factor * factor <= rest:
-            while rest % factor == 0:
-                primes.add(factor)
-                rest //= factor
-            factor += 1
-        if rest > 1:
-            primes.add(rest)
-    return sorted(primes)
-
-
-def exponents(values: IntArray, prime: int) -> IntArray:
-    """Return the exponent of a prime in every value."""
-    count = np.zeros_like(values)
-    rest = values.copy()
-    divisible = rest % prime == 0
-    while divisible.any():
-        count += divisible
-        rest = np.where(divisible, rest // prime, rest)
-        divisible = rest % prime == 0
-    return count
-
 
 ROW_MAGNITUDE = 4_000_000
 """Maximum sum of a row's coefficients: below the magnitude at which every solver is reliable."""
@@ -301,6 +71,14 @@ class LayoutBlock:
     weight: Fraction
     program: LayoutProgram | None
     forbidden: list[frozenset[Item]] = field(default_factory=list)
+    label: str = ""
+    """Name in the names of its rows and items; empty: the number."""
+    start: int = 0
+    """First column of its items in the whole program."""
+    moments: set[int] | None = None
+    """Indices of the memory rows that are in the program; None: all."""
+    own_rows: tuple[int, Rows] | None = None
+    """Number of items, and the rows that are not of paths."""
 
     @staticmethod
     def of(number: int, context: LayoutContext, weight: Fraction) -> LayoutBlock:
@@ -359,6 +137,79 @@ class LayoutBlock:
         assert self.program is not None
         self.forbidden.append(frozenset(_item(self.program.menus[j], choice[j]) for j in stages))
 
+    def add_rows(self, builder: ProgramBuilder, literal: int, z: int, base: int, unit: int) -> Rows:
+        """Add the items of a layout. Returns its rows, with sides multiplied by its literal.
+
+        Where the objective is weighted, a unit of it is unit / weight nanoseconds of the layout's step; both this
+        and the base are rounded up, so that z never exceeds the value of a plan.
+        """
+        assert self.program is not None
+        label, weight = self.label or str(self.number), self.weight
+        names = [f"x[{menu.stage},{item}]@{label}" for menu in self.program.menus for item in range(len(menu))]
+        columns = builder.add_variables(names, 0, 1)
+        self.start = columns.start
+        for number, inside in enumerate(self.forbidden_columns()):
+            name = f"forbidden_plan[{number}]@{label}"
+            builder.add_row(name, inside + columns.start, np.ones_like(inside), upper=len(inside) - 1)
+        paths = self.program.path_rows(0, ceil(base / weight), ceil(unit / weight))
+        own = Rows.concatenate((self._rows_without_paths(), paths))
+        return under_literal(own, np.array([*columns, z], dtype=np.int64), literal, f"@{label}")
+
+    def path_magnitude(self, base: int, unit: int) -> int:
+        """Return the largest sum of a path row's coefficients, without that of z."""
+        assert self.program is not None
+        rows = self.program.path_rows(0, ceil(base / self.weight), ceil(unit / self.weight))
+        sums = np.bincount(rows.entry_rows(), np.abs(rows.coefficients), len(rows)) + np.abs(rows.lower)
+        return int(sums.max(initial=0))
+
+    def _rows_without_paths(self) -> Rows:
+        """Return the rows that some choice of one item a stage breaks; of memory only those of ``moments``."""
+        assert self.program is not None
+        if self.own_rows is None or self.own_rows[0] != self.num_items:
+            rows = coarsened(replace(self.program, paths=[], coefficients=[]).program(0, 1).rows)
+            matrix = np.zeros((len(rows), self.num_items), dtype=np.int64)
+            matrix[rows.entry_rows(), rows.columns] = rows.coefficients
+            starts = self.program.offsets[:-1]
+            low = np.minimum.reduceat(matrix, starts, axis=1).sum(axis=1)
+            high = np.maximum.reduceat(matrix, starts, axis=1).sum(axis=1)
+            breakable = (low < rows.lower) | (high > rows.upper)
+            breakable |= [name.startswith("one_item_per_stage") for name in rows.names]
+            self.own_rows = self.num_items, rows.chosen(np.flatnonzero(breakable))
+            if self.moments is not None:
+                self._limit_shortest_choices()
+        rows = self.own_rows[1]
+        if self.moments is None:
+            return rows
+        wanted = [index in self.moments or not _of_memory(name) for index, name in enumerate(rows.names)]
+        return rows.chosen(np.flatnonzero(wanted))
+
+    def _limit_shortest_choices(self) -> None:
+        """Add the memory rows that the shortest items of a path break, one a rank."""
+        assert self.program is not None
+        for row in self.program.coefficients:
+            self.limit([int(np.argmin(part)) for part in self.program.split(row.astype(np.float64))])
+
+    def limit(self, choice: Choice) -> bool:
+        """Add the memory rows that a choice breaks most, one a rank. Returns False if there is no further one."""
+        if self.moments is None or self.own_rows is None or self.program is None:
+            return False
+        rows, values = self.own_rows[1], np.zeros(self.num_items, dtype=np.int64)
+        values[self.program.offsets[:-1] + np.array(choice)] = 1
+        excess = rows.activities(values) - rows.upper.astype(np.float64)
+        broken: dict[str, tuple[float, int]] = {}
+        for index in np.flatnonzero(excess > 0).tolist():
+            rank = rows.names[index].split(",")[0]
+            if _of_memory(rank) and index not in self.moments:
+                broken[rank] = max(broken.get(rank, (0.0, index)), (float(excess[index]), index))
+        self.moments |= {index for _, index in broken.values()}
+        return bool(broken)
+
+    def choice(self, values: IntArray) -> Choice:
+        """Return the items that a solution of the whole program chooses."""
+        assert self.program is not None
+        own = values[self.start : self.start + self.num_items]
+        return [int(np.argmax(own[low:high])) for low, high in pairwise(self.program.offsets)]
+
     def forbidden_columns(self) -> list[IntArray]:
         """Return the columns of the forbidden combinations that the menus still contain."""
         if self.program is None or not self.forbidden:
@@ -368,6 +219,10 @@ class LayoutBlock:
             column |= {_item(menu, item): start + item for item in range(len(menu))}
         rows = [[column.get(item, -1) for item in items] for items in self.forbidden]
         return [np.array(sorted(row), dtype=np.int64) for row in rows if min(row) >= 0]
+
+
+def _of_memory(name: str) -> bool:
+    return name.startswith(("rank_fits_in_memory", "rank_fits_on_host"))
 
 
 def _item(menu: Menu, item: int) -> Item:
@@ -384,6 +239,8 @@ def coarsened(rows: Rows) -> Rows:
     min_coefficients = np.zeros(len(rows), dtype=np.int64)
     np.minimum.at(min_coefficients, entry, rows.coefficients)
     of_bytes = (min_coefficients >= 0) & (rows.lower <= MINUS_INFINITY) & (rows.upper < INFINITY)
+    # The side becomes a coefficient of the literal.
+    size += np.where(of_bytes, rows.upper, 0)
     factor = np.where(of_bytes, np.maximum(1, np.ceil(size / ROW_MAGNITUDE)), 1).astype(np.int64)
     upper = np.where(rows.upper < INFINITY, rows.upper // factor, INFINITY)
     return replace(rows, coefficients=rows.coefficients // factor[entry], upper=upper)
@@ -470,8 +327,6 @@ class _WholeProgram:
     bound: Fraction = Fraction(0)
     base: int = 0
     unit: int = 1
-    starts: dict[int, int] = field(default_factory=dict)
-    """First column of every block, by its number."""
 
     @staticmethod
     def of(problem: Problem, max_layouts: int) -> _WholeProgram:
@@ -544,26 +399,9 @@ class _WholeProgram:
             if block.program is None:
                 builder.add_row(f"nothing_below_the_cutoff[{block.number}]", [literal], [1], upper=0)
             else:
-                parts.append(self._rows_of(builder, block, literal, z))
+                parts.append(block.add_rows(builder, literal, z, self.base, self.unit))
         built = builder.build()
         return built.with_rows(Rows.concatenate(parts)) if parts else built
-
-    def _rows_of(self, builder: ProgramBuilder, block: LayoutBlock, literal: int, z: int) -> Rows:
-        """Add the items of a layout. Returns its rows, with sides multiplied by the layout's literal.
-
-        Where the objective is weighted, a unit of it is unit / weight nanoseconds of the layout's step; both this
-        and the base are rounded up, so that z never exceeds the value of a plan.
-        """
-        assert block.program is not None
-        block_program = block.program.program(ceil(self.base / block.weight), ceil(self.unit / block.weight))
-        names = [f"{name}@{block.number}" for name in block_program.variable_names[: block.num_items]]
-        columns = builder.add_variables(names, 0, 1)
-        self.starts[block.number] = columns.start
-        for number, inside in enumerate(block.forbidden_columns()):
-            name = f"forbidden_plan[{number}]@{block.number}"
-            builder.add_row(name, inside + columns.start, np.ones_like(inside), upper=len(inside) - 1)
-        to_whole = np.array([*columns, z], dtype=np.int64)
-        return under_literal(coarsened(block_program.rows), to_whole, literal, f"@{block.number}")
 
     def _learn(self, program: Program, values: IntArray) -> None:
         """Simulate the plan of an answer: add a path, an incumbent, or a forbidden combination."""
@@ -585,9 +423,7 @@ class _WholeProgram:
         assert block.program is not None
         for name in ("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch_size"):
             assert chosen[name] == getattr(block.context.layout, name), f"{name} is not that of the layout"
-        start = self.starts[block.number]
-        block_values = values[start : start + block.num_items]
-        return block, [int(np.argmax(block_values[low:high])) for low, high in pairwise(block.program.offsets)]
+        return block, block.choice(values)
 
     def _offer(self, block: LayoutBlock, choice: Choice, step_time_ns: int) -> bool:
         """Make a plan that fits the incumbent if it is better. Returns True if so."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize.result import PlanResult, ProgramAnswer
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem
 from milpplan.reports.answers.step import (
@@ -36,7 +36,7 @@ from milpplan.reports.words.result_words import (
     worst_term,
 )
 from milpplan.simulation.report import StepReport
-from milpplan.units import counted, gap_text, percent_text, printable, rate_text, seconds_text
+from milpplan.units import NS_PER_S, counted, gap_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
 
 SHOWN_RULES: Final = 3
@@ -349,3 +349,28 @@ def _fates(result: PlanResult) -> Iterator[Block]:
         top = ", ".join(f"{name} ({count:,})" for count, name in refused[:SHOWN_RULES])
         more = f" and {len(refused) - SHOWN_RULES} more rules" if len(refused) > SHOWN_RULES else ""
         yield Fact("refused", f"by {top}{more}")
+
+
+def program_fact(answer: ProgramAnswer) -> Fact:
+    """Write the answer of the program over blocks as a fact."""
+    return Fact("program", program_text(answer))
+
+
+def program_text(answer: ProgramAnswer) -> str:
+    """Write size, solver and optimum of the program over blocks in a line."""
+    size = f"{counted(answer.program.num_rows, 'row')}, {counted(answer.program.num_variables, 'column')}"
+    layouts = f"{counted(answer.num_blocks, 'block')}, {counted(answer.num_open, 'open layout')}"
+    solved = f"{answer.backend} in {seconds_text(answer.solver_s)}"
+    if not answer.proved:
+        return f"{size}, {layouts}; {solved}: stopped, optimum at least {_ns_text(answer.optimum_ns)}"
+    agrees = "equal to the search's answer" if answer.agrees else "NOT the search's answer"
+    saved = 1.0 - answer.step_time_ns / answer.searched_ns
+    if answer.agrees and saved > 0:
+        agrees = f"{percent_text(saved)} faster than the search's plan, as its tolerance allows"
+    rounding = gap_text(max(0.0, 1.0 - answer.optimum_ns / answer.step_time_ns))
+    optimum = f"optimum {_ns_text(answer.optimum_ns)}, its plan within {rounding}"
+    return f"{size}, {layouts}; {solved}: {optimum}, {agrees}"
+
+
+def _ns_text(nanoseconds: float) -> str:
+    return f"{nanoseconds / NS_PER_S:.6f} s"
