@@ -233,6 +233,7 @@ REFUSED = {
     "tokens": ["--tokens", "1e9"],
     "witness": ["--no-witness"],
     "fastest": ["--fastest"],
+    "method": ["--method", "program"],
     "inference": ["--inference"],
     "deadline_hours": ["--deadline-hours", "3"],
     "deadline_days": ["--deadline-days", "3"],

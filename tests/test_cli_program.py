@@ -1,4 +1,4 @@
-"""The answer as one program on the command line: ``solve --method program`` and ``program``."""
+"""The answer as one program on the command line: ``solve --method program``, ``program`` and ``certify``."""
 
 from __future__ import annotations
 
@@ -41,6 +41,17 @@ def test_program_is_written(ending: str, tmp_path: Path) -> None:
     names = json.loads((tmp_path / f"plan{ending}.names.json").read_text())
     assert names["variables"]["tp_8"] == "[tp=8]"
     assert "equal to the search's answer" in " ".join(result.stdout.split())
+
+
+def test_certify_states_the_result_as_a_program(tmp_path: Path) -> None:
+    """A second proof may be stated whole: its optimum is a check like the others, and its file is written."""
+    result, path = tmp_path / "result.json", tmp_path / "plan.mps"
+    assert run(*SOLVE, "--out", str(result)).exit_code == 0
+    answer = run("certify", str(result), "--program", str(path))
+    assert answer.exit_code == 0, answer.output
+    assert "the answer as one integer program   ok" in answer.stdout
+    assert "one_layout" in path.read_text()
+    assert ".mps or .lp" in refused(run("certify", str(result), "--program", str(tmp_path / "plan")))
 
 
 def test_full_program_is_written(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.problem.problem import Range
 from milpplan.problem.reading import RecordType, invalid_fields, shown
+from milpplan.reports.files import check_writable
 
 OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
 
@@ -78,3 +80,19 @@ def missing(what: str, expected: str) -> InvalidInputError:
         f"Expected {expected}, or --calculon with three files.",
         "Add it; --help lists the arguments and options.",
     )
+
+
+def program_file(path: Path | None, option: str) -> Path:
+    """Return the name of a file for an integer program.
+
+    Raises:
+        InvalidInputError: none was given, it ends in neither .mps nor .lp, or it cannot be written.
+    """
+    if path is None or path.suffix not in (".mps", ".lp"):
+        raise InvalidInputError(
+            f"{option} is missing." if path is None else f"{option} is {shown(str(path))}.",
+            "Expected the name of a file that ends in .mps or .lp.",
+            f"Give one, such as {option} plan.mps.",
+        )
+    check_writable(path)
+    return path

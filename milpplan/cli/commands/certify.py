@@ -28,9 +28,10 @@ from milpplan.optimize.certify import certify as certify_claim
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.milp.backends import AUTO, backend_names
+from milpplan.optimize.milp.block_program import solve_blocks
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.milp.write_program import write_mps
+from milpplan.optimize.milp.write_program import WRITERS, write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
 from milpplan.optimize.result import (
     Certification,
@@ -50,6 +51,7 @@ from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
+from milpplan.reports.answers.solve import program_text
 from milpplan.reports.documents.certificate import (
     NOTHING,
     certificate_for,
@@ -134,6 +136,14 @@ def certify(
             "--programs", metavar="DIR", help="Also write the integer programs as MPS, for any other solver."
         ),
     ] = None,
+    program: Annotated[
+        Path | None,
+        typer.Option(
+            "--program",
+            metavar="FILE.mps|FILE.lp",
+            help="Also state the whole answer as one integer program, solve it, and write it.",
+        ),
+    ] = None,
     time_limit: o.TimeLimit = None,
     seed: o.Seed = 1,
     as_json: o.AsJson = False,
@@ -144,6 +154,7 @@ def certify(
     deadline = Deadline.after(time_limit)
     document = read_result(result)
     check_constants(document, result)
+    file = None if program is None else checks.program_file(program, "--program")
     written = None if programs is None else Programs(_folder(programs))
     own = document.solver.backend
     chosen = other_backend(own)
@@ -168,6 +179,8 @@ def certify(
             cancelled=interrupts.asked_to_stop,
         )
         ended.append(certified(document, str(result), SecondProofs.by(options)))
+        if file is not None and ended[0].certification.verdict == "certified":
+            ended[0] = _as_one_program(ended[0], options, deadline.left_s(), file)
     answer, done = ended[0], ended[0].certification
     with undisturbed():
         if done.again is not None and done.again.message:
@@ -179,6 +192,20 @@ def certify(
         else:
             show_blocks(certification_blocks(done, answer.proof))
     return OF_VERDICT[done.verdict]
+
+
+def _as_one_program(answer: Certified, options: SolveOptions, left_s: float | None, file: Path) -> Certified:
+    """State the answer of the second proof as one integer program, write it, and check that its optimum agrees."""
+    again = answer.certification.again
+    if again is None or again.plan is None:
+        raise InvalidInputError(
+            "The result has no plan.", "The one program states an answer with a plan.", "Leave out --program."
+        )
+    solved = solve_blocks(again, options, left_s)
+    for path in WRITERS[file.suffix](solved.program, file):
+        say(f"Written to {path}.")
+    check = Check("the answer as one integer program", solved.agrees, program_text(solved))
+    return replace(answer, certification=_with(answer.certification, iter([(check, "unproved")])))
 
 
 def _folder(path: Path) -> Path:

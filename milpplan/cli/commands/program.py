@@ -14,17 +14,14 @@ from milpplan.cli.answer import shown_progress
 from milpplan.cli.commands.solve import SolveWords
 from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks
 from milpplan.cli.plan_checks import within_range
-from milpplan.errors import InvalidInputError
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.block_program import solve_blocks
 from milpplan.optimize.milp.whole_program import monolithic_program
-from milpplan.optimize.milp.write_program import write_lp, write_mps
+from milpplan.optimize.milp.write_program import WRITERS
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.problem.problem import Problem
-from milpplan.problem.reading import shown
 from milpplan.reports.answers.solve import program_fact
-from milpplan.reports.files import check_writable
 
 EXAMPLES: Final = (
     (
@@ -36,7 +33,6 @@ EXAMPLES: Final = (
         "llama3-70b dgx-h100 --gpus 512 --global-batch 512 --space uniform -o plan.lp",
     ),
 )
-WRITERS: Final = {".mps": write_mps, ".lp": write_lp}
 NOT_ASKED: Final[dict[str, Any]] = {
     "price": None,
     "price_limit": 0.0,
@@ -91,20 +87,14 @@ def program(
 ) -> ExitCode:
     """Write the answer of a problem as one integer program: degrees, divisibility, memory, critical paths."""
     words = o.pick(SolveWords, {**NOT_ASKED, **locals()})
-    if words.out is None or words.out.suffix not in WRITERS:
-        raise InvalidInputError(
-            "--out is missing." if words.out is None else f"--out is {shown(str(words.out))}.",
-            "Expected the name of a file that ends in .mps or .lp.",
-            "Give one, such as -o plan.mps.",
-        )
-    check_writable(words.out)
+    file = checks.program_file(words.out, "--out")
     checks.positive(words.time_limit, "--time-limit", "number of seconds")
     problem = words.problem(words.hardware)
     if full:
-        for path in WRITERS[words.out.suffix](monolithic_program(problem), words.out):
+        for path in WRITERS[file.suffix](monolithic_program(problem), file):
             say(f"Written to {path}.")
         return ExitCode.OPTIMAL
-    return _written(problem, words.options(problem), words.out)
+    return _written(problem, words.options(problem), file)
 
 
 def _written(problem: Problem, options: SolveOptions, out: Path) -> ExitCode:

@@ -38,6 +38,10 @@ def write_mps(program: Program, path: Path | str) -> tuple[Path, ...]:
     return _write(program, Path(path), lambda problem, name: problem.writeMPS(name))
 
 
+WRITERS: Final = {".mps": write_mps, ".lp": write_lp}
+"""Writer by the end of a file's name."""
+
+
 def portable_names(names: Iterable[str]) -> list[str]:
     """Return distinct names of letters, digits and ``_``, at most about 100 long, without a digit or ``e`` first.
 
