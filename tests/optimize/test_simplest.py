@@ -88,7 +88,8 @@ def test_no_simpler_uniform_plan_is_left_out(count: int) -> None:
         keys = sorted((order(problem, plan), value) for value, plan in within(problem, result))
         own = order(problem, result.plan), value_of(problem, result.plan)
         assert len(keys) <= SIMULATED or own <= keys[SIMULATED]
-        if len(keys) <= SIMULATED:
+        # None where bounds of groups alone proved the first plan, so that no layout was explored.
+        if 0 < len(keys) <= SIMULATED:
             assert own[0] == keys[0][0]
             assert own[1] == pytest.approx(keys[0][1], rel=1e-12)
         chosen += result.fastest is not None
