@@ -92,26 +92,30 @@ class SplitBounds:
         return min(int(total.max()), cutoff_ns + 1)
 
     def shortest(self, split: Sequence[int], counts: IntArray) -> IntArray | None:
-        """Return the durations [Term, J] of the recompute choices that minimise sum counts * durations; None where
-        nothing fits.
+        """Return durations [Term, J] whose sum, weighted by ``counts``, is a lower bound over all recompute
+        choices that fit; None where nothing fits.
 
-        Where a rank has many joint choices, only its memory at the fullest moment counts, so the minimum is a
-        lower bound.
+        Every term but the backwards has its minimum; the backwards are those of the best choices. Where a rank has
+        many joint choices, only its memory at the fullest moment counts.
 
         Args:
             split: layers of every virtual stage, [J].
             counts: nonnegative weights, [Term, J], such as the counts of a path or of several paths together.
         """
-        durations = np.empty((len(Term), len(split)), dtype=np.int64)
+        contents = self._contents(split)
+        durations = np.stack([self._options(stage, content)[1] for stage, content in enumerate(contents)], axis=1)
         weights = counts[Term.BACKWARD] + counts[Term.PAIRED_BACKWARD]
-        for rank, contents in enumerate(self._by_rank(self._contents(split))):
+        for rank, held in enumerate(self._by_rank(contents)):
             stages = list(self.context.layout.rank_stages[rank])
-            menus = self._menus(rank, contents)
+            menus = self._menus(rank, held)
             items = None if menus is None else _fastest_items(self.context, rank, menus, weights[stages])
             if menus is None or items is None:
                 return None
             for stage, menu, item in zip(stages, menus, items, strict=True):
-                durations[:, stage] = menu.terms[:, item]
+                # Recomputation lengthens a backward as much in a pair as alone.
+                added = menu.terms[Term.BACKWARD, item] - durations[Term.BACKWARD, stage]
+                durations[Term.BACKWARD, stage] += added
+                durations[Term.PAIRED_BACKWARD, stage] += added
         return durations
 
     def _weights(self) -> IntArray:
