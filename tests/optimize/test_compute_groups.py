@@ -226,10 +226,10 @@ def test_a_space_taken_apart_piece_by_piece_has_the_same_optimum(make: Any, seed
     stopped = 0
     for seed in range(seeds):
         problem = with_space(make(seed), kind="uniform")
-        known = solve(problem)
+        known = solve(problem, gap=1e-4)
         rooms = (SMALL, replace(SMALL, groups=3), replace(SMALL, layouts=1))
         for budget in rooms:
-            context = SolveContext(SolveOptions(), backend("auto"), [], None, budget=budget)
+            context = SolveContext(SolveOptions(gap=1e-4), backend("auto"), [], None, budget=budget)
             search = Search(problem, layout_space(problem), context, 0.0)
             search.bound()
             decide_layouts(search)
@@ -253,8 +253,8 @@ def test_a_space_taken_apart_piece_by_piece_has_the_same_optimum(make: Any, seed
 def test_a_large_space_is_bounded_before_it_is_taken_apart() -> None:
     """With few groups made at once most blocks are excluded whole, and the answer is the same."""
     problem = opened(model="llama2-7b", rank_order=RANK_ORDERS)
-    known = solve(problem, any_chunks=False)
-    context = SolveContext(SolveOptions(), backend("auto"), [], None, budget=Budget(groups_at_once=2_000))
+    known = solve(problem, any_chunks=False, gap=1e-4)
+    context = SolveContext(SolveOptions(gap=1e-4), backend("auto"), [], None, budget=Budget(groups_at_once=2_000))
     search = Search(problem, layout_space(problem), context, 0.0)
     search.bound()
     decide_layouts(search)
