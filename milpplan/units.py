@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 
@@ -40,6 +41,15 @@ def seconds_text(seconds: float) -> str:
     if magnitude >= 1e-3:
         return f"{seconds * 1e3:.4g} ms"
     return f"{seconds * 1e6:.3g} us"
+
+
+def lower_bound_text(seconds: float) -> str:
+    """A proved lower bound of a duration, rounded down, so that the text claims no more than the proof."""
+    if not 0.0 < seconds < float("inf"):
+        return seconds_text(seconds)
+    digits = 4 if seconds >= 1e-3 else 3
+    place = min(math.floor(math.log10(seconds)) - digits + 1, 0)
+    return seconds_text(math.floor(seconds * 10.0**-place) / 10.0**-place)
 
 
 def gib_text(num_bytes: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
-from milpplan.units import counted
+from milpplan.units import counted, lower_bound_text
 
 ONE_OF_SEVERAL = re.compile(
     r"(?<![\d.,/x=-])1 (?:\w+ )?(?:replicas|micro-batches|sequences|stages|GPUs|nodes|layers|plans|runs|layouts|"
@@ -39,3 +39,12 @@ def test_answers_have_no_one_of_several(words: list[str]) -> None:
     result = CliRunner().invoke(app, ["solve", "llama3-8b", "dgx-h100", *words])
     assert result.exit_code in (0, 3)
     assert not ONE_OF_SEVERAL.findall(result.output)
+
+
+@pytest.mark.parametrize("seconds", [6.453638876, 12345.678, 0.0077849, 3.0499e-5, 2.0, 999.96])
+def test_a_printed_lower_bound_is_not_above_the_proved_one(seconds: float) -> None:
+    """It is rounded down, and by less than one in its last digit."""
+    number, unit = lower_bound_text(seconds).replace(",", "").split()
+    printed = float(number) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
+    assert printed <= seconds * (1 + 1e-12)
+    assert printed >= seconds * (1 - 0.01)

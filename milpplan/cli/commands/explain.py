@@ -26,7 +26,7 @@ from milpplan.problem.reading import shown
 from milpplan.reports.answers.explain import explanation_blocks, explanation_document
 from milpplan.reports.documents.claims import bound_for
 from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.units import seconds_text
+from milpplan.units import lower_bound_text
 
 EXAMPLES: Final = (
     ("What limits the plan, and what more memory or bandwidth would gain", "plan.json"),
@@ -61,7 +61,8 @@ def explain(
     known_s = bound_for(plan, problem)
     if known_s is not None:
         say(
-            f"The file proves that no plan takes less than {seconds_text(known_s)} (`milpplan certify` checks it)."
+            f"The file proves that no plan takes less than {lower_bound_text(known_s)} "
+            "(`milpplan certify` checks it)."
         )
     answers: list[Explanation] = []
     with (

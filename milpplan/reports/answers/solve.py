@@ -36,7 +36,16 @@ from milpplan.reports.words.result_words import (
     worst_term,
 )
 from milpplan.simulation.report import StepReport
-from milpplan.units import NS_PER_S, counted, gap_text, percent_text, printable, rate_text, seconds_text
+from milpplan.units import (
+    NS_PER_S,
+    counted,
+    gap_text,
+    lower_bound_text,
+    percent_text,
+    printable,
+    rate_text,
+    seconds_text,
+)
 from milpplan.validation.evidence import Evidence
 
 SHOWN_RULES: Final = 3
@@ -110,7 +119,7 @@ def _without_plan(result: PlanResult) -> Paragraph:
     headline = Paragraph(f"stopped before any plan was found ({scope})", "bold yellow")
     if result.lower_bound_s is None:
         return headline
-    return headline.extended(f"\nno plan takes less than {seconds_text(result.lower_bound_s)} a step: proved")
+    return headline.extended(f"\nno plan takes less than {lower_bound_text(result.lower_bound_s)} a step: proved")
 
 
 def _title(problem: Problem, plan: Plan, report: StepReport) -> Paragraph:
@@ -234,7 +243,7 @@ def _proof(result: PlanResult, tolerance: float) -> str:
     if result.lower_bound_s is not None:
         job = result.problem.job
         fixed = isinstance(job.num_gpus, int) and isinstance(job.global_batch_size, int)
-        bound = seconds_text(result.lower_bound_s)
+        bound = lower_bound_text(result.lower_bound_s)
         facts.append(f"no plan takes less than {bound} a step" if fixed else f"bound {bound} a step")
     if result.objective is not None and result.objective_name == "gpu_hours":
         facts.append(f"{rate_text(result.objective)} GPU-hours")
