@@ -61,6 +61,8 @@ def summary_document(summary: Summary) -> dict[str, Any]:
         "memory": {kind: _plain(errors) for kind, errors in summary.memory.items()},
         "memory_by_source": {group: _plain(errors) for group, errors in summary.memory_by_source.items()},
         "sweeps": [asdict(sweep) for sweep in summary.sweeps],
+        "sweeps_across": [asdict(sweep) for sweep in summary.sweeps_across],
+        "contradictions": [asdict(contradiction) for contradiction in summary.contradictions],
         "families": [_family(family) for family in summary.families],
         "family_errors": [asdict(errors) for errors in summary.family_errors],
     }

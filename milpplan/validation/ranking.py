@@ -1,10 +1,12 @@
 """Ranking of the layouts of a sweep: correlation with the measured order, and regret of the first choice.
 
-A sweep is split into runs that compete: equal model, GPUs, global batch, sequence length and precision.
+A sweep is split into runs that compete: equal model, GPUs, global batch, sequence length, precision, framework and
+release. Runs of several frameworks or releases are compared apart.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +15,11 @@ from statistics import fmean
 import numpy as np
 
 from milpplan.validation.comparison import UNSCORED_FLAGS, Comparison
-from milpplan.validation.runs.frameworks import stack_of
+from milpplan.validation.runs.frameworks import framework_of, stack_of
+from milpplan.validation.runs.records import Run
 
+_RELEASE = re.compile(r"\b(?:v|container |release )(\d+\.\d+(?:\.\d+)*)")
+_COMMIT = re.compile(r"@([\w.\-]+)")
 _RECOMPUTE_ORDER = {"none": 0, "selective": 1, "full": 2, None: 0}
 
 
@@ -55,24 +60,42 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
     return float((signs_x * signs_y).sum() / np.sqrt(untied)) if untied else None
 
 
-def competitions(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
-    """Group runs of a sweep that compete, including those out of memory, with at least two layouts that ran."""
+def release_of(run: Run) -> str:
+    """Return the release that the source names, else the commit or tag of its files, else nothing."""
+    match = _RELEASE.search(run.source or "") or _COMMIT.search(run.url or "")
+    return match[1] if match else ""
+
+
+def competitions(comparisons: Sequence[Comparison], across: bool = False) -> list[list[Comparison]]:
+    """Group runs that compete, including those out of memory, with at least two layouts that ran.
+
+    Args:
+        comparisons: simulated runs.
+        across: group runs of one job by at least two frameworks or releases, whatever their sweep, instead of
+            those of one sweep, framework and release.
+
+    Returns:
+        Groups of competing runs.
+    """
     groups: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
     for comparison in comparisons:
-        if comparison.run.sweep_id is None or UNSCORED_FLAGS & set(comparison.run.flags):
+        if UNSCORED_FLAGS & set(comparison.run.flags) or not (across or comparison.run.sweep_id):
             continue
         if comparison.run.measured.status == "oom" or comparison.step is not None:
-            groups[_competition(comparison)].append(comparison)
+            key = _job(comparison) if across else (*_job(comparison), *_source(comparison))
+            groups[key].append(comparison)
+    if across:
+        groups = {key: runs for key, runs in groups.items() if len({_program(one) for one in runs}) > 1}
     ran = [[comparison for comparison in members if comparison.step is not None] for members in groups.values()]
     several = [len({_layout_key(comparison) for comparison in finished}) > 1 for finished in ran]
     return [members for members, keep in zip(groups.values(), several, strict=True) if keep]
 
 
-def sweeps(comparisons: Sequence[Comparison]) -> list[Sweep]:
-    """Make every sweep with at least two finished runs."""
+def sweeps(comparisons: Sequence[Comparison], across: bool = False) -> list[Sweep]:
+    """Make every sweep with at least two finished runs; ``across`` as in ``competitions``."""
     all_sweeps = [
         _sweep(members, [comparison for comparison in members if comparison.step is not None])
-        for members in competitions(comparisons)
+        for members in competitions(comparisons, across)
     ]
     return _named_apart(sorted(all_sweeps, key=lambda sweep: (sweep.id, -sweep.num_ok)))
 
@@ -88,15 +111,23 @@ def _named_apart(all_sweeps: Sequence[Sweep]) -> list[Sweep]:
     return named
 
 
-def _competition(comparison: Comparison) -> tuple[object, ...]:
-    """Return the properties that competing runs share."""
+def _program(comparison: Comparison) -> tuple[str, str]:
+    """Return the program that ran: framework and release."""
+    return framework_of(comparison.run).name, release_of(comparison.run)
+
+
+def _source(comparison: Comparison) -> tuple[object, ...]:
+    """Return the properties that runs of one sweep share."""
+    run = comparison.run
+    return run.group, run.sweep_id, stack_of(run), *_program(comparison)
+
+
+def _job(comparison: Comparison) -> tuple[object, ...]:
+    """Return the properties of the job that competing runs share."""
     problem, layout = comparison.statement.problem, comparison.statement.plan.layout
     return (
-        comparison.run.group,
-        comparison.run.sweep_id,
         problem.model,
         problem.hardware.name,
-        stack_of(comparison.run),
         problem.job.precision,
         problem.job.sequence_length,
         layout.num_gpus,
@@ -125,7 +156,7 @@ def _sweep(members: Sequence[Comparison], ran: Sequence[Comparison]) -> Sweep:
     smallest = min(_model_parallelism(comparison) for comparison in ran)
     by_rule = [_time(comparison) for comparison in ran if _model_parallelism(comparison) == smallest]
     return Sweep(
-        id=f"{run.sweep_id} ({layout.num_gpus} GPUs, batch {layout.global_batch_size})",
+        id=f"{run.sweep_id or run.model.name} ({layout.num_gpus} GPUs, batch {layout.global_batch_size})",
         group=run.group,
         num_ok=len(ran),
         num_oom=len(members) - len(ran),

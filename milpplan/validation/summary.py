@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from milpplan.validation.comparison import Comparison, Validation, scored
+from milpplan.validation.contradictions import Contradiction, contradictions
 from milpplan.validation.families import Family, FamilyErrors, families, family_errors
 from milpplan.validation.memory import MEMORY_KINDS, MemoryKind
 from milpplan.validation.ranking import Sweep, sweeps
@@ -133,6 +134,9 @@ class Summary:
     memory: dict[str, Errors | None]
     memory_by_source: dict[str, Errors]
     sweeps: tuple[Sweep, ...]
+    sweeps_across: tuple[Sweep, ...]
+    """Jobs that several frameworks or releases ran."""
+    contradictions: tuple[Contradiction, ...]
     families: tuple[Family, ...]
     family_errors: tuple[FamilyErrors, ...]
 
@@ -164,6 +168,8 @@ def summarise(validation: Validation) -> Summary:
         memory={kind: memory_errors(all_runs, kind) for kind in MEMORY_KINDS},
         memory_by_source=_memory_by_source(all_runs),
         sweeps=tuple(sweeps(all_runs)),
+        sweeps_across=tuple(sweeps(all_runs, across=True)),
+        contradictions=tuple(contradictions(all_runs)),
         families=tuple(lines),
         family_errors=tuple(family_errors(lines)),
     )

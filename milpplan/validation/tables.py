@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from statistics import fmean
 from typing import Final, Literal
 
 from rich import box
@@ -15,6 +16,7 @@ from rich.text import Text
 from milpplan.units import gib_text, percent_text, printable, seconds_text, signed_percent_text
 from milpplan.validation.comparison import Comparison, Validation
 from milpplan.validation.families import Family
+from milpplan.validation.ranking import Sweep
 from milpplan.validation.summary import Errors, Fit, GroupedErrors, Source, Summary
 
 MAX_ROWS = 40
@@ -37,7 +39,8 @@ def report(validation: Validation, summary: Summary, each: bool = False) -> Rend
         ),
         ("Memory (errors in per cent)", _memory_table(summary)),
         ("Fits or runs out of memory (accuracy, precision and recall in per cent)", _fit_table(summary)),
-        ("Sweeps: order, and regret of the first choice in per cent", _sweep_table(summary)),
+        ("Sweeps: order, and regret of the first choice in per cent", _sweep_table(summary.sweeps)),
+        ("Jobs of several frameworks or releases: the same figures", _sweep_table(summary.sweeps_across)),
         (
             "Slopes and intercepts (start) by source (per cent, without signs: median relative to the measured "
             "one, mean relative to the step)",
@@ -48,6 +51,9 @@ def report(validation: Validation, summary: Summary, each: bool = False) -> Rend
         if table.row_count:
             parts += [Text(title, style="bold"), table]
     parts += run_parts(validation, each)
+    if summary.contradictions:
+        parts += [Text("Records that contradict themselves or each other", style="bold")]
+        parts += [_contradiction_table(summary, each)]
     if validation.unstated:
         parts += [Text("Not simulated", style="bold"), _unstated_table(validation, each)]
     return Group(*parts)
@@ -167,9 +173,13 @@ def _fit_row(fit: Fit) -> tuple[str, ...]:
     )
 
 
-def _sweep_table(summary: Summary) -> Table:
+def _sweep_table(all_sweeps: Sequence[Sweep]) -> Table:
+    """Show the means and the sweeps with most runs."""
     table = _table("sweep", "ran", "oom", "tau", "regret", "pick", "failed", "rule", "random")
-    for sweep in sorted(summary.sweeps, key=lambda sweep: -sweep.num_ok)[:MAX_ROWS]:
+    if len(all_sweeps) > 1:
+        table.add_row(*_mean_row(all_sweeps))
+        table.add_section()
+    for sweep in sorted(all_sweeps, key=lambda sweep: -sweep.num_ok)[:MAX_ROWS]:
         table.add_row(
             printable(sweep.id),
             f"{sweep.num_ok}",
@@ -181,9 +191,36 @@ def _sweep_table(summary: Summary) -> Table:
             _bare(sweep.rule_regret),
             _bare(sweep.random_regret),
         )
-    left = len(summary.sweeps) - MAX_ROWS
+    left = len(all_sweeps) - MAX_ROWS
     if left > 0:
         table.add_row(f"and {left} smaller sweeps", *("",) * 8)
+    return table
+
+
+def _mean_row(all_sweeps: Sequence[Sweep]) -> tuple[str, ...]:
+    taus = [sweep.kendall_tau for sweep in all_sweeps if sweep.kendall_tau is not None]
+    picks = [sweep.pick_regret for sweep in all_sweeps if sweep.pick_regret is not None]
+    return (
+        f"mean of {len(all_sweeps)} (largest regret {percent_text(max(sweep.regret for sweep in all_sweeps))})",
+        f"{sum(sweep.num_ok for sweep in all_sweeps)}",
+        f"{sum(sweep.num_oom for sweep in all_sweeps)}",
+        f"{fmean(taus):.2f}" if taus else "-",
+        _bare(fmean(sweep.regret for sweep in all_sweeps)),
+        _share(fmean(picks) if picks else None),
+        f"{sum(sweep.failed_trials for sweep in all_sweeps)}",
+        _bare(fmean(sweep.rule_regret for sweep in all_sweeps)),
+        _bare(fmean(sweep.random_regret for sweep in all_sweeps)),
+    )
+
+
+def _contradiction_table(summary: Summary, each: bool) -> Table:
+    table = _table("records", "contradiction", wrapped=(0, 1))
+    shown = summary.contradictions if each else summary.contradictions[:MAX_ROWS]
+    for contradiction in shown:
+        table.add_row(printable(", ".join(contradiction.ids)), printable(contradiction.reason))
+    left = len(summary.contradictions) - len(shown)
+    if left > 0:
+        table.add_row(f"and {left} more", "")
     return table
 
 

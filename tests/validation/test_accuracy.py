@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from milpplan.cli.app import app
 from milpplan.validation.comparison import compare
 from milpplan.validation.families import fitted
-from milpplan.validation.ranking import kendall_tau
+from milpplan.validation.ranking import Sweep, kendall_tau
 from milpplan.validation.runs.reader import read_runs
 from milpplan.validation.summary import Errors, GroupedErrors, summarise
 from tests.validation.cases import exact_record, record, written
@@ -81,6 +81,45 @@ def test_runs_of_other_jobs_do_not_compete(tmp_path: Path) -> None:
         exact_record(id="e", flags=["old_pp_engine"], parallel__pp=1),
     ]
     assert summarise(compare(read_runs(written(tmp_path / "runs.json", records)))).sweeps == ()
+
+
+def test_runs_of_other_releases_and_frameworks_compete_apart(tmp_path: Path) -> None:
+    """Layouts of two releases are no sweep; they are a job of several releases, and so are two frameworks."""
+    records = sweep_records()[:2]
+    assert [len(one) for one in _sweeps_of(tmp_path, records)] == [1, 0]
+    for number, one in enumerate(records):
+        one["source"] = f"performance summary, release 25.{number}"
+    assert [len(one) for one in _sweeps_of(tmp_path, records)] == [0, 1]
+    for number, one in enumerate(records):
+        one["source"], one["framework"] = "performance summary", ("NeMo", "Megatron-LM")[number]
+    assert [len(one) for one in _sweeps_of(tmp_path, records)] == [0, 1]
+
+
+def _sweeps_of(tmp_path: Path, records: list[dict[str, object]]) -> tuple[tuple[Sweep, ...], tuple[Sweep, ...]]:
+    summary = summarise(compare(read_runs(written(tmp_path / "runs.json", records))))
+    return summary.sweeps, summary.sweeps_across
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([{"measured__tokens_per_s_per_gpu": 4.0}], "as printed"),
+        ([{"parallel__dp": 8}], "dp=8 is printed"),
+        ([{"parallel__grad_accum": 4}], "accumulation is 16"),
+        ([{}, {"id": "case-2", "measured__step_time_s": 1.2}], "20.0 % apart"),
+        ([{}, {"id": "case-2", "measured__step_time_s": 1.05}], ""),
+        ([{}, {"id": "case-2", "measured__step_time_s": 1.2, "source": "release 2.1"}], ""),
+        ([{"measured__tokens_per_s_per_gpu": 8192.0}], ""),
+    ],
+)
+def test_records_that_contradict_themselves_or_each_other_are_named(
+    changes: list[dict[str, object]], words: str, tmp_path: Path
+) -> None:
+    """One step in two ways, degrees and batches that do not multiply, and reruns that are far apart."""
+    records = [record(**one) for one in changes]
+    found = summarise(compare(read_runs(written(tmp_path / "runs.json", records)))).contradictions
+    assert [one.ids for one in found] == ([tuple(one["id"] for one in records)] if words else [])
+    assert all(words in one.reason for one in found)
 
 
 def test_only_complete_sound_runs_are_scored(tmp_path: Path) -> None:

@@ -62,7 +62,10 @@ def test_what_fits_is_told_beside_what_happened(tmp_path: Path) -> None:
 def test_of_many_runs_the_furthest_off_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of each source, unless every run is asked for; how many are left is said."""
     monkeypatch.setattr(tables, "MAX_RUNS_SHOWN", 2)
-    records = [record(id=f"case-{number}", measured__step_time_s=float(number)) for number in (1, 2, 900)]
+    records = [
+        record(id=f"case-{number}", sweep_id=f"{number}", measured__step_time_s=float(number))
+        for number in (1, 2, 900)
+    ]
     text = printed(tmp_path, records)
     assert row(text, "case-900")
     assert "case-1" not in text
@@ -72,8 +75,8 @@ def test_of_many_runs_the_furthest_off_is_shown(tmp_path: Path, monkeypatch: pyt
 
 def test_runs_not_simulated_are_named(tmp_path: Path) -> None:
     """Reason and run."""
-    text = printed(tmp_path, [record(), record(id="case-2", parallel__schedule="DualPipe")])
-    assert "schedule DualPipe is not modelled" in text
+    text = printed(tmp_path, [record(), record(id="case-2", parallel__schedule="ZB-2p")])
+    assert "schedule ZB-2p is not modelled" in text
     assert row(text, "simumax-b200  schedule")[-1] == "case-2"
 
 

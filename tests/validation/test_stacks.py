@@ -145,7 +145,7 @@ def test_a_plain_framework_without_a_stack_has_those_of_all_plain_ones() -> None
     nearer with them. Composer has its own where its hardware has them, and the common ones elsewhere; Megatron-LM,
     whose kernels are fused, never has the common ones."""
     runs = {run.id: run for run in shipped_runs().runs}
-    titan = runs["torchtitan-t3-0"]
+    titan = runs["torchtitan-t6-1"]
     fitted, bare = compare_run(titan), compare_run(titan, stacks=False)
     assert any("constants dgx-h100+plain" in told for told in fitted.statement.assumptions)
     assert abs(fitted.error_fraction or 1.0) < abs(bare.error_fraction or 1.0) - 0.1

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from milpplan import Recompute, simulate
 from milpplan.problem.catalog import load_model
 from milpplan.problem.model import LatentAttention, MixtureOfExperts
 from milpplan.units import GIB
@@ -49,7 +50,7 @@ def test_what_is_printed_is_what_is_planned() -> None:
         ({"model__ffn_hidden": None}, "feed-forward width"),
         ({"model__heads": None}, "heads of"),
         ({"model__tied_embeddings": None}, "embeddings not tied"),
-        ({"model__seq_len": None}, "sequences of 8,192"),
+        ({"parallel__schedule": "DualPipe"}, "DualPipe priced as dualpipe-v"),
         ({"parallel__cp": None}, "cp=1"),
         ({"parallel__dp": 2}, "not dp=2 as printed"),
         ({"hardware__interconnect": None}, "network between nodes"),
@@ -87,6 +88,7 @@ def test_every_assumption_is_told(changes: dict[str, Any], word: str) -> None:
         ({"parallel__global_batch": None, "parallel__grad_accum": None}, "global batch"),
         ({"parallel__global_batch": 10**12}, "too many"),
         ({"model__layers": None}, "dimensions"),
+        ({"model__seq_len": None}, "length of the sequences"),
         ({"model__layers": 10**9}, "layers"),
         ({"model__kv_heads": 7}, "groups"),
         ({"model__name": "Nemotron-H-8B"}, "state-space"),
@@ -106,7 +108,13 @@ def test_what_cannot_be_said_is_refused_with_its_reason(changes: dict[str, Any],
 
 @pytest.mark.parametrize(
     ("words", "schedule", "vpp"),
-    [("ZB-H1", "zb-h1", 1), ("ZB-1p", "zb-h1", 1), ("zbv", "zb-v", 2), ("DualPipe-V", "dualpipe-v", 2)],
+    [
+        ("ZB-H1", "zb-h1", 1),
+        ("ZB-1p", "zb-h1", 1),
+        ("zbv", "zb-v", 2),
+        ("DualPipe-V", "dualpipe-v", 2),
+        ("DualPipe", "dualpipe-v", 2),
+    ],
 )
 def test_schedules_with_weight_gradients_apart(words: str, schedule: str, vpp: int) -> None:
     """Those that milpplan has are stated; without a pipeline there is nothing to schedule."""
@@ -115,6 +123,21 @@ def test_schedules_with_weight_gradients_apart(words: str, schedule: str, vpp: i
     assert f"schedule {words} priced as {schedule}" in statement.assumptions
     alone = state(run(parallel__schedule=words, parallel__vpp=None, parallel__pp=1, parallel__dp=8))
     assert alone.plan.layout.schedule == "1f1b"
+
+
+@pytest.mark.parametrize(("layers", "mode"), [(8, "none"), (480, "selective"), (600, "full")])
+def test_recomputation_that_is_not_printed_is_the_least_that_fits(layers: int, mode: str) -> None:
+    """A run that finished recomputed what it had to; the same record out of memory has the default."""
+    changes = {"model__layers": layers, "parallel__recompute": None, "parallel__micro_batch": 4}
+    plan = state(run(**changes)).plan
+    assert {_mode(stage.recompute) for stage in plan.virtual_stages} == {mode}
+    assert simulate(state(run(**changes)).problem, plan).fits
+    without = state(run(**changes, measured={"status": "oom"})).plan
+    assert {_mode(stage.recompute) for stage in without.virtual_stages} == {"none"}
+
+
+def _mode(recompute: Recompute) -> str:
+    return "full" if recompute.full else "selective" if recompute.selective else "none"
 
 
 def test_sixteen_bits_in_other_words() -> None:

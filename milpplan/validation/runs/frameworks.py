@@ -98,7 +98,7 @@ def _shorter_ends(size: int, stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-Recompute = Literal["none", "selective", "full"]
+RecomputeMode = Literal["none", "selective", "full"]
 Style = Literal["llama", "gpt", "mpt", "bloom", "nemotron"]
 Split = Callable[[ModelSpec, int], tuple[int, ...]]
 FlopCount = Literal["causal", "full"]
@@ -124,7 +124,7 @@ class Framework:
 
     name: str
     zero: int = 0
-    recompute: Recompute = "none"
+    recompute: RecomputeMode = "none"
     sequence_parallel: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
@@ -355,6 +355,17 @@ FRAMEWORKS: dict[str, Framework] = {
         grad_dtype="bf16",
         notes=("gathers and reductions of JAX's compiler are priced as those of FSDP",),
     ),
+    "jax-toolbox-pax": replace(
+        FSDP,
+        name="Pax",
+        plain=False,
+        attention="unfused",
+        grad_dtype="bf16",
+        notes=("gathers and reductions of JAX's compiler are priced as those of FSDP",),
+    ),
+    "bigscience-gpt2": MEGATRON_2021,
+    # Megatron-Kwai@atc24ae-1.0.0 examples/atc24: activations are offloaded to the host by a share that is printed.
+    "kwai-atc24": replace(MEGATRON, notes=("offloaded activations are counted as kept on the device",)),
     "nemo-megatron-bridge": BRIDGE,
     "nemo-docs": NEMO,
     "nemo-launcher": replace(NEMO, flops="full"),
@@ -453,6 +464,15 @@ FRAMEWORKS: dict[str, Framework] = {
 UNKNOWN = replace(MEGATRON, name="an unknown framework, taken as Megatron-LM")
 UNKNOWN_SHARDED = replace(FSDP, name="an unknown framework that shards states, taken as PyTorch FSDP")
 DEEPSPEED = replace(FSDP, name="DeepSpeed", zero=1)
+DEEPSPEED_EARLY = replace(
+    MEGATRON_2021,
+    name="DeepSpeed before 0.6 with Megatron-LM",
+    zero=3,
+    grad_dtype="bf16",
+    software=ALONE,
+)
+"""DeepSpeed whose ZeRO 3 gathered weight by weight and synchronised with the device before and after each gather
+(microsoft/DeepSpeed@7b46d11fa deepspeed/runtime/zero/partition_parameters.py)."""
 
 
 WORDS: Final[tuple[tuple[str, Framework], ...]] = (
@@ -461,11 +481,13 @@ WORDS: Final[tuple[tuple[str, Framework], ...]] = (
     ("composer|llm-?foundry|mosaicml", FRAMEWORKS["llm-foundry"]),
     ("internevo|internlm-?train", FRAMEWORKS["internevo"]),
     ("paddle(nlp|paddle)?|fleetx", FRAMEWORKS["paddlenlp"]),
+    ("pax(ml)?", FRAMEWORKS["jax-toolbox-pax"]),
     ("maxtext", FRAMEWORKS["dgxc-benchmarking/MaxText/JAX"]),
     ("automodel", FRAMEWORKS["nemo-automodel"]),
     ("aleph-?alpha", FRAMEWORKS["hagemann-layouts"]),
     ("zero-?bubble", FRAMEWORKS["zero-bubble"]),
     ("megatron-?bridge", BRIDGE),
+    (r"deep-?speed-zero-3-with-megatron-lm-v1|deep-?speed-v?0\.[0-5]", DEEPSPEED_EARLY),
     ("megatron-?deep-?speed|bloom", MEGATRON_DEEPSPEED),
     ("nemo", replace(NEMO, experts_share_tp=True)),
     (r"megatron(-?lm)?-?\(?v?(2019|202[012]|[123]\.[0-9.]+)\)?", MEGATRON_2021),

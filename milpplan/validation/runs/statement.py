@@ -17,12 +17,13 @@ from milpplan.problem.overlay import Overlay, applied
 from milpplan.problem.plan import V_SCHEDULES, Layout, Plan, Recompute, Schedule, VirtualStage
 from milpplan.problem.problem import Job, Problem
 from milpplan.problem.reading import plain_reason
-from milpplan.simulation.simulator import check_plan
+from milpplan.simulation.simulator import check_plan, simulate
 from milpplan.validation.runs.clusters import hardware_of
 from milpplan.validation.runs.frameworks import (
     UNKNOWN,
     UNKNOWN_SHARDED,
     Framework,
+    RecomputeMode,
     framework_of,
     split_with_embeddings,
     stacks_of,
@@ -101,7 +102,7 @@ def _hides_dispatch(run: Run) -> bool:
     return "ep overlap" in text.replace("no ep overlap", "") or "hybridep, overlap" in text
 
 
-DEFAULT_SEQUENCE: Final = 8192
+_MODES: Final[tuple[RecomputeMode, ...]] = ("none", "selective", "full")
 MAX_WORK_ITEMS: Final = 4_194_304
 """Maximum number of virtual stages times micro-batches of a run that is simulated."""
 MAX_DEGREE: Final = 1_048_576
@@ -115,9 +116,11 @@ _SPLIT: Final[dict[str, Schedule]] = {
     "zbv": "zb-v",
     "dualpipe-v": "dualpipe-v",
     "dualpipev": "dualpipe-v",
+    "dualpipe": "dualpipe-v",
 }
 """Names of schedules with separate weight gradients, and ours. ZB-1p is searched for within the memory of 1F1B,
-for which ZB-H1 is the schedule by hand (Qi et al. 2024, arXiv:2401.10241, sections 2.1 and 3)."""
+for which ZB-H1 is the schedule by hand (Qi et al. 2024, arXiv:2401.10241, sections 2.1 and 3). DualPipeV is the
+half of DualPipe that holds the weights once (deepseek-ai/DualPipe README)."""
 _FEATURES: Final = (
     ("act_cpu_offload", ("True", True), "activations offloaded to the CPU are not modelled"),
     ("cp_comm_type", ("a2a", "a2a+p2p"), "context parallelism by all-to-all (Ulysses) is not modelled"),
@@ -168,9 +171,8 @@ def state(
     try:
         job = _job(run, framework, degrees, notes)
         layout = _layout(run, framework, model, degrees, notes)
-        plan = Plan(layout=layout, virtual_stages=_stages(run, framework, model, layout, notes))
         problem = _problem(model, hardware, job)
-        check_plan(problem, plan)
+        plan = _plan(run, framework, problem, layout, notes)
     except ValidationError as error:
         raise UnstatedError(plain_reason(error.errors(include_url=False)[0])) from error
     except IllegalPlanError as error:
@@ -250,8 +252,7 @@ def _job(run: Run, framework: Framework, degrees: dict[str, int], notes: list[st
     parallel = run.parallel
     length = run.model.seq_len
     if length is None:
-        length = DEFAULT_SEQUENCE
-        notes.append(f"sequences of {length:,} tokens (not printed)")
+        raise UnstatedError("the source does not say the length of the sequences")
     attention = framework.attention
     kernel = parallel.noted("attention_kernel")
     if isinstance(kernel, str):
@@ -312,7 +313,7 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
     dp, tp = degrees["dp"], degrees["tp"]
     batch = _global_batch(run, dp, [])
     micro = _micro_batch(run, framework, degrees, batch, notes)
-    vpp = parallel.vpp or _interleaving(run, framework, model, degrees["pp"], notes)
+    vpp = _interleaving(run, framework, model, degrees["pp"], notes)
     if degrees["pp"] == 1 and vpp > 1:
         notes.append(f"vpp={vpp} without a pipeline counts as 1")
         vpp = 1
@@ -364,15 +365,18 @@ def _schedule(run: Run, pp: int, vpp: int, notes: list[str]) -> Schedule:
 
 
 def _interleaving(run: Run, framework: Framework, model: ModelSpec, pp: int, notes: list[str]) -> int:
-    """Choose the virtual stages per rank where they are not printed.
+    """Return the virtual stages per rank: two where the schedule is a V, else the printed number.
 
-    The default is one. For a schedule that is named interleaved it is the minimum number with equal stages, except
-    the first and the last.
+    Where none is printed it is one; for a schedule that is named interleaved, the minimum number with equal
+    stages, except the first and the last.
     """
+    printed = run.parallel.vpp
     if pp == 1:
-        return 1
+        return printed or 1
     if _SPLIT.get((run.parallel.schedule or "").lower()) in V_SCHEDULES:
         return 2
+    if printed is not None:
+        return printed
     if "interleaved" in (run.parallel.schedule or "").lower():
         for vpp in range(2, model.num_layers // pp + 1):
             if len(set(framework.split(model, pp * vpp)[1:-1])) == 1:
@@ -419,9 +423,60 @@ def _expert_degrees(run: Run, framework: Framework, degrees: dict[str, int], not
     return ep, etp
 
 
-def _stages(
+def _plan(run: Run, framework: Framework, problem: Problem, layout: Layout, notes: list[str]) -> Plan:
+    """Complete the layout with stages and recomputation.
+
+    Recomputation that is not printed is the least that fits, from the framework's default on; a run that was out
+    of memory has the default.
+    """
+    counts = _layers_a_stage(run, framework, problem.model, layout, notes)
+    modes = _recompute_modes(run, framework, notes)
+    if run.measured.status != "ok":
+        modes = modes[:1]
+    for mode in modes:
+        plan = Plan(layout=layout, virtual_stages=_stages(counts, mode))
+        check_plan(problem, plan)
+        if len(modes) == 1 or simulate(problem, plan).fits:
+            break
+    else:
+        mode = modes[0]
+        plan = Plan(layout=layout, virtual_stages=_stages(counts, mode))
+    if run.parallel.recompute is None and not any("recomputation" in note for note in notes):
+        why = "the least that fits" if mode != modes[0] else f"{framework.name}'s default"
+        notes.append(f"recomputation {mode} (not printed; {why})")
+    return plan
+
+
+def _stages(counts: tuple[int, ...], mode: RecomputeMode) -> tuple[VirtualStage, ...]:
+    """Make virtual stages with one recomputation for all layers."""
+    stages, first = [], 0
+    for count in counts:
+        recompute = Recompute(full=count if mode == "full" else 0, selective=count if mode == "selective" else 0)
+        stages.append(VirtualStage(layers=(first, first + count), recompute=recompute))
+        first += count
+    return tuple(stages)
+
+
+def _recompute_modes(run: Run, framework: Framework, notes: list[str]) -> tuple[RecomputeMode, ...]:
+    """Return the recomputation that is printed, or those that may have been used, the least first."""
+    mode, detail = run.parallel.recompute, run.parallel.recompute_detail
+    if mode is None and "remat" in (detail or ""):
+        # NVIDIA/dgxc-benchmarking@v24.11.1 maxtext/configure.sh saves projections, not the inside of the MLP.
+        notes.append(f"recomputation {detail!r} priced as full")
+        return ("full",)
+    if mode is None and run.model.name in framework.selective_models:
+        notes.append(f"recomputation selective, as in the recipe of {run.model.name} (not printed)")
+        return ("selective",)
+    if mode is None:
+        return _MODES[_MODES.index(framework.recompute) :]
+    if detail and mode == "selective":
+        notes.append(f"recomputation {detail[:80]!r} priced as selective")
+    return (mode,)
+
+
+def _layers_a_stage(
     run: Run, framework: Framework, model: ModelSpec, layout: Layout, notes: list[str]
-) -> tuple[VirtualStage, ...]:
+) -> tuple[int, ...]:
     stages = layout.num_virtual_stages
     partition = run.parallel.noted("pp_partition")
     balanced = (run.parallel.extra or {}).get("asymmetric_pp")
@@ -434,25 +489,7 @@ def _stages(
         notes.append(f"stages: {balanced}")
     if len(set(counts)) > 1:
         notes.append(f"layers a virtual stage: {_counts_text(counts)}")
-    mode = run.parallel.recompute
-    if mode is None and "remat" in (run.parallel.recompute_detail or ""):
-        # NVIDIA/dgxc-benchmarking@v24.11.1 maxtext/configure.sh saves projections, not the inside of the MLP.
-        mode = "full"
-        notes.append(f"recomputation {run.parallel.recompute_detail!r} priced as full")
-    if mode is None and run.model.name in framework.selective_models:
-        mode = "selective"
-        notes.append(f"recomputation selective, as in the recipe of {run.model.name} (not printed)")
-    if mode is None:
-        mode = framework.recompute
-        notes.append(f"recomputation {mode} (not printed)")
-    elif run.parallel.recompute_detail and mode == "selective":
-        notes.append(f"recomputation {run.parallel.recompute_detail[:80]!r} priced as selective")
-    plan, first = [], 0
-    for count in counts:
-        recompute = Recompute(full=count if mode == "full" else 0, selective=count if mode == "selective" else 0)
-        plan.append(VirtualStage(layers=(first, first + count), recompute=recompute))
-        first += count
-    return tuple(plan)
+    return counts
 
 
 def _counts_text(counts: tuple[int, ...]) -> str:
