@@ -322,6 +322,10 @@ class Software(Record):
     gradient_bucket_bytes: Annotated[float, Field(ge=0, le=8)] = 0.0
     """Bytes per parameter of buckets for the reduction, beside the accumulated gradients, where there are replicas
     and gradients are not sharded."""
+    reduced_gradient_bytes: Annotated[float, Field(ge=0, le=8)] = 0.0
+    """Bytes of a gradient as the replicas send it; 0: those of the accumulated gradient."""
+    all_reduces_gradients: bool = False
+    """True if replicas all-reduce gradients although ZeRO shards the states. Otherwise they reduce-scatter."""
     sharding_group: Annotated[int, Field(ge=0)] = 0
     """Maximum number of neighbouring replicas that ZeRO shards over. Groups hold copies, and all-reduce their
     shards of the gradients (InternEvo's zero1 size, FSDP's hybrid sharding). 0: all replicas."""
