@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Final, Literal
 
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import FACTORS, TIMES, moved
+from milpplan.problem.overlay import UNCERTAIN, moved
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.simulator import simulate
@@ -81,7 +81,7 @@ def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar | No
     if uncertainty is None:
         return None
     parts: dict[str, tuple[float, float]] = {}
-    for name in (*FACTORS, *TIMES):
+    for name in UNCERTAIN:
         if getattr(uncertainty, name) <= 0:
             continue
         times = [_step_s(at(problem, {name: sign}), plan) for _, sign in ENDS]
@@ -104,7 +104,7 @@ def at(problem: Problem, sigmas: dict[str, float]) -> Problem:
 def joint_end(problem: Problem, end: End) -> Problem:
     """Move every uncertain constant one sigma to the fast or to the slow side."""
     sign = dict(ENDS)[end]
-    return at(problem, dict.fromkeys((*FACTORS, *TIMES), sign))
+    return at(problem, dict.fromkeys(UNCERTAIN, sign))
 
 
 def robustness(
@@ -129,7 +129,7 @@ def robustness(
         The comparison at both ends; None where no constant is uncertain.
     """
     uncertainty = problem.hardware.uncertainty
-    if uncertainty is None or not any(getattr(uncertainty, name) for name in (*FACTORS, *TIMES)):
+    if uncertainty is None or not any(getattr(uncertainty, name) for name in UNCERTAIN):
         return None
     rivals = []
     for end, _ in ENDS:

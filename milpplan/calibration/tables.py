@@ -9,7 +9,7 @@ from typing import Any
 
 from milpplan.calibration.fitting.records import Constant, Fit
 from milpplan.calibration.sources import Calibration
-from milpplan.problem.overlay import FACTORS, SWITCHES
+from milpplan.problem.overlay import CONGESTION, FACTORS, SWITCHES, TIMES
 from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.units import percent_text, printable, seconds_text
 from milpplan.version import __version__
@@ -45,13 +45,17 @@ def constants_table(fit: Fit) -> Table:
 def _value(constant: Constant) -> str:
     if constant.name in SWITCHES:
         return "yes" if constant.value else "no"
-    return f"{constant.value:.3f}" if constant.name in FACTORS else seconds_text(constant.value)
+    if constant.name == CONGESTION:
+        return f"{constant.value:.2e} s a byte"
+    return seconds_text(constant.value) if constant.name in TIMES else f"{constant.value:.3f}"
 
 
 def _sigma(constant: Constant) -> str:
     if constant.one_sigma is None or not constant.identified:
         return "-"
-    return f"{constant.one_sigma:.3f}" if constant.name in FACTORS else seconds_text(constant.one_sigma)
+    if constant.name == CONGESTION:
+        return f"{constant.one_sigma:.2f} of its logarithm"
+    return seconds_text(constant.one_sigma) if constant.name in TIMES else f"{constant.one_sigma:.3f}"
 
 
 def errors_blocks(fit: Fit, what: str = "steps", parts: str = "runs") -> list[Block]:

@@ -180,13 +180,13 @@ def state_messages(
     for (count, group), (replicas, shards, copies) in zip(
         states.replica_groups(columns, local), names, strict=True
     ):
-        gradients, weights = states.grad_bytes(problem) * count, BF16_BYTES * count
+        gradients, weights = states.reduced_bytes(problem) * count, BF16_BYTES * count
         part = gradients / states.num_shards(problem, group.num_ranks)
         for messages, reduces, gathers in (
             (per_step, stage <= 1, (stage == 1) | (stage == 2)),
             (per_micro_batch, stage >= 2, stage == 3),
         ):
-            scatters = (reduces & (stage >= 1)).astype(np.float64)
+            scatters = (reduces & states.scatters(problem, stage)).astype(np.float64)
             gathered = gathers.astype(np.float64)
             regathered = gathered if messages is per_micro_batch else zeros
             messages += [

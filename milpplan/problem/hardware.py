@@ -15,6 +15,7 @@ from milpplan.problem.records import Fraction, NonNegativeFloat, PositiveFloat, 
 
 Ascending = Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
 Efficiency = Annotated[float, Field(gt=0, le=1.5)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def _check_ascending(name: str, values: tuple[float, ...]) -> None:
@@ -213,6 +214,9 @@ class ScaleOut(Network):
 
     variants: tuple[CollectiveVariant, ...] = ()
     """Algorithms beside the ring that ``collective_base_latency_s`` and the hop latencies describe."""
+    congestion_s_per_byte: NonNegativeFloat = 0.0
+    """Time that each byte out of a domain takes longer for every domain of a ring or tree: traffic of other
+    groups and jobs on shared links, and the slowest link of many. A domain's accelerators share the byte."""
     rails: Rails | None = None
     """None: all pairs of accelerators in different domains are alike."""
 
@@ -260,6 +264,11 @@ class Software(Record):
     """Bytes of 16-bit gradients that a call of an unsharded reduction takes; 0: the calls cost nothing."""
     step_overhead_s: NonNegativeFloat = 0.0
     """Exposed time of a step for data, logging, the optimizer's launches and synchronisation."""
+    hidden_gather_fraction: Share = 1.0
+    """Part of a parameter gather beside compute that is hidden, of the shorter of both. 1: as much as the compute
+    covers; 0: a framework without prefetch, whose gathers and compute follow each other."""
+    hidden_reduce_fraction: Share = 1.0
+    """Part of a gradient reduction beside compute that is hidden, as ``hidden_gather_fraction``."""
     overlap_tensor_parallel: bool = True
     """True if the backward's tensor-parallel collectives run beside its weight and input gradients."""
     norm_traffic: Annotated[float, Field(ge=1, le=32)] = 1.0
@@ -313,6 +322,10 @@ class Software(Record):
     gradient_bucket_bytes: Annotated[float, Field(ge=0, le=8)] = 0.0
     """Bytes per parameter of buckets for the reduction, beside the accumulated gradients, where there are replicas
     and gradients are not sharded."""
+    reduced_gradient_bytes: Annotated[float, Field(ge=0, le=8)] = 0.0
+    """Bytes of a gradient as the replicas send it; 0: those of the accumulated gradient."""
+    all_reduces_gradients: bool = False
+    """True if replicas all-reduce gradients although ZeRO shards the states. Otherwise they reduce-scatter."""
     sharding_group: Annotated[int, Field(ge=0)] = 0
     """Maximum number of neighbouring replicas that ZeRO shards over. Groups hold copies, and all-reduce their
     shards of the gradients (InternEvo's zero1 size, FSDP's hybrid sharding). 0: all replicas."""
@@ -331,7 +344,8 @@ class Uncertainty(Record):
     """Standard deviations of the constants that an overlay fitted.
 
     0 stands for an exact constant, or for a constant that the data did not identify and that kept its value.
-    Efficiencies and ``residual_fraction`` are relative (0.05: 5 %), all others are seconds.
+    Efficiencies and ``residual_fraction`` are relative (0.05: 5 %), hidden fractions are shares, that of the
+    congestion is of its logarithm, all others are seconds.
     """
 
     overlay: str = Field(min_length=1, max_length=200)
@@ -353,6 +367,9 @@ class Uncertainty(Record):
     scale_out_hop_s: NonNegativeFloat = 0.0
     kernel_latency_s: NonNegativeFloat = 0.0
     step_overhead_s: NonNegativeFloat = 0.0
+    hidden_gather_fraction: NonNegativeFloat = 0.0
+    hidden_reduce_fraction: NonNegativeFloat = 0.0
+    congestion_s_per_byte: NonNegativeFloat = 0.0
     residual_fraction: NonNegativeFloat = 0.0
     """Scatter of the measured steps around the fit, which no constant explains."""
 

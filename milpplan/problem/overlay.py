@@ -7,7 +7,7 @@ description within its uncertainty. An overlay is not specific to a single run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import hypot
+from math import exp, hypot
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
@@ -40,8 +40,14 @@ TIMES: Final = (
     "kernel_latency_s",
 )
 """Constants in seconds that replace those of the software; the last two those of network and accelerator."""
+SHARES: Final = ("hidden_gather_fraction", "hidden_reduce_fraction")
+"""Constants between 0 and 1 that replace those of the software."""
+CONGESTION: Final = "congestion_s_per_byte"
+"""Constant that replaces that of the network; its uncertainty is that of its logarithm."""
 SWITCHES: Final = ("overlap_tensor_parallel",)
-CONSTANTS: Final = (*FACTORS, *TIMES, *SWITCHES)
+UNCERTAIN: Final = (*FACTORS, *TIMES, *SHARES, CONGESTION)
+"""Constants with an uncertainty."""
+CONSTANTS: Final = (*UNCERTAIN, *SWITCHES)
 RARE: Final = (
     "gemm_fp8_efficiency",
     "dispatch_efficiency",
@@ -54,12 +60,15 @@ RARE: Final = (
     "message_s",
     "scale_out_hop_s",
     "kernel_latency_s",
+    *SHARES,
+    CONGESTION,
 )
 """Constants that are fitted only on request, because few data distinguish them from the others."""
 USUAL: Final = tuple(name for name in CONSTANTS if name not in RARE)
 LEAST_FACTOR: Final = 0.02
 MOST_FACTOR: Final = 50.0
 MOST_SECONDS: Final = 1000.0
+MOST_SECONDS_PER_BYTE: Final = 1e-6
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Text = Annotated[str, Field(max_length=4000)]
 
@@ -77,6 +86,22 @@ class Seconds(Record):
     """Time in seconds with its standard deviation."""
 
     value: Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+    one_sigma: NonNegativeFloat = 0.0
+    identified: bool = True
+
+
+class Portion(Record):
+    """Share between 0 and 1 with its standard deviation."""
+
+    value: Annotated[float, Field(ge=0, le=1)]
+    one_sigma: NonNegativeFloat = 0.0
+    identified: bool = True
+
+
+class SecondsPerByte(Record):
+    """Time per byte; ``one_sigma`` is that of its logarithm."""
+
+    value: Annotated[float, Field(ge=0, le=MOST_SECONDS_PER_BYTE)]
     one_sigma: NonNegativeFloat = 0.0
     identified: bool = True
 
@@ -119,6 +144,9 @@ class Constants(Record):
     is no faster than its slowest step."""
     kernel_latency_s: Seconds | None = None
     """Fixed cost of a kernel; above that of the accelerator where the host waits for each kernel."""
+    hidden_gather_fraction: Portion | None = None
+    hidden_reduce_fraction: Portion | None = None
+    congestion_s_per_byte: SecondsPerByte | None = None
     overlap_tensor_parallel: Switch | None = None
 
 
@@ -192,7 +220,8 @@ def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
     changed = _with_tables(hardware, overlay)
     constants = overlay.constants
     factors = {name: part.value for name in FACTORS if (part := getattr(constants, name)) is not None}
-    others = {name: part.value for name in TIMES if (part := getattr(constants, name)) is not None}
+    names = (*TIMES, *SHARES, CONGESTION)
+    others = {name: part.value for name in names if (part := getattr(constants, name)) is not None}
     switch = constants.overlap_tensor_parallel
     if switch is not None:
         others["overlap_tensor_parallel"] = switch.value
@@ -210,9 +239,10 @@ def with_constants(
     Args:
         hardware: description to change.
         factors: factors to multiply in, by the names of ``FACTORS``.
-        others: new values of software fields, of ``scale_out_hop_s`` or of ``kernel_latency_s``.
+        others: new values of software fields, of ``scale_out_hop_s``, ``kernel_latency_s`` or
+            ``congestion_s_per_byte``.
     """
-    software = {name: value for name, value in others.items() if name not in (HOP, KERNEL)}
+    software = {name: value for name, value in others.items() if name not in (HOP, KERNEL, CONGESTION)}
     dispatch = factors.get("dispatch_efficiency", 1.0)
     if dispatch != 1.0:
         software["dispatch_efficiency"] = hardware.software.dispatch_efficiency * dispatch
@@ -226,9 +256,11 @@ def with_constants(
         factor = scale["scale_up_efficiency"]
         tables = {name: scaled_bus_table(getattr(hardware.scale_up, name), factor) for name in COLLECTIVES}
         update["scale_up"] = hardware.scale_up.model_copy(update=tables)
+    network = {CONGESTION: others[CONGESTION]} if CONGESTION in others else {}
     if "scale_out_efficiency" in scale:
-        efficiency = _fraction(hardware.scale_out.efficiency * scale["scale_out_efficiency"])
-        update["scale_out"] = hardware.scale_out.model_copy(update={"efficiency": efficiency})
+        network["efficiency"] = _fraction(hardware.scale_out.efficiency * scale["scale_out_efficiency"])
+    if network:
+        update["scale_out"] = hardware.scale_out.model_copy(update=network)
     if software:
         update["software"] = hardware.software.model_copy(update=software)
     changed = hardware.model_copy(update=update) if update else hardware
@@ -239,24 +271,34 @@ def with_constants(
 def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
     """Move constants of a description by a number of their standard deviations; positive is slower.
 
-    ``sigmas`` maps names of ``FACTORS`` and ``TIMES`` to this number. A description without ``uncertainty`` stays
-    unchanged.
+    ``sigmas`` maps names of ``UNCERTAIN`` to this number. A description without ``uncertainty`` stays unchanged.
     """
     sigma = hardware.uncertainty
     if sigma is None:
         return hardware
     factors = {name: max(1.0 - sigmas[name] * getattr(sigma, name), 0.05) for name in FACTORS if name in sigmas}
     others = {
-        name: max(time_s(hardware, name) + sigmas[name] * getattr(sigma, name), 0.0)
+        name: max(constant_of(hardware, name) + sigmas[name] * getattr(sigma, name), 0.0)
         for name in TIMES
         if name in sigmas and (name not in (HOP, KERNEL) or getattr(sigma, name) > 0)
     }
+    for name in SHARES:
+        if name in sigmas:
+            share = constant_of(hardware, name) - sigmas[name] * getattr(sigma, name)
+            others[name] = min(max(share, 0.0), 1.0)
+    if CONGESTION in sigmas and sigma.congestion_s_per_byte > 0:
+        factor = exp(sigmas[CONGESTION] * sigma.congestion_s_per_byte)
+        others[CONGESTION] = constant_of(hardware, CONGESTION) * factor
     return with_constants(hardware, factors, others)
 
 
-def time_s(hardware: HardwareSpec, name: str) -> float:
-    """Return the value of a constant of ``TIMES`` in a description."""
-    owners = {HOP: (hardware.scale_out, "hop_latency_s"), KERNEL: (hardware.accelerator, KERNEL)}
+def constant_of(hardware: HardwareSpec, name: str) -> float:
+    """Return the value of a constant of ``TIMES``, ``SHARES`` or ``CONGESTION`` in a description."""
+    owners = {
+        HOP: (hardware.scale_out, "hop_latency_s"),
+        KERNEL: (hardware.accelerator, KERNEL),
+        CONGESTION: (hardware.scale_out, CONGESTION),
+    }
     owner, field = owners.get(name, (hardware.software, name))
     return float(getattr(owner, field))
 
@@ -342,16 +384,16 @@ def _with_tables(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
 
 
 def _uncertainty(before: Uncertainty | None, overlay: Overlay) -> Uncertainty | None:
-    """Combine the uncertainties of base and overlay: relative sigmas add in quadrature, times are replaced."""
-    sigma = {name: 0.0 if before is None else getattr(before, name) for name in (*FACTORS, *TIMES)}
+    """Combine the uncertainties of base and overlay: relative sigmas add in quadrature, others are replaced."""
+    sigma = {name: 0.0 if before is None else getattr(before, name) for name in UNCERTAIN}
     for name in FACTORS:
         factor = getattr(overlay.constants, name)
         if factor is not None and factor.identified:
             sigma[name] = hypot(sigma[name], factor.one_sigma / factor.value)
-    for name in TIMES:
-        seconds = getattr(overlay.constants, name)
-        if seconds is not None and seconds.identified:
-            sigma[name] = seconds.one_sigma
+    for name in (*TIMES, *SHARES, CONGESTION):
+        constant = getattr(overlay.constants, name)
+        if constant is not None and constant.identified:
+            sigma[name] = constant.one_sigma
     residual = overlay.provenance.residual_fraction or (before.residual_fraction if before else 0.0)
     if not residual and not any(sigma.values()):
         return None

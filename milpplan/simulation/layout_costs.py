@@ -94,6 +94,8 @@ class LayoutCosts:
     """[K + 2, n] gradient reduction of a piece, once a step."""
     gather_ns: IntArray
     """[K + 2, n] parameter gather of a piece, once a step."""
+    exposed_fractions: FloatArray
+    """[2, n] part of a gather and of a reduction once a step that compute beside it cannot hide."""
     optimizer_ns: IntArray
     """[K + 2, n] optimizer update of a piece."""
     transfer_ns: IntArray
@@ -280,6 +282,7 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         head_ns=parts.head[EXPOSED].sum(axis=0)[:, layer_inverse],
         reduce_ns=_ns(np.concatenate([reduce, endpoints.reduce])),
         gather_ns=_ns(np.concatenate([gather, endpoints.gather])),
+        exposed_fractions=np.broadcast_to(_exposed_fractions(problem), (2, *shape)),
         optimizer_ns=_ns(np.concatenate([optimizer[:, state_inverse], endpoints.optimizer])),
         transfer_ns=transfers,
         barrier_ns=_barrier_ns(problem, columns, transfers),
@@ -300,6 +303,12 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         update_bytes=np.broadcast_to(zeros, (K + 2, *shape)),
         split_backward=columns.split_backward.astype(np.int64),
     )
+
+
+def _exposed_fractions(problem: Problem) -> FloatArray:
+    """Return ``LayoutCosts.exposed_fractions`` of all layouts, [2, 1]."""
+    software = problem.hardware.software
+    return 1.0 - np.array([[software.hidden_gather_fraction], [software.hidden_reduce_fraction]])
 
 
 def _buffers(problem: Problem, part: LayoutColumns, parameters: list[LocalParameters]) -> FloatArray:
@@ -388,12 +397,14 @@ def _sharding(
     forward = np.where(stage[rows] == 3, gather[:, rows], 0.0)
     replicas = placement.replicas(columns.take(rows))
     share = collectives.processor_fraction(problem.hardware, *replicas)
-    split = columns.split_backward[rows]
-    backward = np.zeros_like(forward) if problem.inference else np.where(split, 0.0, reduce[:, rows]) + forward
-    by_phase = [forward, backward, np.where(split, reduce[:, rows], 0.0)]
-    for phase, communication in enumerate(by_phase if split.any() else by_phase[:2]):
-        exposed, hidden = collectives.overlap_s(communication, compute[:, phase, rows], share)
-        zero[:, 0, phase, rows], zero[:, 1, phase, rows] = exposed, hidden
+    split, none = columns.split_backward[rows], np.zeros_like(forward)
+    again = none if problem.inference else forward
+    by_phase = [(forward, none), (again, np.where(split, 0.0, reduce[:, rows]))]
+    by_phase += [(none, np.where(split, reduce[:, rows], 0.0))] * bool(split.any())
+    for phase, (gathered, reduced) in enumerate(by_phase):
+        hidden = collectives.hidden_fraction(problem.hardware, gathered, reduced)
+        parts = collectives.overlap_s(gathered + reduced, compute[:, phase, rows], share, hidden)
+        zero[:, 0, phase, rows], zero[:, 1, phase, rows] = parts
     once = np.where(stage >= 2, 0.0, reduce)
     gathers = ((stage == 1) | (stage == 2)) & (not problem.inference)
     return once, np.where(gathers, gather, 0.0), zero

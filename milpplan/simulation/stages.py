@@ -6,6 +6,7 @@ path is a valid row of the integer program.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -103,6 +104,7 @@ def stage_options(
     if costs.runs_pairs:
         terms[Term.PAIRED_BACKWARD] += extra
     terms[Term.FORWARD] += wholly @ costs.replayed_forward_ns[1] + selectively @ costs.replayed_forward_ns[0]
+    _expose_edges(costs, terms)
     terms[Term.CROSSING] = crossing_ns
     ends = [EMBEDDING] * is_first + [HEAD] * is_last
     kept = counts[-1] @ costs.kept_bytes + _end_kept(costs, is_first, is_last) - dropped
@@ -197,16 +199,53 @@ def _fixed_terms(
     return terms
 
 
+def _expose_edges(costs: LayoutCosts, terms: IntArray) -> None:
+    """Lengthen the edges in ``terms`` [Term, ...] by communication that the compute beside it cannot hide.
+
+    With h the hidden fraction, R the reduction, B the item that releases it, and LEAD and TRAIL as with h = 1:
+    TRAIL' = h TRAIL + (1 - h) R and LEAD' = h LEAD + (1 - h) B, so that max(TRAIL', R - B + LEAD') = R - h min(R -
+    TRAIL, B - LEAD) of the reduction is exposed. FIRST and LAST likewise for the gather and the first forward.
+    """
+    for edge, whole, part in exposed_edges(costs):
+        exposed = costs.exposed_fractions[part]
+        if exposed.any():
+            rest = np.maximum(terms[whole] - terms[edge], 0)
+            terms[edge] += np.ceil(exposed * rest).astype(np.int64)
+
+
+def exposed_edges(costs: LayoutCosts) -> tuple[tuple[Term, Term, int], ...]:
+    """List the terms of ``EDGES``, the term each of them is a part of, and its row of ``exposed_fractions``."""
+    release = Term.WEIGHT if costs.split_backward.all() else Term.BACKWARD
+    gather = ((Term.FIRST, Term.GATHER, 0), (Term.LAST, Term.FORWARD, 0))
+    return *gather, (Term.LEAD, release, 1), (Term.TRAIL, Term.REDUCE, 1)
+
+
 def least_edges(costs: LayoutCosts, is_first: bool, is_last: bool) -> dict[Term, int]:
-    """Bound each term of ``EDGES`` from below for a virtual stage with at least one layer, of any kind, in ns."""
+    """Bound each term of ``EDGES`` from below for a virtual stage with at least one layer, of any kind, in ns.
+
+    The bound is a constant; what each layer adds comes on top (``least_slope``).
+    """
     edge, head = costs.edge_ns, costs.head_ns * is_last
+    both_ends = costs.embedding_ns * is_first + head
     gradient_kind = Kind.WEIGHT if costs.split_backward else Kind.BACKWARD
-    return {
-        Term.LEAD: int(edge[gradient_kind].min() + head[gradient_kind]),
-        Term.LAST: int(edge[Kind.FORWARD].min() + head[Kind.FORWARD]),
-        Term.TRAIL: int(costs.reduce_ns[:EMBEDDING].min() + costs.reduce_ns[EMBEDDING] * is_first),
-        Term.FIRST: int(costs.gather_ns[:EMBEDDING].min() + costs.gather_ns[EMBEDDING] * is_first),
+    ends = [EMBEDDING] * is_first + [HEAD] * is_last
+    edges = {
+        Term.LEAD: (edge[gradient_kind].min() + head[gradient_kind], both_ends[gradient_kind]),
+        Term.LAST: (edge[Kind.FORWARD].min() + head[Kind.FORWARD], both_ends[Kind.FORWARD]),
     }
+    for term, values in ((Term.TRAIL, costs.reduce_ns), (Term.FIRST, costs.gather_ns)):
+        edges[term] = values[:EMBEDDING].min() + values[EMBEDDING] * is_first, values[ends].sum()
+    bounds = {}
+    for term, _, part in exposed_edges(costs):
+        exposed, (least, whole) = float(costs.exposed_fractions[part]), edges[term]
+        bounds[term] = int(least) if not exposed else math.floor((1.0 - exposed) * least + exposed * whole)
+    return bounds
+
+
+def least_slope(costs: LayoutCosts, slope: IntArray) -> None:
+    """Fill in what layers add at least to each term of ``EDGES``: ``slope`` [Term, ...] has the other terms."""
+    for term, whole, part in exposed_edges(costs):
+        slope[term] = np.floor(costs.exposed_fractions[part] * slope[whole]).astype(np.int64)
 
 
 def _transient(

@@ -15,7 +15,7 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import STATE_KEYS
 from milpplan.simulation.layers.layer_time import BF16_BYTES
 from milpplan.simulation.layers.parameters import layer_parameters
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.simulation.network import collectives, placement
 from milpplan.simulation.network.collectives import call_s
 from milpplan.simulation.network.placement import RankGroup
@@ -56,6 +56,16 @@ def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColu
 def grad_bytes(problem: Problem) -> int:
     """Return the bytes of one accumulated gradient."""
     return FP32_BYTES if problem.job.grad_dtype == "fp32" else BF16_BYTES
+
+
+def reduced_bytes(problem: Problem) -> float:
+    """Return the bytes of a gradient as replicas send it (``Software.reduced_gradient_bytes``)."""
+    return problem.hardware.software.reduced_gradient_bytes or grad_bytes(problem)
+
+
+def scatters(problem: Problem, stage: IntArray) -> BoolArray:
+    """Check that gradients are reduce-scattered, not all-reduced, at ZeRO stages [n]."""
+    return (stage >= 1) & (not problem.hardware.software.all_reduces_gradients)
 
 
 def weight_bytes(problem: Problem) -> int:
@@ -138,14 +148,14 @@ WEIGHTS_A_LAYER = 4
 def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
     """Time the reduction of a layer's gradients, in seconds [n]; 0 for inference.
 
-    It is an all-reduce without ZeRO, a reduce-scatter from ZeRO stage 1. If ZeRO shards over fewer than all
-    replicas, an all-reduce of the shards among the groups follows.
+    It is an all-reduce without ZeRO, a reduce-scatter from ZeRO stage 1 (``scatters``). If ZeRO shards over fewer
+    than all replicas, an all-reduce of the shards among the groups follows.
     """
     total = np.zeros(len(columns))
     if problem.inference:
         return total
     for local, group in replica_groups(columns, parameters):
-        message = grad_bytes(problem) * local
+        message = reduced_bytes(problem) * local
         shards = num_shards(problem, group.num_ranks)
         whole = collectives.all_reduce_s(problem.hardware, message, *group)
         scatter = collectives.reduce_scatter_s(problem.hardware, message, *group.first(shards))
@@ -153,7 +163,7 @@ def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
             copies = group.apart(shards)
             scatter = scatter + collectives.all_reduce_s(problem.hardware, message / shards, *copies)
         whole = whole + _calls_s(problem, local, group)
-        total = total + np.where(columns.zero_stage >= 1, scatter, whole)
+        total = total + np.where(scatters(problem, columns.zero_stage), scatter, whole)
     return total
 
 

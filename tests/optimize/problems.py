@@ -113,7 +113,11 @@ def _experts(rng: random.Random, hidden: int) -> MixtureOfExperts:
 
 
 def random_hardware(rng: random.Random) -> HardwareSpec:
-    """A preset with small fast domains, slower or faster arithmetic, and no reserve."""
+    """A preset with small fast domains, slower or faster arithmetic, and no reserve.
+
+    Two in three hide only a part of the communication of sharded states, on a network with congestion.
+    """
+    law = random.Random(repr(rng.getstate()))
     base = preset(rng.choice(("dgx-a100-80", "dgx-h100", "l40s", "mi300x")))
     domain = rng.choice((2, 4, 8))
     gpu = base.accelerator
@@ -129,6 +133,15 @@ def random_hardware(rng: random.Random) -> HardwareSpec:
             "gpus_per_node": domain,
             "scale_up": base.scale_up.model_copy(update={"num_gpus": domain}),
             "accelerator": accelerator,
+            "scale_out": base.scale_out.model_copy(
+                update={"congestion_s_per_byte": law.choice((0.0, 1e-13, 1e-12, 1e-11))}
+            ),
+            "software": base.software.model_copy(
+                update={
+                    "hidden_gather_fraction": law.choice((1.0, law.random(), 0.0)),
+                    "hidden_reduce_fraction": law.choice((1.0, law.random(), 0.0)),
+                }
+            ),
             "reserved_bytes": 0,
             "fragmentation_fraction": rng.choice((0.0, 0.03)),
         }

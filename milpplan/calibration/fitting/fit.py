@@ -2,7 +2,8 @@
 
 Only constants are fitted that have a small one sigma, jointly with all other fitted constants. A factor is
 identified where its one sigma is at most 15 %. A time in seconds is identified where its one sigma is at most 30 %
-of it, or changes the median step (of those that depend on it) by at most 1 %. The worst unidentified constant is
+of it, or changes the median step (of those that depend on it) by at most 1 %; so is a hidden fraction up to 0.15,
+and the congestion up to 0.5 of its logarithm. The worst unidentified constant is
 reset to its prior, together with those inseparable from it, until all remaining ones are identified.
 """
 
@@ -21,7 +22,7 @@ from milpplan.calibration.fitting.robust import covariance, linear_step, objecti
 from milpplan.calibration.measured import Observation, StepPredictor, on_hardware
 from milpplan.errors import InvalidInputError
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import CONSTANTS, FACTORS, SWITCHES, USUAL
+from milpplan.problem.overlay import CONGESTION, CONSTANTS, FACTORS, SHARES, SWITCHES, TIMES, USUAL
 from milpplan.units import percent_text, seconds_text
 
 MAX_ITERATIONS: Final = 15
@@ -199,6 +200,9 @@ FloatArray = npt.NDArray[np.float64]
 MAX_FACTOR_SIGMA: Final = 0.15
 MAX_SECONDS_SIGMA: Final = 0.3
 """Maximum one sigma of a time, relative to its value."""
+MAX_SHARE_SIGMA: Final = 0.15
+MAX_CONGESTION_SIGMA: Final = 0.5
+"""Maximum one sigma of the congestion's logarithm."""
 MAX_STEP_CHANGE: Final = 0.01
 INSEPARABLE: Final = 0.8
 """Correlation above which two constants that both fail are reset together."""
@@ -290,14 +294,18 @@ def _limit(constant: Parameter, inner: float, slopes: FloatArray) -> float:
         return 0.0
     if constant.is_factor:
         return MAX_FACTOR_SIGMA
-    return max(MAX_SECONDS_SIGMA * inner, MAX_STEP_CHANGE / float(np.median(felt)))
+    if constant.name == CONGESTION:
+        limit = MAX_CONGESTION_SIGMA
+    else:
+        limit = MAX_SHARE_SIGMA if constant.name in SHARES else MAX_SECONDS_SIGMA * inner
+    return max(limit, MAX_STEP_CHANGE / float(np.median(felt)))
 
 
 def _dropped(constant: Parameter, inner: float, sigma: float, is_determined: bool, related: list[str]) -> Dropped:
     if not is_determined:
         return Dropped(constant.name, None, "no prediction depends on it")
     own = constant.value_sigma(inner, sigma)
-    text = percent_text(own) if constant.is_factor else seconds_text(own)
+    text = seconds_text(own) if constant.name in TIMES else percent_text(own)
     note = f"one sigma would be {text}"
     if related:
         note += f"; not told apart from {' and '.join(related[:2])}"
@@ -398,7 +406,12 @@ def _without_unidentified(model: Model, point: Point, tell: Progress) -> tuple[M
         dropped |= gone
         tell(f"not identified: {', '.join(gone)}")
         keep = [i for i, constant in enumerate(model.parameters) if constant.name not in dropped]
-        model = Model(model.predictor, tuple(model.parameters[i] for i in keep), model.theta)
+        theta = model.theta
+        for constant in model.parameters:
+            # The congestion's prior is not the description's value where that is 0.
+            if constant.name == CONGESTION and constant.name in gone:
+                theta = theta.with_value(constant.name, constant.value(constant.prior))
+        model = Model(model.predictor, tuple(model.parameters[i] for i in keep), theta)
         point = best_descent(model, [point.x[keep], model.priors]) if keep else descend(model, np.zeros(0))
     return model, point, dropped
 

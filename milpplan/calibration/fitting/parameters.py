@@ -1,7 +1,7 @@
 """Constants as parameters of a fit: bounds, priors, the resulting hardware, and the predictor of measurements.
 
-Factors are fitted as logarithms, times in seconds. The priors are weak and normal: they keep the problem well
-posed where the data do not determine a constant, which then stays at its prior.
+Factors and the congestion are fitted as logarithms, times in seconds, shares as they are. The priors are weak and
+normal: they keep the problem well posed where the data do not determine a constant, which then stays at its prior.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import FACTORS, TIMES, time_s, with_constants
+from milpplan.problem.overlay import CONGESTION, FACTORS, SHARES, TIMES, constant_of, with_constants
 
 PRIOR_FACTOR_SIGMA: Final = 0.3
 """One sigma of the prior of a factor's logarithm around 0."""
@@ -32,6 +32,14 @@ PRIOR_SECONDS_SIGMA: Final = {
     "kernel_latency_s": 1e-4,
 }
 """One sigma of a time's prior around the value of the hardware description and its software."""
+PRIOR_SHARE_SIGMA: Final = 0.27
+"""One sigma of a hidden fraction's prior around the value of the description. Source: the spread of the fractions
+that single sources of frameworks with prefetch fit (docs/accuracy.md)."""
+PRIOR_CONGESTION_S_PER_BYTE: Final = 4e-13
+PRIOR_CONGESTION_SIGMA: Final = 1.4
+"""Median of the congestion's prior where the description has none, and one sigma of its logarithm. Source: the
+congestion that five sources fit, 0.03 to 2 ms for a GB and a node (docs/accuracy.md)."""
+CONGESTION_BOUNDS: Final = (1e-16, 1e-10)
 FACTOR_BOUNDS: Final = (0.2, 5.0)
 SECONDS_BOUNDS: Final = {
     "layer_launch_s": (0.0, 2e-2),
@@ -53,7 +61,7 @@ would lead away from zero."""
 
 @dataclass(frozen=True, slots=True)
 class Theta:
-    """Values of all constants: factors on the description, and times in seconds (None: the description's own)."""
+    """Values of all constants: factors on the description, and others (None: the description's own)."""
 
     gemm_efficiency: float = 1.0
     gemm_fp8_efficiency: float = 1.0
@@ -73,6 +81,9 @@ class Theta:
     step_overhead_s: float | None = None
     scale_out_hop_s: float | None = None
     kernel_latency_s: float | None = None
+    hidden_gather_fraction: float | None = None
+    hidden_reduce_fraction: float | None = None
+    congestion_s_per_byte: float | None = None
     overlap_tensor_parallel: bool | None = None
 
     def on(self, hardware: HardwareSpec) -> HardwareSpec:
@@ -80,7 +91,7 @@ class Theta:
         factors = {name: getattr(self, name) for name in FACTORS}
         others = {
             name: value
-            for name in (*TIMES, "overlap_tensor_parallel")
+            for name in (*TIMES, *SHARES, CONGESTION, "overlap_tensor_parallel")
             if (value := getattr(self, name)) is not None
         }
         return with_constants(hardware, factors, others)
@@ -106,26 +117,36 @@ class Parameter:
 
     @property
     def is_factor(self) -> bool:
-        """True if the fit's unit is a logarithm."""
+        """True if the constant multiplies values of the description."""
         return self.name in FACTORS
+
+    @property
+    def is_logarithm(self) -> bool:
+        """True if the fit's unit is a logarithm."""
+        return self.is_factor or self.name == CONGESTION
 
     def value(self, inner: float) -> float:
         """Convert from the fit's unit to the constant's."""
-        return exp(inner) if self.is_factor else inner
+        return exp(inner) if self.is_logarithm else inner
 
     def value_sigma(self, inner: float, sigma: float) -> float:
-        """Convert one sigma to the constant's unit, at a value in the fit's unit."""
+        """Convert one sigma to the unit of the overlay's ``one_sigma``, at a value in the fit's unit."""
         return exp(inner) * sigma if self.is_factor else sigma
 
 
 def parameter(name: str, hardware: HardwareSpec) -> Parameter:
-    """Return the parameter of a constant in ``FACTORS`` or ``TIMES``."""
+    """Return the parameter of a constant in ``UNCERTAIN``."""
     if name in FACTORS:
         low, high = (log(bound) for bound in FACTOR_BOUNDS)
         return Parameter(name, 0.0, PRIOR_FACTOR_SIGMA, low, high, 1e-3, 0.35)
-    sigma = PRIOR_SECONDS_SIGMA[name]
-    least, most = SECONDS_BOUNDS[name]
-    prior = min(max(time_s(hardware, name), least), most)
+    if name == CONGESTION:
+        low, high = (log(bound) for bound in CONGESTION_BOUNDS)
+        median = log(constant_of(hardware, name) or PRIOR_CONGESTION_S_PER_BYTE)
+        return Parameter(name, median, PRIOR_CONGESTION_SIGMA, low, high, 1e-2, 2.0)
+    is_share = name in SHARES
+    sigma = PRIOR_SHARE_SIGMA if is_share else PRIOR_SECONDS_SIGMA[name]
+    least, most = (0.0, 1.0) if is_share else SECONDS_BOUNDS[name]
+    prior = min(max(constant_of(hardware, name), least), most)
     return Parameter(name, prior, sigma, least, most, sigma * 1e-3, 1.5 * sigma)
 
 

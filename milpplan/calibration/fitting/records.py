@@ -9,22 +9,36 @@ import numpy.typing as npt
 
 from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import FACTORS, SWITCHES, Constants, Factor, Overlay, Provenance, Seconds, Switch
+from milpplan.problem.overlay import (
+    CONGESTION,
+    FACTORS,
+    SHARES,
+    SWITCHES,
+    Constants,
+    Factor,
+    Overlay,
+    Portion,
+    Provenance,
+    Seconds,
+    SecondsPerByte,
+    Switch,
+)
 
 FloatArray = npt.NDArray[np.float64]
 OUTLIER_WEIGHT = 0.3
 """Weight in the robust fit below which runs are named as outliers."""
+_KINDS = dict.fromkeys(FACTORS, Factor) | dict.fromkeys(SHARES, Portion) | {CONGESTION: SecondsPerByte}
 METHOD = (
     "least squares of log(predicted / measured) with soft_l1 loss, normal priors (factors: one sigma 0.3 of the "
     "logarithm; layer_launch_s 1 ms, collective_rank_s, scale_out_hop_s and kernel_latency_s 0.1 ms, "
-    "far_micro_batch_s 30 ms, message_s, far_step_s and far_reduce_s 0.1 s, step_overhead_s 1 s), linearised in "
-    "turn"
+    "far_micro_batch_s 30 ms, message_s, far_step_s and far_reduce_s 0.1 s, step_overhead_s 1 s, hidden fractions "
+    "0.27, congestion_s_per_byte 1.4 of its logarithm), linearised in turn"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Fitted constant. Factors are ratios, times seconds, a switch 0 or 1.
+    """Fitted constant. Factors are ratios, times seconds, the congestion seconds a byte, a switch 0 or 1.
 
     Where not ``identified``, ``value`` is the prior, and ``one_sigma`` the uncertainty that the data left (None
     for a switch and where the data do not depend on it). ``note`` gives the reason in words.
@@ -110,7 +124,7 @@ class Fit:
             if constant.name in SWITCHES:
                 values[constant.name] = Switch(value=bool(constant.value), identified=constant.identified)
                 continue
-            kind = Factor if constant.name in FACTORS else Seconds
+            kind = _KINDS.get(constant.name, Seconds)
             values[constant.name] = kind(
                 value=constant.value, one_sigma=constant.one_sigma or 0.0, identified=constant.identified
             )

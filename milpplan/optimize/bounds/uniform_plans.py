@@ -155,6 +155,7 @@ class _Surroundings:
     ``start`` [r]: before the first forward. ``first_end`` [r]: earliest end of the first forward (zero where
     gathers do not overlap). ``trail`` [P, r]: after a rank's last item. ``reduced`` [r]: after the start of the
     last backward of virtual stage 0 (zero where reductions do not overlap). ``barrier`` [r].
+    ``hidden`` [2, r]: fractions of the first forward and of the last backward that hide gather and reduction.
 
     They are those of rank 0 (``simulation.pipeline``): plain and interleaved paths start and end there. Under V
     schedules a path ends on its own rank, and overlapping reductions are ignored.
@@ -165,6 +166,7 @@ class _Surroundings:
     trail: FloatArray
     reduced: FloatArray
     barrier: FloatArray
+    hidden: FloatArray
 
     @staticmethod
     def of(
@@ -182,21 +184,26 @@ class _Surroundings:
         every_reduce = _on_ranks_with_ends(group, rank_layers, reduce)
         every_gather = _on_ranks_with_ends(group, rank_layers, gather)
         early, late = columns.overlap_param_gather.astype(bool), columns.overlap_grad_reduce.astype(bool)
-        start = np.where(early, gather[front] + gather[EMBEDDING], every_gather[0])
-        first_end = np.where(early, _of_first_stage(rank_layers, columns, gather) + edge[0], 0.0)
-        reduced = _of_first_stage(rank_layers, columns, reduce) + edge[1]
+        # The edges of virtual stage 0 as ``simulation.stages`` lengthens them.
+        exposed = constants.exposed_fractions[:, costs.place]
+        hidden = 1.0 - exposed
+        stage_gather, stage_reduce = (_of_first_stage(rank_layers, columns, part) for part in (gather, reduce))
+        bucket = hidden[0] * (gather[front] + gather[EMBEDDING]) + exposed[0] * stage_gather
+        start = np.where(early, bucket, every_gather[0])
+        first_end = np.where(early, stage_gather + hidden[0] * edge[0], 0.0)
+        reduced = stage_reduce + hidden[1] * edge[1]
         trail = np.where(late, 0.0, every_reduce)
         if group.schedule_class is not ScheduleClass.V:
-            trail[0] += np.where(late, reduce[front] + reduce[EMBEDDING], 0.0)
+            bucket = hidden[1] * (reduce[front] + reduce[EMBEDDING]) + exposed[1] * stage_reduce
+            trail[0] += np.where(late, bucket, 0.0)
         counted = late & (group.schedule_class is not ScheduleClass.V) & ~columns.split_backward
         barrier = constants.barrier_ns[costs.place].astype(np.float64)
-        return _Surroundings(start, first_end, trail, np.where(counted, reduced, 0.0), barrier)
+        return _Surroundings(start, first_end, trail, np.where(counted, reduced, 0.0), barrier, hidden)
 
     def take(self, rows: IntArray) -> _Surroundings:
         """Return the chosen layouts."""
-        return _Surroundings(
-            self.start[rows], self.first_end[rows], self.trail[:, rows], self.reduced[rows], self.barrier[rows]
-        )
+        values = (self.start[rows], self.first_end[rows], self.trail[:, rows], self.reduced[rows])
+        return _Surroundings(*values, self.barrier[rows], self.hidden[:, rows])
 
 
 def _on_ranks_with_ends(group: Group, rank_layers: _RankLayers, values: FloatArray) -> FloatArray:
@@ -224,9 +231,10 @@ def _time(group: Group, rank_layers: _RankLayers, mode: int, surroundings: _Surr
         first = rank_layers.in_first_chunks(forward)[0] + costs.embedding[0] + head[0]
         last = rank_layers.in_first_chunks(backward)[0] + costs.embedding[1] + head[1]
         after = surroundings.trail.copy()
-        after[0] = np.maximum(after[0], surroundings.reduced - last)
+        after[0] = np.maximum(after[0], surroundings.reduced - surroundings.hidden[1] * last)
         paths += after if is_v else after[0]
-        paths += np.maximum(surroundings.start, surroundings.first_end - first) + surroundings.barrier
+        waited = np.maximum(surroundings.start, surroundings.first_end - surroundings.hidden[0] * first)
+        paths += waited + surroundings.barrier
     optimizer = rank_layers.on_ranks(costs.optimizer)
     optimizer[0] += costs.end_optimizer[0]
     optimizer[group.head_rank] += costs.end_optimizer[1]

@@ -68,7 +68,7 @@ from milpplan.simulation.layout_costs import LayoutCosts, host_capacity_bytes
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.schedule import Structure
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.stages import EMBEDDING, HEAD, least_edges, stage_options
+from milpplan.simulation.stages import EMBEDDING, HEAD, least_edges, least_slope, stage_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +236,7 @@ class CompactRelaxation:
                 (Term.OPTIMIZER, costs.optimizer_ns),
             ):
                 self.slope[term, 0, j] = values[:-2]
+            least_slope(costs, self.slope[:, :, j])
             ends = {"is_first": j == 0, "is_last": j == J - 1}
             empty.append(stage_options(costs, [], zero, zero, crossing_ns=crossing_ns, **ends).terms[:, 0])
         self.empty = np.stack(empty, axis=1)

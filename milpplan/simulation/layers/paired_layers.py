@@ -107,8 +107,9 @@ def paired_ns(
     replicas = placement.replicas(columns)
     share = collectives.processor_fraction(problem.hardware, *replicas)
     zero_s = zero.sum(axis=1) / NS_PER_S
-    communication = np.stack([zero_s[:, 0], zero_s[:, 1] + zero_s[:, 2]], axis=1)
-    exposed, _ = collectives.overlap_s(communication, seconds, share)
+    gathers, reductions = zero_s[:, :2], np.stack([np.zeros_like(zero_s[:, 2]), zero_s[:, 2]], axis=1)
+    hidden = collectives.hidden_fraction(problem.hardware, gathers, reductions)
+    exposed, _ = collectives.overlap_s(gathers + reductions, seconds, share, hidden)
     paired = np.rint((seconds + exposed) * NS_PER_S).astype(np.int64)
     alone = parts[:, EXPOSED][:, :, ONCE].sum(axis=1) + zero[:, 0]
     compute = parts[:, Part.COMPUTE][:, ONCE]

@@ -104,11 +104,18 @@ def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArra
 
 
 def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
-    """Return the bandwidth of the members' NICs out of a domain, or out of a pod if that is less, in bytes/s."""
+    """Return the bandwidth of the members' NICs out of a domain, or out of a pod if that is less, in bytes/s.
+
+    For k of a domain's D accelerators, NICs of rate B and d domains: k / (1 / B + congestion * d D). Source of the
+    congestion's form: all-gathers that nanotron's authors measured on 1 to 64 nodes (docs/accuracy.md).
+    """
     network = group.members * hardware.scale_out.bandwidth_bytes_per_s * hardware.scale_out.efficiency
-    rails = hardware.scale_out.rails
+    rails, congestion_s = hardware.scale_out.rails, hardware.scale_out.congestion_s_per_byte
     if rails is not None:
         network = network * np.where(group.one_rail, 1.0, rails.bandwidth_fraction)
+    if congestion_s:
+        num_nics = hardware.scale_up.num_gpus / group.members
+        network = 1.0 / (1.0 / network + congestion_s * group.domains * num_nics)
     return pods.network_bandwidth(hardware, group, np.asarray(network))
 
 
@@ -386,15 +393,29 @@ def processor_fraction(
 
 
 def overlap_s(
-    seconds: FloatArray, cover: FloatArray, processor_fraction: FloatArray
+    seconds: FloatArray,
+    cover: FloatArray,
+    processor_fraction: FloatArray,
+    hidden_fraction: FloatArray | float = 1.0,
 ) -> tuple[FloatArray, FloatArray]:
     """Split communication beside ``cover`` seconds of compute into (exposed, hidden) seconds.
 
-    hidden = min(seconds, cover); exposed = seconds - hidden + processor_fraction * hidden, because compute
-    slows down while a share of the processor drives the network.
+    hidden = hidden_fraction * min(seconds, cover); exposed = seconds - hidden + processor_fraction * hidden,
+    because compute slows down while a share of the processor drives the network.
     """
-    hidden = np.minimum(seconds, cover)
+    hidden = hidden_fraction * np.minimum(seconds, cover)
     return seconds - hidden + processor_fraction * hidden, hidden
+
+
+def hidden_fraction(hardware: HardwareSpec, gather_s: FloatArray, reduce_s: FloatArray) -> FloatArray:
+    """Average the hidden fractions of gathers and reductions beside the same compute, weighted by their times.
+
+    (h_g g + h_r r) / (g + r) for g seconds of gathers and r of reductions, [n]. The time of compute and of what it
+    does not hide grows with g and r.
+    """
+    software, total = hardware.software, gather_s + reduce_s
+    hidden = software.hidden_gather_fraction * gather_s + software.hidden_reduce_fraction * reduce_s
+    return np.asarray(np.divide(hidden, total, out=np.ones_like(total), where=total > 0))
 
 
 def tiled_overlap_s(

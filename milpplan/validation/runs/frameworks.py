@@ -169,7 +169,7 @@ class Framework:
     micro_batch_a_stage: bool = False
     """True if a pipeline has as many micro-batches as ranks by default."""
     pipelined_zero: int | None = None
-    """ZeRO stage that sharding at stage 3 amounts to in a pipeline, where it differs."""
+    """ZeRO stage that sharding at stages 2 and 3 amounts to in a pipeline, where it differs."""
     selective_models: tuple[str, ...] = ()
     """Models whose published recipes recompute selectively by default."""
     heads: tuple[tuple[int, int], ...] = ()
@@ -306,8 +306,9 @@ FRAMEWORKS: dict[str, Framework] = {
         grad_dtype="bf16",
         # Aleph-Alpha/scaling@737f855: the norm gathers what sequence parallelism split
         # (core/nn/norm/rms_norm.py), the gated activation is in single operators (core/nn/mlp.py), the head
-        # gathers the logits. Fitted to which of 490 runs with 128k words ran out of memory (95.5 % of them
-        # right): bytes a logit, a score, and an element of a norm's input.
+        # gathers the logits. Gradients are cast to fp32 and all-reduced although ZeRO-1 shards what they update
+        # (core/optimizer/allreduce.py). Fitted to which of 490 runs with 128k words ran out of memory (95.5 % of
+        # them right): bytes a logit, a score, and an element of a norm's input.
         software=ALONE.model_copy(
             update={
                 "gathered_logits": True,
@@ -317,6 +318,8 @@ FRAMEWORKS: dict[str, Framework] = {
                 "gathered_inputs": True,
                 "fused_activation": False,
                 "score_kept_bytes": 6.0,
+                "reduced_gradient_bytes": 4.0,
+                "all_reduces_gradients": True,
             }
         ),
         notes=("ZeRO-1 as the paper says; nothing overlaps",),
@@ -415,7 +418,11 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
     ),
     "nemo-automodel": replace(FSDP, name="NeMo AutoModel"),
-    "llama3-paper": replace(FSDP, name="Meta's framework", plain=False, sequence_parallel=True, zero=2),
+    # Llama 3 (2024), section 3.3.2: FSDP shards states and gradients, and weights are not resharded after the
+    # forward; gradients of a pipeline are reduced once a step, as torchtitan's.
+    "llama3-paper": replace(
+        FSDP, name="Meta's framework", plain=False, sequence_parallel=True, zero=2, pipelined_zero=1
+    ),
     "internevo": replace(
         MEGATRON,
         name="InternEvo",
@@ -469,10 +476,13 @@ DEEPSPEED_EARLY = replace(
     name="DeepSpeed before 0.6 with Megatron-LM",
     zero=3,
     grad_dtype="bf16",
-    software=ALONE,
+    software=ALONE.model_copy(
+        update={"hidden_gather_fraction": 0.0, "hidden_reduce_fraction": 0.0, "all_reduces_gradients": True}
+    ),
 )
 """DeepSpeed whose ZeRO 3 gathered weight by weight and synchronised with the device before and after each gather
-(microsoft/DeepSpeed@7b46d11fa deepspeed/runtime/zero/partition_parameters.py)."""
+(microsoft/DeepSpeed@7b46d11fa deepspeed/runtime/zero/partition_parameters.py), with reduce_scatter: false as in
+BigScience's log."""
 
 
 WORDS: Final[tuple[tuple[str, Framework], ...]] = (

@@ -330,7 +330,7 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
     if zero is None:
         zero = framework.zero
         notes.append(f"ZeRO {zero} (not printed)")
-    if zero == 3 and degrees["pp"] > 1 and framework.pipelined_zero is not None:
+    if zero >= 2 and degrees["pp"] > 1 and framework.pipelined_zero is not None:
         zero = framework.pipelined_zero
         notes.append(f"sharding in a pipeline priced as ZeRO {zero}: gathered and reduced once a step")
     replicated = dp * degrees["cp"] > 1
