@@ -107,7 +107,7 @@ def check_schedule(schedule: Schedule, num_stages: int, num_micro_batches: int, 
 
 
 @lru_cache(maxsize=256)
-def placement(schedule: Schedule, num_stages: int, vpp: int) -> Int64Array:
+def chunk_stages(schedule: Schedule, num_stages: int, vpp: int) -> Int64Array:
     """List the virtual stage of every chunk and rank, [v, P].
 
     Flattened, it is a permutation that is its own inverse.
