@@ -43,7 +43,7 @@ from milpplan.groups.problem import GroupedProblem, Kind
 from milpplan.groups.screen_subsets import Proof, SetRecord, ranked_sets
 from milpplan.groups.strategies import Int64Array
 from milpplan.groups.tours import least_overhead_ns, undominated_tours
-from milpplan.optimize.milp.backends import AUTO, backend, witnessed
+from milpplan.optimize.milp.backends import AUTO, backend, check_infeasible
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, Rows
 from milpplan.optimize.milp.solution import Backend, Limits, Solution
@@ -394,7 +394,7 @@ class _Search:
         # CP-SAT rounds groups' times up to whole units, by up to one unit each.
         spare = len(record.used) if unit_ns > 1 and by != "exact" else 0
         below = self._below_best(program, unit_ns, limit_ns, spare)
-        solution = witnessed(below, limits, self._solve_or_other(below, limits))
+        solution = check_infeasible(below, limits, self._solve_or_other(below, limits))
         if solution.status == "infeasible":
             # No plan is below the incumbent; without an incumbent, the set cannot hold the sequences.
             nothing_below = limit_ns or (NO_PLAN_NS if math.isinf(self.known_ns) else math.floor(self.known_ns))

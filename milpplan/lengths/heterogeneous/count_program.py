@@ -35,7 +35,7 @@ import numpy as np
 from milpplan.errors import SolverError
 from milpplan.lengths.heterogeneous.pipeline_capacity import ReplicaClass
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.optimize.milp.backends import backend, witnessed
+from milpplan.optimize.milp.backends import backend, check_infeasible
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.milp.program import ProgramBuilder
 from milpplan.optimize.milp.solution import Limits
@@ -151,7 +151,7 @@ def solved(
     builder.minimize([share], [-1])
     try:
         program, limits = builder.build(), Limits(time_limit_s=max(0.1, solver[1]))
-        solution = witnessed(program, limits, backend(solver[0]).solve(program, limits))
+        solution = check_infeasible(program, limits, backend(solver[0]).solve(program, limits))
     except SolverError:
         # An answer that fails the checks proves nothing.
         return Shared(_MOST)
