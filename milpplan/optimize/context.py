@@ -109,7 +109,7 @@ class SolveContext:
     """Advice for the user by reason, for every solver that could not run and was replaced by another."""
     budget: Budget = BUDGET
 
-    def without(self, error: UnavailableError) -> None:
+    def note_unavailable(self, error: UnavailableError) -> None:
         """Record that a solver could not run."""
         self.unavailable[error.seen] = error.do
 

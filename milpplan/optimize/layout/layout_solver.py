@@ -306,7 +306,7 @@ class LayoutSolver(SolveContext):
             try:
                 return candidate.solve(program, limits)
             except UnavailableError as error:
-                self.without(error)
+                self.note_unavailable(error)
             except SolverError:
                 # Only a failure of the solver that was asked for is an error.
                 if not index:
@@ -352,7 +352,7 @@ class LayoutSolver(SolveContext):
             try:
                 second = witness.solve(below, limits)
             except UnavailableError as error:
-                self.without(error)
+                self.note_unavailable(error)
                 continue
             except SolverError:
                 continue

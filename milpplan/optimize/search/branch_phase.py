@@ -328,7 +328,7 @@ class LayoutWorkers:
                 with running("A process that works for the solve"):
                     self.peers.append(Peer(WorkerProcess(self._init())))
         except UnavailableError as error:
-            self.queue.solver.without(error)
+            self.queue.solver.note_unavailable(error)
 
     def close(self) -> None:
         """End the other processes."""
@@ -370,7 +370,7 @@ class LayoutWorkers:
 
     def _left_by(self, peer: Peer, error: UnavailableError) -> list[Entry]:
         """Drop a process that has died. Returns its layouts, which are dealt anew."""
-        self.queue.solver.without(error)
+        self.queue.solver.note_unavailable(error)
         peer.process.close(at_once=True)
         self.peers.remove(peer)
         entries = {entry[-1]: entry for entry in (*peer.given, *(entry for _, entry in peer.begun))}
