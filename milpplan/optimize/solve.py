@@ -333,7 +333,7 @@ def _bound_of_any_chunks(
     # Bounds by compute do not depend on chunks, so they stay valid.
     search.explored.frontier = even.frontier.closed_again()
     search.bound()
-    return min(search.result().least(interleaved=True), even.least(interleaved=False), search.best_value)
+    return min(search.prune_record().least(interleaved=True), even.least(interleaved=False), search.best_value)
 
 
 def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
@@ -451,7 +451,7 @@ def _result(
         gap=gap,
         rejected=dict(search.whole.rejected),
         enumerated=search.whole.enumerated,
-        layouts=search.result(),
+        layouts=search.prune_record(),
         log=tuple(search.log),
         work=_work(search.context, status),
         wall_time_s=time.monotonic() - started,

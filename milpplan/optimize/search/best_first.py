@@ -384,8 +384,8 @@ class Search:
         self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
         self.candidates = self.candidates[keep]
 
-    def result(self) -> PruneRecord:
-        """Return the certificate: every layout's bound and what decided it."""
+    def prune_record(self) -> PruneRecord:
+        """Return every layout's bound and what decided it."""
         explored = slice(len(self.explored.rows))
         values, fates = self.explored.values(explored), self.explored.fates[explored].copy()
         undecided = (fates == FATES.index("open")) & (values >= self.threshold())

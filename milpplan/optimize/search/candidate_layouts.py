@@ -1,4 +1,7 @@
-"""Closed layouts of a space, in groups with one bound each, and the certificate of a search (``PruneRecord``).
+"""Closed layouts of a space, in groups with one bound each, and the record of a search (``PruneRecord``).
+
+A layout is closed until its group is opened: it shares the bound of its group or block. Best-first search calls
+such layouts unexpanded; its "closed list" is something else.
 
 Layouts are refined in three steps, always those with the smallest bound first: blocks, with a bound that ignores
 communication; the groups of a block; the layouts of a group. A block or group that is not refined keeps its proved
