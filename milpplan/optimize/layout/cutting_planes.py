@@ -402,13 +402,13 @@ def _dual_costs(program: LayoutProgram, duals: FloatArray) -> list[FloatArray]:
     total = np.zeros(int(program.offsets[-1]))
     for row, dual in zip(program.coefficients[:num_paths], duals[len(duals) - num_paths :], strict=True):
         total += max(float(dual), 0.0) * row
-    return program.split(total)
+    return program.by_menu(total)
 
 
 def _distances(program: LayoutProgram, values: FloatArray) -> list[FloatArray]:
     """Return distances of items from a fractional point, in layers."""
     costs = []
-    for menu, share in zip(program.menus, program.split(values), strict=True):
+    for menu, share in zip(program.menus, program.by_menu(values), strict=True):
         backward = menu.terms[Term.BACKWARD]
         tie = backward / max(1.0, float(backward.max()))
         costs.append((menu.layers - float(share @ menu.layers)) ** 2 + 0.01 * tie - 0.1 * share)

@@ -515,7 +515,8 @@ def _can_hold_all_layers(menus: Sequence[Menu], context: LayoutContext) -> bool:
 
 def _choice_of(program: ChoiceProgram, values: IntArray) -> Choice:
     """Return the item chosen for each stage in an integer answer."""
-    return [int(np.argmax(part)) for part in program.split(values[: int(program.offsets[-1])].astype(np.float64))]
+    items = values[: int(program.offsets[-1])].astype(np.float64)
+    return [int(np.argmax(part)) for part in program.by_menu(items)]
 
 
 def resolve_in_parts(

@@ -70,8 +70,8 @@ class JointProgram:
         """Number of paths and forbidden combinations so far."""
         return sum(view.num_rows_found for view in self.views)
 
-    def split(self, row: FloatArray) -> list[FloatArray]:
-        """Split a row over all items into one part per stage of each view."""
+    def by_menu(self, row: FloatArray) -> list[FloatArray]:
+        """Cut a row over all items into one part per menu, view by view."""
         return [row[start:end] for start, end in pairwise(self.offsets)]
 
     def choices(self, choice: Sequence[int]) -> list[Choice]:
