@@ -43,6 +43,7 @@ from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem.plan import RANK_ORDERS, Plan
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 from milpplan.problem.reading import plain_reason
+from milpplan.simulation.bulk.cache_keys import OFFLOADS
 from milpplan.simulation.layout_columns import DEFAULTS, LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import costs_of
@@ -521,17 +522,13 @@ PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "vpp": (1,),
     "micro_batch_size": (1,),
     "schedule": ("1f1b", "gpipe", "zb-h1"),
-    "offload_weights": (False,),
-    "offload_activations": (False,),
-    "offload_optimizer": (False,),
+    **dict.fromkeys(OFFLOADS, (False,)),
 }
-"""Values tried first for fields of the space; other fields keep all their values."""
-ROOMIER: Final = ("cp", "etp", "micro_batch_size")
-"""Fields opened next: more ranks share an activation, or experts."""
-CHUNKED: Final = ("vpp", "schedule")
+"""Values tried first for fields of the space; other fields keep all their values. Offloading is turned on last."""
+MEMORY_FIELDS: Final = ("cp", "etp", "micro_batch_size")
+"""Fields opened next, to save memory: more ranks share an activation, or experts."""
+CHUNK_FIELDS: Final = ("vpp", "schedule")
 """Fields opened after those: chunks put the ends of the model where there is memory."""
-OFFLOADS: Final = ("offload_weights", "offload_activations", "offload_optimizer")
-"""Fields turned on last."""
 
 
 def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
@@ -565,10 +562,12 @@ def _parts(problem: Problem) -> Iterator[Problem]:
     job = problem.job
     sizes = dict.fromkeys((job.num_gpus_values[-1], job.num_gpus_values[len(job.num_gpus_values) // 2]))
     plain = _narrowed(problem, PLAIN)
-    roomier = _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in ROOMIER})
-    chunked = _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in CHUNKED})
+    memory_saving = _narrowed(
+        problem, {name: values for name, values in PLAIN.items() if name not in MEMORY_FIELDS}
+    )
+    chunked = _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in CHUNK_FIELDS})
     offloaded = _narrowed(problem, {**PLAIN, **dict.fromkeys(OFFLOADS, (True,))})
-    for part in dict.fromkeys((plain, roomier, chunked, offloaded)):
+    for part in dict.fromkeys((plain, memory_saving, chunked, offloaded)):
         for gpus in sizes:
             # The batch that has the largest power of two in common with the number of GPUs.
             _, batch = max((min(value & -value, gpus & -gpus), value) for value in job.global_batch_values)
