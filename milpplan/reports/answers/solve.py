@@ -16,9 +16,9 @@ from milpplan.optimize.result import PlanResult, ProgramAnswer
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem
 from milpplan.reports.answers.step import (
+    accuracy_blocks,
     execution_words,
-    known_blocks,
-    left_out,
+    ignored_keys_blocks,
     memory_text,
     nodes_text,
     plan_blocks,
@@ -211,7 +211,7 @@ def _trust(
     doubt = _doubt(result, robust, evidence)
     if doubt:
         yield Fact("doubt", printable(doubt))
-    yield from left_out(result.problem)
+    yield from ignored_keys_blocks(result.problem)
 
 
 def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -> str:
@@ -319,10 +319,10 @@ def _details(
     if result.any_chunks_gap is not None and result.any_chunks_gap > max(tolerance, result.gap or 0.0):
         saved = f"uneven interleaving could save at most {percent_text(result.any_chunks_gap)}"
         yield Fact("splits", f"{saved} (proved; --space any looks for it)")
-    yield from known_blocks(bar, None)
+    yield from accuracy_blocks(bar, None)
     if robust is not None and not robust.solved:
         yield Fact("choice", robustness_text(robust))
-    yield from known_blocks(None, evidence)
+    yield from accuracy_blocks(None, evidence)
     yield Paragraph()
     yield from plan_blocks(result.problem, result.plan, result.report)
 
