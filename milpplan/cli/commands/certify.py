@@ -28,7 +28,7 @@ from milpplan.optimize.certify import certify as certify_claim
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.milp.backends import AUTO, backend_names
-from milpplan.optimize.milp.block_program import solve_blocks
+from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import WRITERS, write_mps
@@ -201,7 +201,7 @@ def _as_one_program(answer: Certified, options: SolveOptions, left_s: float | No
         raise InvalidInputError(
             "The result has no plan.", "The one program states an answer with a plan.", "Leave out --program."
         )
-    solved = solve_blocks(again, options, left_s)
+    solved = solve_block_program(again, options, left_s)
     for path in WRITERS[file.suffix](solved.program, file):
         say(f"Written to {path}.")
     check = Check("the answer as one integer program", solved.agrees, program_text(solved))

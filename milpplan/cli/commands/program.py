@@ -15,7 +15,7 @@ from milpplan.cli.commands.solve import SolveWords
 from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.milp.block_program import solve_blocks
+from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.milp.whole_program import monolithic_program
 from milpplan.optimize.milp.write_program import WRITERS
 from milpplan.optimize.result import SolveOptions
@@ -106,7 +106,7 @@ def _written(problem: Problem, options: SolveOptions, out: Path) -> ExitCode:
         if result.plan is None:
             say(f"There is no program: the search ended as {result.status.replace('_', ' ')}.")
             return OF_STATUS[result.status]
-        answer = solve_blocks(result, options, deadline.left_s())
+        answer = solve_block_program(result, options, deadline.left_s())
     for path in WRITERS[out.suffix](answer.program, out):
         say(f"Written to {path}.")
     show_blocks([program_fact(answer)])

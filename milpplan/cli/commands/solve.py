@@ -351,9 +351,9 @@ def _comment(
         answer.why = explain(result.problem, options.forbid, Effort(deadline=deadline.until))
     answer.known = evidence_of(result)
     if words.method == "program" and result.plan is not None and not result.message:
-        from milpplan.optimize.milp.block_program import solve_blocks
+        from milpplan.optimize.milp.block_program import solve_block_program
 
-        answer.program = solve_blocks(result, options, deadline.left_s())
+        answer.program = solve_block_program(result, options, deadline.left_s())
     if whole is not None and not result.message:
         cost = target_price(result, whole, options, deadline.left_s(words.price_limit))
         answer.result = replace(result, target_price=cost)
