@@ -307,7 +307,7 @@ class Search:
         part = self.explored.space.take(rows)
         costs = cluster_costs(self.problem, part)
         self.cost_cache.keep(rows, costs)
-        if self._prices_in_batches and isinstance(costs, CostTable):
+        if self._simulates_in_batches and isinstance(costs, CostTable):
             self.step_tables.add(rows, costs)
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)
@@ -454,7 +454,7 @@ class Search:
         values = np.where(step_ns <= self.explored.limits_ns[rows], step_ns * self.explored.weights[rows], np.inf)
         order = self.by_value(np.arange(len(rows)), values)[:max_plans]
         self.queue = rows[order]
-        if self._prices_in_batches:
+        if self._simulates_in_batches:
             self._simulate_in_batches(rows[order], mode_indices[order], values[order])
             return
         for index in order:
@@ -473,8 +473,8 @@ class Search:
             self.note()
 
     @property
-    def _prices_in_batches(self) -> bool:
-        """True where uniform plans are priced in batches: in the uniform space, with equal hardware everywhere."""
+    def _simulates_in_batches(self) -> bool:
+        """True where uniform plans are simulated in batches: in the uniform space, with one node type."""
         alike = not self.problem.other_hardware
         return alike and self.problem.space.kind == "uniform" and not self.first_only
 

@@ -148,7 +148,7 @@ def simulate_many(
     for start in range(0, len(columns), CHUNK):
         rows = slice(start, start + CHUNK)
         part = columns.take(np.arange(start, min(start + CHUNK, len(columns))))
-        _price(problem, part, chosen, layout_costs(problem, part), results[:, rows])
+        _fill_results(problem, part, chosen, layout_costs(problem, part), results[:, rows])
     return _bulk_steps(problem, chosen, results)
 
 
@@ -160,7 +160,7 @@ def simulate_known(
     The layouts are of the problem's space and of a cluster with a single node type.
     """
     results = np.zeros((3, len(columns), len(modes)), dtype=np.int64)
-    _price(problem, columns, modes, costs, results)
+    _fill_results(problem, columns, modes, costs, results)
     return _bulk_steps(problem, modes, results)
 
 
@@ -186,7 +186,7 @@ def _one_by_one(problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...
     return BulkSteps(modes, step, device, host, fits.astype(np.bool_))
 
 
-def _price(
+def _fill_results(
     problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], costs: CostTable, results: IntArray
 ) -> None:
     """Fill ``results`` [3, n, modes]: step time, bytes on the device and on the host."""
