@@ -112,13 +112,14 @@ def forbidden_values(options: Iterable[str]) -> tuple[Mapping[str, object], ...]
     return tuple(assignments(text, "--forbid", tuple(Layout.model_fields)) for text in options)
 
 
-ALLOWED: Final[dict[str, dict[str, tuple[bool | str, ...]]]] = {
+ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...]]]] = {
     "offload": dict.fromkeys(("offload_weights", "offload_activations", "offload_optimizer"), (False, True)),
     "tp-overlap": {"tp_overlap": TP_OVERLAPS},
     "scatter-gather": {"pp_scatter_gather": (False, True)},
     "kept-gathered": {"gather_again": (True, False)},
     "placement": {"rank_order": RANK_ORDERS},
     "replicas": {"mixing": MIXINGS},
+    "zero-pipeline": {"zero_pipeline": True},
 }
 """Fields of the space and their values, by the word of ``--allow`` that opens them; off by default."""
 
@@ -148,7 +149,7 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
     return values
 
 
-def _all_of(problem: Problem) -> list[dict[str, tuple[bool | str, ...]]]:
+def _all_of(problem: Problem) -> list[dict[str, bool | tuple[bool | str, ...]]]:
     """List everything that a problem can open."""
     return [part for name, part in ALLOWED.items() if name != "replicas" or problem.other_hardware]
 

@@ -141,6 +141,8 @@ def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress],
 def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
     """Fix fields of the layout, or the recompute mode of all layers, e.g. ``{"tp": 8, "recompute": "full"}``.
 
+    Values that leave only ZeRO 2 or 3 with a pipeline open that combination (``Space.zero_pipeline``).
+
     Returns:
         The problem with the narrower space.
 
@@ -163,6 +165,8 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
             "",
             "See `milpplan schema`.",
         ) from error
+    if space.pp is not None and min(space.pp) > 1 and min(space.zero_stage) > 1:
+        space = space.model_copy(update={"zero_pipeline": True})
     changed_problem = problem.model_copy(update={"space": space})
     try:
         changed_problem.check_node_types()

@@ -157,6 +157,9 @@ class Space(Record):
     """Recomputation of the virtual stages in the free space. ``any``: each stage has its own counts. ``alike``: a
     single mode applies to all layers. ``block``: as ``alike``, or the first n layers of every virtual stage are
     recomputed wholly (all layers of a shorter stage), with the same n everywhere."""
+    zero_pipeline: bool = False
+    """True if layouts may have ZeRO 2 or 3 together with a pipeline, which exchange gradients or weights in every
+    micro-batch and which few train with."""
     target: str | None = None
     """Launcher (``launchers.targets.TARGETS``) whose rules every layout keeps.
     ``launchers.restriction.restrict`` sets this field, ``target_version`` and ``recompute_counts``."""
@@ -165,7 +168,10 @@ class Space(Record):
 
 
 NOT_LISTS: Final = frozenset(
-    ("kind", "interleaved_layers", "vpp_values", "recompute_counts", "target", "target_version")
+    (
+        *("kind", "interleaved_layers", "vpp_values", "recompute_counts"),
+        *("zero_pipeline", "target", "target_version"),
+    )
 )
 """Fields of a space that are not lists of values."""
 
