@@ -17,6 +17,7 @@ from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, S
 from milpplan.problem.problem import (
     MAX_BATCH,
     MAX_GPUS,
+    MAX_MARGIN,
     MAX_NODE_TYPES,
     MAX_SEQUENCE,
     MIXINGS,
@@ -229,7 +230,7 @@ def problem_of(
     declared = SPACES[choice(space, "--space", tuple(SPACES))]
     parts = {"model": spec, "hardware": first, "job": asked, "space": declared, "other_hardware": others}
     problem = record(Problem, "the command line", **parts)
-    return narrowed(problem, fix, allow, schedule)
+    return with_margin(narrowed(problem, fix, allow, schedule), job.get("memory_margin"))
 
 
 def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedule: str | None) -> Problem:
@@ -252,6 +253,24 @@ def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedul
             )
     problem = problem.model_copy(update={"space": problem.space.model_copy(update=opened)})
     return fixed(problem, values) if values else problem
+
+
+def with_margin(problem: Problem, margin: float | None) -> Problem:
+    """Set the space's margin of memory as ``--memory-margin`` says; None: that of the hardware.
+
+    Raises:
+        InvalidInputError: it is no share from 0 to 0.5.
+    """
+    if margin is None:
+        return problem
+    if not 0 <= margin <= MAX_MARGIN:
+        raise InvalidInputError(
+            f"--memory-margin is {margin:g}.",
+            f"Expected a share of the device's memory from 0 to {MAX_MARGIN:g}, such as 0.05.",
+            "Correct --memory-margin, or leave it out.",
+        )
+    space = problem.space.model_copy(update={"memory_margin_fraction": margin})
+    return problem.model_copy(update={"space": space})
 
 
 def deadline_hours(hours: float | None, days: float | None) -> float | None:

@@ -241,6 +241,16 @@ Allow = Annotated[
         rich_help_panel=PLANS,
     ),
 ]
+MemoryMargin = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-margin",
+        metavar="SHARE",
+        help="Share of the device's memory that every plan leaves, from 0 to 0.5.",
+        show_default="what the error of predicted peaks asks, about 0.05",
+        rich_help_panel=PLANS,
+    ),
+]
 Target = Annotated[
     str | None,
     typer.Option(

@@ -25,7 +25,7 @@ from milpplan.optimize.space.rules import PIPELINE_SHARDING_RULES, REPLICA_SHARD
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import NOT_LISTS, Job, Problem, Range, Space
 from milpplan.simulation.bulk.cache_keys import OFFLOADS
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.layout_costs import capacities_bytes, usable_memory_bytes
 from milpplan.simulation.mixed_costs import cluster_costs
 from milpplan.units import NS_PER_S, counted, gib_text, seconds_text
 
@@ -178,9 +178,12 @@ def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield from unrestricted(problem)
     yield from zero_pipeline(problem)
     host = dict.fromkeys(OFFLOADS, (False, True))
-    tiers = all(hardware.host_memory is not None for hardware in problem.node_types)
+    types = problem.node_types
+    tiers = all(hardware.host_memory is not None for hardware in types)
     if tiers and any(getattr(space, name) == (False,) for name in host):
         yield "offloading to the host (--allow offload)", with_space(problem, **host)
+    if any(hardware.capacity_bytes(space.memory_margin_fraction) < hardware.usable_bytes for hardware in types):
+        yield "no margin (--memory-margin 0)", with_space(problem, memory_margin_fraction=0.0)
     if set(space.recompute) != set(Space().recompute):
         yield "every recompute mode", with_space(problem, recompute=Space().recompute)
     if job.attention_kernel == "unfused":
@@ -357,10 +360,9 @@ def _batch_words(job: Job) -> str:
 def _too_large(
     problem: Problem, space: LayoutSpace, bounds: LeastMemory, forbidden: Forbidden, effort: Effort
 ) -> InfeasibleError:
-    usable, hardware = (
-        usable_memory_bytes(problem),
-        max(problem.node_types, key=lambda hardware: hardware.usable_bytes),
-    )
+    usable = usable_memory_bytes(problem)
+    hardware = problem.node_types[capacities_bytes(problem).index(usable)]
+    margin = hardware.usable_bytes - usable
     layouts = f"over {counted(len(space), 'layout')}"
     if bounds.memory_bytes > usable:
         peak = f"the smallest peak {layouts} is at least {gib_text(bounds.memory_bytes)}"
@@ -390,7 +392,8 @@ def _too_large(
         remedies += relaxed or _first(effort, shorter_sequences(problem), fits)
     return InfeasibleError(
         f"{seen}; {hardware.accelerator.name} has {gib_text(usable)} usable of "
-        f"{gib_text(hardware.accelerator.memory_bytes)}.",
+        f"{gib_text(hardware.accelerator.memory_bytes)}"
+        f"{f' with a margin of {gib_text(margin)}' if margin else ''}.",
         expected,
         f"Use {', or '.join(remedies)}."
         if remedies

@@ -44,7 +44,7 @@ from milpplan.problem.plan import RANK_ORDERS, Plan
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 from milpplan.problem.reading import plain_reason
 from milpplan.simulation.layout_columns import DEFAULTS, LayoutColumns
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.layout_costs import capacities_bytes, usable_memory_bytes
 from milpplan.simulation.mixed_costs import costs_of
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import simulate
@@ -125,6 +125,21 @@ def target_price(
     return TargetPrice.between(
         result.objective, result.objective_bound, whole_space, options.gap, best.wall_time_s
     )
+
+
+def margin_price(result: PlanResult, options: SolveOptions, limit_s: float | None) -> TargetPrice | None:
+    """Return the cost of the margin of memory; None without a margin, a plan or a bound.
+
+    Args:
+        result: result with the margin.
+        options: options of the solve without it, which starts from the result's plan.
+        limit_s: time limit of that solve; an open gap widens the interval.
+    """
+    problem = result.problem
+    whole = problem.model_copy(update={"space": problem.space.model_copy(update={"memory_margin_fraction": 0.0})})
+    if capacities_bytes(whole) == capacities_bytes(problem) or problem.job.objective == "num_gpus":
+        return None
+    return target_price(result, whole, options, limit_s)
 
 
 def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
@@ -389,7 +404,7 @@ def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan],
             float(values[0]) for values in objective_weights(problem, LayoutColumns.of([plan.layout]))
         )
         value = report.step_time_ns * weight
-        if report.fits and report.step_time_ns <= limit_ns and (best is None or value < best[0]):
+        if report.fits_with_margin and report.step_time_ns <= limit_ns and (best is None or value < best[0]):
             best = value, plan, report
     scale, name = printed_unit(problem)
     return PlanResult(

@@ -152,7 +152,12 @@ def with_memory(problem: Problem, usable_bytes: int) -> Problem:
     """The problem on devices where plans may fill exactly ``usable_bytes``."""
     accelerator = problem.hardware.accelerator.model_copy(update={"memory_bytes": usable_bytes})
     hardware = problem.hardware.model_copy(
-        update={"accelerator": accelerator, "reserved_bytes": 0, "fragmentation_fraction": 0.0}
+        update={
+            "accelerator": accelerator,
+            "reserved_bytes": 0,
+            "fragmentation_fraction": 0.0,
+            "memory_margin_fraction": 0.0,
+        }
     )
     return problem.model_copy(update={"hardware": hardware})
 

@@ -73,6 +73,7 @@ def program(
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,
+    memory_margin: o.MemoryMargin = None,
     target_version: o.TargetVersion = None,
     objective: o.ObjectiveName = "step_time_per_token",
     deadline_hours: o.DeadlineHours = None,

@@ -28,8 +28,8 @@ from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import DEFAULT_GAP, PlanResult, ProgramAnswer, SolveOptions
+from milpplan.optimize.solve import margin_price, target_price
 from milpplan.optimize.solve import solve as solve_problem
-from milpplan.optimize.solve import target_price
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
@@ -82,6 +82,7 @@ def solve(
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,
+    memory_margin: o.MemoryMargin = None,
     target_version: o.TargetVersion = None,
     price_limit: o.PriceLimit = 60.0,
     objective: o.ObjectiveName = "step_time_per_token",
@@ -156,6 +157,7 @@ class SolveWords:
     fix: list[str] | None
     allow: list[str] | None
     forbid: list[str] | None
+    memory_margin: float | None
     target: str | None
     target_version: str | None
     price_limit: float
@@ -216,6 +218,7 @@ class SolveWords:
             "tokens": self.tokens,
             "kind": "inference" if self.inference else "training",
             "ignore": self.ignore,
+            "memory_margin": self.memory_margin,
         }
 
     def options(self, problem: Problem) -> SolveOptions:
@@ -357,6 +360,9 @@ def _comment(
     if whole is not None and not result.message:
         cost = target_price(result, whole, options, deadline.left_s(words.price_limit))
         answer.result = replace(result, target_price=cost)
+    if words.price_limit and not result.message:
+        cost = margin_price(result, options, deadline.left_s(words.price_limit))
+        answer.result = replace(answer.result, margin_price=cost)
     check_ends = words.check_ends and not result.message
     solve_end = _end_solver(result, options, deadline) if check_ends else None
     answer.bar, answer.robust = uncertainty(result, solve_end)

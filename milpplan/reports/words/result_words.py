@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil, floor
 from typing import Literal
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
@@ -15,7 +16,8 @@ from milpplan.problem.records import Computed, Record
 from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.units import count_text, counted, money_text, percent_text, rate_text, seconds_text
+from milpplan.simulation.layout_costs import capacities_bytes
+from milpplan.units import count_text, counted, gib_text, money_text, percent_text, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence, TermEvidence
 
 
@@ -102,6 +104,21 @@ def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument
     if most - least <= SAME_SHARE:
         return f"{percent_text((least + most) / 2)} {more} {best}, proved"
     return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
+
+
+def margin_text(result: PlanResult) -> str:
+    """Describe the margin of memory and its price: ``margin 4.0 GiB (0.1 % slower than without)``."""
+    capacities = capacities_bytes(result.problem)
+    sizes = [t.usable_bytes - size for t, size in zip(result.problem.node_types, capacities, strict=True)]
+    text = f"margin {' or '.join(dict.fromkeys(map(gib_text, sizes)))}"
+    price = result.margin_price
+    if price is None:
+        return text if any(sizes) else ""
+    # Rounded outwards, so that nothing unproved is claimed.
+    least, most = floor(1e3 * price.least_fraction) / 1e3, ceil(1e3 * price.most_fraction) / 1e3
+    more = "slower" if result.problem.job.objective == "step_time_per_token" else "more GPU-hours"
+    cost = f"{percent_text(least)} to {percent_text(most)}" if least > 0 else f"at most {percent_text(most)}"
+    return f"{text} ({cost} {more} than without)"
 
 
 class FastestDocument(Record):
