@@ -260,6 +260,15 @@ Target = Annotated[
         show_default="any plan",
     ),
 ]
+Stack = Annotated[
+    bool,
+    typer.Option(
+        "--stack/--no-stack",
+        help="With the constants fitted to the software of --target, where HARDWARE is a bare name that has them, "
+        "or with those of the hardware alone.",
+        rich_help_panel=PLANS,
+    ),
+]
 TargetVersion = Annotated[
     str | None,
     typer.Option(

@@ -142,8 +142,8 @@ class TargetPrice:
     ``objective`` and ``objective_bound``: the best plan found in the whole space, and the proved bound there.
     ``least_fraction`` and ``most_fraction``: proved interval of how much longer the restricted space's best plan
     takes than the best plan of the whole space, as a fraction. ``status``: ``optimal`` where the whole space's
-    bound is within the tolerance. ``wall_time_s``: of the whole space's solve. ``space`` and ``plan``: the whole space and
-    its best plan.
+    bound is within the tolerance. ``wall_time_s``: of the whole space's solve. ``space`` and ``plan``: the whole
+    space and its best plan.
     """
 
     objective: float

@@ -75,6 +75,7 @@ def program(
     forbid: o.Forbid = None,
     memory_margin: o.MemoryMargin = None,
     target_version: o.TargetVersion = None,
+    stack: o.Stack = True,
     objective: o.ObjectiveName = "step_time_per_token",
     deadline_hours: o.DeadlineHours = None,
     deadline_days: o.DeadlineDays = None,

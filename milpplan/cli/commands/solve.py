@@ -84,6 +84,7 @@ def solve(
     forbid: o.Forbid = None,
     memory_margin: o.MemoryMargin = None,
     target_version: o.TargetVersion = None,
+    stack: o.Stack = True,
     price_limit: o.PriceLimit = 60.0,
     objective: o.ObjectiveName = "step_time_per_token",
     deadline_hours: o.DeadlineHours = None,
@@ -160,6 +161,7 @@ class SolveWords:
     memory_margin: float | None
     target: str | None
     target_version: str | None
+    stack: bool
     price_limit: float
     objective: str
     deadline_hours: float | None
@@ -197,12 +199,22 @@ class SolveWords:
 
     def whole(self, hardware: str | None) -> Problem:
         """Build the problem on one kind of hardware, for any launcher."""
+        hardware = self.with_stack(hardware)
         words = self.model, hardware, self.job(), self.space, self.fix or [], self.allow or [], self.schedule
         if self.calculon is None:
             return arguments.problem_of(*words)
         from milpplan.cli import calculon
 
         return calculon.problem_of(self.calculon, *words)
+
+    def with_stack(self, hardware: str | None) -> str | None:
+        """Return the stack of ``--target`` on a bare hardware name, if all kinds of hardware have one."""
+        if hardware is None or self.target is None or not self.stack:
+            return hardware
+        from milpplan.launchers.targets import stack_of
+
+        stacks = {name: stack_of(self.target, name) for name in names_of(self.hardware)}
+        return hardware if None in stacks.values() else stacks.get(hardware, hardware)
 
     def job(self) -> dict[str, Any]:
         """Collect the options that describe the job."""

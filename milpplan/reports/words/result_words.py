@@ -10,6 +10,7 @@ from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.optimize.result import FastestPlan, PlanResult, TargetPrice
+from milpplan.problem.catalog import stack_provenance, stacks_on
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
@@ -104,6 +105,26 @@ def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument
     if most - least <= SAME_SHARE:
         return f"{percent_text((least + most) / 2)} {more} {best}, proved"
     return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
+
+
+def constants_text(problem: Problem) -> str:
+    """Name the fitted constants of each node type with their error, or say what to expect of bare hardware; empty
+    where no shipped stack is for it."""
+    parts = {}
+    for hardware in problem.node_types:
+        name = hardware.name if hardware.uncertainty is None else hardware.uncertainty.overlay
+        fit = stack_provenance(name)
+        if fit is not None:
+            left_out = "" if fit.error_left_out is None else f", left-out error {percent_text(fit.error_left_out)}"
+            parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
+            continue
+        fits = {stack: fit for stack in stacks_on(name) if (fit := stack_provenance(stack)) is not None}
+        errors = [fit.error_before for fit in fits.values() if fit.error_before is not None]
+        if errors and max(errors) < 1:
+            ends = dict.fromkeys(percent_text(1 / (1 - error) - 1, 0) for error in (min(errors), max(errors)))
+            slower = f"frameworks run {' to '.join(ends)} slower (measured)"
+            parts[name] = f"{name} alone: {slower}; fitted: {', '.join(fits)}"
+    return "; ".join(parts.values())
 
 
 def margin_text(result: PlanResult) -> str:
