@@ -162,6 +162,19 @@ def with_memory(problem: Problem, usable_bytes: int) -> Problem:
     return problem.model_copy(update={"hardware": hardware})
 
 
+def with_margin(problem: Problem, share: float, of_space: bool) -> Problem:
+    """The problem on larger devices, of which plans leave a share: what they may fill hardly changes.
+
+    ``of_space``: the space asks for the margin, and the hardware for another one.
+    """
+    installed = int(problem.hardware.usable_bytes / (1 - share))
+    accelerator = problem.hardware.accelerator.model_copy(update={"memory_bytes": installed})
+    own = 0.4 if of_space else share
+    hardware = problem.hardware.model_copy(update={"accelerator": accelerator, "memory_margin_fraction": own})
+    space = problem.space.model_copy(update={"memory_margin_fraction": share if of_space else None})
+    return problem.model_copy(update={"hardware": hardware, "space": space})
+
+
 def with_tight_memory(rng: random.Random, problem: Problem, layout: Layout) -> Problem:
     """Memory between the peaks of a random plan of the layout without and with full recomputation; one in
     eight times hardly enough for any plan, and as often enough for all."""
