@@ -73,7 +73,7 @@ STACKS: dict[str, tuple[str, ...]] = {
 with Megatron-Core. Other launchers have none: ``plain`` is fitted to many frameworks at once."""
 
 
-def stack_of(target: str | None, hardware: str) -> str | None:
+def target_stack(target: str | None, hardware: str) -> str | None:
     """Find the shipped stack of a launcher on a bare hardware name; None where there is none.
 
     Args:

@@ -211,9 +211,9 @@ class SolveWords:
         """Return the stack of ``--target`` on a bare hardware name, if all kinds of hardware have one."""
         if hardware is None or self.target is None or not self.stack:
             return hardware
-        from milpplan.launchers.targets import stack_of
+        from milpplan.launchers.targets import target_stack
 
-        stacks = {name: stack_of(self.target, name) for name in names_of(self.hardware)}
+        stacks = {name: target_stack(self.target, name) for name in names_of(self.hardware)}
         return hardware if None in stacks.values() else stacks.get(hardware, hardware)
 
     def job(self) -> dict[str, Any]:
