@@ -92,6 +92,7 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     ),
     "sharded_gradients_are_overlapped": lambda p: "ZeRO 2 and 3 overlap the gradient reduction",
     "sharded_weights_are_overlapped": lambda p: "ZeRO 3 overlaps the parameter gather",
+    "zero_2_and_3_without_pipeline": lambda p: "ZeRO 2 and 3 with a pipeline need --allow zero-pipeline",
     "different_replicas_need_two_node_types": lambda p: (
         "replicas of different make are on at least two node types"
     ),

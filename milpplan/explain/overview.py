@@ -150,7 +150,7 @@ def _uniform(problem: Problem, search: Search, row: int, limit_ns: int) -> tuple
 
 def _near_plan(problem: Problem, plan: Plan, own: float) -> NearPlan | None:
     report = simulate(problem, plan)
-    if not report.fits:
+    if not report.fits_with_margin:
         return None
     weights, _ = objective_weights(problem, LayoutColumns.of([plan.layout]))
     excess = report.step_time_ns * float(weights[0]) / own - 1.0

@@ -130,7 +130,8 @@ def answer(
         limit_s: seconds to spend.
         asked: the user asked; False for a neighbour.
     """
-    granted, inside = wished(problem, wish), _in_space(problem, wish)
+    granted = wished(problem, wish)
+    inside = _in_space(problem, wish) and granted.space.zero_pipeline == problem.space.zero_pipeline
     wish_answer = WishAnswer(wish, wish_words(wish), "open", None, None, None, "", inside, asked)
     if inside and best.plan is not None and _has(best.plan, wish):
         same = replace(wish_answer, outcome="chosen", best=best, reason="the best plan found has it")

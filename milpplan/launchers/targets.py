@@ -17,6 +17,7 @@ from milpplan.launchers.nanotron.launcher import Nanotron
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
 from milpplan.launchers.torchtitan.launcher import Torchtitan
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
+from milpplan.problem.catalog import STACK_MARK, stack_names
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
@@ -61,6 +62,27 @@ TARGETS: dict[str, Launcher] = {
     "automodel": AutoModel(),
 }
 """Launchers by the name that ``--to``, ``--from`` and ``--target`` take."""
+
+
+STACKS: dict[str, tuple[str, ...]] = {
+    "megatron": ("megatron-core", "nemo"),
+    "megatron-bridge": ("nemo", "megatron-core"),
+    "nanotron": ("nanotron",),
+}
+"""Software stacks whose fitted constants are those of a launcher, best match first. NeMo and Megatron-Bridge train
+with Megatron-Core. Other launchers have none: ``plain`` is fitted to many frameworks at once."""
+
+
+def target_stack(target: str | None, hardware: str) -> str | None:
+    """Find the shipped stack of a launcher on a bare hardware name; None where there is none.
+
+    Args:
+        target: name of the launcher; None: no launcher.
+        hardware: a hardware name, or any other word, which has no stack.
+    """
+    shipped = stack_names()
+    names = (f"{hardware}{STACK_MARK}{stack}" for stack in STACKS.get(target or "", ()))
+    return next((name for name in names if name in shipped), None)
 
 
 def target_names() -> tuple[str, ...]:

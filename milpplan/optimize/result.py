@@ -137,13 +137,13 @@ class SolverWork:
 
 @dataclass(frozen=True, slots=True)
 class TargetPrice:
-    """Cost of restricting the space to a launcher's plans.
+    """Cost of a restriction of the space: to a launcher's plans, or by a margin of memory.
 
     ``objective`` and ``objective_bound``: the best plan found in the whole space, and the proved bound there.
-    ``least_fraction`` and ``most_fraction``: proved interval of how much longer the launcher's best plan takes
-    than the best plan of the whole space, as a fraction. ``status``: ``optimal`` where the whole space's bound is
-    within the tolerance. ``wall_time_s``: of the whole space's solve. ``space`` and ``plan``: the whole space and
-    its best plan.
+    ``least_fraction`` and ``most_fraction``: proved interval of how much longer the restricted space's best plan
+    takes than the best plan of the whole space, as a fraction. ``status``: ``optimal`` where the whole space's
+    bound is within the tolerance. ``wall_time_s``: of the whole space's solve. ``space`` and ``plan``: the whole
+    space and its best plan.
     """
 
     objective: float
@@ -230,6 +230,8 @@ class PlanResult:
     details: dict[str, Any] = field(default_factory=dict)
     target_price: TargetPrice | None = None
     """Cost of the restriction to a launcher, where the whole space was solved as well."""
+    margin_price: TargetPrice | None = None
+    """Cost of the margin of memory, where the space without it was solved as well."""
     fastest: FastestPlan | None = None
     """Fastest plan found; None where it is ``plan``."""
 

@@ -45,7 +45,7 @@ from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 from milpplan.problem.reading import plain_reason
 from milpplan.simulation.bulk.cache_keys import OFFLOADS
 from milpplan.simulation.layout_columns import DEFAULTS, LayoutColumns
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.layout_costs import capacities_bytes, usable_memory_bytes
 from milpplan.simulation.mixed_costs import costs_of
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import simulate
@@ -128,6 +128,21 @@ def target_price(
     )
 
 
+def margin_price(result: PlanResult, options: SolveOptions, limit_s: float | None) -> TargetPrice | None:
+    """Return the cost of the margin of memory; None without a margin, a plan or a bound.
+
+    Args:
+        result: result with the margin.
+        options: options of the solve without it, which starts from the result's plan.
+        limit_s: time limit of that solve; an open gap widens the interval.
+    """
+    problem = result.problem
+    whole = problem.model_copy(update={"space": problem.space.model_copy(update={"memory_margin_fraction": 0.0})})
+    if capacities_bytes(whole) == capacities_bytes(problem) or problem.job.objective == "num_gpus":
+        return None
+    return target_price(result, whole, options, limit_s)
+
+
 def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
     """Return a callback that writes each progress to the log and then calls ``callback``."""
 
@@ -141,6 +156,8 @@ def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress],
 
 def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
     """Fix fields of the layout, or the recompute mode of all layers, e.g. ``{"tp": 8, "recompute": "full"}``.
+
+    Values that leave only ZeRO 2 or 3 with a pipeline open that combination (``Space.zero_pipeline``).
 
     Returns:
         The problem with the narrower space.
@@ -164,6 +181,8 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
             "",
             "See `milpplan schema`.",
         ) from error
+    if space.pp is not None and min(space.pp) > 1 and min(space.zero_stage) > 1:
+        space = space.model_copy(update={"zero_pipeline": True})
     changed_problem = problem.model_copy(update={"space": space})
     try:
         changed_problem.check_node_types()
@@ -386,7 +405,7 @@ def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan],
             float(values[0]) for values in objective_weights(problem, LayoutColumns.of([plan.layout]))
         )
         value = report.step_time_ns * weight
-        if report.fits and report.step_time_ns <= limit_ns and (best is None or value < best[0]):
+        if report.fits_with_margin and report.step_time_ns <= limit_ns and (best is None or value < best[0]):
             best = value, plan, report
     scale, name = printed_unit(problem)
     return PlanResult(

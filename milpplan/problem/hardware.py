@@ -7,7 +7,7 @@ All rates are dense, per accelerator, in one direction, in SI units. The formula
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -374,6 +374,13 @@ class Uncertainty(Record):
     """Scatter of the measured steps around the fit, which no constant explains."""
 
 
+MEMORY_MARGIN: Final = 0.05
+"""Share of the device's memory that a plan leaves where neither the space nor the hardware says otherwise.
+
+It is the smallest whole per cent for which fewer than 2 % of the published runs that leave it ran out of memory,
+in every source of at least 100 runs (``validation.summary.memory_margin``; docs/accuracy.md, Memory)."""
+
+
 class HardwareSpec(Record):
     """Building blocks of a homogeneous cluster. The number of accelerators belongs to the job."""
 
@@ -389,6 +396,8 @@ class HardwareSpec(Record):
     """Memory of context, libraries and communicator buffers, which no plan can use."""
     fragmentation_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the memory that the caching allocator loses to fragmentation."""
+    memory_margin_fraction: Annotated[float, Field(ge=0, le=0.5)] = MEMORY_MARGIN
+    """Share of the memory that a safe plan leaves, because peaks are predicted with an error."""
     host_memory: HostMemory | None = None
     """Memory to offload weights, activations and optimizer states to; None: offloading is impossible."""
     software: Software = Software()
@@ -410,6 +419,14 @@ class HardwareSpec(Record):
         """Device memory that a plan may fill: the driver's total less fragmentation and the reserve, in bytes."""
         total = self.accelerator.memory_bytes
         return int(total * (1 - self.fragmentation_fraction)) - self.reserved_bytes
+
+    def margin_fraction(self, asked: float | None) -> float:
+        """Return the share of the memory to leave: the share asked for, or that of a safe plan."""
+        return self.memory_margin_fraction if asked is None else asked
+
+    def capacity_bytes(self, margin_fraction: float | None = None) -> int:
+        """Return the usable bytes less a share of the installed memory (None: the margin of a safe plan)."""
+        return self.usable_bytes - int(self.margin_fraction(margin_fraction) * self.accelerator.memory_bytes)
 
     @property
     def host_bytes(self) -> int:

@@ -19,7 +19,7 @@ from milpplan.simulation.layers.parameters import mfu
 from milpplan.simulation.layers.terms import EXPOSED, ONCE, PAIRED, WORK, Part, Phase
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, step_overhead_ns
-from milpplan.simulation.mixed_costs import RankCosts, costs_of, rank_types
+from milpplan.simulation.mixed_costs import RankCosts, costs_of, rank_capacities, rank_types
 from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline import step_graph
 from milpplan.simulation.pipeline.schedule import held_bytes, live_profiles
@@ -217,11 +217,11 @@ def rank_memory(layout: Layout, costs: RankCosts, stages: Sequence[StageOptions]
 
 
 def fits_in_memory(problem: Problem, layout: Layout, memory: Sequence[StageMemory]) -> bool:
-    """Check that every rank fits the memory of its own node type, on the device and on the host."""
-    types = [problem.node_types[node_type] for node_type in rank_types(problem, layout)]
+    """Check that every rank leaves the margin of the problem's space, and fits the host of its node type."""
+    hosts = [problem.node_types[node_type].host_bytes for node_type in rank_types(problem, layout)]
     return all(
-        rank.peak_bytes <= hardware.usable_bytes and rank.host_bytes <= hardware.host_bytes
-        for rank, hardware in zip(memory, types, strict=True)
+        rank.peak_bytes <= capacity and rank.host_bytes <= host
+        for rank, capacity, host in zip(memory, rank_capacities(problem, layout), hosts, strict=True)
     )
 
 
@@ -239,6 +239,7 @@ def _stage_reports(
     """Report every pipeline rank: its time breakdown and its memory."""
     memory = rank_memory(plan.layout, costs, stages)
     types = [problem.node_types[node_type] for node_type in rank_types(problem, plan.layout)]
+    capacities = rank_capacities(problem, plan.layout)
     reports = []
     for rank in range(plan.layout.pp):
         times = _rank_times(problem, plan, costs, stages, timeline, rank)
@@ -249,6 +250,8 @@ def _stage_reports(
                 memory[rank],
                 types[rank].name,
                 types[rank].usable_bytes,
+                capacities[rank],
+                types[rank].capacity_bytes(),
             )
         )
     return reports

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InvalidInputError
+from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.solve import fixed
 from milpplan.optimize.space.enumerate_layouts import broken_rules, divisors, layout_space
 from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
@@ -122,6 +123,8 @@ def with_switches(problem: Problem, c: dict[str, Any]) -> Iterator[Layout]:
             continue
         if moe and c["tp"] > 1 and not sp:
             continue
+        if zero > 1 and c["pp"] > 1 and not space.zero_pipeline:
+            continue
         if sharding_is_legal(space, c["cp"] * c["dp"], zero, grad, param):
             switches: dict[str, Any] = {
                 "vpp": vpp,
@@ -189,6 +192,7 @@ PROBLEMS = [
         space=Space(rank_order=RANK_ORDERS, zero_stage=(0,), schedule=("1f1b",), micro_batch_size=(1,)),
     ),
     small(4, num_gpus=8, space=Space(rank_order=("dp-tp-pp-cp", "tp-cp-pp-dp"), zero_stage=(1,), pp=(2,))),
+    small(space=Space(zero_pipeline=True)),
 ]
 
 
@@ -278,6 +282,28 @@ def test_rule_rejects_an_example(rule: str, experts: int, fields: dict[str, Any]
     opened = problem.model_copy(update={"space": Space(rank_order=RANK_ORDERS)})
     columns = layout_space(opened if layout.rank_order != RANK_ORDERS[0] else problem).columns
     assert layout not in [columns.at(row) for row in range(len(columns))]
+
+
+def test_zero_2_and_3_with_a_pipeline_are_opened() -> None:
+    """The default space refuses ZeRO 2 and 3 in pipelines by a rule with a count; the space that allows them has
+    just these layouts besides, and so has a space that fixes both."""
+    problem = small(num_gpus=8)
+    opened = problem.model_copy(update={"space": Space(zero_pipeline=True)})
+    closed, every = layout_space(problem), layout_space(opened)
+    both = (every.columns.zero_stage > 1) & (every.columns.pp > 1)
+    assert len(closed) == len(every) - both.sum() < len(every)
+    assert closed.rejected["zero_2_and_3_without_pipeline"] == both.sum()
+    assert not ((closed.columns.zero_stage > 1) & (closed.columns.pp > 1)).any()
+    asked = fixed(problem, {"zero_stage": 3, "pp": 2})
+    assert asked.space.zero_pipeline
+    columns = layout_space(asked).columns
+    assert len(columns) == (both & (every.columns.zero_stage == 3) & (every.columns.pp == 2)).sum() > 0
+    assert not fixed(problem, {"zero_stage": 3}).space.zero_pipeline
+    assert (layout_space(fixed(problem, {"zero_stage": 3})).columns.pp == 1).all()
+    listed = problem.model_copy(update={"space": Space(zero_stage=(3,), pp=(2,))})
+    why = explain(listed)
+    assert "zero_2_and_3_without_pipeline" in why.seen
+    assert "--allow zero-pipeline" in why.do
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 7])

@@ -502,7 +502,8 @@ def _plans_of_space(
     space = layout_space(listed_problem(problem, claim.plan), claim.forbid)
     for plan in plans:
         check_plan_of_file(problem, plan)
-        if space.find(plan.layout) is None or not in_space(problem, plan) or not simulate(problem, plan).fits:
+        known = space.find(plan.layout) is not None and in_space(problem, plan)
+        if not known or not simulate(problem, plan).fits_with_margin:
             raise InvalidInputError(
                 f"{source} compares its plan with one that is not in the space or does not fit.",
                 "Expected plans that its search has found.",
@@ -525,7 +526,8 @@ def _price(document: ResultDocument, result: PlanResult, claim: ClaimedResult, s
     space = layout_space(whole, claim.forbid)
     if not 0 < claimed.objective_bound <= claimed.objective * (1.0 + ROUNDING):
         return None
-    known = space.find(plan.layout) is not None and in_space(whole, plan) and simulate(whole, plan).fits
+    known = space.find(plan.layout) is not None and in_space(whole, plan)
+    known = known and simulate(whole, plan).fits_with_margin
     if not known or restrict(whole, target, document.problem.space.target_version) != document.problem:
         raise InvalidInputError(
             f"{source} compares the plans of {target} with a space that is not theirs without the restriction.",

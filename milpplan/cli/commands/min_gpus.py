@@ -50,6 +50,7 @@ def min_gpus(
     fix: o.Fix = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,
+    memory_margin: o.MemoryMargin = None,
     deadline_hours: o.DeadlineHours = None,
     deadline_days: o.DeadlineDays = None,
     tokens: o.Tokens = None,
@@ -76,6 +77,7 @@ def min_gpus(
         "tokens": tokens,
         "kind": "training",
         "ignore": ignore,
+        "memory_margin": memory_margin,
     }
     problem = problem_of(model, hardware, job, space, fix or [], allow or [], schedule)
     forbidden = forbidden_values(forbid or [])

@@ -28,8 +28,8 @@ from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import DEFAULT_GAP, PlanResult, ProgramAnswer, SolveOptions
+from milpplan.optimize.solve import margin_price, target_price
 from milpplan.optimize.solve import solve as solve_problem
-from milpplan.optimize.solve import target_price
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
@@ -82,7 +82,9 @@ def solve(
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,
+    memory_margin: o.MemoryMargin = None,
     target_version: o.TargetVersion = None,
+    stack: o.Stack = True,
     price_limit: o.PriceLimit = 60.0,
     objective: o.ObjectiveName = "step_time_per_token",
     deadline_hours: o.DeadlineHours = None,
@@ -156,8 +158,10 @@ class SolveWords:
     fix: list[str] | None
     allow: list[str] | None
     forbid: list[str] | None
+    memory_margin: float | None
     target: str | None
     target_version: str | None
+    stack: bool
     price_limit: float
     objective: str
     deadline_hours: float | None
@@ -195,12 +199,22 @@ class SolveWords:
 
     def whole(self, hardware: str | None) -> Problem:
         """Build the problem on one kind of hardware, for any launcher."""
+        hardware = self.with_stack(hardware)
         words = self.model, hardware, self.job(), self.space, self.fix or [], self.allow or [], self.schedule
         if self.calculon is None:
             return arguments.problem_of(*words)
         from milpplan.cli import calculon
 
         return calculon.problem_of(self.calculon, *words)
+
+    def with_stack(self, hardware: str | None) -> str | None:
+        """Return the stack of ``--target`` on a bare hardware name, if all kinds of hardware have one."""
+        if hardware is None or self.target is None or not self.stack:
+            return hardware
+        from milpplan.launchers.targets import target_stack
+
+        stacks = {name: target_stack(self.target, name) for name in names_of(self.hardware)}
+        return hardware if None in stacks.values() else stacks.get(hardware, hardware)
 
     def job(self) -> dict[str, Any]:
         """Collect the options that describe the job."""
@@ -216,6 +230,7 @@ class SolveWords:
             "tokens": self.tokens,
             "kind": "inference" if self.inference else "training",
             "ignore": self.ignore,
+            "memory_margin": self.memory_margin,
         }
 
     def options(self, problem: Problem) -> SolveOptions:
@@ -357,6 +372,9 @@ def _comment(
     if whole is not None and not result.message:
         cost = target_price(result, whole, options, deadline.left_s(words.price_limit))
         answer.result = replace(result, target_price=cost)
+    if words.price_limit and not result.message:
+        cost = margin_price(result, options, deadline.left_s(words.price_limit))
+        answer.result = replace(answer.result, margin_price=cost)
     check_ends = words.check_ends and not result.message
     solve_end = _end_solver(result, options, deadline) if check_ends else None
     answer.bar, answer.robust = uncertainty(result, solve_end)

@@ -64,7 +64,20 @@ class Solves:
 def judged(problem: Problem, plan: Plan) -> Problem:
     """Return the problem that judges a plan: that of its own job, with the plan's own switches in the space."""
     same = own_job(problem, plan)
-    return same.model_copy(update={"space": widened(problem.space, plan.layout)})
+    return with_own_margin(same.model_copy(update={"space": widened(problem.space, plan.layout)}), plan)
+
+
+def with_own_margin(problem: Problem, plan: Plan) -> Problem:
+    """Reduce the space's margin of memory to what a plan leaves, so that a plan that fits is in the space."""
+    report = simulate(problem, plan)
+    if not report.fits or report.fits_with_margin:
+        return problem
+    installed = {hardware.name: hardware.accelerator.memory_bytes for hardware in problem.node_types}
+    left = min(
+        (stage.usable_memory_bytes - stage.memory.peak_bytes) / installed[stage.node_type]
+        for stage in report.stages
+    )
+    return with_space(problem, memory_margin_fraction=left)
 
 
 def own_job(problem: Problem, plan: Plan) -> Problem:
@@ -81,6 +94,8 @@ def widened(space: Space, layout: Layout) -> Space:
         offered, own = getattr(space, name), getattr(layout, name, None)
         if name in Layout.model_fields and offered is not None and own not in offered:
             added[name] = (*offered, own)
+    if layout.zero_stage > 1 and layout.pp > 1:
+        added["zero_pipeline"] = True
     return space.model_copy(update=added)
 
 
@@ -126,7 +141,7 @@ def gap(
     same = judged(problem, plan)
     talk = _Judge(same, plan, simulate(same, plan), budget, solves or Solves(tolerance, callback))
     if runnable is not None:
-        talk.ask(runnable[0], own_job(runnable[1], plan), LAUNCHER)
+        talk.ask(runnable[0], with_own_margin(own_job(runnable[1], plan), plan), LAUNCHER)
     talk.ask(WHOLE, same, SPACE)
     report = _told(talk, changes, tokens or TOKENS, price_per_gpu_hour)
     return replace(report, wall_time_s=time.monotonic() - started)

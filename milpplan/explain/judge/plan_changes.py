@@ -23,7 +23,7 @@ from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.mixed_costs import RankCosts, cluster_costs, costs_of, rank_types
+from milpplan.simulation.mixed_costs import RankCosts, cluster_costs, costs_of, rank_capacities, rank_types
 from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.simulator import rank_memory, simulate, step_times_ns
 from milpplan.simulation.stages import durations, plan_stages
@@ -111,15 +111,16 @@ class Priced:
         layout = plan.layout
         if layout.replica_micro_batches or isinstance(costs, ReplicaCosts):
             report = simulate(problem, plan)
-            over = max(stage.memory.peak_bytes - stage.usable_memory_bytes for stage in report.stages)
-            return Priced(plan, report.step_time_s, report.fits, report.peak_memory_bytes, max(0, over))
+            over = max(stage.memory.peak_bytes - stage.capacity_bytes for stage in report.stages)
+            fits = report.fits_with_margin
+            return Priced(plan, report.step_time_s, fits, report.peak_memory_bytes, max(0, over))
         costs = costs or costs_of(problem, layout)
         stages = plan_stages(costs, problem.model.layer_kinds, plan)
         memory = rank_memory(layout, costs, stages)
-        types = [problem.node_types[node_type] for node_type in rank_types(problem, layout)]
+        hosts = [problem.node_types[node_type].host_bytes for node_type in rank_types(problem, layout)]
         over = max(
-            max(rank.peak_bytes - own.usable_bytes, rank.host_bytes - own.host_bytes)
-            for rank, own in zip(memory, types, strict=True)
+            max(rank.peak_bytes - capacity, rank.host_bytes - host)
+            for rank, capacity, host in zip(memory, rank_capacities(problem, layout), hosts, strict=True)
         )
         step_ns = int(step_times_ns(layout, costs, durations(stages)))
         peak = max(rank.peak_bytes for rank in memory)

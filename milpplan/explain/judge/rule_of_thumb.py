@@ -136,7 +136,7 @@ def _plan(problem: Problem, degrees: dict[str, int], max_recompute: str) -> tupl
         except IllegalPlanError:
             # The tables ignore heads, sequences and experts that a degree does not divide.
             return None
-        if report.fits:
+        if report.fits_with_margin:
             return plan, report
     return None
 

@@ -24,6 +24,7 @@ from milpplan.optimize.space.rules import (
     DOMINANCE,
     EXECUTION_RULES,
     INFERENCE_RULES,
+    PIPELINE_SHARDING_RULES,
     REPLICA_DEGREE_RULES,
     REPLICA_RULES,
     SPLIT_BACKWARD_RULES,
@@ -320,6 +321,8 @@ def _shardings(
     if "replica_micro_batches" in columns and columns["replica_micro_batches"].any():
         blocks = apply_rules(rule_filter, blocks, meeting_once())
     crossed_rules = target_crossed_rules(problem)
+    if not space.zero_pipeline and max(space.zero_stage) > 1:
+        crossed_rules |= PIPELINE_SHARDING_RULES
     if forbidden:
         crossed_rules["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
     if crossed_rules:

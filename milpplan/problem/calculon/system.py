@@ -128,6 +128,8 @@ def hardware_of(
         "scale_up": _scale_up(inner, wholes[0]),
         "scale_out": _scale_out(outer),
         "reserved_bytes": 0,
+        # Calculon's executions may fill the memory.
+        "memory_margin_fraction": 0.0,
         "software": _SOFTWARE,
     }
     if len(system.networks) > 2:

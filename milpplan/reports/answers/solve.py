@@ -28,7 +28,9 @@ from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, tolerance_text
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
+    constants_text,
     fastest_text,
+    margin_text,
     robustness_text,
     run_text,
     share_text,
@@ -197,7 +199,11 @@ def _trust(
     assert result.plan is not None
     assert result.report is not None
     yield Fact("step", printable(_step(result, bar, evidence)))
-    memory = memory_text(result.report)
+    constants = constants_text(result.problem)
+    if constants:
+        yield Fact("constants", printable(constants))
+    margin = margin_text(result)
+    memory = memory_text(result.report) + (f"; {margin}" if margin else "")
     if result.report.memory_verdict == "tight":
         memory += "; try it before you rely on it"
     elif evidence is not None and evidence.num_runs and not evidence.num_memory_runs:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil, floor
 from typing import Literal
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.optimize.result import FastestPlan, PlanResult, TargetPrice
+from milpplan.problem.catalog import stack_provenance, stacks_on
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.units import count_text, counted, money_text, percent_text, rate_text, seconds_text
+from milpplan.simulation.layout_costs import capacities_bytes
+from milpplan.units import count_text, counted, gib_text, money_text, percent_text, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence, TermEvidence
 
 
@@ -102,6 +105,41 @@ def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument
     if most - least <= SAME_SHARE:
         return f"{percent_text((least + most) / 2)} {more} {best}, proved"
     return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
+
+
+def constants_text(problem: Problem) -> str:
+    """Name the fitted constants of each node type with their error, or say what to expect of bare hardware; empty
+    where no shipped stack is for it."""
+    parts = {}
+    for hardware in problem.node_types:
+        name = hardware.name if hardware.uncertainty is None else hardware.uncertainty.overlay
+        fit = stack_provenance(name)
+        if fit is not None:
+            left_out = "" if fit.error_left_out is None else f", left-out error {percent_text(fit.error_left_out)}"
+            parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
+            continue
+        fits = {stack: fit for stack in stacks_on(name) if (fit := stack_provenance(stack)) is not None}
+        errors = [fit.error_before for fit in fits.values() if fit.error_before is not None]
+        if errors and max(errors) < 1:
+            ends = dict.fromkeys(percent_text(1 / (1 - error) - 1, 0) for error in (min(errors), max(errors)))
+            slower = f"frameworks run {' to '.join(ends)} slower (measured)"
+            parts[name] = f"{name} alone: {slower}; fitted: {', '.join(fits)}"
+    return "; ".join(parts.values())
+
+
+def margin_text(result: PlanResult) -> str:
+    """Describe the margin of memory and its price: ``margin 4.0 GiB (0.1 % slower than without)``."""
+    capacities = capacities_bytes(result.problem)
+    sizes = [t.usable_bytes - size for t, size in zip(result.problem.node_types, capacities, strict=True)]
+    text = f"margin {' or '.join(dict.fromkeys(map(gib_text, sizes)))}"
+    price = result.margin_price
+    if price is None:
+        return text if any(sizes) else ""
+    # Rounded outwards, so that nothing unproved is claimed.
+    least, most = floor(1e3 * price.least_fraction) / 1e3, ceil(1e3 * price.most_fraction) / 1e3
+    more = "slower" if result.problem.job.objective == "step_time_per_token" else "more GPU-hours"
+    cost = f"{percent_text(least)} to {percent_text(most)}" if least > 0 else f"at most {percent_text(most)}"
+    return f"{text} ({cost} {more} than without)"
 
 
 class FastestDocument(Record):

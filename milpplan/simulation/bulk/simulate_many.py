@@ -28,7 +28,7 @@ from milpplan.simulation.bulk.lockstep import Work, repeats, work_ends
 from milpplan.simulation.bulk.peak_memory import chunk_classes, peak_bytes
 from milpplan.simulation.layers.terms import Term
 from milpplan.simulation.layout_columns import BoolArray, IntArray, LayoutColumns, ascending, unique_rows
-from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs
+from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline.step_graph import (
     StepGraph,
@@ -149,7 +149,7 @@ def simulate_many(
         rows = slice(start, start + CHUNK)
         part = columns.take(np.arange(start, min(start + CHUNK, len(columns))))
         _fill_results(problem, part, chosen, layout_costs(problem, part), results[:, rows])
-    return _bulk_steps(problem, chosen, results)
+    return _bulk_steps(problem, chosen, results, problem.hardware.usable_bytes)
 
 
 def simulate_known(
@@ -157,17 +157,18 @@ def simulate_known(
 ) -> BulkSteps:
     """Simulate uniform plans as ``simulate_many`` does, with given constants and without checks.
 
-    The layouts are of the problem's space and of a cluster with a single node type.
+    The layouts are of the problem's space and of a cluster with a single node type. Plans that fit leave the
+    margin of the space.
     """
     results = np.zeros((3, len(columns), len(modes)), dtype=np.int64)
     _fill_results(problem, columns, modes, costs, results)
-    return _bulk_steps(problem, modes, results)
+    return _bulk_steps(problem, modes, results, usable_memory_bytes(problem))
 
 
-def _bulk_steps(problem: Problem, modes: tuple[Mode, ...], results: IntArray) -> BulkSteps:
-    """Compare the memory of the results [3, n, modes] with the capacities."""
+def _bulk_steps(problem: Problem, modes: tuple[Mode, ...], results: IntArray, capacity_bytes: int) -> BulkSteps:
+    """Compare the memory of the results [3, n, modes] with the capacities of device and host."""
     step, device, host = results
-    fits = (device <= problem.hardware.usable_bytes) & (host <= problem.hardware.host_bytes)
+    fits = (device <= capacity_bytes) & (host <= problem.hardware.host_bytes)
     return BulkSteps(modes, step, device, host, fits)
 
 
