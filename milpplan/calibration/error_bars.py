@@ -79,21 +79,32 @@ def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar:
     clusters. Correlations of the fit are left out: where constants were hard to separate this is an upper bound of
     their share.
     """
+    below, above = (_parts_s(problem, plan, step_time_s, sign) for _, sign in ENDS)
+    parts = {name: (below[name], above[name]) for name in below if below[name] or above[name]}
+    down, up = (_quadrature(side) for side in (below, above))
+    return ErrorBar(step_time_s, min(down, step_time_s), up, parts, uncertainty_of(problem.hardware).overlay)
+
+
+def side_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> float:
+    """Compute one side of a plan's error bar in seconds: the slower one for ``sign`` 1, the faster one for -1."""
+    return _quadrature(_parts_s(problem, plan, step_time_s, sign))
+
+
+def _parts_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> dict[str, float]:
+    """Compute the seconds that each constant, the residual and the spread between clusters add to one side."""
     uncertainty = uncertainty_of(problem.hardware)
-    parts: dict[str, tuple[float, float]] = {}
-    for name in UNCERTAIN:
-        if getattr(uncertainty, name) <= 0:
-            continue
-        times = [_step_s(at(problem, {name: sign}), plan) for _, sign in ENDS]
-        part = (max(step_time_s - min(times), 0.0), max(max(times) - step_time_s, 0.0))
-        if any(part):
-            parts[name] = part
-    for name in ("residual", "sources"):
-        seconds = getattr(uncertainty, f"{name}_fraction") * step_time_s
-        if seconds:
-            parts[name] = (seconds, seconds)
-    below, above = (sqrt(sum(part[side] ** 2 for part in parts.values())) for side in (0, 1))
-    return ErrorBar(step_time_s, min(below, step_time_s), above, parts, uncertainty.overlay)
+    parts = {
+        name: max(sign * (_step_s(at(problem, {name: sign}), plan) - step_time_s), 0.0)
+        for name in UNCERTAIN
+        if getattr(uncertainty, name) > 0
+    }
+    parts["residual"] = uncertainty.residual_fraction * step_time_s
+    parts["sources"] = uncertainty.sources_fraction * step_time_s
+    return parts
+
+
+def _quadrature(parts: dict[str, float]) -> float:
+    return sqrt(sum(part**2 for part in parts.values()))
 
 
 def at(problem: Problem, sigmas: dict[str, float]) -> Problem:

@@ -438,20 +438,20 @@ def uncertainty_of(hardware: HardwareSpec) -> Uncertainty:
 def _uncertainty(before: Uncertainty, overlay: Overlay) -> Uncertainty:
     """Combine the uncertainties of base and overlay: a fitted constant has its own sigma, others keep theirs.
 
-    The fit of a factor determines its product with the factors below it, so that their sigmas do not add. A
-    constant whose fit says less than the prior has the prior's sigma. Beside fitted constants those of ``SHARED``
-    keep at most ``LEFT_SHARE`` of the prior's sigma.
+    The fit of a factor determines its product with the factors below it, so that their sigmas do not add. No
+    constant becomes less certain than its prior. Beside fitted constants those of ``SHARED`` keep at most
+    ``LEFT_SHARE`` of the prior's sigma, and what is not identified at most the sigma that the data left.
     """
-    constants = overlay.constants
     sigma = {name: getattr(before, name) for name in UNCERTAIN}
-    fitted = {
-        name: part.one_sigma / (part.value if name in FACTORS else 1.0)
-        for name in UNCERTAIN
-        if (part := getattr(constants, name)) is not None and part.identified
-    }
-    if fitted:
+    parts = {name: part for name in UNCERTAIN if (part := getattr(overlay.constants, name)) is not None}
+    if any(part.identified for part in parts.values()):
         sigma |= {name: min(sigma[name], LEFT_SHARE * PRIOR_SIGMA[name]) for name in SHARED}
-    sigma |= {name: min(one_sigma, PRIOR_SIGMA[name]) for name, one_sigma in fitted.items()}
+    for name, part in parts.items():
+        one_sigma = part.one_sigma / (part.value if name in FACTORS else 1.0)
+        if part.identified:
+            sigma[name] = min(one_sigma, PRIOR_SIGMA[name])
+        elif one_sigma > 0:
+            sigma[name] = min(one_sigma, sigma[name])
     origin = overlay.provenance
     return Uncertainty(
         overlay=overlay.name,

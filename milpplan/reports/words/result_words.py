@@ -309,13 +309,17 @@ def extrapolated_text(evidence: Evidence, shown: int | None = None) -> str:
                 furthest[side] = one, term
     # A plan beyond the measured numbers of GPUs is beyond those of nodes.
     ordered = sorted(furthest.items(), key=lambda item: (item[0][0], -item[1][0].ratio))
-    names = [
-        f"{_limit_text(one)} with {term.words}"
+    limits = [
+        (term.words, _limit_text(one))
         for (below, measure), (one, term) in ordered
         if measure != "num_nodes" or (below, "num_gpus") not in furthest
-    ]
+    ][:shown]
+    by_term: dict[str, list[str]] = {}
+    for words, limit in limits:
+        by_term.setdefault(words, []).append(limit)
+    names = [f"{' or '.join(texts)} with {words}" for words, texts in by_term.items()]
     where = f"extrapolated: no measured run on {evidence.generation} has"
-    return f"{where} {', or '.join(names[:shown])}" if names else ""
+    return f"{where} {', or '.join(names)}" if names else ""
 
 
 def _limit_text(outside: Outside) -> str:
