@@ -74,32 +74,51 @@ Text = Annotated[str, Field(max_length=4000)]
 
 
 PRIOR_SIGMA: Final = {
+    # Root mean square of the logarithms that thirteen shipped stacks fit: 0.57 to 1.05.
     "gemm_efficiency": 0.25,
-    "gemm_fp8_efficiency": 0.15,
+    "gemm_fp8_efficiency": 0.15,  # one stack fits 1.16
+    # Four stacks of frameworks without fused kernels fit 0.23 to 0.52; those with them cannot tell it from 1.
     "memory_efficiency": 0.8,
-    "attention_efficiency": 0.5,
-    "scale_up_efficiency": 0.5,
-    "scale_out_efficiency": 0.3,
-    "dispatch_efficiency": 0.7,
+    "attention_efficiency": 0.5,  # six stacks fit 0.36 to 0.98
+    "scale_up_efficiency": 0.5,  # four stacks fit 0.39 to 1.04
+    "scale_out_efficiency": 0.3,  # two stacks fit 0.95 and 1.00, to 10 %: the fit's own prior
+    "dispatch_efficiency": 0.7,  # one stack fits 0.46
+    # One of nine stacks fits more than 0: 1.4 ms. Root mean square, rounded down.
     "layer_launch_s": 3e-4,
+    # Only runs on a cluster with slow calls have more than 0. A launch by a healthy NCCL takes some 10 to 20 us.
     "collective_rank_s": 1e-6,
     "collective_call_s": 2e-5,
     "collective_far_rank_s": 1e-6,
+    # The values that the only stack with tensor parallelism across nodes fits.
     "far_micro_batch_s": 1e-2,
     "far_step_s": 5e-2,
     "far_reduce_s": 4e-2,
-    "message_s": 3e-4,
-    "step_overhead_s": 6e-2,
+    "message_s": 3e-4,  # one of ten stacks with a pipeline fits 1.2 ms
+    "step_overhead_s": 6e-2,  # eight stacks fit 0.02 to 0.07 s, one 0.7 s
+    # Two of ten stacks fit 40 and 48 us where the description has 14 us: root mean square over the ten.
     "scale_out_hop_s": 1e-5,
-    "kernel_latency_s": 2e-6,
+    "kernel_latency_s": 2e-6,  # the shipped descriptions have 2.2 to 4.3 us
+    # Fractions and congestion that single sources fit (docs/accuracy.md).
     "hidden_gather_fraction": 0.27,
     "hidden_reduce_fraction": 0.27,
     "congestion_s_per_byte": 1.4,
 }
+"""One sigma of every constant that nothing identifies: for factors and congestion of the logarithm, for shares as
+they are, for others in seconds. Source: the spread of the values that the stacks in ``hardware/stacks`` fit around
+those of the descriptions. The priors of a fit (``milpplan.calibration.fitting``) are wider: they only keep it well
+posed."""
 CONGESTION_MEDIAN: Final = 4e-13
+"""Congestion to doubt where a description states none, in seconds per byte and domain (docs/accuracy.md)."""
 SHARED: Final = ("gemm_efficiency", "memory_efficiency", "attention_efficiency", "scale_up_efficiency")
 LEFT_SHARE: Final = 0.3
+"""Factors that share most of a step, and the part of their priors' sigmas that is left beside fitted constants:
+an error in one is mostly in the values of the fitted ones. Chosen so that fifths of the runs that were kept aside
+lie within one sigma as often as normal errors would (benchmarks/results/accuracy.md)."""
+SOURCES_FRACTION: Final = 0.12
+"""Spread of step times between clusters that run a framework, for shipped stacks. Source: mean errors of sources
+predicted by constants fitted to the others of their framework (benchmarks/results/accuracy.md)."""
 PRIORS: Final = Uncertainty(overlay="none", residual_fraction=0.04, **PRIOR_SIGMA)
+"""Uncertainty of a description that nothing was fitted to. The residual is the median of those of the stacks."""
 
 
 class Factor(Record):
@@ -205,9 +224,6 @@ class Provenance(Record):
     """Error of measurements that were left out of the fit that predicts them."""
     residual_fraction: NonNegativeFloat = 0.0
     """Robust standard deviation of the relative errors of these predictions."""
-    sources_fraction: NonNegativeFloat = 0.0
-    """Spread of step times between the measured clusters and others that run the framework; 0 for measurements of
-    the cluster that is planned for."""
 
 
 class Overlay(Record):
@@ -440,11 +456,13 @@ def _uncertainty(before: Uncertainty, overlay: Overlay) -> Uncertainty:
 
     The fit of a factor determines its product with the factors below it, so that their sigmas do not add. No
     constant becomes less certain than its prior. Beside fitted constants those of ``SHARED`` keep at most
-    ``LEFT_SHARE`` of the prior's sigma, and what is not identified at most the sigma that the data left.
+    ``LEFT_SHARE`` of the prior's sigma, and what is not identified at most the sigma that the data left. Fitted
+    constants are those of the cluster that was measured: no spread between clusters is left.
     """
     sigma = {name: getattr(before, name) for name in UNCERTAIN}
     parts = {name: part for name in UNCERTAIN if (part := getattr(overlay.constants, name)) is not None}
-    if any(part.identified for part in parts.values()):
+    fitted = any(part.identified for part in parts.values())
+    if fitted:
         sigma |= {name: min(sigma[name], LEFT_SHARE * PRIOR_SIGMA[name]) for name in SHARED}
     for name, part in parts.items():
         one_sigma = part.one_sigma / (part.value if name in FACTORS else 1.0)
@@ -452,10 +470,15 @@ def _uncertainty(before: Uncertainty, overlay: Overlay) -> Uncertainty:
             sigma[name] = min(one_sigma, PRIOR_SIGMA[name])
         elif one_sigma > 0:
             sigma[name] = min(one_sigma, sigma[name])
-    origin = overlay.provenance
     return Uncertainty(
         overlay=overlay.name,
-        residual_fraction=origin.residual_fraction or before.residual_fraction,
-        sources_fraction=origin.sources_fraction,
+        residual_fraction=overlay.provenance.residual_fraction or before.residual_fraction,
+        sources_fraction=0.0 if fitted else before.sources_fraction,
         **sigma,
     )
+
+
+def on_other_clusters(hardware: HardwareSpec) -> HardwareSpec:
+    """Add the spread between clusters to the uncertainty of a description with a shipped stack."""
+    wider = uncertainty_of(hardware).model_copy(update={"sources_fraction": SOURCES_FRACTION})
+    return hardware.model_copy(update={"uncertainty": wider})
