@@ -194,8 +194,8 @@ def test_a_plan_outside_the_range_of_measured_runs_says_so() -> None:
     }
     text = extrapolated_text(found)
     assert text == (
-        f"extrapolated: no measured run on Hopper has tp above 2 or more than {layout.num_gpus - 1} GPUs or fewer than "
-        f"9 nodes or fewer than {length + 1:,} tokens a sequence with tensor parallelism inside a domain"
+        f"extrapolated: no measured run on Hopper has tp above 2 or more than {layout.num_gpus - 1} GPUs or fewer "
+        f"than 9 nodes or fewer than {length + 1:,} tokens a sequence with tensor parallelism inside a domain"
     )
     first = "extrapolated: no measured run on Hopper has tp above 2 with tensor parallelism inside a domain"
     assert extrapolated_text(found, 1) == first
