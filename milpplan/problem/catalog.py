@@ -15,7 +15,7 @@ from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.huggingface.config import is_huggingface_config, model_from_config
 from milpplan.problem.huggingface.typed_keys import MAX_LAYERS
 from milpplan.problem.model import ModelSpec
-from milpplan.problem.overlay import Overlay, Provenance, applied
+from milpplan.problem.overlay import Overlay, Provenance, applied, on_other_clusters
 from milpplan.problem.reading import nearest, parse_json, parse_toml, read_text, shown, validated
 
 Kind = Literal["models", "hardware"]
@@ -169,7 +169,8 @@ def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
     if overlay.base not in _files("hardware"):
         beside = Path(source).parent / overlay.base
         base = beside if _exists(beside) else overlay.base
-    return applied(_load_hardware(base, depth - 1), overlay)
+    changed = applied(_load_hardware(base, depth - 1), overlay)
+    return on_other_clusters(changed) if str(name_or_path) in stack_names() else changed
 
 
 def _data(kind: Kind, name_or_path: str | Path) -> tuple[dict[str, Any], str]:

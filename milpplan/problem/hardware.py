@@ -341,11 +341,10 @@ class Software(Record):
 
 
 class Uncertainty(Record):
-    """Standard deviations of the constants that an overlay fitted.
+    """Standard deviations of the constants; 0 stands for an exact constant.
 
-    0 stands for an exact constant, or for a constant that the data did not identify and that kept its value.
-    Efficiencies and ``residual_fraction`` are relative (0.05: 5 %), hidden fractions are shares, that of the
-    congestion is of its logarithm, all others are seconds.
+    Efficiencies, ``residual_fraction`` and ``sources_fraction`` are relative (0.05: 5 %), hidden fractions are
+    shares, that of the congestion is of its logarithm, all others are seconds.
     """
 
     overlay: str = Field(min_length=1, max_length=200)
@@ -372,6 +371,8 @@ class Uncertainty(Record):
     congestion_s_per_byte: NonNegativeFloat = 0.0
     residual_fraction: NonNegativeFloat = 0.0
     """Scatter of the measured steps around the fit, which no constant explains."""
+    sources_fraction: NonNegativeFloat = 0.0
+    """Spread of step times between the measured clusters and others that run the framework."""
 
 
 MEMORY_MARGIN: Final = 0.05
@@ -402,7 +403,7 @@ class HardwareSpec(Record):
     """Memory to offload weights, activations and optimizer states to; None: offloading is impossible."""
     software: Software = Software()
     uncertainty: Uncertainty | None = None
-    """Uncertainty of the constants that an overlay fitted; None: unknown."""
+    """Uncertainty of the constants; None: that of the priors (``milpplan.problem.overlay``)."""
 
     @model_validator(mode="after")
     def _pods_hold_domains(self) -> HardwareSpec:

@@ -378,6 +378,8 @@ def _comment(
     check_ends = words.check_ends and not result.message
     solve_end = _end_solver(result, options, deadline) if check_ends else None
     answer.bar, answer.robust = uncertainty(result, solve_end)
+    if check_ends and answer.robust is None and result.plan is not None:
+        say("No constant of the hardware is uncertain, or it has several node types: there are no ends to check.")
 
 
 def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: float | None) -> ExitCode:
@@ -427,8 +429,6 @@ def _why_not_proved(result: PlanResult, options: SolveOptions) -> str:
 
 def _end_solver(result: PlanResult, options: SolveOptions, deadline: Deadline) -> SolveEnd:
     """Make a function that solves the problem at an end from the best plan: its plan, and its bound in seconds."""
-    if result.problem.hardware.uncertainty is None:
-        say("The hardware has no uncertainty: there are no ends to check.")
 
     def solve_end(there: Problem) -> tuple[Plan | None, float | None]:
         start, limit_s = result.plan, deadline.left_s()

@@ -28,7 +28,9 @@ from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, tolerance_text
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
+    bar_range_text,
     constants_text,
+    extrapolated_text,
     fastest_text,
     margin_text,
     robustness_text,
@@ -54,6 +56,8 @@ SHOWN_RULES: Final = 3
 """Rules that are named of all that refused layouts."""
 SHOWN_TERMS: Final = 2
 """Terms without a measured run that the first screen names."""
+SHOWN_RANGES: Final = 1
+"""Ranges of measured runs that the plan leaves and the first screen names."""
 SCHEDULE_NAMES: Final[dict[Schedule, str]] = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -221,23 +225,21 @@ def _trust(
 
 
 def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -> str:
-    """The step time with its error: never less than what the hardware's uncertainty or measured runs say."""
-    step_s = result.step_time_s or 0.0
-    parts = [seconds_text(step_s)]
+    """The step time with its error: no less than the hardware's uncertainty and the errors of measured runs, and
+    where the plan leaves the range of these runs."""
+    parts = [seconds_text(result.step_time_s or 0.0)]
     if bar is not None:
-        below, above = bar.below_s / bar.step_time_s, bar.above_s / bar.step_time_s
-        low, high = seconds_text(bar.step_time_s - bar.below_s), seconds_text(bar.step_time_s + bar.above_s)
-        parts.append(
-            f"error bar {low} to {high} (one sigma, -{percent_text(below)}, +{percent_text(above)}; overlay "
-            f"{bar.overlay})"
-        )
-    worst = None if evidence is None or evidence.unexercised else worst_term(evidence.terms)
-    if worst is not None:
-        error = percent_text(worst.mean_abs_error or 0.0, 0)
-        parts.append(f"mean errors of at most {error} (of the measured runs that have {worst.words})")
-    elif bar is None and (evidence is not None or result.problem.inference):
-        parts.append("its error is not known")
-    return ", ".join(parts)
+        parts.append(f"error bar {bar_range_text(bar)}")
+    worst = None if evidence is None else worst_term(evidence.terms)
+    if evidence is not None and worst is not None:
+        error, rest = percent_text(worst.mean_abs_error or 0.0, 0), ""
+        if evidence.unexercised:
+            rest = "; none has all that this plan has"
+        parts.append(f"mean errors of at most {error} (of the measured runs that have {worst.words}{rest})")
+    elif evidence is not None or result.problem.inference:
+        parts.append("not measured")
+    beyond = "" if evidence is None else extrapolated_text(evidence, SHOWN_RANGES)
+    return f"{', '.join(parts)}; {beyond}" if beyond else ", ".join(parts)
 
 
 def _proof(result: PlanResult, tolerance: float) -> str:

@@ -27,9 +27,9 @@ RULE: Final = ()
 
 
 def accuracy_blocks(bar: ErrorBar | None, evidence: Evidence | None) -> Iterator[Block]:
-    """Show the step's error bar, where the hardware has an uncertainty, and the evidence of measured runs."""
+    """Show the step's error bar, which a cluster of several node types has not, and the evidence of runs."""
     if bar is not None:
-        yield Fact("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
+        yield Fact("error bar", printable(error_bar_text(bar)))
     if evidence is not None:
         yield Fact("evidence", printable(evidence_text(evidence)))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import ceil, floor
-from typing import Literal
+from typing import Final, Literal
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.optimize.result import FastestPlan, PlanResult, TargetPrice
 from milpplan.problem.catalog import stack_provenance, stacks_on
+from milpplan.problem.overlay import PRIORS
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
@@ -19,7 +20,7 @@ from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.simulation.layout_costs import capacities_bytes
 from milpplan.units import count_text, counted, gib_text, money_text, percent_text, rate_text, seconds_text
-from milpplan.validation.evidence import Evidence, TermEvidence
+from milpplan.validation.evidence import Evidence, Outside, TermEvidence
 
 
 class RunDocument(Record):
@@ -172,19 +173,22 @@ def fastest_text(problem: Problem, layout: Layout, other: FastestDocument | Fast
 SHOWN_PARTS = 3
 
 
-def error_bar_text(bar: ErrorBar) -> str:
-    """Write an error bar: ``5.73 s a step, one sigma 5.41 s to 6.05 s (overlay x): gemm efficiency 4.1 %,
-    ...``."""
+def bar_range_text(bar: ErrorBar) -> str:
+    """Write the range of an error bar: ``5.41 s to 6.32 s (one sigma, -5.6 %, +10.3 %; overlay x)``."""
     low, high = bar.step_time_s - bar.below_s, bar.step_time_s + bar.above_s
+    below, above = percent_text(bar.below_s / bar.step_time_s), percent_text(bar.above_s / bar.step_time_s)
+    origin = "no constant is fitted" if bar.overlay == PRIORS.overlay else f"overlay {bar.overlay}"
+    return f"{seconds_text(low)} to {seconds_text(high)} (one sigma, -{below}, +{above}; {origin})"
+
+
+def error_bar_text(bar: ErrorBar) -> str:
+    """Write an error bar with its largest parts: ``...; most from gemm efficiency 4.1 %, ...``."""
     parts = sorted(((max(sides), name) for name, sides in bar.parts_s.items()), reverse=True)
     shares = [
         f"{name.removesuffix('_s').replace('_', ' ')} {percent_text(most / bar.step_time_s)}"
         for most, name in parts[:SHOWN_PARTS]
     ]
-    return (
-        f"{seconds_text(low)} to {seconds_text(high)} (-{percent_text(bar.below_s / bar.step_time_s)}, "
-        f"+{percent_text(bar.above_s / bar.step_time_s)}), one sigma; most from {', '.join(shares)}"
-    )
+    return f"{bar_range_text(bar)}; most from {', '.join(shares)}" if shares else bar_range_text(bar)
 
 
 def robustness_text(robust: Robustness) -> str:
@@ -215,6 +219,14 @@ def _end_text(end: Rival) -> str:
 MIN_SHOWN = 0.005
 
 
+class OutsideDocument(Record):
+    """Measure of the plan outside the range of a term's runs: its value, and the limit next to it."""
+
+    measure: str
+    value: int
+    limit: int
+
+
 class TermDocument(Record):
     """Term of the plan, and the scored runs that use it (docs/accuracy.md lists the terms)."""
 
@@ -227,6 +239,10 @@ class TermDocument(Record):
     """Reduction of the step without the term, as a fraction of it; null where runs use the term."""
     share_doubled: float | None
     """Increase of the step with the term doubled."""
+    ranges: dict[str, tuple[int, int]] = {}
+    """Minimum and maximum over these runs of GPUs, nodes, tensor parallelism, micro-batch and sequence length."""
+    outside: tuple[OutsideDocument, ...] = ()
+    """Measures of the plan that are not in these ranges."""
 
 
 class AblationDocument(Record):
@@ -249,6 +265,8 @@ class EvidenceDocument(Record):
     terms: tuple[TermDocument, ...]
     unexercised: tuple[str, ...]
     """Terms of the plan that no run uses."""
+    extrapolated: str | None = None
+    """Sentence on the ranges of measured runs that the plan leaves; null where it leaves none."""
     share: float | None
     """Reduction of the step without all these terms, as a fraction of it; null where there are none."""
     elsewhere: tuple[str, ...]
@@ -269,6 +287,7 @@ def evidence_document(evidence: Evidence | None, step_time_s: float | None) -> E
         evidence,
         terms=tuple(document_of(TermDocument, term, term=term.name) for term in evidence.terms),
         unexercised=missing,
+        extrapolated=extrapolated_text(evidence) or None,
         share=None if without is None or not missing else 1 - without / step_time_s,
     )
 
@@ -278,13 +297,14 @@ def evidence_sentence(evidence: EvidenceDocument) -> str:
     if not evidence.num_runs:
         return f"No measured run on {evidence.generation} is known: nothing of this plan is checked against one."
     runs = f"{counted(evidence.num_runs, 'measured run')} on {evidence.generation}"
+    beyond = f" The plan is {evidence.extrapolated}." if evidence.extrapolated else ""
+    worst = worst_error(evidence.terms)
+    error = "" if worst is None else f", with mean errors of at most {percent_text(worst, 0)}"
     if evidence.unexercised:
         share = f" ({percent_text(evidence.share, 0)} of the step)" if evidence.share else ""
         terms = ", ".join(term.replace("_", " ") for term in evidence.unexercised)
-        return f"The cost model was held to {runs}. No measured run covers {terms}{share}."
-    worst = worst_error(evidence.terms)
-    error = "" if worst is None else f", with mean errors of at most {percent_text(worst, 0)}"
-    return f"The cost model was held to {runs}, which have every part of this plan{error}."
+        return f"The cost model was held to {runs}{error}. No measured run covers {terms}{share}.{beyond}"
+    return f"The cost model was held to {runs}, which have every part of this plan{error}.{beyond}"
 
 
 def worst_error(terms: Sequence[TermDocument] | Sequence[TermEvidence]) -> float | None:
@@ -298,6 +318,53 @@ def worst_term(terms: Sequence[TermEvidence]) -> TermEvidence | None:
     return next((term for term in terms if worst is not None and term.mean_abs_error == worst), None)
 
 
+MEASURES: Final = {
+    "num_gpus": ("more than {} GPUs", "fewer than {} GPUs"),
+    "num_nodes": ("more than {} nodes", "fewer than {} nodes"),
+    "tp": ("tp above {}", "tp below {}"),
+    "micro_batch_size": ("more than {} sequences in a micro-batch", "fewer than {} sequences in a micro-batch"),
+    "sequence_length": ("more than {} tokens a sequence", "fewer than {} tokens a sequence"),
+}
+"""Words for a measure beyond the largest and below the smallest measured value."""
+
+
+def extrapolated_text(evidence: Evidence, shown: int | None = None) -> str:
+    """Name the ranges of measured runs that a plan leaves.
+
+    Args:
+        evidence: Evidence for the plan.
+        shown: Number of measures to name, those above the largest measured value first; None: all.
+
+    Returns:
+        ``extrapolated: no measured run on Ampere has more than 128 GPUs with ZeRO 3 in every micro-batch``; empty
+        where the plan leaves no range.
+    """
+    furthest: dict[tuple[bool, str], tuple[Outside, TermEvidence]] = {}
+    for term in evidence.extrapolated:
+        for one in term.outside:
+            side = one.value < one.limit, one.measure
+            if side not in furthest or one.ratio > furthest[side][0].ratio:
+                furthest[side] = one, term
+    # A plan beyond the measured numbers of GPUs is beyond those of nodes.
+    ordered = sorted(furthest.items(), key=lambda item: (item[0][0], -item[1][0].ratio))
+    limits = [
+        (term.words, _limit_text(one))
+        for (below, measure), (one, term) in ordered
+        if measure != "num_nodes" or (below, "num_gpus") not in furthest
+    ][:shown]
+    by_term: dict[str, list[str]] = {}
+    for words, limit in limits:
+        by_term.setdefault(words, []).append(limit)
+    names = [f"{' or '.join(texts)} with {words}" for words, texts in by_term.items()]
+    where = f"extrapolated: no measured run on {evidence.generation} has"
+    return f"{where} {', or '.join(names)}" if names else ""
+
+
+def _limit_text(outside: Outside) -> str:
+    above, below = MEASURES[outside.measure]
+    return (above if outside.value > outside.limit else below).format(f"{outside.limit:,}")
+
+
 def evidence_text(evidence: Evidence) -> str:
     """Describe the evidence for the plan, and whether the choice of the plan depends on unmeasured terms."""
     where = evidence.generation
@@ -307,6 +374,8 @@ def evidence_text(evidence: Evidence) -> str:
     if evidence.elsewhere:
         sentences.append(f"only other plans use {', '.join(evidence.elsewhere)}, which none exercises")
     sentences += _choice_texts(evidence)
+    if evidence.extrapolated:
+        sentences.append(extrapolated_text(evidence))
     if not evidence.num_memory_runs:
         sentences.append(f"no run on {where} says whether it fitted")
     return "; ".join(sentences)
@@ -314,20 +383,18 @@ def evidence_text(evidence: Evidence) -> str:
 
 def _terms_text(evidence: Evidence) -> str:
     missing = sorted(evidence.unexercised, key=lambda term: -(term.share or 0.0))
+    worst = worst_term(evidence.terms)
+    error = "" if worst is None else percent_text(worst.mean_abs_error or 0.0, 0)
+    known = f"; mean errors of at most {error} (of the runs that have {worst.words})" if worst else ""
     if missing:
         terms = ", ".join(f"{term.words} ({share_text(term)})" for term in missing)
-        return f"terms that no scored run on {evidence.generation} exercises: {terms}"
+        return f"terms that no scored run on {evidence.generation} exercises: {terms}{known}"
     text = f"scored runs on {evidence.generation} exercise every term of this plan"
     if not evidence.terms:
         return text
     least = min(evidence.terms, key=lambda term: term.num_runs)
     runs, sources = counted(least.num_runs, "run"), counted(least.num_sources, "source")
-    text = f"{text}; least tested: {least.words} ({runs} of {sources})"
-    worst = worst_term(evidence.terms)
-    if worst is None:
-        return text
-    error = percent_text(worst.mean_abs_error or 0.0, 0)
-    return f"{text}; mean errors of at most {error} (of the runs that have {worst.words})"
+    return f"{text}; least tested: {least.words} ({runs} of {sources}){known}"
 
 
 def share_text(term: TermEvidence) -> str:
