@@ -215,8 +215,8 @@ class ScaleOut(Network):
     variants: tuple[CollectiveVariant, ...] = ()
     """Algorithms beside the ring that ``collective_base_latency_s`` and the hop latencies describe."""
     congestion_s_per_byte: NonNegativeFloat = 0.0
-    """Time that each byte out of a domain takes longer for every domain of a ring or tree: traffic of other
-    groups and jobs on shared links, and the slowest link of many. A domain's accelerators share the byte."""
+    """Time that each byte of a ring or tree takes longer for every domain that it passes: traffic of other groups
+    and jobs on shared links, and the slowest link of many."""
     rails: Rails | None = None
     """None: all pairs of accelerators in different domains are alike."""
 
