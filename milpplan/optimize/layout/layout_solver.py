@@ -116,11 +116,11 @@ class LayoutSolver(SolveContext):
         state = self.new_state(context, cutoff_ns, bound_ns)
         return LayoutOutcome.of(state, self._run(state, max_layers, effort))
 
-    def new_state(self, context: LayoutContext, cutoff_ns: int, bound_ns: int) -> LayoutState:
-        """Return the initial state of a layout, with the paths known for its graph."""
+    def new_state(self, context: LayoutContext, cutoff_ns: int, bound_ns: int, scenario: int = 0) -> LayoutState:
+        """Return the initial state of a layout, with the paths known for its graph in a scenario."""
         layout = context.layout
         shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
-        key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
+        key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather, scenario)
         return LayoutState(
             context,
             StepGraph.of(layout, context.costs.transfer_ns, context.costs.barrier_ns),
@@ -500,12 +500,12 @@ def start_program(state: LayoutState, menus: list[Menu]) -> LayoutProgram | None
     program = LayoutProgram(state.context, menus, state.cutoff_ns)
     for path in state.pool:
         program.add_path(path)
-    if not program.drop_hopeless_items() or not _can_hold_all_layers(program.menus, state.context):
+    if not program.drop_hopeless_items() or not can_hold_all_layers(program.menus, state.context):
         return None
     return program
 
 
-def _can_hold_all_layers(menus: Sequence[Menu], context: LayoutContext) -> bool:
+def can_hold_all_layers(menus: Sequence[Menu], context: LayoutContext) -> bool:
     """Return True if the menus can place all layers."""
     total = context.problem.model.num_layers
     max_layers = sum(int(menu.layers.max()) for menu in menus)
@@ -519,9 +519,10 @@ def _choice_of(program: ChoiceProgram, values: IntArray) -> Choice:
 
 
 def resolve_in_parts(
-    solver: LayoutSolver,
+    resolve: Callable[[Sequence[LayoutContext], int, int, int], LayoutOutcome],
+    gap: float,
     part_bounds: PartBounds,
-    context: LayoutContext,
+    contexts: Sequence[LayoutContext],
     cutoff_ns: int,
     bound_ns: int,
     effort: int,
@@ -530,29 +531,39 @@ def resolve_in_parts(
 
     Without effort the relaxation over all counts is enough: its bound holds for every part, and its rounded plans
     are in the space.
+
+    Args:
+        resolve: resolves a part from its contexts, a cutoff, a bound and the effort.
+        gap: relative gap of the proof.
+        part_bounds: proved bounds of parts.
+        contexts: the layout, in every scenario.
+        cutoff_ns: longest step that counts.
+        bound_ns: bound proved so far.
+        effort: as for ``LayoutSolver.resolve``.
     """
+    context = contexts[0]
     if not effort:
         if even_splits(context.problem, context.layout) is None and context.layout.vpp > 1:
             return LayoutOutcome(bound_ns, "open")
-        return solver.resolve(context, cutoff_ns, bound_ns, 0)
+        return resolve(contexts, cutoff_ns, bound_ns, 0)
     best: LayoutOutcome | None = None
     fates: set[Fate] = set()
     min_bound = 2**62
-    for part in part_settings(context):
-        key = (context.layout, part_key(part))
+    for part in zip(*map(part_settings, contexts), strict=True):
+        key = (context.layout, part_key(part[0]))
         proved = max(part_bounds.get(key, 0), bound_ns)
         if proved > cutoff_ns:
             min_bound = min(min_bound, proved)
             fates.add("relaxed")
             continue
-        outcome = solver.resolve(part, cutoff_ns, proved, effort)
+        outcome = resolve(part, cutoff_ns, proved, effort)
         part_bounds[key] = max(proved, outcome.bound_ns)
         min_bound = min(min_bound, part_bounds[key])
         fates.add(outcome.fate)
         if outcome.step_time_ns is not None:
             best = outcome
             step = outcome.step_time_ns
-            cutoff_ns = min(cutoff_ns, int(step * (1.0 - AIMED_GAP_SHARE * solver.options.gap)), step - 1)
+            cutoff_ns = min(cutoff_ns, int(step * (1.0 - AIMED_GAP_SHARE * gap)), step - 1)
     fate: Fate = next((name for name in ("open", "solved", "relaxed") if name in fates), "bounded")
     if best is None:
         return LayoutOutcome(min_bound, fate)
