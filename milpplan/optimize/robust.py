@@ -5,9 +5,9 @@ shortest step of all plans there,
 
     regret(x) = max_s step_s(x) / best_s - 1.
 
-Every scenario is solved first: U_s is the step of the best plan found, L_s a proved lower bound. Then one search
-minimises max_s step_s(x) / U_s over the declared space (``simulation.scenario_costs``). With its proved lower bound
-V and the plan x found:
+Every scenario is solved first: U_s is the step of the best plan found, L_s a proved lower bound. Then one
+search minimises max_s step_s(x) / U_s over the declared space (``simulation.scenario_costs``). With its proved
+lower bound V and the plan x found:
 
     no plan's regret is below     rho = V - 1               because best_s <= U_s
     the regret of x is at most    r = max_s step_s(x) / L_s - 1      because best_s >= L_s
@@ -49,6 +49,7 @@ from milpplan.optimize.solve import (
     solve,
     solve_from,
     solver_work,
+    uniform_plans,
 )
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import Plan
@@ -170,6 +171,8 @@ class _RobustSolve:
         search = Search(first, space, context, self.started, tuple(self.plans), scenarios=scenarios)
         chosen, message = None, ""
         try:
+            if first.space.kind == "free":
+                search.starts = (*search.starts, *uniform_plans(first, context, self.plans, scenarios))
             search.bound()
             decide_layouts(search)
             if chooses:
@@ -222,7 +225,7 @@ class _RobustSolve:
         )
 
     def _rounding(self, plan: Plan) -> float:
-        """Return the objective of a nanosecond, the rounding of a scaled step, in the layouts where it is largest."""
+        """Return the largest objective of a nanosecond, the rounding of a scaled step, over all layouts."""
         job, (weight, _) = self.problems[NOMINAL].job, self._weight(plan)
         batches, gpus = job.global_batch_values, job.num_gpus_values
         return weight * max(batches) / min(batches) * max(gpus) / min(gpus)

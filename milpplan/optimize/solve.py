@@ -47,6 +47,7 @@ from milpplan.simulation.layout_columns import DEFAULTS, LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import costs_of
 from milpplan.simulation.report import StepReport
+from milpplan.simulation.scenario_costs import Scenarios
 from milpplan.simulation.simulator import simulate
 
 LOGGER = logging.getLogger("milpplan.search")
@@ -228,7 +229,7 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
         first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
         if not initial_plans and problem.space.kind == "free":
-            starts += _uniform_plans(problem, context, starts)
+            starts += uniform_plans(problem, context, starts)
         search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
         search.bound()
         decide_layouts(search)
@@ -253,7 +254,9 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
     return replace(result, message=message or ("Interrupted." if signals else ""))
 
 
-def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Plan]) -> list[Plan]:
+def uniform_plans(
+    problem: Problem, context: SolveContext, starts: Sequence[Plan], scenarios: Scenarios | None = None
+) -> list[Plan]:
     """Return the best plan of the uniform space, and the plan that moving its layers leads to.
 
     The uniform space is decided in a fraction of the time of the free space, and its best plan is often within a
@@ -263,6 +266,7 @@ def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Pla
         problem: a problem with a free space.
         context: context of the solve; the work is counted there.
         starts: plans known so far.
+        scenarios: scenarios whose scaled steps are compared, if any.
     """
     from milpplan.optimize.layout.layer_branching import moved
 
@@ -271,7 +275,8 @@ def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Pla
     changed: dict[str, Any] = {"kind": "uniform", **plain}
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
-    search = Search(uniform, layout_space(uniform, context.options.forbid), quiet, time.monotonic(), tuple(starts))
+    space = layout_space(uniform, context.options.forbid)
+    search = Search(uniform, space, quiet, time.monotonic(), tuple(starts), scenarios=scenarios)
     search.bound()
     decide_layouts(search)
     if search.best is None:

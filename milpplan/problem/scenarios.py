@@ -1,7 +1,7 @@
 """Scenarios: other cost constants under which a plan must do well (``optimize.robust``).
 
-A scenario names constants of the overlay machinery (``problem.overlay``) and their values. The problem as it stands
-is always a scenario too, the *nominal* one.
+A scenario names constants of the overlay machinery (``problem.overlay``) and their values. The problem as it
+stands is always a scenario too, the *nominal* one.
 """
 
 from __future__ import annotations

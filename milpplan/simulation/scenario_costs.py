@@ -67,6 +67,10 @@ class TimeScale:
         return scaled * UNIT // self.numerator
 
 
+SAME: Final = TimeScale()
+"""Scale 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScenarioView:
     """A layout in one scenario."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-
 import numpy as np
 import pytest
 
@@ -40,7 +39,7 @@ def random_scenarios(seed: int) -> list[Scenario]:
 
 
 def least_regret(problem: Problem, scenarios: list[Scenario]) -> tuple[float, list[float]] | None:
-    """The least worst-case regret of all plans, and the least objective in every scenario; None where none fits."""
+    """The least worst-case regret of all plans, and the least objective in every scenario; None without a plan."""
     problems = [problem, *(in_scenario(problem, scenario) for scenario in scenarios)]
     columns = layout_space(problem).columns
     layouts = [columns.at(row) for row in range(len(columns))]

@@ -37,7 +37,7 @@ from milpplan.simulation.layout_costs import host_capacity_bytes
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.schedule import held_bytes
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.scenario_costs import TimeScale
+from milpplan.simulation.scenario_costs import SAME, TimeScale
 
 RESOLUTION = 400_000
 """Units between the base and the cutoff: fine enough for 1e-5, small enough for every solver."""
@@ -96,7 +96,7 @@ class LayoutProgram:
     """(columns, maximum number of them that may be chosen together)."""
     memory_units: int = MEMORY_UNITS
     """Units of the memory rows between zero and the capacity."""
-    scale: TimeScale = TimeScale()
+    scale: TimeScale = SAME
     """Scale of all times of paths, z and the cutoff."""
 
     @property

@@ -141,10 +141,10 @@ class LayoutSolver(SolveContext):
             splits = None
         bounds = SplitBounds(state.context, state.graph, tuple(state.pool))
         if splits is not None:
-            splits = _bounded_splits(state, splits, bounds)
+            splits = bounded_splits(state, splits, bounds)
             if not state.closed:
                 # Critical paths of the splits that are left exclude nearly all of them without a relaxation.
-                splits, bounds = _simulated_splits(state, splits, bounds)
+                splits, bounds = simulated_splits(state, splits, bounds)
             if state.closed:
                 return "bounded"
             if not effort:
@@ -155,7 +155,7 @@ class LayoutSolver(SolveContext):
         if splits is not None:
             # Now with the critical paths that the rounds have found.
             bounds = bounds.with_paths(tuple(state.pool))
-            splits = _bounded_splits(state, splits, bounds)
+            splits = bounded_splits(state, splits, bounds)
             if state.closed:
                 return "relaxed"
         if not effort or self.out_of_time():
@@ -375,7 +375,7 @@ def _below(program: Program, bound: int) -> Program:
     return program.with_upper_bound(program.num_variables - 1, bound - 1)
 
 
-def _bounded_splits(
+def bounded_splits(
     state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
 ) -> tuple[tuple[int, ...], ...]:
     """Return the splits that known paths do not exclude, and raise the layout's bound to the minimum of the
@@ -390,7 +390,7 @@ def _bounded_splits(
     return tuple(kept)
 
 
-def _simulated_splits(
+def simulated_splits(
     state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
 ) -> tuple[tuple[tuple[int, ...], ...], SplitBounds]:
     """Simulate the splits that are left, with little recomputation, and bound them again with the critical paths.
@@ -406,7 +406,7 @@ def _simulated_splits(
         if path is not None:
             state.pool.append(path)
     bounds = bounds.with_paths(tuple(state.pool))
-    splits = _bounded_splits(state, splits, bounds)
+    splits = bounded_splits(state, splits, bounds)
     if not state.closed:
         values = [mixture_bound(state, bounds, split) for split in splits]
         state.bound_ns = max(state.bound_ns, min(values))

@@ -45,8 +45,10 @@ from milpplan.optimize.layout.layout_solver import (
     QUICK_ROUNDS,
     LayoutOutcome,
     LayoutSolver,
+    bounded_splits,
     can_hold_all_layers,
     max_layers_within,
+    simulated_splits,
     start_program,
 )
 from milpplan.optimize.layout.rounding import Choice, fitted_plan
@@ -57,7 +59,7 @@ from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.plan import Layout, Plan
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.replica_costs import joined_plan
-from milpplan.simulation.scenario_costs import TimeScale
+from milpplan.simulation.scenario_costs import SAME, TimeScale
 from milpplan.simulation.stages import durations, plan_stages
 
 Split = tuple[int, ...]
@@ -218,7 +220,8 @@ class SharedProgram:
         empty."""
         self._share_settings()
         keep = np.logical_and.reduce([view.hopeful_items() for view in self.views])
-        return all([view.keep_items(keep) for view in self.views])
+        kept = [view.keep_items(keep) for view in self.views]
+        return all(kept)
 
     def overfull_rank(self, choice: Sequence[int]) -> int | None:
         """Return a rank whose exact peak exceeds the capacity, if any."""
@@ -291,7 +294,7 @@ class ViewState(LayoutState):
     """State of one view, whose plans become plans of the layout only together with the other views."""
 
     joint: Joint | None = None
-    scale: TimeScale = TimeScale()
+    scale: TimeScale = SAME
     """From the view's step to the layout's."""
 
     def keep(self, step: int, plan: Plan) -> None:
@@ -348,7 +351,7 @@ def resolve_views(
     for index, context in enumerate(contexts):
         # Each scenario has its own paths.
         state = solver.new_state(context, cutoff_ns, bound_ns, index if scales else 0)
-        scale = scales[index] if scales else TimeScale()
+        scale = scales[index] if scales else SAME
         if scales:
             state.bound_ns = 0
         joint.views.append(ViewState.of(state, joint, scale))
@@ -359,9 +362,12 @@ def _decide(solver: LayoutSolver, joint: Joint, effort: int) -> Fate:
     """Prune splits by the recomputation of each view's ranks, solve each view alone and, with effort, all views
     together."""
     splits = even_splits(joint.views[0].context.problem, joint.views[0].context.layout)
-    left_splits = None if splits is None or len(splits) > MAX_SPLITS else _splits_left(joint, splits)
+    splits_left = _scenario_splits_left if joint.shares_plan else _splits_left
+    left_splits = None if splits is None or len(splits) > MAX_SPLITS else splits_left(joint, splits)
     if left_splits is not None and not left_splits:
         return "bounded"
+    if left_splits and joint.shares_plan and not effort:
+        return "open"
     menus = _rounds(joint, FULL_ROUNDS if effort else QUICK_ROUNDS)
     if menus is None:
         return "relaxed"
@@ -378,26 +384,43 @@ def _decide(solver: LayoutSolver, joint: Joint, effort: int) -> Fate:
 def _rounds(joint: Joint, rounds: int) -> list[list[Menu]] | None:
     """Run rounds on the compact relaxation of each view. Returns the menus of all views; None when no plan at or
     below the cutoff is left."""
+    if joint.shares_plan:
+        return _shared_rounds(joint, rounds)
     menus: list[list[Menu]] = []
-    limits: list[IntArray] = []
-    prices: list[list[UnitCosts | None]] = []
     for view in joint.views:
         view.take_cutoff()
         max_layers = max_layers_within(view.context, view.cutoff_ns)
-        if max_layers is None:
+        view_menus = None if max_layers is None else compact_rounds(view, max_layers, rounds)
+        if view_menus is None or _closed(joint, view):
             return None
-        if joint.shares_plan:
-            view_prices = compact_prices(view, rounds)
-            if view_prices is None or _closed(joint, view):
-                return None
-            prices.append(view_prices)
-            limits.append(max_layers)
-        else:
-            view_menus = compact_rounds(view, max_layers, rounds)
-            if view_menus is None or _closed(joint, view):
-                return None
-            menus.append(view_menus)
-    return _shared_menus(joint, np.minimum.reduce(limits), prices) if joint.shares_plan else menus
+        menus.append(view_menus)
+    return menus
+
+
+def _shared_rounds(joint: Joint, rounds: int) -> list[list[Menu]] | None:
+    """Run rounds on the compact relaxation of each scenario, the one with the largest bound first, as ``_rounds``
+    does; the menus have the same items."""
+    prices: dict[int, list[UnitCosts | None]] = {}
+    limits: list[IntArray] = []
+    for index in _most_promising(joint):
+        view = joint.views[index]
+        view.take_cutoff()
+        max_layers = max_layers_within(view.context, view.cutoff_ns)
+        view_prices = None if max_layers is None else compact_prices(view, rounds)
+        if max_layers is None or view_prices is None or _closed(joint, view):
+            return None
+        prices[index] = view_prices
+        limits.append(max_layers)
+    return _shared_menus(joint, np.minimum.reduce(limits), [prices[index] for index in range(len(prices))])
+
+
+def _most_promising(joint: Joint) -> list[int]:
+    """Return the indices of the views, those first whose bounds are nearest to closing the layout."""
+    return sorted(range(len(joint.views)), key=lambda index: -_scaled_bound(joint.views[index]))
+
+
+def _scaled_bound(view: ViewState) -> int:
+    return view.scale.up(view.bound_ns)
 
 
 def _shared_menus(
@@ -430,6 +453,28 @@ def _splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[t
     joint.whole.bound_ns = max(joint.whole.bound_ns, min(min_bound, cutoff + 1))
     open_splits = sorted((bound, split) for bound, split in bounded if bound <= cutoff)
     return {split: tuple(view_bounds.min_backward_ns(split) for view_bounds in bounds) for _, split in open_splits}
+
+
+def _scenario_splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[tuple[int, ...], ...]]:
+    """Return the splits that no scenario excludes, as ``_splits_left`` does, after simulating those that known
+    paths leave.
+
+    A view's bound says that no plan at or below the cutoff has a shorter step there.
+    """
+    bounds: dict[int, SplitBounds] = {}
+    for index, view in enumerate(joint.views):
+        view.take_cutoff()
+        bounds[index] = SplitBounds(view.context, view.graph, tuple(view.pool))
+        splits = bounded_splits(view, splits, bounds[index])
+        if _closed(joint, view):
+            return {}
+    for index in _most_promising(joint):
+        view = joint.views[index]
+        view.take_cutoff()
+        splits, bounds[index] = simulated_splits(view, splits, bounds[index])
+        if _closed(joint, view):
+            return {}
+    return {split: tuple(bounds[index].min_backward_ns(split) for index in range(len(bounds))) for split in splits}
 
 
 def _split_by_split(solver: LayoutSolver, joint: Joint, splits: dict[Split, tuple[tuple[int, ...], ...]]) -> Fate:
@@ -490,5 +535,9 @@ def _in_all_scenarios(solver: LayoutSolver, joint: Joint, menus: list[list[Menu]
 
 def _closed(joint: Joint, view: ViewState) -> bool:
     """Take over a view's bound. Returns True if no plan at or below the cutoff is left."""
-    joint.whole.bound_ns = max(joint.whole.bound_ns, view.scale.up(view.bound_ns))
+    bound_ns = _scaled_bound(view)
+    if joint.shares_plan:
+        # The view's bound holds for plans at or below the cutoff.
+        bound_ns = min(bound_ns, joint.whole.cutoff_ns + 1)
+    joint.whole.bound_ns = max(joint.whole.bound_ns, bound_ns)
     return joint.whole.closed
