@@ -13,6 +13,7 @@ from milpplan.optimize.milp.program import Program
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem, Space
+from milpplan.problem.scenarios import Scenario
 from milpplan.simulation.report import StepReport
 
 Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
@@ -199,12 +200,14 @@ class FastestPlan:
 class ScenarioRegret:
     """A robust plan in one scenario, in seconds of its step.
 
-    ``best_s``: step of the best plan found there. ``lower_bound_s``: proved for all plans; None where nothing is
-    proved. With other batches or numbers of accelerators, both stand for a step of equal objective on the plan's.
-    ``nominal_lost_fraction``: loss of the best nominal plan to the best plan found here.
+    ``scenario``: None for the nominal one. ``best_s``: step of the best plan found there. ``lower_bound_s``:
+    proved for all plans; None where nothing is proved. With other batches or numbers of accelerators, both stand
+    for a step of equal objective on the plan's. ``nominal_lost_fraction``: loss of the best nominal plan to the
+    best plan found here.
     """
 
     name: str
+    scenario: Scenario | None
     step_time_s: float
     best_s: float
     lower_bound_s: float | None

@@ -54,13 +54,15 @@ from milpplan.optimize.solve import (
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
-from milpplan.problem.scenarios import NOMINAL, Scenario, default_problems, in_scenario
+from milpplan.problem.scenarios import NOMINAL, Scenario, default_scenarios, in_scenario
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.mixed_costs import costs_of
 from milpplan.simulation.scenario_costs import Scenarios
 from milpplan.simulation.simulator import simulate
 from milpplan.units import NS_PER_S
 
+ROBUST_GAP: Final = 2e-3
+"""Default tolerance of the proofs: the bounds of the regret are then about twice as far apart at most."""
 FIRST_SHARE: Final = 0.5
 """Share of the time limit for the solves of all scenarios; the rest is for the search over all of them."""
 STARTS: Final = 6
@@ -87,15 +89,12 @@ def solve_robust(
     Raises:
         InvalidInputError: options that make no sense, or a problem without a step to compare.
     """
-    chosen = replace(options or SolveOptions(), any_chunks=False, **changes)
+    chosen = replace(options or SolveOptions(gap=ROBUST_GAP), any_chunks=False, **changes)
     check_options(chosen)
     _check(problem)
-    named = {NOMINAL: problem}
-    if scenarios is None:
-        named |= default_problems(problem)
-    else:
-        named |= {scenario.name: in_scenario(problem, scenario) for scenario in scenarios}
-    return _RobustSolve(named, chosen, time.monotonic(), Deadline.after(chosen.time_limit_s)).run()
+    named = {entry.name: entry for entry in (default_scenarios(problem) if scenarios is None else scenarios)}
+    problems = {NOMINAL: problem} | {name: in_scenario(problem, entry) for name, entry in named.items()}
+    return _RobustSolve(named, problems, chosen, time.monotonic(), Deadline.after(chosen.time_limit_s)).run()
 
 
 def _check(problem: Problem) -> None:
@@ -124,6 +123,7 @@ def _check(problem: Problem) -> None:
 class _RobustSolve:
     """One run of ``solve_robust``. ``problems``: by the scenario's name, the nominal one first."""
 
+    scenarios: dict[str, Scenario]
     problems: dict[str, Problem]
     options: SolveOptions
     started: float
@@ -263,6 +263,7 @@ class _RobustSolve:
             scenarios.append(
                 ScenarioRegret(
                     name=name,
+                    scenario=self.scenarios.get(name),
                     step_time_s=value * to_s,
                     best_s=best * to_s,
                     lower_bound_s=None if bound is None else min(bound, best) * to_s,

@@ -6,21 +6,19 @@ stands is always a scenario too, the *nominal* one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from math import exp
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import (
-    TIMES,
+    SHARES,
     Constants,
     Name,
     Text,
+    constant_of,
     constant_values,
-    moved,
-    time_s,
     with_constants,
 )
 from milpplan.problem.problem import NodeGroup, Problem
@@ -51,11 +49,13 @@ class ScenarioFile(Record):
     """File of scenarios beside the nominal one."""
 
     schema_version: Literal[1] = 1
-    scenarios: Annotated[tuple[Scenario, ...], Field(min_length=1, max_length=MAX_SCENARIOS)]
+    scenarios: Annotated[tuple[Scenario, ...], Field(max_length=MAX_SCENARIOS)]
 
     @model_validator(mode="after")
     def _names_differ(self) -> ScenarioFile:
         names = [scenario.name for scenario in self.scenarios]
+        if not names:
+            raise ValueError("there are no scenarios: give at least one")
         if len(set(names)) < len(names):
             raise ValueError(f"the names of scenarios must differ, got {', '.join(names)}")
         return self
@@ -68,9 +68,26 @@ def _scenario(name: str, reason: str, **values: float) -> Scenario:
 
 DEFAULT_SCENARIOS: Final = (
     _scenario(
+        "half hidden",
+        "half of the data-parallel communication beside compute hides: contention, or prefetch that comes late",
+        hidden_gather_fraction=0.5,
+        hidden_reduce_fraction=0.5,
+    ),
+    _scenario(
+        "nothing hidden",
+        "no data-parallel communication hides: a framework without prefetch, such as DeepSpeed before 0.6",
+        hidden_gather_fraction=0.0,
+        hidden_reduce_fraction=0.0,
+    ),
+    _scenario(
         "slow links",
         "links between nodes at the low end of one sigma: 0.6 of the described rate",
         scale_out_efficiency=0.6,
+    ),
+    _scenario(
+        "congested network",
+        "1 ms for a GB and node, which Aleph Alpha's and InternEvo's runs on A100 show",
+        congestion_s_per_byte=1e-12,
     ),
     _scenario(
         "slow host",
@@ -84,44 +101,46 @@ DEFAULT_SCENARIOS: Final = (
         dispatch_efficiency=0.5,
     ),
 )
-"""Default scenarios. Where the description's own uncertainty has a standard deviation of a constant, the constant
-moves by that instead."""
+"""Default scenarios, before ``default_scenarios`` fits them to a problem."""
 
 
 def in_scenario(problem: Problem, scenario: Scenario) -> Problem:
     """Give a problem the constants of a scenario, on every node type."""
     factors, others = constant_values(scenario.constants)
-    return _on_all_types(problem, lambda hardware: with_constants(hardware, factors, others))
 
+    def changed(hardware: HardwareSpec) -> HardwareSpec:
+        return with_constants(hardware, factors, others)
 
-def default_problems(problem: Problem) -> dict[str, Problem]:
-    """Return the problem in every default scenario that changes one of its constants, by the scenario's name."""
-    changed: dict[str, Problem] = {}
-    for scenario in DEFAULT_SCENARIOS:
-        there = _on_all_types(problem, partial(_doubted, scenario=scenario))
-        experts = any(run.mlp.type == "moe" for run in problem.model.layers)
-        if there != problem and (experts or scenario.constants.dispatch_efficiency is None):
-            changed[scenario.name] = there
-    return changed
-
-
-def _doubted(hardware: HardwareSpec, scenario: Scenario) -> HardwareSpec:
-    """Give a description the constants of a default scenario: by its own uncertainty where it has one, and never a
-    time shorter than its own."""
-    factors, others = constant_values(scenario.constants)
-    sigma = hardware.uncertainty
-    own = [name for name in (*factors, *others) if sigma is not None and getattr(sigma, name, 0.0) > 0]
-    slower = {name: value for name, value in factors.items() if name not in own}
-    longer = {
-        name: max(value, time_s(hardware, name)) if name in TIMES and isinstance(value, float) else value
-        for name, value in others.items()
-        if name not in own
-    }
-    return with_constants(moved(hardware, dict.fromkeys(own, 1.0)), slower, longer)
-
-
-def _on_all_types(problem: Problem, change: Callable[[HardwareSpec], HardwareSpec]) -> Problem:
-    others = tuple(
-        NodeGroup(hardware=change(group.hardware), num_gpus=group.num_gpus) for group in problem.other_hardware
+    groups = tuple(
+        NodeGroup(hardware=changed(group.hardware), num_gpus=group.num_gpus) for group in problem.other_hardware
     )
-    return problem.model_copy(update={"hardware": change(problem.hardware), "other_hardware": others})
+    return problem.model_copy(update={"hardware": changed(problem.hardware), "other_hardware": groups})
+
+
+def default_scenarios(problem: Problem) -> tuple[Scenario, ...]:
+    """Return the default scenarios that change a constant of a problem.
+
+    An efficiency of which the hardware states a standard deviation falls by that instead. No other constant is
+    better than the hardware's own.
+    """
+    experts = any(run.mlp.type == "moe" for run in problem.model.layers)
+    fitted = (_fitted(problem.hardware, scenario) for scenario in DEFAULT_SCENARIOS)
+    return tuple(
+        scenario
+        for scenario in fitted
+        if (experts or scenario.constants.dispatch_efficiency is None)
+        and in_scenario(problem, scenario) != problem
+    )
+
+
+def _fitted(hardware: HardwareSpec, scenario: Scenario) -> Scenario:
+    """Fit a default scenario to a description."""
+    factors, others = constant_values(scenario.constants)
+    values: dict[str, float] = {}
+    for name, factor in factors.items():
+        sigma = 0.0 if hardware.uncertainty is None else float(getattr(hardware.uncertainty, name))
+        values[name] = exp(-sigma) if sigma > 0 else factor
+    for name, value in others.items():
+        if isinstance(value, float):
+            values[name] = (min if name in SHARES else max)(value, constant_of(hardware, name))
+    return _scenario(scenario.name, scenario.reason, **values)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
-from milpplan.optimize.result import FastestPlan, PlanResult, TargetPrice
+from milpplan.optimize.result import FastestPlan, PlanResult, Regret, TargetPrice
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
@@ -147,6 +148,19 @@ def error_bar_text(bar: ErrorBar) -> str:
         f"{seconds_text(low)} to {seconds_text(high)} (-{percent_text(bar.below_s / bar.step_time_s)}, "
         f"+{percent_text(bar.above_s / bar.step_time_s)}), one sigma; most from {', '.join(shares)}"
     )
+
+
+def regret_text(regret: Regret) -> str:
+    """Describe the two proved bounds of a worst-case regret, each rounded so that it claims no more than its
+    proof."""
+    loses = "what it loses to the best plans of all scenarios is not proved"
+    if regret.at_most is not None:
+        loses = f"loses at most {percent_text(math.ceil(regret.at_most * 1e4) / 1e4, 2)} to the best plan of any"
+        loses += " scenario"
+    promise = "nothing is proved yet of other plans"
+    if regret.at_least is not None:
+        promise = f"no plan can promise less than {percent_text(math.floor(regret.at_least * 1e4) / 1e4, 2)}"
+    return f"{loses}; {promise}"
 
 
 def robustness_text(robust: Robustness) -> str:
