@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from milpplan.optimize.result import PlanResult as PlanResult
     from milpplan.optimize.result import Progress as Progress
     from milpplan.optimize.result import SolveOptions as SolveOptions
+    from milpplan.optimize.robust import solve_robust as solve_robust
     from milpplan.optimize.solve import fixed as fixed
     from milpplan.optimize.solve import solve as solve
     from milpplan.problem.catalog import load_hardware as load_hardware
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from milpplan.problem.problem import Problem as Problem
     from milpplan.problem.problem import Range as Range
     from milpplan.problem.problem import Space as Space
+    from milpplan.problem.scenarios import Scenario as Scenario
     from milpplan.simulation.bulk.simulate_many import BulkSteps as BulkSteps
     from milpplan.simulation.bulk.simulate_many import simulate_many as simulate_many
     from milpplan.simulation.pipeline.lanes import step_lanes as step_lanes

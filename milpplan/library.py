@@ -37,6 +37,8 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
         "fixed",
         "solve",
     ),
+    "milpplan.optimize.robust": ("solve_robust",),
+    "milpplan.problem.scenarios": ("Scenario",),
     "milpplan.optimize.result": (
         "PlanResult",
         "Progress",

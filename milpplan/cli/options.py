@@ -403,6 +403,24 @@ CheckEnds = Annotated[
         rich_help_panel=PROOF,
     ),
 ]
+Robust = Annotated[
+    bool,
+    typer.Option(
+        "--robust",
+        help="Find the plan that loses the least to the best plan of any scenario, and prove both.",
+        rich_help_panel=PROOF,
+    ),
+]
+ScenariosFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--scenarios",
+        metavar="FILE.toml",
+        help="Scenarios of --robust, beside the nominal one (`milpplan schema scenarios`).",
+        show_default="slower communication, hosts and experts",
+        rich_help_panel=PROOF,
+    ),
+]
 Out = Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Also write the result here.")]
 Verbose = Annotated[
     bool,

@@ -21,8 +21,8 @@ from milpplan.explain.records import ExportTab, Missing, NearBest, NearPlan, Ove
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.infeasibility import with_job
 from milpplan.optimize.layout.layout_solver import LayoutSolver
-from milpplan.optimize.layout.replica_solver import resolve_replicas
 from milpplan.optimize.layout.stage_options import settings_of
+from milpplan.optimize.layout.view_solver import resolve_views
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.result import SolveOptions
@@ -120,7 +120,7 @@ def _settled(
     settings = settings_of(problem, layout, cluster_costs(problem, LayoutColumns.of([layout])).at(0))
     bound = int(search.explored.bounds_ns[row])
     if layout.replica_micro_batches:
-        resolution = resolve_replicas(prover, layout, settings, limit_ns, bound, effort=0)
+        resolution = resolve_views(prover, layout, settings, (), limit_ns, bound, effort=0)
     else:
         resolution = prover.resolve(settings[0], limit_ns, bound, effort=0)
     step = resolution.step_time_ns

@@ -13,6 +13,7 @@ from milpplan.optimize.milp.program import Program
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem, Space
+from milpplan.problem.scenarios import Scenario
 from milpplan.simulation.report import StepReport
 
 Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
@@ -195,6 +196,57 @@ class FastestPlan:
     saved_fraction: float
 
 
+@dataclass(frozen=True, slots=True)
+class ScenarioRegret:
+    """A robust plan in one scenario, in seconds of its step.
+
+    ``scenario``: None for the nominal one. ``best_s``: step of the best plan found there. ``lower_bound_s``:
+    proved for all plans; None where nothing is proved. With other batches or numbers of accelerators, both stand
+    for a step of equal objective on the plan's. ``nominal_lost_fraction``: loss of the best nominal plan to the
+    best plan found here.
+    """
+
+    name: str
+    scenario: Scenario | None
+    step_time_s: float
+    best_s: float
+    lower_bound_s: float | None
+    nominal_lost_fraction: float
+
+    @property
+    def lost_fraction(self) -> float:
+        """Loss to the best plan found; negative where the plan is better than that."""
+        return self.step_time_s / self.best_s - 1.0
+
+    @property
+    def regret_at_most(self) -> float | None:
+        """Proved upper bound of the loss to the best of all plans."""
+        return None if self.lower_bound_s is None else max(0.0, self.step_time_s / self.lower_bound_s - 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """Worst-case regret of a plan over scenarios (``optimize.robust``), as a fraction.
+
+    ``at_least``: proved lower bound of the worst-case regret of every plan; None where nothing is proved.
+    """
+
+    scenarios: tuple[ScenarioRegret, ...]
+    at_least: float | None
+
+    @property
+    def at_most(self) -> float | None:
+        """Proved upper bound of the plan's worst-case regret; None where a scenario has no proved bound."""
+        bounds = [scenario.regret_at_most for scenario in self.scenarios]
+        proved = [bound for bound in bounds if bound is not None]
+        return max(proved) if len(proved) == len(bounds) else None
+
+    @property
+    def nominal(self) -> float:
+        """Largest loss of the best nominal plan to the best plan found in a scenario."""
+        return max(scenario.nominal_lost_fraction for scenario in self.scenarios)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanResult:
     """Best plan found, with the bound proved on its objective.
@@ -234,6 +286,9 @@ class PlanResult:
     """Cost of the margin of memory, where the space without it was solved as well."""
     fastest: FastestPlan | None = None
     """Fastest plan found; None where it is ``plan``."""
+    regret: Regret | None = None
+    """Regret over scenarios, where the plan is robust: ``status`` is about it, and ``layouts`` has scaled steps.
+    """
 
     @property
     def any_chunks_gap(self) -> float | None:

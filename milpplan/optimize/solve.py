@@ -48,6 +48,7 @@ from milpplan.simulation.layout_columns import DEFAULTS, LayoutColumns
 from milpplan.simulation.layout_costs import capacities_bytes, usable_memory_bytes
 from milpplan.simulation.mixed_costs import costs_of
 from milpplan.simulation.report import StepReport
+from milpplan.simulation.scenario_costs import Scenarios
 from milpplan.simulation.simulator import simulate
 
 LOGGER = logging.getLogger("milpplan.search")
@@ -75,16 +76,16 @@ def solve(problem: Problem, options: SolveOptions | None = None, **changes: Any)
         SolverError: two solvers contradict each other, or an answer fails its exact re-check.
     """
     chosen = replace(options or SolveOptions(), **changes)
-    _check(chosen)
+    check_options(chosen)
     if LOGGER.isEnabledFor(logging.DEBUG):
         chosen = replace(chosen, callback=_logged(chosen.callback))
     if problem.job.objective == "num_gpus":
         return fewest(problem, chosen, problem.job.num_gpus_values)
     if problem.space.kind == "free" and problem.interleaved_layers == "any":
         # With few layers a first search over even splits saves no time.
-        start = _solve if problem.model.num_layers <= ANY_SPLIT_LAYERS else _from_even
+        start = solve_from if problem.model.num_layers <= ANY_SPLIT_LAYERS else _from_even
         return start(problem, chosen)
-    result = _solve(problem, chosen)
+    result = solve_from(problem, chosen)
     return _with_any_chunks(result, chosen) if chosen.any_chunks else result
 
 
@@ -100,7 +101,7 @@ def fewest(problem: Problem, options: SolveOptions, counts: Iterable[int]) -> Pl
         The result on that number. Its ``details`` hold ``refused``, the numbers proved to have no plan, and
         ``open_counts``, the smaller numbers that are neither proved nor refuted.
     """
-    return FewestSearch(problem, options, _solve).run(counts)
+    return FewestSearch(problem, options, solve_from).run(counts)
 
 
 def target_price(
@@ -218,7 +219,7 @@ def _with_mixing(values: Mapping[str, object]) -> Mapping[str, object]:
     return rest | {"mixing": mixing}
 
 
-def _check(options: SolveOptions) -> None:
+def check_options(options: SolveOptions) -> None:
     """Raise ``InvalidInputError`` where an option makes no sense."""
     if not 0 <= options.gap < 1:
         raise InvalidInputError(
@@ -235,7 +236,7 @@ def _check(options: SolveOptions) -> None:
     check_forbidden(options.forbid)
 
 
-def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan] = ()) -> PlanResult:
+def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan] = ()) -> PlanResult:
     """Run one search that starts from the caller's plan, ``initial_plans``, or else a quick first plan."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
@@ -248,7 +249,7 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
         first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
         if not initial_plans and problem.space.kind == "free":
-            starts += _uniform_plans(problem, context, starts)
+            starts += uniform_plans(problem, context, starts)
         search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
         search.bound()
         decide_layouts(search)
@@ -273,7 +274,9 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
     return replace(result, message=message or ("Interrupted." if signals else ""))
 
 
-def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Plan]) -> list[Plan]:
+def uniform_plans(
+    problem: Problem, context: SolveContext, starts: Sequence[Plan], scenarios: Scenarios | None = None
+) -> list[Plan]:
     """Return the best plan of the uniform space, and the plan that moving its layers leads to.
 
     The uniform space is decided in a fraction of the time of the free space, and its best plan is often within a
@@ -283,6 +286,7 @@ def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Pla
         problem: a problem with a free space.
         context: context of the solve; the work is counted there.
         starts: plans known so far.
+        scenarios: scenarios whose scaled steps are compared, if any.
     """
     from milpplan.optimize.layout.layer_branching import moved
 
@@ -291,7 +295,8 @@ def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Pla
     changed: dict[str, Any] = {"kind": "uniform", **plain}
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
-    search = Search(uniform, layout_space(uniform, context.options.forbid), quiet, time.monotonic(), tuple(starts))
+    space = layout_space(uniform, context.options.forbid)
+    search = Search(uniform, space, quiet, time.monotonic(), tuple(starts), scenarios=scenarios)
     search.bound()
     decide_layouts(search)
     if search.best is None:
@@ -365,7 +370,7 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
     even = problem.model_copy(update={"space": problem.space.model_copy(update={"interleaved_layers": "even"})})
     limit = options.time_limit_s
     half = None if limit is None else 0.5 * limit
-    first = _solve(even, replace(options, time_limit_s=half, gap=max(options.gap, START_GAP), simplest=False))
+    first = solve_from(even, replace(options, time_limit_s=half, gap=max(options.gap, START_GAP), simplest=False))
     started = time.monotonic()
     starts: list[Plan] = []
     try:
@@ -378,7 +383,7 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
     left = None if limit is None else max(0.01, limit - spent)
     # The record of ten million even layouts takes as much memory as the next search.
     first = replace(first, layouts=None)
-    result = _solve(problem, replace(options, time_limit_s=0.01 if first.message else left), starts)
+    result = solve_from(problem, replace(options, time_limit_s=0.01 if first.message else left), starts)
     return replace(result, wall_time_s=spent + result.wall_time_s, message=first.message or result.message)
 
 
@@ -422,14 +427,14 @@ def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan],
         enumerated=0,
         layouts=None,
         log=(),
-        work=_work(context, "feasible"),
+        work=solver_work(context, "feasible"),
         forbid=context.options.forbid,
         wall_time_s=time.monotonic() - started,
         details={"usable_memory_bytes": usable_memory_bytes(problem), "least_memory_bytes": None},
     )
 
 
-def _work(context: SolveContext, status: Status) -> SolverWork:
+def solver_work(context: SolveContext, status: Status) -> SolverWork:
     """Summarise the work of the solvers."""
     counters = context.counters
     versions = context.backend.version() if counters.integer_programs else ""
@@ -473,7 +478,7 @@ def _result(
         enumerated=search.whole.enumerated,
         layouts=search.prune_record(),
         log=tuple(search.log),
-        work=_work(search.context, status),
+        work=solver_work(search.context, status),
         wall_time_s=time.monotonic() - started,
         runners_up=tuple(other for known, other in search.offered if other != plan and known >= (value or 0.0)),
         forbid=options.forbid,

@@ -17,6 +17,7 @@ from milpplan.problem.huggingface.typed_keys import MAX_LAYERS
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.overlay import Overlay, Provenance, applied, on_other_clusters
 from milpplan.problem.reading import nearest, parse_json, parse_toml, read_text, shown, validated
+from milpplan.problem.scenarios import Scenario, ScenarioFile
 
 Kind = Literal["models", "hardware"]
 
@@ -124,6 +125,17 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
         InvalidInputError: the file, or its base, cannot be read or describes no hardware.
     """
     return _load_hardware(name_or_path, MAX_OVERLAYS)
+
+
+def load_scenarios(path: str | Path) -> tuple[Scenario, ...]:
+    """Load the scenarios of a user's TOML or JSON.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or describes no scenarios.
+    """
+    text, source = read_text(Path(path)), str(path)
+    is_json = source.lower().endswith(".json")
+    return validated(ScenarioFile, (parse_json if is_json else parse_toml)(text, source), source).scenarios
 
 
 def file_keys(path: str) -> frozenset[str]:

@@ -266,17 +266,19 @@ def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
         InvalidInputError: the overlay has a table for a number format that the accelerator lacks.
     """
     changed = _with_tables(hardware, overlay)
-    constants = overlay.constants
-    factors = {name: part.value for name in FACTORS if (part := getattr(constants, name)) is not None}
-    names = (*TIMES, *SHARES, CONGESTION)
-    others = {name: part.value for name in names if (part := getattr(constants, name)) is not None}
-    switch = constants.overlap_tensor_parallel
-    if switch is not None:
-        others["overlap_tensor_parallel"] = switch.value
+    factors, others = constant_values(overlay.constants)
     if overlay.cost_model is not None:
         others["cost_model"] = overlay.cost_model
     changed = with_constants(changed, factors, others | {"name": overlay.name})
     return changed.model_copy(update={"uncertainty": _uncertainty(uncertainty_of(hardware), overlay)})
+
+
+def constant_values(constants: Constants) -> tuple[dict[str, float], dict[str, object]]:
+    """Return the factors, and the other values, that ``with_constants`` takes."""
+    factors = {name: part.value for name in FACTORS if (part := getattr(constants, name)) is not None}
+    names = (*TIMES, *SHARES, CONGESTION, *SWITCHES)
+    others = {name: part.value for name in names if (part := getattr(constants, name)) is not None}
+    return factors, others
 
 
 def with_constants(

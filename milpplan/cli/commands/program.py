@@ -39,6 +39,8 @@ NOT_ASKED: Final[dict[str, Any]] = {
     "method": "program",
     "fastest": True,
     "check_ends": False,
+    "robust": False,
+    "scenarios": None,
     "verbose": False,
     "as_json": False,
 }

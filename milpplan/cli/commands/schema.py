@@ -17,6 +17,7 @@ from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.overlay import Overlay
 from milpplan.problem.problem import Problem
+from milpplan.problem.scenarios import ScenarioFile
 from milpplan.reports.answers.explain import ExplanationDocument
 from milpplan.reports.answers.gap import GapDocument
 from milpplan.reports.answers.hardware_choice import ChoiceDocument, FewestDocument
@@ -32,6 +33,7 @@ SCHEMAS: Final[dict[str, type[BaseModel]]] = {
     "model": ModelSpec,
     "hardware": HardwareSpec,
     "overlay": Overlay,
+    "scenarios": ScenarioFile,
     "study": Study,
     "result": ResultDocument,
     "explanation": ExplanationDocument,
@@ -51,7 +53,7 @@ def schema(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="problem|plan|model|hardware|overlay|study|result|explanation|grouped-plan|dispatch|gap|choice"
+            metavar="problem|plan|model|hardware|overlay|scenarios|study|result|explanation|grouped-plan|dispatch|gap|choice"
             "|fewest|lengths|team-dispatch|workload"
         ),
     ] = "problem",

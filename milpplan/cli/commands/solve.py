@@ -28,8 +28,10 @@ from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import DEFAULT_GAP, PlanResult, ProgramAnswer, SolveOptions
+from milpplan.optimize.robust import ROBUST_GAP, solve_robust
 from milpplan.optimize.solve import margin_price, target_price
 from milpplan.optimize.solve import solve as solve_problem
+from milpplan.problem.catalog import load_scenarios
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
@@ -48,6 +50,10 @@ EXAMPLES: Final = (
     (
         "Your model and your cluster, at most a minute",
         "path/to/config.json my-cluster.toml --gpus 32 --global-batch 256 --time-limit 60",
+    ),
+    (
+        "The plan that loses the least whatever the network does",
+        "llama3-70b dgx-h100 --gpus 64 --global-batch 128 --robust",
     ),
     (
         "Which GPUs are cheaper for 15 trillion tokens",
@@ -100,6 +106,8 @@ def solve(
     witness: o.Witness = True,
     warm_start: o.WarmStart = None,
     check_ends: o.CheckEnds = False,
+    robust: o.Robust = False,
+    scenarios: o.ScenariosFile = None,
     as_json: o.AsJson = False,
     lengths: o.Lengths = None,
     max_strategies: o.MaxStrategies = None,
@@ -126,6 +134,7 @@ def solve(
             "Expected one cluster, whose answer is one program.",
             "Name one, or leave --method out.",
         )
+    words.check_robust(len(names))
     price_of = prices(words.price, names, words.tokens)
     problem = words.problem(names[0] or None)
     options = words.options(problem)
@@ -134,7 +143,8 @@ def solve(
 
         asked = words.out, words.as_json, words.verbose
         return choose_hardware(names, words.problem, price_of, options, *asked)
-    whole = words.whole(names[0] or None) if words.target is not None and words.price_limit else None
+    priced = words.target is not None and words.price_limit and not words.robust
+    whole = words.whole(names[0] or None) if priced else None
     return _answer(problem, options, words, whole, price_of.get(names[0]))
 
 
@@ -178,9 +188,36 @@ class SolveWords:
     witness: bool
     warm_start: Path | None
     check_ends: bool
+    robust: bool
+    scenarios: Path | None
     out: Path | None
     verbose: bool
     as_json: bool
+
+    def check_robust(self, num_kinds: int) -> None:
+        """Refuse words that have no meaning for a robust plan, of which there is one on one kind of hardware.
+
+        Raises:
+            InvalidInputError: words that contradict each other.
+        """
+        if self.scenarios is not None and not self.robust:
+            raise InvalidInputError(
+                "--scenarios without --robust.",
+                "Expected scenarios of a robust plan.",
+                "Add --robust, or leave --scenarios out.",
+            )
+        others = {
+            "--method program": self.method == "program",
+            "--check-ends": self.check_ends,
+            "several kinds of hardware": num_kinds > 1,
+        }
+        given = [name for name, is_given in others.items() if is_given]
+        if self.robust and given:
+            raise InvalidInputError(
+                f"--robust is given together with {' and '.join(given)}.",
+                "Expected the search for one plan on one cluster, whose doubts are the scenarios.",
+                "Leave one of the two out.",
+            )
 
     def problem(self, hardware: str | None) -> Problem:
         """Build the problem on one kind of hardware, with the space that ``--target`` can run."""
@@ -238,7 +275,7 @@ class SolveWords:
         start = None if self.warm_start is None else _starting_plan(problem, self.warm_start)
         return SolveOptions(
             backend=self.backend,
-            gap=DEFAULT_GAP if self.gap is None else self.gap,
+            gap=self.gap if self.gap is not None else ROBUST_GAP if self.robust else DEFAULT_GAP,
             simplest=not self.fastest,
             time_limit_s=self.time_limit,
             seed=self.seed,
@@ -337,6 +374,7 @@ def _answer(
     checks.positive(options.time_limit_s, "--time-limit", "number of seconds")
     if words.out is not None:
         check_writable(words.out)
+    scenarios = None if words.scenarios is None else load_scenarios(words.scenarios)
     deadline = Deadline.after(options.time_limit_s)
     options = replace(options, cancelled=interrupts.asked_to_stop)
     answers: list[_Answer] = []
@@ -346,7 +384,11 @@ def _answer(
         within_range(),
         interrupts.limited(deadline.left_s()),
     ):
-        answers.append(_Answer(solve_problem(problem, replace(options, callback=callback))))
+        asked = replace(options, callback=callback)
+        if words.robust:
+            answers.append(_Answer(solve_robust(problem, scenarios, asked)))
+        else:
+            answers.append(_Answer(solve_problem(problem, asked)))
         _comment(answers[0], options, deadline, words, whole)
     # Neither another signal nor the time limit may lose the plan now.
     with undisturbed(), within_range():
@@ -418,7 +460,7 @@ def _why_not_proved(result: PlanResult, options: SolveOptions) -> str:
     limit = options.time_limit_s
     # A solver that is given the rest of the time ends a little before it.
     stopped = result.message or (limit is not None and result.wall_time_s > 0.95 * limit)
-    if result.status != "feasible" or result.gap is None or stopped:
+    if result.status != "feasible" or result.gap is None or stopped or result.regret is not None:
         return ""
     return (
         f"The search ended by itself: no solver could prove --gap {gap_text(options.gap)} (bounds of integer "
@@ -467,6 +509,7 @@ def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
         "--schedule": words.schedule,
         "--warm-start": words.warm_start,
         "--check-ends": words.check_ends,
+        "--robust": words.robust,
         "--price-per-gpu-hour": words.price,
         "--target": words.target,
         "--target-version": words.target_version,

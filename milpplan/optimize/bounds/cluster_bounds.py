@@ -59,6 +59,7 @@ from milpplan.simulation.layout_costs import (
 )
 from milpplan.simulation.mixed_costs import AnyTable, ClusterTable, types_of_ranks
 from milpplan.simulation.replica_costs import ReplicaTable, on_one_type, view_columns
+from milpplan.simulation.scenario_costs import ScenarioTable, SearchTable
 
 
 def cluster_compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True) -> FloatArray:
@@ -99,8 +100,10 @@ def _pipeline_compute_bounds(problem: Problem, columns: LayoutColumns, placed: b
     return np.asarray(np.maximum.reduce([over_kinds(counts, paths.min(axis=0)), work, pass_ns]) * SAFETY)
 
 
-def cluster_bounds(problem: Problem, columns: LayoutColumns, costs: AnyTable) -> LayoutBounds:
-    """Return ``closed_form.layout_bounds`` for any cluster."""
+def cluster_bounds(problem: Problem, columns: LayoutColumns, costs: SearchTable) -> LayoutBounds:
+    """Return ``closed_form.layout_bounds`` for any cluster; in several scenarios of the scaled step."""
+    if isinstance(costs, ScenarioTable):
+        return LayoutBounds(*_of_scenarios(cluster_bounds, columns, costs))
     if isinstance(costs, ClusterTable):
         return LayoutBounds(*_of_both(cluster_bounds, problem, columns, costs))
     if isinstance(costs, ReplicaTable):
@@ -145,9 +148,23 @@ def _of_both(
     return arrays[0], arrays[1]
 
 
-def cluster_uniform_bounds(problem: Problem, columns: LayoutColumns, costs: AnyTable) -> UniformBounds:
+def _of_scenarios(
+    bounds: Callable[[Problem, LayoutColumns, AnyTable], LayoutBounds | UniformBounds],
+    columns: LayoutColumns,
+    costs: ScenarioTable,
+) -> tuple[FloatArray, FloatArray]:
+    """Return the largest scaled time over the scenarios, and the memory."""
+    problems, scales = costs.scenarios.problems, costs.scenarios.scales
+    parts = [bounds(problem, columns, table) for problem, table in zip(problems, costs.tables, strict=True)]
+    times = [part.step_time_ns * scale.ratio for part, scale in zip(parts, scales, strict=True)]
+    return np.maximum.reduce(times), np.maximum.reduce([part.memory_bytes for part in parts])
+
+
+def cluster_uniform_bounds(problem: Problem, columns: LayoutColumns, costs: SearchTable) -> UniformBounds:
     """Return ``uniform_plans.uniform_bounds`` for any cluster: with the best constants over the types, and at
-    least the work of any rank on its own type."""
+    least the work of any rank on its own type. In several scenarios they bound the scaled step."""
+    if isinstance(costs, ScenarioTable):
+        return UniformBounds(*_of_scenarios(cluster_uniform_bounds, columns, costs))
     if isinstance(costs, ClusterTable):
         return UniformBounds(*_of_both(cluster_uniform_bounds, problem, columns, costs))
     if isinstance(costs, ReplicaTable):

@@ -1,4 +1,4 @@
 """Solution of one layout: ``layout_solver``, ``stage_options``, ``compact_relaxation``, ``cutting_planes``,
-``rounding``, ``layout_program``; ``replica_solver`` for heterogeneous replicas; ``layer_branching`` and
+``rounding``, ``layout_program``; ``view_solver`` for heterogeneous replicas and scenarios; ``layer_branching`` and
 ``rank_relaxation`` for interleaved schedules with uneven splits.
 """

@@ -290,6 +290,17 @@ def compact_rounds(state: LayoutState, max_layers: IntArray, rounds: int) -> lis
     Returns:
         The menus of the items that the duals leave; None when the bound passes the cutoff.
     """
+    prices = compact_prices(state, rounds)
+    return None if prices is None else _menus(state, max_layers, prices)
+
+
+def compact_prices(state: LayoutState, rounds: int) -> list[UnitCosts | None] | None:
+    """Run rounds on the compact relaxation.
+
+    Returns:
+        The proved costs of units in every virtual stage (None where the duals prove nothing), [J]; None when the
+        bound passes the cutoff.
+    """
     compact = CompactRelaxation(state.context, state.cutoff_ns)
     run = rounds_on(state, compact)
     if run is None:
@@ -313,7 +324,8 @@ def compact_rounds(state: LayoutState, max_layers: IntArray, rounds: int) -> lis
     trim_pool(state)
     if state.closed:
         return None
-    return _menus(state, max_layers, (state.cutoff_ns - run.base) / run.unit + 1.0 - best, prices)
+    slack = (state.cutoff_ns - run.base) / run.unit + 1.0 - best
+    return [None if prices is None else UnitCosts(slack, prices[:, j]) for j in range(state.context.num_stages)]
 
 
 def trim_pool(state: LayoutState) -> None:
@@ -330,11 +342,10 @@ def _round(state: LayoutState, layers: FloatArray) -> None:
         state.pool.append(path)
 
 
-def _menus(state: LayoutState, max_layers: IntArray, slack: float, prices: FloatArray | None) -> list[Menu] | None:
+def _menus(state: LayoutState, max_layers: IntArray, prices: list[UnitCosts | None]) -> list[Menu] | None:
     """Return the menus of the items that can be in a plan at or below the cutoff; None if a menu is empty."""
     menus = []
-    for j in range(state.context.num_stages):
-        stage_prices = None if prices is None else UnitCosts(slack, prices[:, j])
+    for j, stage_prices in enumerate(prices):
         menu = stage_menu(state.context, j, int(max_layers[j]), stage_prices)
         if not len(menu):
             return None

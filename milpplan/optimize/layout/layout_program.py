@@ -32,11 +32,12 @@ from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext, M
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.plan import Plan, Recompute, VirtualStage
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 from milpplan.simulation.layout_costs import host_capacity_bytes
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.schedule import held_bytes
 from milpplan.simulation.pipeline.step_graph import Term
+from milpplan.simulation.scenario_costs import SAME, TimeScale
 
 RESOLUTION = 400_000
 """Units between the base and the cutoff: fine enough for 1e-5, small enough for every solver."""
@@ -52,7 +53,7 @@ UNPLACED_PRICE = 64 * RESOLUTION
 
 class ChoiceProgram(Protocol):
     """Program that chooses an item for every virtual stage: of one layout, or of all views of a layout
-    (``replica_solver``). The last variable is z."""
+    (``view_solver``). The last variable is z."""
 
     cutoff_ns: int
     memory_units: int
@@ -95,6 +96,8 @@ class LayoutProgram:
     """(columns, maximum number of them that may be chosen together)."""
     memory_units: int = MEMORY_UNITS
     """Units of the memory rows between zero and the capacity."""
+    scale: TimeScale = SAME
+    """Scale of all times of paths, z and the cutoff."""
 
     @property
     def offsets(self) -> IntArray:
@@ -114,7 +117,8 @@ class LayoutProgram:
     def fixed_ns(self, path: CriticalPath) -> int:
         """Return the time of transfers and barrier on a path."""
         costs = self.context.costs
-        return path.num_transfers * int(costs.transfer_ns) + path.barrier_count * int(costs.barrier_ns)
+        fixed_ns = path.num_transfers * int(costs.transfer_ns) + path.barrier_count * int(costs.barrier_ns)
+        return int(self.scale.down(np.array(fixed_ns)))
 
     def add_path(self, path: CriticalPath) -> bool:
         """Add a path. Returns False if the program has it already."""
@@ -122,7 +126,8 @@ class LayoutProgram:
             if other.num_transfers == path.num_transfers and np.array_equal(other.counts, path.counts):
                 return False
         self.paths.append(path)
-        self.coefficients.append(np.concatenate([path.counts[:, menu.stage] @ menu.terms for menu in self.menus]))
+        times_ns = np.concatenate([path.counts[:, menu.stage] @ menu.terms for menu in self.menus])
+        self.coefficients.append(self.scale.down(times_ns))
         return True
 
     def bases(self) -> IntArray:
@@ -138,11 +143,20 @@ class LayoutProgram:
 
     def drop_hopeless_items(self) -> bool:
         """Remove items that alone push a path beyond the cutoff. Returns False when a menu runs empty."""
+        return self.keep_items(self.hopeful_items())
+
+    def hopeful_items(self) -> BoolArray:
+        """Mask the items that alone push no path beyond the cutoff."""
         starts, ends = self.offsets[:-1], self.offsets[1:]
         keep = np.ones(int(self.offsets[-1]), dtype=np.bool_)
         for row, base in zip(self.coefficients, self.bases(), strict=True):
             lows = np.repeat(np.minimum.reduceat(row, starts), ends - starts)
             keep &= base + row - lows <= self.cutoff_ns
+        return keep
+
+    def keep_items(self, keep: BoolArray) -> bool:
+        """Remove all other items. Returns False, without a change, when a menu would run empty."""
+        starts, ends = self.offsets[:-1], self.offsets[1:]
         if keep.all():
             return True
         if not np.logical_or.reduceat(keep, starts).all():

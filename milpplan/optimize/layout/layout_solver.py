@@ -116,11 +116,11 @@ class LayoutSolver(SolveContext):
         state = self.new_state(context, cutoff_ns, bound_ns)
         return LayoutOutcome.of(state, self._run(state, max_layers, effort))
 
-    def new_state(self, context: LayoutContext, cutoff_ns: int, bound_ns: int) -> LayoutState:
-        """Return the initial state of a layout, with the paths known for its graph."""
+    def new_state(self, context: LayoutContext, cutoff_ns: int, bound_ns: int, scenario: int = 0) -> LayoutState:
+        """Return the initial state of a layout, with the paths known for its graph in a scenario."""
         layout = context.layout
         shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
-        key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
+        key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather, scenario)
         return LayoutState(
             context,
             StepGraph.of(layout, context.costs.transfer_ns, context.costs.barrier_ns),
@@ -141,10 +141,10 @@ class LayoutSolver(SolveContext):
             splits = None
         bounds = SplitBounds(state.context, state.graph, tuple(state.pool))
         if splits is not None:
-            splits = _bounded_splits(state, splits, bounds)
+            splits = bounded_splits(state, splits, bounds)
             if not state.closed:
                 # Critical paths of the splits that are left exclude nearly all of them without a relaxation.
-                splits, bounds = _simulated_splits(state, splits, bounds)
+                splits, bounds = simulated_splits(state, splits, bounds)
             if state.closed:
                 return "bounded"
             if not effort:
@@ -155,7 +155,7 @@ class LayoutSolver(SolveContext):
         if splits is not None:
             # Now with the critical paths that the rounds have found.
             bounds = bounds.with_paths(tuple(state.pool))
-            splits = _bounded_splits(state, splits, bounds)
+            splits = bounded_splits(state, splits, bounds)
             if state.closed:
                 return "relaxed"
         if not effort or self.out_of_time():
@@ -375,7 +375,7 @@ def _below(program: Program, bound: int) -> Program:
     return program.with_upper_bound(program.num_variables - 1, bound - 1)
 
 
-def _bounded_splits(
+def bounded_splits(
     state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
 ) -> tuple[tuple[int, ...], ...]:
     """Return the splits that known paths do not exclude, and raise the layout's bound to the minimum of the
@@ -390,7 +390,7 @@ def _bounded_splits(
     return tuple(kept)
 
 
-def _simulated_splits(
+def simulated_splits(
     state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds
 ) -> tuple[tuple[tuple[int, ...], ...], SplitBounds]:
     """Simulate the splits that are left, with little recomputation, and bound them again with the critical paths.
@@ -406,7 +406,7 @@ def _simulated_splits(
         if path is not None:
             state.pool.append(path)
     bounds = bounds.with_paths(tuple(state.pool))
-    splits = _bounded_splits(state, splits, bounds)
+    splits = bounded_splits(state, splits, bounds)
     if not state.closed:
         values = [mixture_bound(state, bounds, split) for split in splits]
         state.bound_ns = max(state.bound_ns, min(values))
@@ -500,12 +500,12 @@ def start_program(state: LayoutState, menus: list[Menu]) -> LayoutProgram | None
     program = LayoutProgram(state.context, menus, state.cutoff_ns)
     for path in state.pool:
         program.add_path(path)
-    if not program.drop_hopeless_items() or not _can_hold_all_layers(program.menus, state.context):
+    if not program.drop_hopeless_items() or not can_hold_all_layers(program.menus, state.context):
         return None
     return program
 
 
-def _can_hold_all_layers(menus: Sequence[Menu], context: LayoutContext) -> bool:
+def can_hold_all_layers(menus: Sequence[Menu], context: LayoutContext) -> bool:
     """Return True if the menus can place all layers."""
     total = context.problem.model.num_layers
     max_layers = sum(int(menu.layers.max()) for menu in menus)
@@ -520,9 +520,10 @@ def _choice_of(program: ChoiceProgram, values: IntArray) -> Choice:
 
 
 def resolve_in_parts(
-    solver: LayoutSolver,
+    resolve: Callable[[Sequence[LayoutContext], int, int, int], LayoutOutcome],
+    gap: float,
     part_bounds: PartBounds,
-    context: LayoutContext,
+    contexts: Sequence[LayoutContext],
     cutoff_ns: int,
     bound_ns: int,
     effort: int,
@@ -531,29 +532,39 @@ def resolve_in_parts(
 
     Without effort the relaxation over all counts is enough: its bound holds for every part, and its rounded plans
     are in the space.
+
+    Args:
+        resolve: resolves a part from its contexts, a cutoff, a bound and the effort.
+        gap: relative gap of the proof.
+        part_bounds: proved bounds of parts.
+        contexts: the layout, in every scenario.
+        cutoff_ns: longest step that counts.
+        bound_ns: bound proved so far.
+        effort: as for ``LayoutSolver.resolve``.
     """
+    context = contexts[0]
     if not effort:
         if even_splits(context.problem, context.layout) is None and context.layout.vpp > 1:
             return LayoutOutcome(bound_ns, "open")
-        return solver.resolve(context, cutoff_ns, bound_ns, 0)
+        return resolve(contexts, cutoff_ns, bound_ns, 0)
     best: LayoutOutcome | None = None
     fates: set[Fate] = set()
     min_bound = 2**62
-    for part in part_settings(context):
-        key = (context.layout, part_key(part))
+    for part in zip(*map(part_settings, contexts), strict=True):
+        key = (context.layout, part_key(part[0]))
         proved = max(part_bounds.get(key, 0), bound_ns)
         if proved > cutoff_ns:
             min_bound = min(min_bound, proved)
             fates.add("relaxed")
             continue
-        outcome = solver.resolve(part, cutoff_ns, proved, effort)
+        outcome = resolve(part, cutoff_ns, proved, effort)
         part_bounds[key] = max(proved, outcome.bound_ns)
         min_bound = min(min_bound, part_bounds[key])
         fates.add(outcome.fate)
         if outcome.step_time_ns is not None:
             best = outcome
             step = outcome.step_time_ns
-            cutoff_ns = min(cutoff_ns, int(step * (1.0 - AIMED_GAP_SHARE * solver.options.gap)), step - 1)
+            cutoff_ns = min(cutoff_ns, int(step * (1.0 - AIMED_GAP_SHARE * gap)), step - 1)
     fate: Fate = next((name for name in ("open", "solved", "relaxed") if name in fates), "bounded")
     if best is None:
         return LayoutOutcome(min_bound, fate)

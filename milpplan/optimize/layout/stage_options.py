@@ -13,7 +13,7 @@ counts holds for the part, with smaller menus. The layout's bound is the minimum
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from milpplan.simulation.pipeline.schedule import LiveProfile, live_profiles
 from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.pipeline.work_order import chunk_stages
 from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.scenario_costs import ScenarioCosts
 from milpplan.simulation.simulator import fits_in_memory, rank_memory, step_times_ns
 from milpplan.simulation.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages, stage_options
 
@@ -280,14 +281,51 @@ def stage_menu(context: LayoutContext, stage: int, max_layers: int, prices: Unit
         if options is not None:
             parts.append(useful_items(context, stage, counts, options))
     parts = [part for part in parts if len(part)]
-    if not parts:
-        return _empty_menu(stage, len(context.runs))
+    return _concatenated(parts) if parts else _empty_menu(stage, len(context.runs))
+
+
+def _concatenated(parts: Sequence[Menu]) -> Menu:
     return Menu(
-        stage,
+        parts[0].stage,
         np.concatenate([part.runs for part in parts]),
         np.concatenate([part.terms for part in parts], axis=1),
         *(np.concatenate([getattr(part, name) for part in parts]) for name in (*ITEM_BYTES, "full", "selective")),
     )
+
+
+def shared_menus(
+    contexts: Sequence[LayoutContext], stage: int, max_layers: int, prices: Sequence[UnitCosts | None]
+) -> list[Menu]:
+    """Return a menu of a virtual stage for each of several scenarios, with the same items in all of them.
+
+    An item is dominated where another is no slower in any scenario and needs no more memory.
+
+    Args:
+        contexts: the layout in every scenario.
+        stage: the virtual stage.
+        max_layers: maximum layers of the stage.
+        prices: proved costs of units in every scenario.
+    """
+    first, kinds = contexts[0], np.array([kind for kind, _ in contexts[0].runs])
+    priced = [(context, own) for context, own in zip(contexts, prices, strict=True) if own is not None]
+    parts: list[list[Menu]] = []
+    for counts in first.placed_counts(stage, max_layers):
+        if any(float(own.price[0, kinds] @ np.array(counts)) > own.slack for _, own in priced):
+            continue
+        options = [recompute_options(context, stage, counts) for context in contexts]
+        shared = [option for option in options if option is not None]
+        if len(shared) < len(options):
+            continue
+        full, selective = shared[0].full, shared[0].selective
+        fits = _fits(first, stage, shared[0])
+        for context, own in priced:
+            fits &= _affordable(context, counts, full, selective, own)
+        rows = _undominated(first, shared, np.flatnonzero(fits))
+        if len(rows):
+            parts.append([_menu_of(stage, counts, option.take(rows)) for option in shared])
+    if not parts:
+        return [_empty_menu(stage, len(first.runs)) for _ in contexts]
+    return [_concatenated([part[index] for part in parts]) for index in range(len(contexts))]
 
 
 def _empty_menu(stage: int, num_runs: int) -> Menu:
@@ -350,7 +388,10 @@ def recompute_options(
 
 def useful_items(context: LayoutContext, stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
     """Return the undominated options of a virtual stage that fit its rank."""
-    options = options.take(_useful(context, stage, options))
+    return _menu_of(stage, counts, options.take(_useful(context, stage, options)))
+
+
+def _menu_of(stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
     size = len(options.full)
     return Menu(
         stage,
@@ -367,9 +408,8 @@ def useful_items(context: LayoutContext, stage: int, counts: tuple[int, ...], op
     )
 
 
-def _useful(context: LayoutContext, stage: int, options: StageOptions) -> IntArray:
-    """Return the options that fit and are not dominated by an option with no longer forward and backward and no
-    more memory."""
+def _fits(context: LayoutContext, stage: int, options: StageOptions) -> BoolArray:
+    """Mask the options that fit their rank alone."""
     rank = context.layout.stage_ranks[stage]
     chunk = context.layout.rank_stages[rank].index(stage)
     buffers = int(context.costs.of_rank(rank).buffer_bytes)
@@ -382,35 +422,45 @@ def _useful(context: LayoutContext, stage: int, options: StageOptions) -> IntArr
     for live, waiting, running in moments:
         used = live * options.kept_bytes + waiting * options.deferred_bytes + running * options.transient_bytes
         fits &= used <= capacity
-    rows = np.flatnonzero(fits)
+    return np.asarray(fits)
+
+
+def _useful(context: LayoutContext, stage: int, options: StageOptions) -> IntArray:
+    """Return the options that fit and are not dominated by an option with no longer forward and backward and no
+    more memory."""
+    rows = np.flatnonzero(_fits(context, stage, options))
     if not len(rows):
         return rows
     if context.costs.offloads:
-        return _undominated(context, options, rows)
+        return _undominated(context, [options], rows)
     backward = options.terms[Term.BACKWARD, rows]
     order = np.lexsort((options.transient_bytes[rows], options.kept_bytes[rows], backward))
     rows = rows[order]
-    if v == 1:
+    if context.layout.vpp == 1:
         return rows[:1]
     return _pareto(options, rows)
 
 
-def _undominated(context: LayoutContext, options: StageOptions, rows: IntArray) -> IntArray:
+def _undominated(context: LayoutContext, views: Sequence[StageOptions], rows: IntArray) -> IntArray:
     """Return the undominated rows where something is offloaded, so that recomputation may shorten forwards and
-    transfers.
+    transfers, or where several scenarios price the options.
 
-    Criteria are forward, backward and, where a rank has several virtual stages, every kind of memory.
+    Criteria are forward and backward of every view and, where a rank has several virtual stages, every kind of
+    memory.
     """
-    table = [*options.terms[[Term.FORWARD, Term.BACKWARD]]]
+    options = views[0]
+    table = [row for view in views for row in view.terms[[Term.FORWARD, Term.BACKWARD]]]
     if context.layout.vpp > 1:
         table += [options.kept_bytes, options.transient_bytes, options.host_kept_bytes]
     values = np.stack([column[rows] for column in table], axis=1)
-    rows = rows[np.lexsort(values.T[::-1])]
-    values = values[np.lexsort(values.T[::-1])]
+    order = np.lexsort(values.T[::-1])
+    rows, values = rows[order], values[order]
     best: list[int] = []
-    for row in range(len(rows)):
-        if not best or not (values[best] <= values[row]).all(axis=1).any():
-            best.append(row)
+    while len(left := np.flatnonzero((values >= 0).all(axis=1))):
+        row = int(left[0])
+        best.append(row)
+        # Dominated rows, and the row itself, are marked.
+        values[left[(values[row] <= values[left]).all(axis=1)]] = -1
     return rows[best]
 
 
@@ -424,9 +474,17 @@ def _pareto(options: StageOptions, rows: IntArray) -> IntArray:
     return rows[best]
 
 
-def fitting_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts) -> int | None:
+def fitting_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts | ScenarioCosts) -> int | None:
     """Return the exact step time in ns; None where the plan does not fit. Heterogeneous replicas: the slowest
-    replica's step."""
+    replica's step. Several scenarios: the scaled step."""
+    if isinstance(costs, ScenarioCosts):
+        scaled = []
+        for view in costs.views:
+            step = fitting_step_ns(view.problem, plan, view.costs)
+            if step is None:
+                return None
+            scaled.append(view.scale.up(step))
+        return max(scaled)
     if isinstance(costs, ReplicaCosts):
         views = enumerate(costs.views)
         steps = [fitting_step_ns(v.problem, plan.of_replicas(t, v.layout), v.costs) for t, v in views]
@@ -438,8 +496,12 @@ def fitting_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCost
     return int(step_times_ns(plan.layout, costs, durations(stages)))
 
 
-def settings_of(problem: Problem, layout: Layout, costs: RankCosts | ReplicaCosts) -> tuple[LayoutContext, ...]:
-    """Return the contexts of a layout: one, or one per view for heterogeneous replicas."""
+def settings_of(
+    problem: Problem, layout: Layout, costs: RankCosts | ReplicaCosts | ScenarioCosts
+) -> tuple[LayoutContext, ...]:
+    """Return the contexts of a layout: one, or one per view for heterogeneous replicas or several scenarios."""
+    if isinstance(costs, ScenarioCosts):
+        return tuple(context for view in costs.views for context in settings_of(view.problem, layout, view.costs))
     if isinstance(costs, ReplicaCosts):
         return tuple(
             context for view in costs.views for context in settings_of(view.problem, view.layout, view.costs)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -28,8 +29,9 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.simulate_many import simulate_known, together
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
 from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
-from milpplan.simulation.mixed_costs import AnyTable, RankCosts, cluster_costs
+from milpplan.simulation.mixed_costs import RankCosts, cluster_costs
 from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.scenario_costs import ScenarioCosts, Scenarios, SearchTable, own_tables
 from milpplan.simulation.states import least_held_bytes
 from milpplan.units import NS_PER_S
 
@@ -134,19 +136,19 @@ class ExploredLayouts:
 
 @dataclass(slots=True)
 class CostCache:
-    """Constants of at most ``BLOCK`` layouts, by their rows."""
+    """Constants of at most ``BLOCK`` layouts, by their rows; ``costs_of`` computes them."""
 
-    problem: Problem
+    costs_of: Callable[[LayoutColumns], SearchTable]
     rows: IntArray = field(default_factory=no_rows)
     """Ascending."""
-    costs: AnyTable | None = None
+    costs: SearchTable | None = None
 
-    def keep(self, rows: IntArray, costs: AnyTable) -> None:
+    def keep(self, rows: IntArray, costs: SearchTable) -> None:
         """Store constants (rows ascending), unless there are too many."""
         if len(rows) <= BLOCK:
             self.rows, self.costs = rows, costs
 
-    def at(self, space: LayoutSpace, row: int, queue: IntArray) -> RankCosts | ReplicaCosts:
+    def at(self, space: LayoutSpace, row: int, queue: IntArray) -> RankCosts | ReplicaCosts | ScenarioCosts:
         """Return the constants of a layout; those of the layouts after it in ``queue`` are computed with it."""
         index = int(np.searchsorted(self.rows, row))
         if self.costs is None or index == len(self.rows) or self.rows[index] != row:
@@ -154,7 +156,7 @@ class CostCache:
             ahead = np.flatnonzero(queue == row)
             if len(ahead):
                 rows = ascending(queue[ahead[0] : ahead[0] + BLOCK])
-            self.rows, self.costs = rows, cluster_costs(self.problem, space.take(rows))
+            self.rows, self.costs = rows, self.costs_of(space.take(rows))
             index = int(np.searchsorted(rows, row))
         return self.costs.at(index)
 
@@ -226,7 +228,8 @@ class Search:
     """Run of the search over one layout space.
 
     The objective is step time (ns) times the layout's weight. ``bound`` gives all layouts closed-form bounds,
-    ``solve.decide_layouts`` then decides the layouts that the bounds leave open.
+    ``solve.decide_layouts`` then decides the layouts that the bounds leave open. With ``scenarios`` all step times
+    are scaled steps (``simulation.scenario_costs``), and ``problem`` is the first scenario's.
     """
 
     problem: Problem
@@ -253,14 +256,21 @@ class Search:
     """Layouts to explore next, in order."""
     first_only: bool = False
     """True where the search ends with its first plan."""
+    scenarios: Scenarios | None = None
     explored: ExploredLayouts = field(init=False)
     """Layouts that are looked at one by one, and the groups that are not."""
     cost_cache: CostCache = field(init=False)
-    step_tables: KnownTables = field(init=False)
+    step_tables: tuple[KnownTables, ...] = field(init=False)
+    """Cost constants by scenario."""
 
     def __post_init__(self) -> None:
         self.explored = ExploredLayouts(self.problem, self.whole, self.context)
-        self.cost_cache, self.step_tables = CostCache(self.problem), KnownTables(self.problem)
+        problems = (self.problem,) if self.scenarios is None else self.scenarios.problems
+        self.cost_cache, self.step_tables = CostCache(self.costs_of), tuple(map(KnownTables, problems))
+
+    def costs_of(self, columns: LayoutColumns) -> SearchTable:
+        """Compute the constants of layouts, in every scenario."""
+        return cluster_costs(self.problem, columns) if self.scenarios is None else self.scenarios.table(columns)
 
     def open(self, groups: IntArray) -> None:
         """Explore the layouts of some groups one by one."""
@@ -305,10 +315,11 @@ class Search:
     def _bound(self, rows: IntArray) -> None:
         """Bound layouts with memory and sharding; prune those that do not fit."""
         part = self.explored.space.take(rows)
-        costs = cluster_costs(self.problem, part)
+        costs = self.costs_of(part)
         self.cost_cache.keep(rows, costs)
-        if self._simulates_in_batches and isinstance(costs, CostTable):
-            self.step_tables.add(rows, costs)
+        if self._simulates_in_batches:
+            for known, table in zip(self.step_tables, own_tables(costs), strict=True):
+                known.add(rows, table)
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)
         else:
@@ -327,7 +338,7 @@ class Search:
             "does_not_fit"
         )
 
-    def _bound_uniform(self, rows: IntArray, part: LayoutColumns, costs: AnyTable) -> None:
+    def _bound_uniform(self, rows: IntArray, part: LayoutColumns, costs: SearchTable) -> None:
         """Bound the uniform plans of some layouts; in the uniform space these bounds are the layouts' bounds."""
         uniform = cluster_uniform_bounds(self.problem, part, costs)
         fits = uniform.memory_bytes <= usable_memory_bytes(self.problem)
@@ -489,7 +500,7 @@ class Search:
             if end <= start:
                 break
             own, modes = rows[start:end], mode_indices[start:end]
-            steps = self.step_tables.steps_ns(self.explored.space, own, modes)
+            steps = self._steps_ns(own, modes)
             objective = np.where(steps <= self.explored.limits_ns[own], steps * self.explored.weights[own], np.inf)
             # Incumbent before each of the plans, as if they were simulated singly.
             before = np.minimum.accumulate(np.concatenate([[self.best_value], objective]))[:-1]
@@ -498,6 +509,14 @@ class Search:
             self._record_steps(own[:count], modes[:count], steps[:count])
             self.note()
             start, size = start + count, min(MAX_BATCH, GROWTH * size)
+
+    def _steps_ns(self, rows: IntArray, modes: IntArray) -> FloatArray:
+        """Return step times of uniform plans (``KnownTables.steps_ns``), scaled if there are scenarios."""
+        steps = [known.steps_ns(self.explored.space, rows, modes) for known in self.step_tables]
+        if self.scenarios is None:
+            return steps[0]
+        scaled = [scale.up_array(own) for scale, own in zip(self.scenarios.scales, steps, strict=True)]
+        return np.asarray(np.maximum.reduce(scaled))
 
     def _record_steps(self, rows: IntArray, modes: IntArray, steps: FloatArray) -> None:
         """Store simulated steps (infinite where a plan does not fit), and offer the fastest plans."""
@@ -532,7 +551,7 @@ class Search:
             if self.whole.find(plan.layout) is None or not in_space(self.problem, plan):
                 continue
             layout = LayoutColumns.of([plan.layout])
-            step = fitting_step_ns(self.problem, plan, cluster_costs(self.problem, layout).at(0))
+            step = fitting_step_ns(self.problem, plan, self.costs_of(layout).at(0))
             if step is not None:
                 self.context.counters.simulations += 1
                 weights, limits_ns = objective_weights(self.problem, layout)

@@ -31,8 +31,8 @@ from milpplan.optimize.layout.layout_solver import (
     PartBounds,
     resolve_in_parts,
 )
-from milpplan.optimize.layout.replica_solver import resolve_replicas
-from milpplan.optimize.layout.stage_options import longest_step_ns, settings_of
+from milpplan.optimize.layout.stage_options import LayoutContext, longest_step_ns, settings_of
+from milpplan.optimize.layout.view_solver import resolve_views
 from milpplan.optimize.milp.backends import backend, witnesses
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import running
@@ -47,6 +47,7 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import IntArray
 from milpplan.simulation.mixed_costs import RankCosts
 from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.scenario_costs import ScenarioCosts
 
 Entry = tuple[float, int, int]
 """(lower bound of the objective, position in the queue, row); a bound of -infinity puts the layout first."""
@@ -64,7 +65,7 @@ class LayoutTask:
 
     row: int
     layout: Layout
-    costs: RankCosts | ReplicaCosts
+    costs: RankCosts | ReplicaCosts | ScenarioCosts
     bound_ns: int
     weight: float
     limit_ns: float
@@ -123,12 +124,18 @@ def decide_layout(
     contexts = settings_of(problem, layout, task.costs)
     longest_ns = max(map(longest_step_ns, contexts))
     limit_ns = min(cutoff, longest_ns)
-    if layout.replica_micro_batches:
-        outcome = resolve_replicas(solver, layout, contexts, limit_ns, bound, effort)
-    elif in_parts(problem):
-        outcome = resolve_in_parts(solver, part_bounds, contexts[0], limit_ns, bound, effort)
+    scales = tuple(view.scale for view in task.costs.views) if isinstance(task.costs, ScenarioCosts) else ()
+
+    def resolve(parts: Sequence[LayoutContext], limit_ns: int, bound: int, effort: int) -> LayoutOutcome:
+        if len(parts) == 1:
+            return solver.resolve(parts[0], limit_ns, bound, effort)
+        return resolve_views(solver, layout, parts, scales, limit_ns, bound, effort)
+
+    if in_parts(problem) and not layout.replica_micro_batches:
+        gap = solver.options.gap
+        outcome = resolve_in_parts(resolve, gap, part_bounds, contexts, limit_ns, bound, effort)
     else:
-        outcome = solver.resolve(contexts[0], limit_ns, bound, effort)
+        outcome = resolve(contexts, limit_ns, bound, effort)
     # No plan is at or below the cutoff, which no plan's step can exceed: so no plan fits.
     infeasible = outcome.plan is None and outcome.fate != "open" and longest_ns <= cutoff
     return LayoutResult(task.row, outcome, "does_not_fit" if infeasible else outcome.fate)

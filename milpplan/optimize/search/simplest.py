@@ -25,6 +25,7 @@ from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Layout, Plan, VirtualStage
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.scenario_costs import ScenarioCosts
 
 PROOF_SHARE: Final = 0.5
 """Share of the gap that the search aims at, which leaves the rest to the choice."""
@@ -191,6 +192,9 @@ class _Choice:
         search = self.search
         layout = search.explored.space.at(row)
         costs = search.cost_cache.at(search.explored.space, row, search.queue)
+        if isinstance(costs, ScenarioCosts):
+            # Layers are moved by the times of the first scenario; the plan counts with its scaled step.
+            costs = costs.views[0].costs
         assert not isinstance(costs, ReplicaCosts)
         context = LayoutContext.of(search.problem, layout, costs, usable_memory_bytes(search.problem))
         stages, layers = layout.num_virtual_stages, search.problem.model.num_layers

@@ -11,7 +11,7 @@ from milpplan.explain.records import Explanation, Interval, Limits, Outcome, Uni
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
-from milpplan.reports.answers.step import known_blocks, plan_blocks, would_be_headline
+from milpplan.reports.answers.step import accuracy_blocks, plan_blocks, would_be_headline
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.fields import IntervalDocument, document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
@@ -127,7 +127,7 @@ def explanation_blocks(explanation: Explanation, evidence: Evidence | None = Non
     return [
         would_be_headline(explanation.problem, explanation.plan, explanation.report),
         Paragraph(_distance(explanation)),
-        *known_blocks(None, evidence),
+        *accuracy_blocks(None, evidence),
         Paragraph(),
         *plan_blocks(explanation.problem, explanation.plan, explanation.report),
         Paragraph(),

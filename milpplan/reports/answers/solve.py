@@ -12,7 +12,7 @@ from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.optimize.result import PlanResult, ProgramAnswer
+from milpplan.optimize.result import PlanResult, ProgramAnswer, Regret
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem
 from milpplan.reports.answers.step import (
@@ -24,8 +24,8 @@ from milpplan.reports.answers.step import (
     plan_blocks,
     step_headline,
 )
-from milpplan.reports.blocks import Block, Fact, Paragraph
-from milpplan.reports.documents.document import layouts_document, tolerance_text
+from milpplan.reports.blocks import Block, Fact, Paragraph, Table
+from milpplan.reports.documents.document import layouts_document, regret_sentence, tolerance_text
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
@@ -214,7 +214,11 @@ def _trust(
         memory += f"; no measured run on {evidence.generation} says whether it fitted"
     yield Fact("memory", printable(memory))
     style = "bold green" if result.status == "optimal" else "bold yellow"
-    yield Fact("proof", _proof(result, tolerance), style)
+    if result.regret is None:
+        yield Fact("proof", _proof(result, tolerance), style)
+    else:
+        yield Fact("proof", printable(regret_sentence(result, tolerance)), style)
+        yield from regret_blocks(result.regret)
     if result.fastest is not None:
         saved = fastest_text(result.problem, result.plan.layout, result.fastest)
         yield Fact("fastest", printable(f"{saved}; the plan above is simpler (--fastest prints the fastest)"))
@@ -240,6 +244,21 @@ def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -
         parts.append("not measured")
     beyond = "" if evidence is None else extrapolated_text(evidence, SHOWN_RANGES)
     return f"{', '.join(parts)}; {beyond}" if beyond else ", ".join(parts)
+
+
+def regret_blocks(regret: Regret) -> Iterator[Block]:
+    """Compare a robust plan with the best plans of all scenarios, and with the best nominal plan."""
+    rows = [
+        (
+            printable(entry.name),
+            seconds_text(entry.step_time_s),
+            seconds_text(entry.best_s),
+            "-" if entry.regret_at_most is None else percent_text(entry.regret_at_most),
+            percent_text(max(0.0, entry.nominal_lost_fraction)),
+        )
+        for entry in regret.scenarios
+    ]
+    yield Table("", ("scenario", "step", "best plan", "loses at most", "best nominal plan loses"), rows)
 
 
 def _proof(result: PlanResult, tolerance: float) -> str:

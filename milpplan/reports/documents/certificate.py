@@ -71,8 +71,9 @@ class CertificationDocument(Record):
 
 
 def certificate_of(result: PlanResult) -> CertificateDocument | None:
-    """Make the unsealed certificate of a result; None where no layouts were listed."""
-    if result.layouts is None:
+    """Make the unsealed certificate of a result; None where no layouts were listed, and for a robust plan, whose
+    proof `milpplan certify` does not repeat."""
+    if result.layouts is None or result.regret is not None:
         return None
     return certificate_for(result.problem, result.layouts.space.sha256(), result.forbid)
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.optimize.result import PlanResult, Progress, Status, Strength
+from milpplan.optimize.result import PlanResult, Progress, Regret, Status, Strength
 from milpplan.optimize.search.candidate_layouts import FATES, PruneRecord
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
@@ -38,6 +38,7 @@ from milpplan.reports.words.result_words import (
     TargetDocument,
     evidence_document,
     fastest_document,
+    regret_text,
     target_document,
 )
 from milpplan.simulation.report import MemoryVerdict, StepReport
@@ -203,6 +204,36 @@ class RobustnessDocument(Record):
     ends: tuple[EndDocument, ...]
 
 
+class ScenarioRegretDocument(Record):
+    """The plan in one scenario. Losses are fractions of the step of the best plan there."""
+
+    name: str
+    reason: str = ""
+    constants: dict[str, float | bool] = {}
+    """Constants that differ from the nominal ones, in the words of overlays: efficiencies are factors."""
+    step_time_s: float
+    best_s: float
+    """Step of the best plan found."""
+    lower_bound_s: float | None
+    """Proved lower bound of the steps of all plans."""
+    regret_at_most: float | None
+    """Proved upper bound of the plan's loss."""
+    nominal_lost_fraction: float
+    """Loss of the best nominal plan to the best plan found."""
+
+
+class RegretDocument(Record):
+    """Worst-case regret over scenarios, of the plan and of all plans."""
+
+    at_most: float | None
+    """Proved: the plan loses no more than this to the best plan of any scenario."""
+    at_least: float | None
+    """Proved: every plan loses at least this in some scenario."""
+    nominal_lost_fraction: float
+    """Worst loss of the best nominal plan to the best plan found in a scenario."""
+    scenarios: tuple[ScenarioRegretDocument, ...]
+
+
 class OtherPlanDocument(Record):
     """Plan that the search simulated beside the best one, with its step time."""
 
@@ -241,6 +272,8 @@ class ResultDocument(Record):
     lower_bound_s: float | None
     gap: float | None
     any_chunks: AnyChunksDocument | None = None
+    regret: RegretDocument | None = None
+    """Of a robust plan (``solve --robust``); ``status`` and ``proof`` are about it, bound and gap are nominal."""
     target: TargetDocument | None = None
     tokens_per_s: float | None
     mfu: float | None
@@ -338,10 +371,15 @@ def result_document(
         robustness=_robustness(robust),
         evidence=evidence_document(evidence, result.step_time_s),
         any_chunks=_any_chunks(result),
+        regret=_regret(result.regret),
         target=target_document(result),
         usable_memory_bytes=result.details["usable_memory_bytes"],
-        proof=proof_sentence(
-            result.status, result.problem, tolerance, result.forbid, result.gap, result.objective_bound
+        proof=(
+            proof_sentence(
+                result.status, result.problem, tolerance, result.forbid, result.gap, result.objective_bound
+            )
+            if result.regret is None
+            else regret_sentence(result, tolerance)
         ),
         infeasible=infeasible,
         objective=ObjectiveDocument(
@@ -395,6 +433,28 @@ def _robustness(robust: Robustness | None) -> RobustnessDocument | None:
         for end in robust.ends
     )
     return document_of(RobustnessDocument, robust, solved_again=robust.solved, ends=ends)
+
+
+def _regret(regret: Regret | None) -> RegretDocument | None:
+    if regret is None:
+        return None
+    scenarios = []
+    for entry in regret.scenarios:
+        constants: dict[str, float | bool] = {}
+        if entry.scenario is not None:
+            parts = dict(entry.scenario.constants)
+            constants = {name: part.value for name, part in parts.items() if part is not None}
+        reason = "" if entry.scenario is None else entry.scenario.reason
+        scenarios.append(document_of(ScenarioRegretDocument, entry, reason=reason, constants=constants))
+    return document_of(RegretDocument, regret, nominal_lost_fraction=regret.nominal, scenarios=tuple(scenarios))
+
+
+def regret_sentence(result: PlanResult, tolerance: float) -> str:
+    """Describe in a sentence what is proved of a robust plan."""
+    assert result.regret is not None
+    scope = scope_text(result.problem, result.forbid)
+    within = f"within {tolerance_text(tolerance)}" if result.status == "optimal" else "stopped early"
+    return f"Least worst-case regret, {within}: {regret_text(result.regret)}, for {scope}."
 
 
 def _any_chunks(result: PlanResult) -> AnyChunksDocument | None:
@@ -482,11 +542,17 @@ def read_result(path: Path) -> ResultDocument:
 
 
 def refuse_unproved(document: ResultDocument, source: str) -> None:
-    """Refuse a result whose search was stopped before it proved anything about other plans.
+    """Refuse a result whose search was stopped before it proved anything about other plans, and a robust plan.
 
     Raises:
-        InvalidInputError: nothing is proved.
+        InvalidInputError: nothing is proved, or nothing that can be repeated.
     """
+    if document.regret is not None:
+        raise InvalidInputError(
+            f"{source} is a robust plan: its proof is about several scenarios.",
+            "Expected the result of a solve without --robust.",
+            "Solve it again with the same --scenarios; `milpplan simulate` checks the plan alone.",
+        )
     if document.status == "no_solution_found":
         raise InvalidInputError(
             f"{source} has neither a plan nor a proof that there is none: its search was stopped before.",

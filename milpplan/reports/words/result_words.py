@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from math import ceil, floor
 from typing import Final, Literal
@@ -9,7 +10,7 @@ from typing import Final, Literal
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
-from milpplan.optimize.result import FastestPlan, PlanResult, TargetPrice
+from milpplan.optimize.result import FastestPlan, PlanResult, Regret, TargetPrice
 from milpplan.problem.catalog import stack_provenance, stacks_on
 from milpplan.problem.overlay import PRIORS
 from milpplan.problem.plan import Layout
@@ -189,6 +190,19 @@ def error_bar_text(bar: ErrorBar) -> str:
         for most, name in parts[:SHOWN_PARTS]
     ]
     return f"{bar_range_text(bar)}; most from {', '.join(shares)}" if shares else bar_range_text(bar)
+
+
+def regret_text(regret: Regret) -> str:
+    """Describe the two proved bounds of a worst-case regret, each rounded so that it claims no more than its
+    proof."""
+    loses = "what it loses to the best plans of all scenarios is not proved"
+    if regret.at_most is not None:
+        loses = f"loses at most {percent_text(math.ceil(regret.at_most * 1e4) / 1e4, 2)} to the best plan of any"
+        loses += " scenario"
+    promise = "nothing is proved yet of other plans"
+    if regret.at_least is not None:
+        promise = f"no plan can promise less than {percent_text(math.floor(regret.at_least * 1e4) / 1e4, 2)}"
+    return f"{loses}; {promise}"
 
 
 def robustness_text(robust: Robustness) -> str:

@@ -1,12 +1,13 @@
-"""Solver of layouts with heterogeneous replicas: first each view (node type) alone, then all views together.
+"""Solver of layouts with several views: heterogeneous replicas, or scenarios.
 
-A view's step bounds the step from below, so a proof that a view has no plan at or below the cutoff decides the
-layout. Such proofs come from counting, from the ranks' recomputation in every even split, and from the compact
-relaxation of each view. The rest is decided by one integer program over all views (``JointProgram``), solved
-and confirmed like any other, split by split where there are few splits.
+A view is the layout with its own cost constants: those of a node type, or those of a scenario. First each view
+alone, then all views together. A view's step bounds the step from below, so a proof that a view has no plan at or
+below the cutoff decides the layout. Such proofs come from counting, from the ranks' recomputation in every even
+split, and from the compact relaxation of each view. The rest is decided by one integer program over all views,
+solved and confirmed like any other, split by split where there are few splits.
 
-Sets and variables of the joint program: those of ``layout_program`` once for each view v (node type), with items
-x_vji; one z for all.
+Heterogeneous replicas (``JointProgram``). Sets and variables: those of ``layout_program`` once for each view v
+(node type), with items x_vji; one z for all.
 
     minimise z
     all rows of each view's program, in equal units: z >= path_p(x_v) for the paths of v's own graph
@@ -15,6 +16,15 @@ x_vji; one z for all.
 Replicas of all types hold the same layers, and each recomputes what its own memory requires. The step is the
 longest of the views' steps, so z is at most the step of every plan: a relaxation, as tight as those of the views.
 An item that a view's menu drops in favour of an item with equal layers is not needed by other views.
+
+Scenarios (``SharedProgram``). One plan for all views: sets and variables of ``layout_program`` once, x_ji; items
+carry the durations of every scenario s, and an item is dropped only where another is no slower in any scenario.
+
+    minimise z
+    all rows of the first scenario's program
+    scenario_path           z >= a_s path_p(x; s)        every further scenario s and every path p found in it
+
+where a_s is the scale of the scenario (``simulation.scenario_costs``), so that z is at most the scaled step.
 """
 
 from __future__ import annotations
@@ -26,7 +36,7 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.optimize.bounds.split_bounds import SplitBounds
-from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds
+from milpplan.optimize.layout.cutting_planes import LayoutState, compact_prices, compact_rounds, menu_rounds
 from milpplan.optimize.layout.layout_program import MEMORY_UNITS, LayoutProgram
 from milpplan.optimize.layout.layout_solver import (
     FULL_ROUNDS,
@@ -35,17 +45,21 @@ from milpplan.optimize.layout.layout_solver import (
     QUICK_ROUNDS,
     LayoutOutcome,
     LayoutSolver,
+    bounded_splits,
+    can_hold_all_layers,
     max_layers_within,
+    simulated_splits,
     start_program,
 )
 from milpplan.optimize.layout.rounding import Choice, fitted_plan
-from milpplan.optimize.layout.stage_options import LayoutContext, Menu
+from milpplan.optimize.layout.stage_options import LayoutContext, Menu, UnitCosts, shared_menus
 from milpplan.optimize.milp.program import Program, Rows
 from milpplan.optimize.search.candidate_layouts import Fate
 from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.plan import Layout, Plan
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.replica_costs import joined_plan
+from milpplan.simulation.scenario_costs import SAME, TimeScale
 from milpplan.simulation.stages import durations, plan_stages
 
 Split = tuple[int, ...]
@@ -157,6 +171,67 @@ class JointProgram:
         self.views[index].forbid_rank_items(self.choices(choice)[index], own_rank)
 
 
+@dataclass(slots=True)
+class SharedProgram:
+    """Program of one plan in all scenarios. The programs of the scenarios have the same items."""
+
+    views: list[LayoutProgram]
+    cutoff_ns: int
+    """Scaled, like z."""
+    memory_units: int = field(default=MEMORY_UNITS)
+
+    @property
+    def offsets(self) -> IntArray:
+        """First column of each stage's items, and the end; [J + 1]."""
+        return self.views[0].offsets
+
+    @property
+    def num_rows_found(self) -> int:
+        """Number of paths and forbidden combinations so far."""
+        return sum(view.num_rows_found for view in self.views)
+
+    def split(self, row: FloatArray) -> list[FloatArray]:
+        """Split a row over all items into one part per stage."""
+        return self.views[0].split(row)
+
+    def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
+        """Return (base_ns, unit_ns) of z: the highest base of the views, and the coarsest unit above it."""
+        self._share_settings()
+        base = max(view.scaling(proved_ns)[0] for view in self.views)
+        return base, max(view.scaling(base)[1] for view in self.views)
+
+    def program(self, base: int, unit: int) -> Program:
+        """Return the first scenario's program with the paths of all scenarios."""
+        self._share_settings()
+        program = self.views[0].program(base, unit)
+        for index, view in enumerate(self.views[1:], start=1):
+            rows = view.path_rows(0, base, unit)
+            names = tuple(f"{name}@{index}" for name in rows.names)
+            program = program.with_rows(replace(rows, names=names))
+        return program
+
+    def _share_settings(self) -> None:
+        """Give the views' programs one cutoff and one unit of memory."""
+        for view in self.views:
+            view.cutoff_ns, view.memory_units = self.cutoff_ns, self.memory_units
+
+    def drop_hopeless_items(self) -> bool:
+        """Remove items that alone push a path of any scenario beyond the cutoff. Returns False when a menu runs
+        empty."""
+        self._share_settings()
+        keep = np.logical_and.reduce([view.hopeful_items() for view in self.views])
+        kept = [view.keep_items(keep) for view in self.views]
+        return all(kept)
+
+    def overfull_rank(self, choice: Sequence[int]) -> int | None:
+        """Return a rank whose exact peak exceeds the capacity, if any."""
+        return self.views[0].overfull_rank(choice)
+
+    def forbid_rank_items(self, choice: Sequence[int], rank: int) -> None:
+        """Exclude the combination of items that a rank cannot hold together."""
+        self.views[0].forbid_rank_items(choice, rank)
+
+
 def _moved(rows: Rows, start: int, width: int, z: int, view: int) -> Rows:
     """Return a view's rows with its items moved to column ``start`` and its z (column ``width``) to ``z``."""
     columns = np.where(rows.columns == width, z, rows.columns + start)
@@ -166,18 +241,24 @@ def _moved(rows: Rows, start: int, width: int, z: int, view: int) -> Rows:
 
 @dataclass(slots=True)
 class Joint:
-    """All views of a layout against one cutoff; ``whole`` holds the bound and the best plan of the layout."""
+    """All views of a layout against one cutoff; ``whole`` holds the bound and the best plan of the layout.
+
+    ``shares_plan``: the views are scenarios of one plan. Otherwise they are node types, whose plans have the same
+    layers.
+    """
 
     layout: Layout
     whole: LayoutState
+    shares_plan: bool = False
     views: list[ViewState] = field(default_factory=list)
 
     def offer(self, origin: ViewState, plan: Plan) -> None:
-        """Simulate the layers of a view's plan in all views, each with the recomputation that it needs."""
+        """Simulate a view's plan in all views; the replicas of each type have the recomputation that they need."""
         layers = np.array([stage.num_layers for stage in plan.virtual_stages], dtype=np.int64)
         plans, step_ns = [], 0
         for view in self.views:
-            view_plan = plan if view is origin else fitted_plan(view.context, layers)
+            own = view is origin or self.shares_plan
+            view_plan = plan if own else fitted_plan(view.context, layers)
             if view_plan is None:
                 return
             stages = plan_stages(view.context.costs, view.context.problem.model.layer_kinds, view_plan)
@@ -185,8 +266,8 @@ class Joint:
             if view is not origin:
                 view.pool.append(paths[0])
             plans.append(view_plan)
-            step_ns = max(step_ns, steps[0])
-        self.whole.keep(step_ns, joined_plan(self.layout, tuple(plans)))
+            step_ns = max(step_ns, view.scale.up(steps[0]))
+        self.whole.keep(step_ns, plan if self.shares_plan else joined_plan(self.layout, tuple(plans)))
 
     def take_choice(self, program: JointProgram, choice: Choice) -> None:
         """Simulate a choice of items: critical paths join the views' programs; the plan counts if it fits."""
@@ -194,47 +275,86 @@ class Joint:
         for view, view_program, view_choice in zip(
             self.views, program.views, program.choices(choice), strict=True
         ):
-            point = view_program.durations(view_choice)
-            paths, steps = view.paths_at(np.stack([point, *view.slower_ranks(point)]))
-            for path in paths:
-                view_program.add_path(path)
+            step_ns = max(step_ns, view.take_paths(view_program, view_choice))
             plans.append(view_program.plan(view_choice))
-            step_ns, fits = max(step_ns, steps[0]), fits and view_program.overfull_rank(view_choice) is None
+            fits = fits and view_program.overfull_rank(view_choice) is None
         if fits:
             self.whole.keep(step_ns, joined_plan(self.layout, tuple(plans)))
+
+    def take_shared_choice(self, program: SharedProgram, choice: Choice) -> None:
+        """Simulate a choice of items in all scenarios, as ``take_choice`` does."""
+        pairs = zip(self.views, program.views, strict=True)
+        step_ns = max(view.take_paths(view_program, choice) for view, view_program in pairs)
+        if program.overfull_rank(choice) is None:
+            self.whole.keep(step_ns, program.views[0].plan(choice))
 
 
 @dataclass(slots=True)
 class ViewState(LayoutState):
-    """State of one view, whose plans become plans of the layout only together with plans of the other views."""
+    """State of one view, whose plans become plans of the layout only together with the other views."""
 
     joint: Joint | None = None
+    scale: TimeScale = SAME
+    """From the view's step to the layout's."""
 
     def keep(self, step: int, plan: Plan) -> None:
         """Try a plan that fits the view in all views if it meets the cutoff, which may fall."""
         assert self.joint is not None
         if step <= self.cutoff_ns:
             self.joint.offer(self, plan)
-            self.cutoff_ns = self.joint.whole.cutoff_ns
+            self.take_cutoff()
+
+    def take_cutoff(self) -> None:
+        """Take over the cutoff of the layout."""
+        assert self.joint is not None
+        self.cutoff_ns = self.scale.longest_ns(self.joint.whole.cutoff_ns)
+
+    def take_paths(self, program: LayoutProgram, choice: Choice) -> int:
+        """Add the critical paths of a choice and its neighbours to the view's program. Returns the choice's step,
+        scaled."""
+        point = program.durations(choice)
+        paths, steps = self.paths_at(np.stack([point, *self.slower_ranks(point)]))
+        for path in paths:
+            program.add_path(path)
+        return self.scale.up(steps[0])
 
     @staticmethod
-    def of(state: LayoutState, joint: Joint) -> ViewState:
+    def of(state: LayoutState, joint: Joint, scale: TimeScale) -> ViewState:
         """Make a view's state from a layout's state."""
         values = {part.name: getattr(state, part.name) for part in fields(LayoutState)}
-        return ViewState(**values, joint=joint)
+        view = ViewState(**values, joint=joint, scale=scale)
+        view.take_cutoff()
+        return view
 
 
-def resolve_replicas(
+def resolve_views(
     solver: LayoutSolver,
     layout: Layout,
-    contexts: tuple[LayoutContext, ...],
+    contexts: Sequence[LayoutContext],
+    scales: Sequence[TimeScale],
     cutoff_ns: int,
     bound_ns: int,
     effort: int,
 ) -> LayoutOutcome:
-    """Resolve a layout with heterogeneous replicas from its views' contexts; see ``LayoutSolver.resolve``."""
-    joint = Joint(layout, solver.new_state(contexts[0], cutoff_ns, bound_ns))
-    joint.views += [ViewState.of(solver.new_state(context, cutoff_ns, bound_ns), joint) for context in contexts]
+    """Resolve a layout from the contexts of its views; see ``LayoutSolver.resolve``.
+
+    Args:
+        solver: what all layouts share.
+        layout: the layout.
+        contexts: of the views.
+        scales: of the scenarios; empty where the views are node types.
+        cutoff_ns: longest step that counts; with scenarios, scaled, like all steps of the outcome.
+        bound_ns: bound proved so far.
+        effort: as for ``LayoutSolver.resolve``.
+    """
+    joint = Joint(layout, solver.new_state(contexts[0], cutoff_ns, bound_ns), shares_plan=bool(scales))
+    for index, context in enumerate(contexts):
+        # Each scenario has its own paths.
+        state = solver.new_state(context, cutoff_ns, bound_ns, index if scales else 0)
+        scale = scales[index] if scales else SAME
+        if scales:
+            state.bound_ns = 0
+        joint.views.append(ViewState.of(state, joint, scale))
     return LayoutOutcome.of(joint.whole, _decide(solver, joint, effort))
 
 
@@ -242,9 +362,12 @@ def _decide(solver: LayoutSolver, joint: Joint, effort: int) -> Fate:
     """Prune splits by the recomputation of each view's ranks, solve each view alone and, with effort, all views
     together."""
     splits = even_splits(joint.views[0].context.problem, joint.views[0].context.layout)
-    left_splits = None if splits is None or len(splits) > MAX_SPLITS else _splits_left(joint, splits)
+    splits_left = _scenario_splits_left if joint.shares_plan else _splits_left
+    left_splits = None if splits is None or len(splits) > MAX_SPLITS else splits_left(joint, splits)
     if left_splits is not None and not left_splits:
         return "bounded"
+    if left_splits and joint.shares_plan and not effort:
+        return "open"
     menus = _rounds(joint, FULL_ROUNDS if effort else QUICK_ROUNDS)
     if menus is None:
         return "relaxed"
@@ -259,17 +382,58 @@ def _decide(solver: LayoutSolver, joint: Joint, effort: int) -> Fate:
 
 
 def _rounds(joint: Joint, rounds: int) -> list[list[Menu]] | None:
-    """Run rounds on the compact relaxation of each view. Returns the menus of all views; None when a view has no
-    plan at or below the cutoff."""
+    """Run rounds on the compact relaxation of each view. Returns the menus of all views; None when no plan at or
+    below the cutoff is left."""
+    if joint.shares_plan:
+        return _shared_rounds(joint, rounds)
     menus: list[list[Menu]] = []
     for view in joint.views:
-        view.cutoff_ns = joint.whole.cutoff_ns
+        view.take_cutoff()
         max_layers = max_layers_within(view.context, view.cutoff_ns)
         view_menus = None if max_layers is None else compact_rounds(view, max_layers, rounds)
         if view_menus is None or _closed(joint, view):
             return None
         menus.append(view_menus)
     return menus
+
+
+def _shared_rounds(joint: Joint, rounds: int) -> list[list[Menu]] | None:
+    """Run rounds on the compact relaxation of each scenario, the one with the largest bound first, as ``_rounds``
+    does; the menus have the same items."""
+    prices: dict[int, list[UnitCosts | None]] = {}
+    limits: list[IntArray] = []
+    for index in _most_promising(joint):
+        view = joint.views[index]
+        view.take_cutoff()
+        max_layers = max_layers_within(view.context, view.cutoff_ns)
+        view_prices = None if max_layers is None else compact_prices(view, rounds)
+        if max_layers is None or view_prices is None or _closed(joint, view):
+            return None
+        prices[index] = view_prices
+        limits.append(max_layers)
+    return _shared_menus(joint, np.minimum.reduce(limits), [prices[index] for index in range(len(prices))])
+
+
+def _most_promising(joint: Joint) -> list[int]:
+    """Return the indices of the views, those first whose bounds are nearest to closing the layout."""
+    return sorted(range(len(joint.views)), key=lambda index: -_scaled_bound(joint.views[index]))
+
+
+def _scaled_bound(view: ViewState) -> int:
+    return view.scale.up(view.bound_ns)
+
+
+def _shared_menus(
+    joint: Joint, max_layers: IntArray, prices: Sequence[Sequence[UnitCosts | None]]
+) -> list[list[Menu]] | None:
+    """Return the menus of all scenarios, with the same items; None if a menu is empty."""
+    contexts, menus = [view.context for view in joint.views], []
+    for j in range(contexts[0].num_stages):
+        of_stage = shared_menus(contexts, j, int(max_layers[j]), [own[j] for own in prices])
+        if not len(of_stage[0]):
+            return None
+        menus.append(of_stage)
+    return [list(of_view) for of_view in zip(*menus, strict=True)]
 
 
 def _splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[tuple[int, ...], ...]]:
@@ -280,11 +444,37 @@ def _splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[t
     """
     bounds = [SplitBounds(view.context, view.graph, tuple(view.pool)) for view in joint.views]
     cutoff = joint.whole.cutoff_ns
-    bounded = [(max(view_bounds.bound_ns(split, cutoff) for view_bounds in bounds), split) for split in splits]
+    views = list(zip(joint.views, bounds, strict=True))
+    bounded = [
+        (max(view.scale.up(own.bound_ns(split, view.scale.longest_ns(cutoff))) for view, own in views), split)
+        for split in splits
+    ]
     min_bound = min((bound for bound, _ in bounded), default=cutoff + 1)
     joint.whole.bound_ns = max(joint.whole.bound_ns, min(min_bound, cutoff + 1))
     open_splits = sorted((bound, split) for bound, split in bounded if bound <= cutoff)
     return {split: tuple(view_bounds.min_backward_ns(split) for view_bounds in bounds) for _, split in open_splits}
+
+
+def _scenario_splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[tuple[int, ...], ...]]:
+    """Return the splits that no scenario excludes, as ``_splits_left`` does, after simulating those that known
+    paths leave.
+
+    A view's bound says that no plan at or below the cutoff has a shorter step there.
+    """
+    bounds: dict[int, SplitBounds] = {}
+    for index, view in enumerate(joint.views):
+        view.take_cutoff()
+        bounds[index] = SplitBounds(view.context, view.graph, tuple(view.pool))
+        splits = bounded_splits(view, splits, bounds[index])
+        if _closed(joint, view):
+            return {}
+    for index in _most_promising(joint):
+        view = joint.views[index]
+        view.take_cutoff()
+        splits, bounds[index] = simulated_splits(view, splits, bounds[index])
+        if _closed(joint, view):
+            return {}
+    return {split: tuple(bounds[index].min_backward_ns(split) for index in range(len(bounds))) for split in splits}
 
 
 def _split_by_split(solver: LayoutSolver, joint: Joint, splits: dict[Split, tuple[tuple[int, ...], ...]]) -> Fate:
@@ -292,10 +482,10 @@ def _split_by_split(solver: LayoutSolver, joint: Joint, splits: dict[Split, tupl
     whole, programs = joint.whole, solver.counters.integer_programs
     min_bound, fate = whole.cutoff_ns + 1, "relaxed"
     for split, backwards in splits.items():
-        part = Joint(joint.layout, replace(whole, best=None))
+        part = Joint(joint.layout, replace(whole, best=None), joint.shares_plan)
         for view, backward in zip(joint.views, backwards, strict=True):
             context = view.context.with_split(split, backward)
-            part.views.append(replace(view, context=context, cutoff_ns=whole.cutoff_ns, joint=part))
+            part.views.append(replace(view, context=context, joint=part))
         menus = _rounds(part, FULL_ROUNDS)
         part_fate: Fate = "relaxed" if menus is None else _together(solver, part, menus)
         whole.take_best(part.whole)
@@ -308,7 +498,9 @@ def _split_by_split(solver: LayoutSolver, joint: Joint, splits: dict[Split, tupl
 
 
 def _together(solver: LayoutSolver, joint: Joint, menus: list[list[Menu]]) -> Fate:
-    """Solve the menus' relaxation of each view, then one program over all views."""
+    """Solve one program over all views; for node types the menus' relaxation of each view before."""
+    if joint.shares_plan:
+        return _in_all_scenarios(solver, joint, menus)
     programs: list[LayoutProgram] = []
     for view, view_menus in zip(joint.views, menus, strict=True):
         view.cutoff_ns = joint.whole.cutoff_ns
@@ -325,7 +517,27 @@ def _together(solver: LayoutSolver, joint: Joint, menus: list[list[Menu]]) -> Fa
     return solver.programs(joint.whole, joint_program, lambda choice: joint.take_choice(joint_program, choice))
 
 
+def _in_all_scenarios(solver: LayoutSolver, joint: Joint, menus: list[list[Menu]]) -> Fate:
+    """Solve the program of one plan in all scenarios."""
+    views: list[LayoutProgram] = []
+    for view, view_menus in zip(joint.views, menus, strict=True):
+        program = LayoutProgram(view.context, view_menus, joint.whole.cutoff_ns, scale=view.scale)
+        for path in view.pool:
+            program.add_path(path)
+        views.append(program)
+    shared = SharedProgram(views, joint.whole.cutoff_ns)
+    if not shared.drop_hopeless_items() or not can_hold_all_layers(views[0].menus, views[0].context):
+        return "relaxed"
+    if solver.out_of_time():
+        return "open"
+    return solver.programs(joint.whole, shared, lambda choice: joint.take_shared_choice(shared, choice))
+
+
 def _closed(joint: Joint, view: ViewState) -> bool:
     """Take over a view's bound. Returns True if no plan at or below the cutoff is left."""
-    joint.whole.bound_ns = max(joint.whole.bound_ns, view.bound_ns)
+    bound_ns = _scaled_bound(view)
+    if joint.shares_plan:
+        # The view's bound holds for plans at or below the cutoff.
+        bound_ns = min(bound_ns, joint.whole.cutoff_ns + 1)
+    joint.whole.bound_ns = max(joint.whole.bound_ns, bound_ns)
     return joint.whole.closed

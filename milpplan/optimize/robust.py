@@ -1,0 +1,273 @@
+"""``solve_robust``: find the plan with the least worst-case regret over scenarios, and prove both of its bounds.
+
+A scenario s is the problem with other cost constants. With step_s(x) the step of plan x in s, and best_s the
+shortest step of all plans there,
+
+    regret(x) = max_s step_s(x) / best_s - 1.
+
+Every scenario is solved first: U_s is the step of the best plan found, L_s a proved lower bound. Then one
+search minimises max_s step_s(x) / U_s over the declared space (``simulation.scenario_costs``). With its proved
+lower bound V and the plan x found:
+
+    no plan's regret is below     rho = V - 1               because best_s <= U_s
+    the regret of x is at most    r = max_s step_s(x) / L_s - 1      because best_s >= L_s
+
+Steps stand for objectives where the batch or the number of accelerators may vary.
+
+Source: regret over interval data, Kouvelis and Yu, Robust Discrete Optimization and Its Applications, 1997, ch. 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from milpplan.errors import InvalidInputError
+from milpplan.optimize.context import LEAST_S, Deadline, SolveContext
+from milpplan.optimize.layout.stage_options import fitting_step_ns
+from milpplan.optimize.milp.backends import backend, witnesses
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.objective import objective_weights, printed_unit
+from milpplan.optimize.result import (
+    PlanResult,
+    Regret,
+    ScenarioRegret,
+    SolveOptions,
+    Status,
+    answer_function,
+)
+from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.search.simplest import searched_gap, simplest
+from milpplan.optimize.solve import (
+    NO_MEMORY,
+    check_options,
+    decide_layouts,
+    solve,
+    solve_from,
+    solver_work,
+    uniform_plans,
+)
+from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.problem.scenarios import NOMINAL, Scenario, default_scenarios, in_scenario
+from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.mixed_costs import costs_of
+from milpplan.simulation.scenario_costs import Scenarios
+from milpplan.simulation.simulator import simulate
+from milpplan.units import NS_PER_S
+
+ROBUST_GAP: Final = 2e-3
+"""Default tolerance of the proofs: the bounds of the regret are then about twice as far apart at most."""
+FIRST_SHARE: Final = 0.5
+"""Share of the time limit for the solves of all scenarios; the rest is for the search over all of them."""
+STARTS: Final = 6
+"""Number of plans of a scenario's pool from which the other solves start."""
+
+
+def solve_robust(
+    problem: Problem,
+    scenarios: Sequence[Scenario] | None = None,
+    options: SolveOptions | None = None,
+    **changes: Any,
+) -> PlanResult:
+    """Find the plan with the least worst-case regret, and prove how little any plan can promise.
+
+    Args:
+        problem: model, hardware, job and space; the nominal scenario.
+        scenarios: further scenarios; None: the default ones.
+        options: how to solve; ``changes`` replace single fields. ``gap``: tolerance of every proof.
+
+    Returns:
+        The result of the nominal problem with the robust plan: step, bound and gap are nominal, ``regret`` holds
+        the scenarios and both proved bounds. ``status`` is ``optimal`` where all proofs are within the gap.
+
+    Raises:
+        InvalidInputError: options that make no sense, or a problem without a step to compare.
+    """
+    chosen = replace(options or SolveOptions(gap=ROBUST_GAP), any_chunks=False, **changes)
+    check_options(chosen)
+    _check(problem)
+    named = {entry.name: entry for entry in (default_scenarios(problem) if scenarios is None else scenarios)}
+    problems = {NOMINAL: problem} | {name: in_scenario(problem, entry) for name, entry in named.items()}
+    return _RobustSolve(named, problems, chosen, time.monotonic(), Deadline.after(chosen.time_limit_s)).run()
+
+
+def _check(problem: Problem) -> None:
+    """Refuse problems without a regret.
+
+    Raises:
+        InvalidInputError: the objective or the space has no regret.
+    """
+    job = problem.job
+    refused = {
+        f"the objective {job.objective}": job.objective == "num_gpus",
+        "a deadline": job.deadline_s is not None,
+        "replicas on different node types (mixing replicas)": "replicas" in problem.space.mixing
+        and bool(problem.other_hardware),
+    }
+    for words, is_refused in refused.items():
+        if is_refused:
+            raise InvalidInputError(
+                f"A robust plan is asked for with {words}.",
+                "Expected the objective step_time_per_token or gpu_hours, no deadline, and replicas alike.",
+                "Leave one of the two out.",
+            )
+
+
+@dataclass(slots=True)
+class _RobustSolve:
+    """One run of ``solve_robust``. ``problems``: by the scenario's name, the nominal one first."""
+
+    scenarios: dict[str, Scenario]
+    problems: dict[str, Problem]
+    options: SolveOptions
+    started: float
+    deadline: Deadline
+    results: dict[str, PlanResult] = field(default_factory=dict)
+    plans: list[Plan] = field(default_factory=list)
+    """Plans of all scenarios' solution pools, without repetition."""
+
+    def run(self) -> PlanResult:
+        """Solve every scenario, then search for the plan with the least regret."""
+        for name in self.problems:
+            self._solve_scenario(name)
+            if self.results[name].message:
+                break
+        nominal = self.results[NOMINAL]
+        if nominal.plan is None:
+            return nominal
+        if len(self.results) < len(self.problems):
+            return replace(nominal, status="feasible", layouts=None, regret=self._regret(nominal.plan, None))
+        return self._minimise_regret()
+
+    def _solve_scenario(self, name: str) -> None:
+        """Solve a scenario from the plans known so far, and add its plans."""
+        problem, limit_s = self.problems[name], self.deadline.left_s()
+        if limit_s is not None:
+            spent = time.monotonic() - self.started
+            waiting = len(self.problems) - len(self.results)
+            limit_s = max(LEAST_S, FIRST_SHARE * (spent + limit_s) - spent) / waiting
+        options = replace(self.options, simplest=False, time_limit_s=limit_s)
+        result = solve_from(problem, options, self.plans) if self.plans else solve(problem, options)
+        self.results[name] = result
+        pool = [plan for plan in (result.plan, *result.runners_up[:STARTS]) if plan is not None]
+        self.plans += [plan for plan in pool if plan not in self.plans]
+
+    def _minimise_regret(self) -> PlanResult:
+        """Search for the plan with the least regret, from the plans of all scenarios."""
+        nominal, options = self.problems[NOMINAL], self.options
+        chooses = options.simplest and options.gap > 0
+        searched = replace(options, gap=searched_gap(options.gap)) if chooses else options
+        context = SolveContext(searched, backend(options.backend), witnesses(options), self.deadline.until)
+        best = [self._best(name) for name in self.problems]
+        scenarios = Scenarios.of(list(self.problems.values()), best)
+        first = scenarios.problems[0]
+        space = layout_space(first, options.forbid)
+        search = Search(first, space, context, self.started, tuple(self.plans), scenarios=scenarios)
+        chosen, message = None, ""
+        try:
+            if first.space.kind == "free":
+                search.starts = (*search.starts, *uniform_plans(first, context, self.plans, scenarios))
+            search.bound()
+            decide_layouts(search)
+            if chooses:
+                num_untested = answer_function("num_untested_terms")
+                chosen = simplest(search, options.gap, lambda plan: int(num_untested(nominal, plan)))
+        except KeyboardInterrupt:
+            message = "" if self.deadline.passed else "Interrupted."
+        except MemoryError:
+            message = NO_MEMORY
+        with undisturbed() as signals:
+            result = self._result(search, chosen, min(best))
+        return replace(result, message=message or ("Interrupted." if signals else ""))
+
+    def _result(self, search: Search, chosen: tuple[float, Plan] | None, unit: float) -> PlanResult:
+        """Build the result of the search, whether it was finished or stopped.
+
+        Args:
+            search: the search.
+            chosen: scaled objective and plan of the result; None: those of the incumbent.
+            unit: objective of the best plan found in the first scenario, whose scale is 1.
+        """
+        entry = chosen or search.best
+        assert entry is not None, "the search starts from plans that fit"
+        value, plan = entry
+        nominal, problem = self.results[NOMINAL], self.problems[NOMINAL]
+        report, bound = simulate(problem, plan), min(search.global_bound(), search.best_value)
+        regret = self._regret(plan, (bound - self._rounding(plan)) / unit - 1.0)
+        proved = all(result.status == "optimal" for result in self.results.values())
+        status: Status = (
+            "optimal" if proved and value - bound <= self.options.gap * value * (1 + 1e-9) else "feasible"
+        )
+        objective = self._value(NOMINAL, plan) * printed_unit(problem)[0]
+        lower = nominal.objective_bound
+        gap = None if lower is None else max(0.0, 1.0 - lower / objective)
+        return replace(
+            nominal,
+            status=status,
+            plan=plan,
+            report=report,
+            objective=objective,
+            gap=gap,
+            layouts=search.result(),
+            log=tuple(search.log),
+            work=solver_work(search.context, status),
+            wall_time_s=time.monotonic() - self.started,
+            runners_up=(),
+            details=nominal.details | {"least_memory_bytes": search.explored.least_memory()},
+            fastest=None,
+            regret=regret,
+        )
+
+    def _rounding(self, plan: Plan) -> float:
+        """Return the largest objective of a nanosecond, the rounding of a scaled step, over all layouts."""
+        job, (weight, _) = self.problems[NOMINAL].job, self._weight(plan)
+        batches, gpus = job.global_batch_values, job.num_gpus_values
+        return weight * max(batches) / min(batches) * max(gpus) / min(gpus)
+
+    def _weight(self, plan: Plan) -> tuple[float, float]:
+        weights, limits = objective_weights(self.problems[NOMINAL], LayoutColumns.of([plan.layout]))
+        return float(weights[0]), float(limits[0])
+
+    def _value(self, name: str, plan: Plan) -> float:
+        """Return the objective of a plan in a scenario; infinite where it does not fit."""
+        problem = self.problems[name]
+        step_ns = fitting_step_ns(problem, plan, costs_of(problem, plan.layout))
+        return np.inf if step_ns is None else step_ns * self._weight(plan)[0]
+
+    def _best(self, name: str) -> float:
+        """Return the best objective of all known plans in a scenario."""
+        return min(self._value(name, plan) for plan in self.plans)
+
+    def _regret(self, plan: Plan, at_least: float | None) -> Regret:
+        """Compare a plan with the best plans found and the bounds proved in the scenarios solved so far.
+
+        Args:
+            plan: the plan.
+            at_least: proved lower bound of the regret of every plan; None: nothing is proved.
+        """
+        weight, _ = self._weight(plan)
+        to_s = 1.0 / weight / NS_PER_S
+        first = self.results[NOMINAL].plan
+        scenarios = []
+        for name, result in self.results.items():
+            scale, _ = printed_unit(self.problems[name])
+            bound = None if result.objective_bound is None else result.objective_bound / scale
+            value, best = self._value(name, plan), self._best(name)
+            lost = 0.0 if first is None else self._value(name, first) / best - 1.0
+            scenarios.append(
+                ScenarioRegret(
+                    name=name,
+                    scenario=self.scenarios.get(name),
+                    step_time_s=value * to_s,
+                    best_s=best * to_s,
+                    lower_bound_s=None if bound is None else min(bound, best) * to_s,
+                    nominal_lost_fraction=lost,
+                )
+            )
+        return Regret(tuple(scenarios), None if at_least is None else max(0.0, at_least))
