@@ -229,7 +229,13 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
         starts += [] if first is None else [first]
         if not initial_plans and problem.space.kind == "free":
             starts += _uniform_plans(problem, context, starts)
-        search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
+        search = Search(
+            problem,
+            layout_space(problem, options.forbid, stop=context.out_of_time),
+            context,
+            started,
+            tuple(starts),
+        )
         search.bound()
         decide_layouts(search)
         if chooses:
@@ -271,7 +277,8 @@ def _uniform_plans(problem: Problem, context: SolveContext, starts: Sequence[Pla
     changed: dict[str, Any] = {"kind": "uniform", **plain}
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
-    search = Search(uniform, layout_space(uniform, context.options.forbid), quiet, time.monotonic(), tuple(starts))
+    space = layout_space(uniform, context.options.forbid, stop=context.out_of_time)
+    search = Search(uniform, space, quiet, time.monotonic(), tuple(starts))
     search.bound()
     decide_layouts(search)
     if search.best is None:
@@ -548,7 +555,7 @@ def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
     for part in _parts(problem):
         if context.out_of_time():
             return None
-        space = layout_space(part, context.options.forbid)
+        space = layout_space(part, context.options.forbid, stop=context.out_of_time)
         if not len(space):
             continue
         search = Search(part, space, quiet, time.monotonic(), first_only=True)
