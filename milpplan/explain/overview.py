@@ -172,22 +172,28 @@ def plan_overview(
 
     Args:
         problem, plan: the plan to show.
-        time_limit_s: seconds for other layouts that do nearly as well; with 0 only bounds are used.
+        time_limit_s: of everything; other layouts that do nearly as well get what the rest leaves, and where
+            nothing is left only bounds are used.
         within: relative distance up to which such layouts are listed.
         forbid: layouts that count as illegal, as in ``solve``.
 
     Raises:
         IllegalPlanError: the plan cannot run.
     """
+    deadline = time.monotonic() + time_limit_s
+    report, lanes = simulate(problem, plan), step_lanes(problem, plan)
+    traffic_of_plan = _or_missing(lambda: traffic(problem, plan))
+    rule, exports = _rule(problem, plan), _exports(problem, plan)
+    left_s = max(0.0, deadline - time.monotonic())
     return Overview(
         problem=problem,
         plan=plan,
-        report=simulate(problem, plan),
-        lanes=step_lanes(problem, plan),
-        traffic=_or_missing(lambda: traffic(problem, plan)),
-        near=_or_missing(lambda: _near(problem, plan, within, time_limit_s, forbid)),
-        rule=_rule(problem, plan),
-        exports=_exports(problem, plan),
+        report=report,
+        lanes=lanes,
+        traffic=traffic_of_plan,
+        near=_or_missing(lambda: _near(problem, plan, within, left_s, forbid)),
+        rule=rule,
+        exports=exports,
     )
 
 

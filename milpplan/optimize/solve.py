@@ -250,7 +250,8 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
         starts += [] if first is None else [first]
         if not initial_plans and problem.space.kind == "free":
             starts += uniform_plans(problem, context, starts)
-        search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
+        space = layout_space(problem, options.forbid, stop=context.out_of_time)
+        search = Search(problem, space, context, started, tuple(starts))
         search.bound()
         decide_layouts(search)
         if chooses:
@@ -295,7 +296,7 @@ def uniform_plans(
     changed: dict[str, Any] = {"kind": "uniform", **plain}
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
-    space = layout_space(uniform, context.options.forbid)
+    space = layout_space(uniform, context.options.forbid, stop=context.out_of_time)
     search = Search(uniform, space, quiet, time.monotonic(), tuple(starts), scenarios=scenarios)
     search.bound()
     decide_layouts(search)
@@ -569,7 +570,7 @@ def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
     for part in _parts(problem):
         if context.out_of_time():
             return None
-        space = layout_space(part, context.options.forbid)
+        space = layout_space(part, context.options.forbid, stop=context.out_of_time)
         if not len(space):
             continue
         search = Search(part, space, quiet, time.monotonic(), first_only=True)

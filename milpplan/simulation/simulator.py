@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, Plan
+from milpplan.problem.plan import PAIRED_SCHEDULES, Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.parameters import mfu
 from milpplan.simulation.layers.terms import EXPOSED, ONCE, PAIRED, WORK, Part, Phase
@@ -115,8 +115,7 @@ def _check_forwards(problem: Problem, plan: Plan) -> None:
     """Reject plans of an inference job that order backwards or recompute layers: there is no backward."""
     recomputed = sum(stage.recompute.full + stage.recompute.selective for stage in plan.virtual_stages)
     layout = plan.layout
-    pipelined = layout.pp > 1 or layout.schedule in SPLIT_SCHEDULES
-    if problem.inference and (recomputed or (pipelined and layout.schedule != "gpipe")):
+    if problem.inference and (recomputed or (layout.pp > 1 and layout.schedule != "gpipe")):
         raise IllegalPlanError(
             f"The job is inference; the plan has schedule {layout.schedule} and recomputes {recomputed} layers.",
             "Expected schedule gpipe, whose forwards fill and drain the pipeline, and no recomputation.",

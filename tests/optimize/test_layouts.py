@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from milpplan import Range
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.solve import fixed
+from milpplan.optimize.space import enumerate_layouts, rule_filter
 from milpplan.optimize.space.enumerate_layouts import broken_rules, divisors, layout_space
 from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
-from milpplan.problem.plan import RANK_ORDERS, Layout, Plan, VirtualStage
+from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, Layout, Plan, VirtualStage
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.simulator import simulate
 from tests.amounts import long_but
@@ -398,6 +400,44 @@ def test_rows_are_the_same_one_by_one_and_together(forbidden: tuple[dict[str, in
     assert np.array_equal(space.spread(space.families.tp), space.columns.tp)
     backwards = space.take(np.arange(len(space))[::-1])
     assert [backwards.at(row) for row in range(len(space))] == layouts[::-1]
+
+
+def test_spaces_beyond_memory_are_refused() -> None:
+    """Ranges of GPUs and batches multiply: the product is refused before it is listed, with advice."""
+    ranges = {
+        "num_gpus": Range(minimum=512, maximum=16384, step=512),
+        "global_batch_size": Range(minimum=1024, maximum=16384, step=1024),
+    }
+    with pytest.raises(InvalidInputError, match=r"more than 4,000,000 combinations .* sweep"):
+        layout_space(problem_of("deepseek-v3", "dgx-h100", **ranges))
+
+
+def test_refusals_count_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A space whose rules split no block is refused where it has more blocks than the limit."""
+    gpus, batches = Range(minimum=1, maximum=8), Range(minimum=1, maximum=8)
+    problem = small(num_gpus=gpus, global_batch_size=batches, space=Space(rank_order=RANK_ORDERS[:1]))
+    blocks = len(layout_space(problem).blocks)
+    for limit in (0, blocks // 2, blocks - 1):
+        monkeypatch.setattr(enumerate_layouts, "MAX_BLOCKS", limit)
+        with pytest.raises(InvalidInputError, match="combinations"):
+            layout_space(problem)
+    monkeypatch.setattr(enumerate_layouts, "MAX_BLOCKS", 2 * blocks)
+    assert len(layout_space(problem).blocks) == blocks
+
+
+def test_large_spaces_are_listed_until_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time may be up at any look at the clock; small spaces are listed whole."""
+    problem = small(space=Space(schedule=SCHEDULES, tp_overlap=("none", "ring")))
+    whole = layout_space(problem, stop=lambda: True)
+    monkeypatch.setattr(rule_filter, "SMALL_TABLE", 0)
+    looks = count()
+    assert layout_space(problem, stop=lambda: next(looks) < 0).sha256() == whole.sha256()
+    total = next(looks)
+    assert total > 20
+    for last in range(0, total, 7):
+        seen = count()
+        with pytest.raises(KeyboardInterrupt):
+            layout_space(problem, stop=lambda seen=seen, last=last: next(seen) >= last)
 
 
 def test_unknown_fields_are_refused() -> None:

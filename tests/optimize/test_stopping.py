@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -30,6 +31,7 @@ from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.result import Progress, SolveOptions
 from milpplan.optimize.search.candidate_layouts import Budget
 from milpplan.optimize.solve import first_plan
+from milpplan.optimize.space import rule_filter
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from tests.amounts import first
@@ -113,6 +115,22 @@ def test_an_interrupt_of_the_set_up_keeps_the_first_plan(event: str, monkeypatch
             assert whole.objective is not None
             assert stopped.objective >= whole.objective * (1 - TOLERANCE)
     assert plans > len(SPACES) / 2
+
+
+def test_a_time_limit_ends_the_listing_of_a_large_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first plan is the answer, and nothing is said to be proved."""
+    own = planner.first_plan
+
+    def planned(problem: Problem, context: SolveContext) -> Any:
+        return own(problem, replace(context, deadline=None))
+
+    monkeypatch.setattr(planner, "first_plan", planned)
+    monkeypatch.setattr(rule_filter, "SMALL_TABLE", 0)
+    stopped = solve(problem_of("free", 1), time_limit_s=1e-9)
+    assert (stopped.status, stopped.message) == ("feasible", "")
+    assert (stopped.objective_bound, stopped.gap, stopped.layouts) == (None, None, None)
+    assert stopped.report is not None
+    assert stopped.report.fits
 
 
 def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:

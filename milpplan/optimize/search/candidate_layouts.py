@@ -20,7 +20,7 @@ communication holds for all blocks that differ only in the order of their ranks,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,6 +34,7 @@ from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.space.layout_space import Alike, LayoutSpace, chosen_rows, within
+from milpplan.optimize.space.rule_filter import Stop
 from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import LAYER_KEYS
 from milpplan.simulation.layers.cost_models import has_own_times
@@ -189,10 +190,6 @@ def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
     bounds, values = groups.bounds_ns[group], np.full(len(space), np.inf)
     values[rows] = np.where(bounds > limits, np.inf, bounds * weights)
     return values
-
-
-Stop = Callable[[], bool]
-"""Callable that returns True once time is up."""
 
 
 @dataclass(frozen=True, slots=True)

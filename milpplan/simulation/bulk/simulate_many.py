@@ -510,11 +510,11 @@ def _schedule_rules(problem: Problem, c: LayoutColumns, m: IntArray) -> Iterator
     interleaved, is_v = c.schedule == _INTERLEAVED, _IS_V[c.schedule]
     yield m >= 1
     yield np.where(is_v, c.vpp == 2, (c.vpp == 1) | interleaved)
-    yield (c.vpp == 1) | (c.pp > 1)
+    yield ((c.vpp == 1) & ~c.split_backward) | (c.pp > 1)
     yield ~interleaved | (c.vpp == 1) | (m % c.pp == 0)
     yield ~c.runs_pairs | (m >= 2 * c.pp)
     if problem.inference:
-        yield ((c.pp == 1) & ~c.split_backward) | (c.schedule == _GPIPE)
+        yield (c.pp == 1) | (c.schedule == _GPIPE)
 
 
 __all__ = ["BulkSteps", "simulate_many"]
