@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from milpplan.calibration.error_bars import ErrorBar, Robustness, error_bar, robustness
+from milpplan.cli.outcome import say
 from milpplan.errors import InfeasibleError
 from milpplan.optimize.result import PlanResult, Progress
 from milpplan.problem.plan import Plan
@@ -82,14 +81,22 @@ def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[
 
 
 @contextmanager
-def shown_progress(objective: Objective) -> Iterator[Callable[[Progress], None] | None]:
-    """Make a callback for ``solve`` that prints on stderr; None where stderr is no terminal."""
+def shown_progress(objective: Objective, lines: bool = False) -> Iterator[Callable[[Progress], None] | None]:
+    """Make a callback for ``solve`` that prints on stderr; None where stderr is no terminal.
+
+    Args:
+        objective: The objective of the search.
+        lines: Print every progress as a line where stderr is no terminal.
+    """
     if not sys.stderr.isatty():
-        yield None
+        yield (lambda progress: say(progress_line(progress, objective))) if lines else None
         return
+    # Rich takes long to import, and --help does without.
+    from rich.console import Console
+
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     best: list[float] = []
-    with console.status("counting layouts and their bounds ...") as status:
+    with console.status("looking for a first plan ...") as status:
 
         def callback(progress: Progress) -> None:
             line = progress_line(progress, objective)
@@ -105,11 +112,12 @@ def progress_line(progress: Progress, objective: Objective) -> str:
     """Format incumbent, bound, gap, open layouts and seconds."""
     incumbent, bound = progress.incumbent, progress.bound
     gap = "-"
+    open_layouts = "-" if progress.open_layouts is None else f"{progress.open_layouts:,}"
     if incumbent and bound is not None:
         gap = gap_text(max(0.0, (incumbent - bound) / incumbent))
     return (
         f"{progress.wall_time_s:7.1f} s  best {_amount(incumbent, objective)}  "
-        f"bound {_amount(bound, objective)}  gap {gap}  open layouts {progress.open_layouts:,}"
+        f"bound {_amount(bound, objective)}  gap {gap}  open layouts {open_layouts}"
     )
 
 

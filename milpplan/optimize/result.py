@@ -26,13 +26,14 @@ class Progress:
     """Line of the log.
 
     ``wall_time_s``: since the start. ``incumbent`` and ``bound``: seconds of step time for the default objective.
-    ``open_layouts``: layouts that are not decided yet.
+    ``open_layouts``: layouts that are not decided yet; None where a first plan comes before the layouts are
+    listed, and so without a bound.
     """
 
     wall_time_s: float
     incumbent: float | None
     bound: float | None
-    open_layouts: int
+    open_layouts: int | None
 
 
 @dataclass(frozen=True, slots=True)
