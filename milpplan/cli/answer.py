@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from milpplan.optimize.result import PlanResult, Progress
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Objective, Problem
 from milpplan.simulation.simulator import simulate
-from milpplan.units import gap_text, rate_text, seconds_text
+from milpplan.units import gap_text, lower_bound_text, rate_text, seconds_text
 from milpplan.validation.ablation import evidence
 from milpplan.validation.evidence import Evidence
 
@@ -117,11 +118,14 @@ def progress_line(progress: Progress, objective: Objective) -> str:
         gap = gap_text(max(0.0, (incumbent - bound) / incumbent))
     return (
         f"{progress.wall_time_s:7.1f} s  best {_amount(incumbent, objective)}  "
-        f"bound {_amount(bound, objective)}  gap {gap}  open layouts {open_layouts}"
+        f"bound {_amount(bound, objective, is_bound=True)}  gap {gap}  open layouts {open_layouts}"
     )
 
 
-def _amount(value: float | None, objective: Objective) -> str:
+def _amount(value: float | None, objective: Objective, is_bound: bool = False) -> str:
+    """Write an objective; a lower bound is rounded down."""
     if value is None:
         return "-"
-    return f"{rate_text(value)} GPU-hours" if objective == "gpu_hours" else seconds_text(value)
+    if objective == "gpu_hours":
+        return f"{rate_text(math.floor(value) if is_bound else value)} GPU-hours"
+    return lower_bound_text(value) if is_bound else seconds_text(value)

@@ -257,9 +257,7 @@ class PlanResult:
         if self.step_time_s is not None and self.gap is not None:
             lines.append(f"  {self.step_time_s:.6g} s a step, gap {self.gap:.2g} under the cost model")
         if self.plan is not None:
-            layout = self.plan.layout
-            names = ("tp", "cp", "ep", "pp", "dp", "vpp", "micro_batch_size", "zero_stage", "schedule")
-            lines.append("  " + " ".join(f"{name}={getattr(layout, name)}" for name in names))
+            lines.append(f"  {self.plan.layout.main_fields}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

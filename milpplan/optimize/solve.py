@@ -228,7 +228,9 @@ def _solve(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
     chooses = options.simplest and options.gap > 0
     searched = replace(options, gap=searched_gap(options.gap)) if chooses else options
-    context = SolveContext(searched, backend_named(options.backend), witnesses(options), deadline)
+    context = SolveContext(
+        searched, backend_named(options.backend), witnesses(options), deadline, tolerance=options.gap
+    )
     starts = [*([] if options.warm_start is None else [options.warm_start]), *initial_plans]
     search, chosen, message = None, None, ""
     try:

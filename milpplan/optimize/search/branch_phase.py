@@ -123,12 +123,14 @@ def decided(
     contexts = settings_of(problem, layout, task.costs)
     longest_ns = max(map(longest_step_ns, contexts))
     limit_ns = min(cutoff, longest_ns)
+    # Only a cutoff that an incumbent sets may be lowered: no other plan at or below it is worse than the answer.
+    slack = solver.program_slack if cutoff < int(min(task.limit_ns, longest_ns)) else 0.0
     if layout.replica_micro_batches:
         outcome = resolve_replicas(solver, layout, contexts, limit_ns, bound, effort)
     elif in_parts(problem):
-        outcome = resolve_in_parts(solver, part_bounds, contexts[0], limit_ns, bound, effort)
+        outcome = resolve_in_parts(solver, part_bounds, contexts[0], limit_ns, bound, effort, slack)
     else:
-        outcome = solver.resolve(contexts[0], limit_ns, bound, effort)
+        outcome = solver.resolve(contexts[0], limit_ns, bound, effort, slack)
     # No plan is at or below the cutoff, which no plan's step can exceed: so no plan fits.
     infeasible = outcome.plan is None and outcome.fate != "open" and longest_ns <= cutoff
     return LayoutResult(task.row, outcome, "does_not_fit" if infeasible else outcome.fate)
@@ -466,6 +468,7 @@ class BranchPhase:
             context.deadline,
             context.counters,
             context.unavailable,
+            tolerance=context.tolerance,
         )
         return BranchPhase(search, solver)
 
