@@ -426,6 +426,14 @@ Verbose = Annotated[
     bool,
     typer.Option("--verbose", help="Also print stages, where time and memory go, all evidence, and the search."),
 ]
+ShowProgress = Annotated[
+    bool,
+    typer.Option(
+        "--progress",
+        help="Print progress on stderr also where that is no terminal.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
 Settings = Annotated[
     list[str] | None,

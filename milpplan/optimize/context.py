@@ -108,6 +108,9 @@ class SolveContext:
     unavailable: dict[str, str] = field(default_factory=dict)
     """Advice for the user by reason, for every solver that could not run and was replaced by another."""
     budget: Budget = BUDGET
+    tolerance: float = 0.0
+    """Relative gap of the answer, where it is larger than that of ``options``: integer programs take long, and
+    prove no more."""
 
     def note_unavailable(self, error: UnavailableError) -> None:
         """Record that a solver could not run."""

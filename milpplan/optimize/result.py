@@ -27,13 +27,14 @@ class Progress:
     """Line of the log.
 
     ``wall_time_s``: since the start. ``incumbent`` and ``bound``: seconds of step time for the default objective.
-    ``open_layouts``: layouts that are not decided yet.
+    ``open_layouts``: layouts that are not decided yet; None where a first plan comes before the layouts are
+    listed, and so without a bound.
     """
 
     wall_time_s: float
     incumbent: float | None
     bound: float | None
-    open_layouts: int
+    open_layouts: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +314,7 @@ class PlanResult:
         if self.step_time_s is not None and self.gap is not None:
             lines.append(f"  {self.step_time_s:.6g} s a step, gap {self.gap:.2g} under the cost model")
         if self.plan is not None:
-            layout = self.plan.layout
-            names = ("tp", "cp", "ep", "pp", "dp", "vpp", "micro_batch_size", "zero_stage", "schedule")
-            lines.append("  " + " ".join(f"{name}={getattr(layout, name)}" for name in names))
+            lines.append(f"  {self.plan.layout.main_fields}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

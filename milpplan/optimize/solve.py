@@ -22,7 +22,13 @@ from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
+from milpplan.optimize.objective import (
+    has_one_step_time,
+    objective_per_second,
+    objective_weights,
+    printed_unit,
+    progress_unit,
+)
 from milpplan.optimize.result import (
     DEFAULT_GAP,
     FastestPlan,
@@ -38,6 +44,7 @@ from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.optimize.space.plan_space import in_space
 from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem.plan import RANK_ORDERS, Plan
@@ -242,14 +249,19 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
     chooses = options.simplest and options.gap > 0
     searched = replace(options, gap=searched_gap(options.gap)) if chooses else options
-    context = SolveContext(searched, backend_named(options.backend), witnesses(options), deadline)
+    context = SolveContext(
+        searched, backend_named(options.backend), witnesses(options), deadline, tolerance=options.gap
+    )
     starts = [*([] if options.warm_start is None else [options.warm_start]), *initial_plans]
     search, chosen, message = None, None, ""
     try:
         first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
+        if first is not None:
+            _tell_incumbent(problem, context, [first], started)
         if not initial_plans and problem.space.kind == "free":
             starts += uniform_plans(problem, context, starts)
+            _tell_incumbent(problem, context, _generated(starts, options), started)
         space = layout_space(problem, options.forbid, stop=context.out_of_time)
         search = Search(problem, space, context, started, tuple(starts))
         search.bound()
@@ -265,8 +277,7 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
         message = NO_MEMORY
     with undisturbed() as signals:
         if search is None:
-            found_plans = [plan for plan in starts if plan is not options.warm_start]
-            result = _unsearched(problem, context, found_plans, started)
+            result = _unsearched(problem, context, _generated(starts, options), started)
         else:
             if message:
                 # The last line of the log must agree with the result.
@@ -278,7 +289,8 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
 def uniform_plans(
     problem: Problem, context: SolveContext, starts: Sequence[Plan], scenarios: Scenarios | None = None
 ) -> list[Plan]:
-    """Return the best plan of the uniform space, and the plan that moving its layers leads to.
+    """Return the best plan of the uniform space, and the plan that moving its layers leads to, where the problem's
+    space contains them.
 
     The uniform space is decided in a fraction of the time of the free space, and its best plan is often within a
     per cent of the best plan of all.
@@ -303,13 +315,13 @@ def uniform_plans(
     if search.best is None:
         return []
     plan = search.best[1]
-    if plan.layout.replica_micro_batches:
-        return [plan]
-    costs = costs_of(problem, plan.layout)
-    return [
-        plan,
-        moved(LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem)), plan, context.deadline),
-    ]
+    plans = [plan]
+    if not plan.layout.replica_micro_batches:
+        layout_context = LayoutContext.of(
+            problem, plan.layout, costs_of(problem, plan.layout), usable_memory_bytes(problem)
+        )
+        plans.append(moved(layout_context, plan, context.deadline))
+    return [plan for plan in plans if in_space(problem, plan)]
 
 
 def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
@@ -402,8 +414,13 @@ def _locally_improved(problem: Problem, first: PlanResult, deadline: float | Non
     return plans
 
 
-def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
-    """Build the result of a solve that ended before the space was listed: the best start plan, without a bound."""
+def _generated(starts: Sequence[Plan], options: SolveOptions) -> list[Plan]:
+    """Return the start plans without the caller's, which may lie outside the space."""
+    return [plan for plan in starts if plan is not options.warm_start]
+
+
+def _best_start(problem: Problem, starts: Sequence[Plan]) -> tuple[float, Plan, StepReport] | None:
+    """Return objective, plan and simulated step of the best start plan that is feasible; None without one."""
     best: tuple[float, Plan, StepReport] | None = None
     for plan in starts:
         report = simulate(problem, plan)
@@ -413,6 +430,20 @@ def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan],
         value = report.step_time_ns * weight
         if report.fits_with_margin and report.step_time_ns <= limit_ns and (best is None or value < best[0]):
             best = value, plan, report
+    return best
+
+
+def _tell_incumbent(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> None:
+    """Call the callback with the best start plan; the space has no bound yet, and its layouts are not counted."""
+    callback = context.options.callback
+    best = None if callback is None else _best_start(problem, starts)
+    if callback is not None and best is not None:
+        callback(Progress(time.monotonic() - started, best[0] * progress_unit(problem), None, None))
+
+
+def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
+    """Build the result of a solve that ended before the space was listed: the best start plan, without a bound."""
+    best = _best_start(problem, starts)
     scale, name = printed_unit(problem)
     return PlanResult(
         status="no_solution_found" if best is None else "feasible",

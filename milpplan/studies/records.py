@@ -180,6 +180,8 @@ class SolveSettings(Record):
 
     backend: Name = "auto"
     gap: Annotated[float, Field(ge=0, lt=1)] = DEFAULT_GAP
+    simplest: bool = True
+    """False: the fastest plan found, not the simplest plan within the gap (``--fastest``)."""
     time_limit_s: PositiveFloat | None = None
     seed: Annotated[int, Field(ge=0, le=2_147_483_647)] = 1
     witness: bool = True

@@ -32,7 +32,7 @@ from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import WRITERS, write_mps
-from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
+from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
 from milpplan.optimize.result import (
     Certification,
     Check,
@@ -69,6 +69,7 @@ from milpplan.reports.documents.document import (
     with_parts,
 )
 from milpplan.reports.words.plan_words import cost_model_text
+from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import simulate
@@ -468,7 +469,7 @@ def _fastest(
     """Read the fastest plan of a result and simulate it again.
 
     Raises:
-        InvalidInputError: it is not in the space, does not fit, or is not faster.
+        InvalidInputError: it is not in the space, does not fit, misses the deadline, or is not faster.
     """
     if document.fastest is None or claim.plan is None or report is None:
         return None
@@ -485,7 +486,7 @@ def _fastest(
 
 
 def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) -> tuple[Plan, ...]:
-    """Read the plans that a result compares with: plans of the space that fit."""
+    """Read the plans that a result compares with."""
     plans = tuple(other.plan.restored(source) for other in document.runners_up)
     return _plans_of_space(document, claim, plans, source) if plans else ()
 
@@ -493,19 +494,21 @@ def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) ->
 def _plans_of_space(
     document: ResultDocument, claim: ClaimedResult, plans: tuple[Plan, ...], source: str
 ) -> tuple[Plan, ...]:
-    """Return plans after the check that they are in the space and fit.
+    """Return plans after the check that they are in the space, fit and meet the deadline.
 
     Raises:
-        InvalidInputError: a plan is not in the space, or does not fit.
+        InvalidInputError: a plan does not.
     """
     problem = document.problem
     space = layout_space(listed_problem(problem, claim.plan), claim.forbid)
     for plan in plans:
         check_plan_of_file(problem, plan)
-        known = space.find(plan.layout) is not None and in_space(problem, plan)
-        if not known or not simulate(problem, plan).fits_with_margin:
+        report, limits_ns = simulate(problem, plan), objective_weights(problem, LayoutColumns.of([plan.layout]))[1]
+        sound = report.fits_with_margin and report.step_time_ns <= float(limits_ns[0])
+        if not sound or space.find(plan.layout) is None or not in_space(problem, plan):
             raise InvalidInputError(
-                f"{source} compares its plan with one that is not in the space or does not fit.",
+                f"{source} compares its plan with one that is not in the space, does not fit, or misses the "
+                "deadline.",
                 "Expected plans that its search has found.",
                 "Take the original file, or solve the problem again.",
             )

@@ -11,9 +11,9 @@ import typer
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import shown_progress
-from milpplan.cli.commands.solve import SolveWords
 from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks
 from milpplan.cli.plan_checks import within_range
+from milpplan.cli.solving import SolveWords
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.milp.whole_program import monolithic_program
@@ -42,6 +42,7 @@ NOT_ASKED: Final[dict[str, Any]] = {
     "robust": False,
     "scenarios": None,
     "verbose": False,
+    "progress": False,
     "as_json": False,
 }
 """Words of ``solve`` that say nothing about the program."""

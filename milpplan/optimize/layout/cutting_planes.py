@@ -117,6 +117,11 @@ class LayoutState:
             self.best = (step, plan)
             self.cutoff_ns = min(int(step * (1.0 - self.gap)), step - 1)
 
+    def widen(self, slack: float) -> None:
+        """Lower the cutoff, and those that follow from better plans, by a share."""
+        self.cutoff_ns = int(self.cutoff_ns * (1.0 - slack))
+        self.gap = 1.0 - (1.0 - self.gap) * (1.0 - slack)
+
     def take_best(self, part: LayoutState) -> None:
         """Take over the best plan and the cutoff of a part of this layout."""
         if part.best is not None and (self.best is None or part.best[0] < self.best[0]):

@@ -19,7 +19,7 @@ from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
-from milpplan.optimize.objective import objective_weights, threshold
+from milpplan.optimize.objective import objective_weights, progress_unit, threshold
 from milpplan.optimize.result import Progress
 from milpplan.optimize.search.candidate_layouts import FATES, CandidateLayouts, PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
@@ -33,7 +33,6 @@ from milpplan.simulation.mixed_costs import RankCosts, cluster_costs
 from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts, Scenarios, SearchTable, own_tables
 from milpplan.simulation.states import least_held_bytes
-from milpplan.units import NS_PER_S
 
 BLOCK = 2048
 """Number of layouts whose constants are computed together."""
@@ -441,8 +440,7 @@ class Search:
             self.explored.values(self.candidates) < self.threshold()
         )
         open_layouts = int(undecided.sum()) + self.explored.frontier.closed_below(self.threshold())
-        # From the search's objective to the log's unit: seconds of step time, or GPU-hours.
-        scale = 1.0 if self.problem.job.objective == "gpu_hours" else 1.0 / NS_PER_S
+        scale = progress_unit(self.problem)
         incumbent = self.best_value * scale if self.best else None
         proved = bound * scale if 0 < bound < np.inf else None
         progress = Progress(now, incumbent, proved, open_layouts)

@@ -125,10 +125,12 @@ def decide_layout(
     longest_ns = max(map(longest_step_ns, contexts))
     limit_ns = min(cutoff, longest_ns)
     scales = tuple(view.scale for view in task.costs.views) if isinstance(task.costs, ScenarioCosts) else ()
+    # Only a cutoff that an incumbent sets may be lowered: no other plan at or below it is worse than the answer.
+    slack = solver.program_slack if cutoff < int(min(task.limit_ns, longest_ns)) else 0.0
 
     def resolve(parts: Sequence[LayoutContext], limit_ns: int, bound: int, effort: int) -> LayoutOutcome:
         if len(parts) == 1:
-            return solver.resolve(parts[0], limit_ns, bound, effort)
+            return solver.resolve(parts[0], limit_ns, bound, effort, slack)
         return resolve_views(solver, layout, parts, scales, limit_ns, bound, effort)
 
     if in_parts(problem) and not layout.replica_micro_batches:
@@ -473,6 +475,7 @@ class BranchPhase:
             context.deadline,
             context.counters,
             context.unavailable,
+            tolerance=context.tolerance,
         )
         return BranchPhase(search, solver)
 

@@ -459,6 +459,11 @@ class PruneRecord:
     best: float | None = None
     """Objective of the best plan found, in the unit of the bounds; None without a plan."""
 
+    def __repr__(self) -> str:
+        """Write the number of layouts and what decided them in a line."""
+        counts = ", ".join(f"{count:,} {fate}" for fate in FATES if (count := self.count(fate)))
+        return f"PruneRecord: {len(self.space):,} layouts: {counts or 'none legal'}"
+
     @cached_property
     def bounds(self) -> FloatArray:
         """Proved lower bounds of the objective, [n]; infinite where no plan fits or meets the deadline."""

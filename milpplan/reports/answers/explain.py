@@ -17,7 +17,7 @@ from milpplan.reports.documents.fields import IntervalDocument, document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import joined, range_text, scope_text
 from milpplan.reports.words.result_words import EvidenceDocument, evidence_document
-from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
+from milpplan.units import counted, gib_text, lower_bound_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
 
 
@@ -191,7 +191,9 @@ def _limits(explanation: Explanation) -> Iterator[Block]:
     ]
     yield Fact("network", "; ".join(lines) or "no communication that adds to the step by more than 0.1 %")
     for rule in limits.rules:
-        bound = "nothing" if rule.least_bound_s is None else f"steps of {seconds_text(rule.least_bound_s)} or more"
+        bound = (
+            "nothing" if rule.least_bound_s is None else f"steps of {lower_bound_text(rule.least_bound_s)} or more"
+        )
         verdict = "may keep out something better" if rule.may_bind else "keeps out nothing better"
         yield Fact("rule", f"{rule.rule} {verdict}: it alone refuses {bound} (by the bounds)")
 

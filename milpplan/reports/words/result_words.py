@@ -20,7 +20,17 @@ from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.simulation.layout_costs import capacities_bytes
-from milpplan.units import count_text, counted, gib_text, money_text, percent_text, rate_text, seconds_text
+from milpplan.units import (
+    count_text,
+    counted,
+    gib_text,
+    lower_bound_text,
+    lower_money_text,
+    money_text,
+    percent_text,
+    rate_text,
+    seconds_text,
+)
 from milpplan.validation.evidence import Evidence, Outside, TermEvidence
 
 
@@ -44,8 +54,8 @@ def run_text(totals: RunTotals) -> str:
         text += f", cost {money_text(totals.cost)}"
     if totals.least_gpu_hours is None:
         return text
-    bound = totals.least_cost
-    return f"{text}; proved: not below {rate_text(totals.least_gpu_hours) if bound is None else money_text(bound)}"
+    hours, cost = rate_text(math.floor(totals.least_gpu_hours)), totals.least_cost
+    return f"{text}; proved: not below {hours if cost is None else lower_money_text(cost)}"
 
 
 SAME_SHARE = 1e-3
@@ -226,7 +236,7 @@ def _end_text(end: Rival) -> str:
     if end.rival_s is not None:
         text += f", the next {seconds_text(end.rival_s)}"
     if end.lower_bound_s is not None:
-        text += f", bound {seconds_text(end.lower_bound_s)}"
+        text += f", bound {lower_bound_text(end.lower_bound_s)}"
     return text
 
 
