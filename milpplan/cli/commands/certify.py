@@ -22,7 +22,7 @@ from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
-from milpplan.launchers.restriction import restrict
+from milpplan.launchers.targets import restrict
 from milpplan.optimize.certify import ROUNDING, SecondProofs, listed_problem, objective_of, other_backend
 from milpplan.optimize.certify import certify as certify_claim
 from milpplan.optimize.context import Deadline
