@@ -17,22 +17,33 @@ from enum import IntEnum
 
 import numpy as np
 
-from milpplan.communication import messages
-from milpplan.communication.messages import PARALLELISMS, Groups, Message, Parallelism, Transport
-from milpplan.communication.rank_lists import Places, places_of, rank_lists
+from milpplan.communication import wires as messages
 from milpplan.communication.records import (
     ALL_TYPES,
     Bandwidth,
     Links,
     NodeBlock,
     Pairs,
+    Places,
     Tier,
     TrafficReport,
     TrafficTimeline,
     Utilisation,
     pairs_of,
+    places_of,
+    rank_lists,
 )
-from milpplan.communication.wires import ALGORITHMS, Algorithm, Wires, Wiring
+from milpplan.communication.wires import (
+    ALGORITHMS,
+    PARALLELISMS,
+    Algorithm,
+    Groups,
+    Message,
+    Parallelism,
+    Transport,
+    Wires,
+    Wiring,
+)
 from milpplan.errors import InvalidInputError
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.plan import Layout, Plan, VirtualStage
@@ -43,7 +54,7 @@ from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, 
 from milpplan.simulation.layout_costs import step_overhead_ns
 from milpplan.simulation.network import collectives
 from milpplan.simulation.network.collectives import Operation
-from milpplan.simulation.pipeline.pipeline_runs import PipelineRun, pipeline_runs
+from milpplan.simulation.pipeline.lanes import PipelineRun, pipeline_runs
 from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.replica_costs import across
 from milpplan.simulation.simulator import simulate

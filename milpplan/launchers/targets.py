@@ -1,6 +1,6 @@
 """Registry of launchers by name.
 
-Restriction of a problem's space to the layouts that one launcher can run.
+``restrict`` limits a problem's space to the layouts that a launcher can run.
 """
 
 from __future__ import annotations

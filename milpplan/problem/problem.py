@@ -159,7 +159,7 @@ class Space(Record):
     recomputed wholly (all layers of a shorter stage), with the same n everywhere."""
     target: str | None = None
     """Launcher (``launchers.targets.TARGETS``) whose rules every layout keeps.
-    ``launchers.restriction.restrict`` sets this field, ``target_version`` and ``recompute_counts``."""
+    ``launchers.targets.restrict`` sets this field, ``target_version`` and ``recompute_counts``."""
     target_version: str | None = None
     """Version of the target."""
 

@@ -6,7 +6,8 @@ trainer: transformers 5.24.0, training_args.py and examples/pytorch/language-mod
 trainer/sft_config.py, trainer/model_config.py and scripts/utils.py; with names of older releases. All of them are
 in ``accelerate_keys.json``.
 
-Plan as Accelerate's settings and back: FSDP2 over the data- and context-parallel ranks, or unsharded replicas.
+``Run`` is a plan as Accelerate's settings, and back: FSDP2 over the data- and context-parallel ranks, or unsharded
+replicas.
 
 ``ACCELERATE`` declares the layouts that Accelerate can run.
 

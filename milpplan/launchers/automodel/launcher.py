@@ -3,7 +3,7 @@
 Source of ``automodel_keys.json``: nemo-automodel 0.7.0, recipes/llm/train_ft.py and recipes/_dist_utils.py,
 components/distributed/config.py, components/checkpoint/config.py, components/training/step_scheduler.py.
 
-Plan as the settings of a recipe of NeMo AutoModel, and back: FSDP2, or unsharded replicas by DDP.
+**Settings** of a recipe from a plan, and back: FSDP2, or unsharded replicas by DDP.
 
 ``AUTOMODEL`` declares the layouts that AutoModel can run.
 

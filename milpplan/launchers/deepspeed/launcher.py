@@ -4,7 +4,7 @@ it.
 The program builds a dense model from a Hugging Face config. The reader of such configs reads every candidate back,
 which must give the model.
 
-Plan as DeepSpeed's JSON, ``section.name`` to value, and back.
+**Settings**: a plan as DeepSpeed's JSON, ``section.name`` to value, and back.
 
 Source: deepspeedai/DeepSpeed 0.19.8, runtime/config.py:590-656 (batch sizes), runtime/zero/config.py,
 runtime/zero/stage_1_and_2.py and stage3.py, runtime/engine.py:2295-2325; for ``deepspeed_keys.json`` also

@@ -3,7 +3,7 @@
 Source of spellings, types, choices and defaults: the file ``megatron_flags.json``, written from
 ``megatron.training.arguments.add_megatron_arguments`` of NVIDIA/Megatron-LM at d98e8a64 (2026-08-22).
 
-Model in Megatron-LM's arguments, written and read. Models that its GPT cannot represent are refused.
+**Models** in these arguments, written and read. Models that its GPT cannot represent are refused.
 
 Patterns over layers, such as ``([0]*3+[1]*58)``, give the layers that have experts or slide a window. Source:
 Megatron-LM megatron/training/arguments.py, ``moe_freq_type``, at d98e8a64: an integer, or a Python expression of

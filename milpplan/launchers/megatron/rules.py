@@ -7,8 +7,7 @@ core/num_microbatches_calculator.py; L: core/transformer/pipeline_parallel_layer
 
 ``MEGATRON`` declares the layouts that Megatron-LM can run.
 
-Layers of every virtual stage and their recomputation in Megatron-LM's arguments, several of which can give
-them.
+**Stages**: layers of every virtual stage and their recomputation; several arguments can give them.
 
 Source: NVIDIA/Megatron-LM at d98e8a64, training/arguments.py:928-1009,
 core/transformer/transformer_config.py:2229-2415, core/transformer/transformer_block.py:175-190.

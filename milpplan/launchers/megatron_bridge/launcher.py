@@ -4,7 +4,7 @@ override.
 Source of ``bridge_keys.json``: megatron-bridge 0.3.1, training/config.py and models/gpt_provider.py; megatron-core
 0.16.1, optimizer/optimizer_config.py, transformer/transformer_config.py, datasets/.
 
-Megatron-Bridge's names for Megatron-LM's arguments, in both directions.
+**Names** of Megatron-LM's arguments in Bridge, in both directions.
 
 Bridge is built on Megatron-Core and takes its settings as overrides of a recipe, ``section.name=value`` in Hydra's
 grammar. Every setting that a plan decides is written, even where it is off, so that a recipe decides none of them.

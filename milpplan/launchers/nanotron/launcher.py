@@ -1,6 +1,6 @@
 """Launcher nanotron, export and import: its YAML configuration, checked against its rules before writing.
 
-nanotron's rules, restated: layouts that its configuration, its groups or its pipeline refuse.
+**Rules** of nanotron, restated: layouts that its configuration, its groups or its pipeline refuse.
 
 Each rule has a name, its source (huggingface/nanotron at 2411b022, src/nanotron) and a function that describes the
 violation, if there is one. ``NANOTRON`` declares the layouts that nanotron can run.

@@ -12,7 +12,7 @@ distributed/fsdp.py) and PyTorch (distributed/pipelining/stage.py, ``perform_bac
 Models have names and flavors. Source of their sizes:
 torchtitan/models/{llama3,qwen3,deepseek_v3,gpt_oss}/__init__.py of 0.2.2, 0.3.0 and b5bcd76c, which agree on them.
 
-torchtitan's rules, restated: runs that its configuration, its meshes or PyTorch's schedules refuse.
+**Rules** of torchtitan, restated: runs that its configuration, its meshes or PyTorch's schedules refuse.
 
 Each rule has a name, its source and a function that describes the violation, if there is one. Sources are in
 pytorch/torchtitan at b5bcd76c, or at 0.2.2 where stated; S is PyTorch's distributed/pipelining/schedules.py
