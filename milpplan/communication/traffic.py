@@ -17,7 +17,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from milpplan.communication import wires as messages
+from milpplan.communication import wires
 from milpplan.communication.records import (
     ALL_TYPES,
     Bandwidth,
@@ -95,10 +95,10 @@ def flows(problem: Problem, plan: Plan) -> list[Flow]:
     """Collect the messages of every virtual stage of a plan, without the transfers between stages."""
     columns = LayoutColumns.of([plan.layout])
     kinds = problem.model.kinds
-    layers = [messages.layer_messages(problem, kind, columns) for kind in kinds]
-    replays = [messages.replayed_messages(problem, kind, columns) for kind in kinds]
+    layers = [wires.layer_messages(problem, kind, columns) for kind in kinds]
+    replays = [wires.replayed_messages(problem, kind, columns) for kind in kinds]
     state_messages = [
-        messages.state_messages(problem, columns, states.local_layer_parameters(problem, kind, columns))
+        wires.state_messages(problem, columns, states.local_layer_parameters(problem, kind, columns))
         for kind in kinds
     ]
     total: dict[_Key, FloatArray] = defaultdict(lambda: np.zeros((plan.layout.num_virtual_stages, 4)))
@@ -118,7 +118,7 @@ def flows(problem: Problem, plan: Plan) -> list[Flow]:
             _add(total, number, per_micro_batch, (count, count, 0, 0))
             _add(total, number, per_step, (0, 0, count, count))
     for number, is_head in ((0, False), (plan.layout.num_virtual_stages - 1, True)):
-        _add(total, number, messages.end_messages(problem, is_head, columns), (1, 1, 0, 0))
+        _add(total, number, wires.end_messages(problem, is_head, columns), (1, 1, 0, 0))
         _add(total, number, _end_states(problem, columns, is_head), (0, 0, 1, 1))
     return [Flow(*key, value) for key, value in total.items() if value.any()]
 
@@ -150,13 +150,13 @@ def _end_states(problem: Problem, columns: LayoutColumns, is_head: bool) -> list
     if is_head:
         dense = dense + copied_embedding(problem, columns, embedding_endpoint(problem, columns))
     local = LocalParameters(dense, np.zeros(len(columns)))
-    _, per_step = messages.state_messages(problem, columns, local, is_end=True)
+    _, per_step = wires.state_messages(problem, columns, local, is_end=True)
     return per_step
 
 
 def copied_embedding(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
     """Count the parameters of the copy of a tied embedding on the last stage of a pipeline, [n]."""
-    return np.asarray(messages.tied_bytes(problem, columns, embedding) / states.grad_bytes(problem))
+    return np.asarray(wires.tied_bytes(problem, columns, embedding) / states.grad_bytes(problem))
 
 
 DEFAULT_BINS = 200
@@ -459,7 +459,7 @@ def _between_stages(wires: Wires, problem: Problem, plan: Plan, senders: list[_S
     first = senders[0].whole
     if problem.inference:
         return
-    tied = messages.tied_bytes(problem, columns, embedding_endpoint(problem, columns))
+    tied = wires.tied_bytes(problem, columns, embedding_endpoint(problem, columns))
     if tied[0] > 0:
         wiring = wires.wiring("all_reduce", "pair")
         wires.send("tied_embedding", wiring, tied)
@@ -473,7 +473,7 @@ def _between_stages(wires: Wires, problem: Problem, plan: Plan, senders: list[_S
 def _transfers(wires: Wires, part: _SendingPart) -> None:
     """Send the transfers between the stages of a pipeline, in all its replicas."""
     layout = part.run.plan.layout
-    message = float(messages.transfer_bytes(part.problem, LayoutColumns.of([layout]))[0])
+    message = float(wires.transfer_bytes(part.problem, LayoutColumns.of([layout]))[0])
     rank_of, stage = np.array(layout.stage_ranks), wires.groups[0]["stage"][:, 0]
     if part.run.node_type is not None:
         stage = stage[wires.places.node_type[stage] == part.run.node_type].reshape(layout.pp, -1)
@@ -496,7 +496,7 @@ def _transfers(wires: Wires, part: _SendingPart) -> None:
 def _gathers(wires: Wires, part: _SendingPart, receivers: IntArray, hops: FloatArray, moves: IntArray) -> None:
     """Send the gathers that follow transfers in parts; add their bytes to ``hops`` [J - 1, 2]."""
     layout = part.run.plan.layout
-    whole = float(messages.gathered_bytes(part.problem, LayoutColumns.of([layout]))[0])
+    whole = float(wires.gathered_bytes(part.problem, LayoutColumns.of([layout]))[0])
     if not whole:
         return
     wiring = wires.wiring("all_gather", "tensor", None, part.run.node_type)
