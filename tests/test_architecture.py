@@ -44,7 +44,7 @@ ALLOWED = {
         *BASE,
         "milpplan.problem",
         "milpplan.simulation",
-        "milpplan.communication.rank_lists",
+        "milpplan.communication.records",
         "milpplan.switching",
     ),
     # What launchers can run is declared once, and restricts spaces as well as exports.

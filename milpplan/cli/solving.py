@@ -121,7 +121,7 @@ class SolveWords:
         """Build the problem on one kind of hardware, with the space that ``--target`` can run."""
         whole = self.whole(hardware)
         if self.target is not None:
-            from milpplan.launchers.restriction import restrict
+            from milpplan.launchers.targets import restrict
 
             return restrict(whole, self.target, self.target_version)
         if self.target_version is not None:

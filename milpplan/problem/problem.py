@@ -166,7 +166,7 @@ class Space(Record):
     (``HardwareSpec.memory_margin_fraction``)."""
     target: str | None = None
     """Launcher (``launchers.targets.TARGETS``) whose rules every layout keeps.
-    ``launchers.restriction.restrict`` sets this field, ``target_version`` and ``recompute_counts``."""
+    ``launchers.targets.restrict`` sets this field, ``target_version`` and ``recompute_counts``."""
     target_version: str | None = None
     """Version of the target."""
 

@@ -9,8 +9,7 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, Range, Space, simulate, solve
 from milpplan.explain import overview as module
-from milpplan.explain.judge.rule_of_thumb import rule_of_thumb
-from milpplan.explain.overview import near_best
+from milpplan.explain.overview import near_best, rule_of_thumb
 from milpplan.explain.records import NearBest
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.infeasibility import with_job

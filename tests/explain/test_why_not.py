@@ -11,10 +11,9 @@ import pytest
 
 from milpplan import Layout, Problem, explain_plan, solve
 from milpplan.errors import InvalidInputError
-from milpplan.explain.limits import WORDS, rule_effects
 from milpplan.explain.optima import Yardstick
 from milpplan.explain.records import Optimum, WishAnswer
-from milpplan.explain.why_not import WISHABLE, answer, neighbours, wished
+from milpplan.explain.why_not import WISHABLE, WORDS, answer, neighbours, rule_effects, wished
 from milpplan.optimize.bounds.closed_form import compute_bounds
 from milpplan.optimize.space import enumerate_layouts
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space

@@ -22,16 +22,15 @@ from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
-from milpplan.launchers.restriction import restrict
+from milpplan.launchers.targets import restrict
 from milpplan.optimize.certify import ROUNDING, SecondProofs, listed_problem, objective_of, other_backend
 from milpplan.optimize.certify import certify as certify_claim
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.optimize.milp.block_program import solve_block_program
-from milpplan.optimize.milp.program import Program
+from milpplan.optimize.milp.program import WRITERS, Program, write_mps
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.milp.write_program import WRITERS, write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
 from milpplan.optimize.result import (
     Certification,

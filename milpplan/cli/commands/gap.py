@@ -21,8 +21,7 @@ from milpplan.explain.judge.gap import Solves, widened
 from milpplan.explain.judge.gap import gap as judge
 from milpplan.explain.judge.records import GapReport
 from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.restriction import restrict
-from milpplan.launchers.targets import Launcher, target_named
+from milpplan.launchers.targets import Launcher, restrict, target_named
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import DEFAULT_GAP

@@ -373,7 +373,8 @@ def _shardings(
 
 def _degrees(problem: Problem, rule_filter: RuleFilter) -> Columns:
     """Return tp, cp, pp, dp with product equal to each candidate number of GPUs, and the global batch."""
-    space, rows = problem.space, []
+    space = problem.space
+    rows: list[tuple[int, ...]] = []
     batches = problem.job.global_batch_values
     for gpus in problem.job.num_gpus_values:
         rule_filter.check_time(len(rows))

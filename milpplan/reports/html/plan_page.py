@@ -20,18 +20,20 @@ from milpplan.reports.html.charts import (
     envelope,
     fates_chart,
     line_chart,
+    matrix_data,
     memory_rows,
     memory_width,
     named_rows,
     round_levels,
     search_chart,
+    shown_ranks,
     stacked_bar,
     time_bar,
     time_colour,
     time_names,
     time_ticks,
+    timeline_data,
 )
-from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data
 from milpplan.reports.html.page_template import asset, blocks_html, rendered, script_json
 from milpplan.reports.words.plan_words import (
     HIDDEN_PARTS,
