@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
-from milpplan.cli.commands.solve import SolveWords
+from milpplan.cli.solving import SolveWords
 from milpplan.launchers.targets import STACKS, TARGETS
 from milpplan.problem.catalog import stack_names
 
