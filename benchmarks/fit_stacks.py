@@ -58,7 +58,6 @@ CHOSEN = {
         "scale_out_efficiency",
         "dispatch_efficiency",
         "step_overhead_s",
-        *SHARES,
     ),
     "nanotron": (*CONSTANTS, "scale_out_hop_s", "far_micro_batch_s", "far_step_s", "far_reduce_s"),
     # One model with one length in few layouts does not tell kinds of kernels apart.
