@@ -19,7 +19,6 @@ from milpplan.problem.records import Computed, Record
 from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.simulation.layout_costs import capacities_bytes
 from milpplan.units import (
     count_text,
     counted,
@@ -141,8 +140,8 @@ def constants_text(problem: Problem) -> str:
 
 def margin_text(result: PlanResult) -> str:
     """Describe the margin of memory and its price: ``margin 4.0 GiB (0.1 % slower than without)``."""
-    capacities = capacities_bytes(result.problem)
-    sizes = [t.usable_bytes - size for t, size in zip(result.problem.node_types, capacities, strict=True)]
+    assert result.report is not None
+    sizes = [stage.usable_memory_bytes - stage.capacity_bytes for stage in result.report.stages]
     text = f"margin {' or '.join(dict.fromkeys(map(gib_text, sizes)))}"
     price = result.margin_price
     if price is None:
