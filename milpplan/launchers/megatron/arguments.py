@@ -85,7 +85,9 @@ def megatron_flags() -> dict[str, Flag]:
             type=entry.get("type", "str"),
             nargs=entry.get("nargs") and str(entry["nargs"]),
             choices=tuple(str(choice) for choice in entry.get("choices", ())),
-            default=" ".join(map(str, default)) if isinstance(default, list) else default and str(default),
+            default=None
+            if default is None
+            else " ".join(map(str, default if isinstance(default, list) else [default])),
         )
         table |= dict.fromkeys(flag.spellings, flag)
     return table
