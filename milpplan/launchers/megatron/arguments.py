@@ -418,8 +418,8 @@ def _mlps(model: ModelSpec) -> Pairs:
     return pairs
 
 
-POSITIONS = {"learned_absolute": True, "rope": False, "yarn": False, "none": False}
-"""True for learned positions, by ``--position-embedding-type``; other positions have no cost."""
+POSITIONS = {"learned_absolute": True, "rope": False, "yarn": False}
+"""True for learned positions, by ``--position-embedding-type``; the others rotate queries and keys."""
 
 
 def model_of(given: Arguments, name: str, vocab_size: int | None = None) -> ModelSpec:
