@@ -253,7 +253,7 @@ def near_best(
     # In this order many layouts share a computation of costs.
     search.queue = rows = rows[np.argsort(values[rows], kind="stable")]
     # Layouts that there was no time for may do as well.
-    num_closed = search.explored.frontier.closed_below(search.threshold())
+    num_closed = search.explored.closed.closed_below(search.threshold())
     for row in rows.tolist():
         if row not in found and time.monotonic() < deadline:
             limit = min(cutoff / float(search.explored.weights[row]), float(search.explored.limits_ns[row]))

@@ -84,7 +84,7 @@ class RuleEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PlanLimits:
     """Limits of the plan. Free bytes of every pipeline rank, negative where it does not fit; the bubble as a share
     of the step."""
 
@@ -159,7 +159,7 @@ class Explanation:
     above_best: Interval
     is_outside: bool
     """True if the search refused the plan as a start: its layout or stages are not in the declared space."""
-    limits: Limits
+    limits: PlanLimits
     changes: tuple[SingleChange, ...]
     worth: tuple[Worth, ...]
     wishes: tuple[WishAnswer, ...]
