@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
+from milpplan.explain.break_even import BreakEvens
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize.result import PlanResult, ProgramAnswer, Regret
 from milpplan.problem.plan import Layout, Plan, Schedule
@@ -28,6 +29,7 @@ from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.document import layouts_document, regret_sentence, tolerance_text
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
+    break_even_table,
     fastest_text,
     robustness_text,
     run_text,
@@ -76,6 +78,7 @@ def solve_blocks(
     robust: Robustness | None = None,
     evidence: Evidence | None = None,
     totals: RunTotals | None = None,
+    break_even: BreakEvens | None = None,
     *,
     verbose: bool = False,
     next_steps: Sequence[str] = (),
@@ -89,6 +92,7 @@ def solve_blocks(
         robust: Comparison with other plans at both ends of that uncertainty.
         evidence: What measured runs say about the plan.
         totals: Days, GPU-hours and cost of the whole run.
+        break_even: How far each doubt may go before another plan is better.
         verbose: Add stages, where time and memory go, all evidence and the search.
         next_steps: What to do next, a line each.
     """
@@ -104,6 +108,8 @@ def solve_blocks(
         ]
         if verbose:
             parts += _details(result, tolerance, bar, robust, evidence)
+            if break_even is not None and break_even.doubts:
+                parts += [Paragraph(), break_even_table(result.plan, break_even)]
     if verbose or result.plan is None:
         parts += _search(result)
     if next_steps:
