@@ -15,10 +15,12 @@ import numpy as np
 
 from milpplan.communication.traffic import traffic
 from milpplan.errors import MilpplanError
+from milpplan.explain.break_even import BreakEvens, break_evens
 from milpplan.explain.judge.rule_of_thumb import rule_of_thumb
 from milpplan.explain.optima import asked_for
 from milpplan.explain.records import ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import with_job
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.layout.stage_options import settings_of
@@ -179,16 +181,28 @@ def plan_overview(
     Raises:
         IllegalPlanError: the plan cannot run.
     """
+    report = simulate(problem, plan)
+    near = _or_missing(lambda: _near(problem, plan, within, time_limit_s, forbid))
     return Overview(
         problem=problem,
         plan=plan,
-        report=simulate(problem, plan),
+        report=report,
         lanes=step_lanes(problem, plan),
         traffic=_or_missing(lambda: traffic(problem, plan)),
-        near=_or_missing(lambda: _near(problem, plan, within, time_limit_s, forbid)),
+        near=near,
         rule=_rule(problem, plan),
         exports=_exports(problem, plan),
+        break_even=_break_even(problem, plan, near, time_limit_s) if report.fits else None,
     )
+
+
+def _break_even(problem: Problem, plan: Plan, near: NearBest | Missing, limit_s: float) -> BreakEvens | None:
+    """Compare the plan with the near plans from doubt to doubt; None where the search was interrupted."""
+    kept = () if isinstance(near, Missing) else [other.plan for other in near.plans]
+    try:
+        return break_evens(asked_for(problem, plan), plan, kept, SOLVE_GAP, Deadline.after(limit_s))
+    except (KeyboardInterrupt, MilpplanError):
+        return None
 
 
 def _near(

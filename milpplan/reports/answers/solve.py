@@ -13,7 +13,7 @@ from typing import Final
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.break_even import BreakEvens
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.optimize.result import PlanResult, ProgramAnswer, Regret
+from milpplan.optimize.result import PlanResult, ProgramAnswer
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem
 from milpplan.reports.answers.step import (
@@ -25,12 +25,13 @@ from milpplan.reports.answers.step import (
     plan_blocks,
     step_headline,
 )
-from milpplan.reports.blocks import Block, Fact, Paragraph, Table
+from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, regret_sentence, tolerance_text
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
     break_even_table,
     fastest_text,
+    regret_table,
     robustness_text,
     run_text,
     share_text,
@@ -214,7 +215,7 @@ def _trust(
         yield Fact("proof", _proof(result, tolerance), style)
     else:
         yield Fact("proof", printable(regret_sentence(result, tolerance)), style)
-        yield from regret_blocks(result.regret)
+        yield regret_table(result.regret.scenarios)
     if result.fastest is not None:
         saved = fastest_text(result.problem, result.plan.layout, result.fastest)
         yield Fact("fastest", printable(f"{saved}; the plan above is simpler (--fastest prints the fastest)"))
@@ -242,21 +243,6 @@ def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -
     elif bar is None and (evidence is not None or result.problem.inference):
         parts.append("its error is not known")
     return ", ".join(parts)
-
-
-def regret_blocks(regret: Regret) -> Iterator[Block]:
-    """Compare a robust plan with the best plans of all scenarios, and with the best nominal plan."""
-    rows = [
-        (
-            printable(entry.name),
-            seconds_text(entry.step_time_s),
-            seconds_text(entry.best_s),
-            "-" if entry.regret_at_most is None else percent_text(entry.regret_at_most),
-            percent_text(max(0.0, entry.nominal_lost_fraction)),
-        )
-        for entry in regret.scenarios
-    ]
-    yield Table("", ("scenario", "step", "best plan", "loses at most", "best nominal plan loses"), rows)
 
 
 def _proof(result: PlanResult, tolerance: float) -> str:

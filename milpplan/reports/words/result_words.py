@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal, Protocol
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.break_even import BreakEvens
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.optimize.result import FastestPlan, PlanResult, Regret, TargetPrice
+from milpplan.problem.overlay import SHARES
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
@@ -165,12 +166,51 @@ def regret_text(regret: Regret) -> str:
     return f"{loses}; {promise}"
 
 
+class RegretEntry(Protocol):
+    """Plan in one scenario: record or document (``ScenarioRegret``)."""
+
+    @property
+    def name(self) -> str:
+        """Name of the scenario."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Step of the plan."""
+
+    @property
+    def best_s(self) -> float:
+        """Step of the best plan found."""
+
+    @property
+    def regret_at_most(self) -> float | None:
+        """Proved upper bound of the loss."""
+
+    @property
+    def nominal_lost_fraction(self) -> float:
+        """Loss of the best nominal plan."""
+
+
+def regret_table(entries: Sequence[RegretEntry]) -> Table:
+    """Compare a robust plan with the best plans of all scenarios, and with the best nominal plan."""
+    rows = [
+        (
+            printable(entry.name),
+            seconds_text(entry.step_time_s),
+            seconds_text(entry.best_s),
+            "-" if entry.regret_at_most is None else percent_text(entry.regret_at_most),
+            percent_text(max(0.0, entry.nominal_lost_fraction)),
+        )
+        for entry in entries
+    ]
+    return Table("", ("scenario", "step", "best plan", "loses at most", "best nominal plan loses"), rows)
+
+
 def break_even_table(plan: Plan, found: BreakEvens) -> Table:
     """Show how far each doubt may go before another plan is better, and which."""
     rows = []
     for doubt in found.doubts:
-        values = "; ".join(_constant_text(name, value) for name, value in doubt.values.items())
-        rival = "none up to there"
+        values = "; ".join(_constant_texts(doubt.values))
+        rival = "none, to the end of the doubt"
         if doubt.rival is not None:
             words = layout_words(plan.layout, doubt.rival.layout)
             rival = printable(words or "the same layout with other stages or recomputation")
@@ -178,10 +218,8 @@ def break_even_table(plan: Plan, found: BreakEvens) -> Table:
     ends = found.num_plans - found.num_kept
     kept = f"{found.num_kept:,} kept by the search and " if found.num_kept else ""
     others = counted(found.num_plans, "other plan")
-    title = (
-        f"Break-even: the plan stays the best of {others} ({kept}{ends:,} best uniform ones at each doubt's end)"
-    )
-    return Table(title, ("doubt", "as long as", "then better"), rows, words=(0, 1, 2))
+    title = f"Break-even among {others} ({kept}{ends:,} best uniform plans at the ends of the doubts)"
+    return Table(title, ("doubt", "the plan stays the best while", "then better"), rows, words=(0, 1, 2))
 
 
 CONSTANT_WORDS: Final[dict[str, tuple[str, float, str]]] = {
@@ -194,6 +232,17 @@ CONSTANT_WORDS: Final[dict[str, tuple[str, float, str]]] = {
     "message_s": ("a message between stages takes the host at most {}", 1e3, " ms"),
 }
 """Sentence, scale and unit of constants at their break-even."""
+
+
+def _constant_texts(values: Mapping[str, float]) -> Iterator[str]:
+    """Yield the constants at their break-even; equal shares of gathers and reductions together."""
+    shares = {name: values[name] for name in SHARES if name in values}
+    if len(shares) == len(SHARES) and len(set(shares.values())) == 1:
+        share = math.ceil(next(iter(shares.values())) * 100.0 - 1e-9)
+        yield f"at least {share} % of the data-parallel communication beside compute hides"
+        values = {name: value for name, value in values.items() if name not in shares}
+    for name, value in values.items():
+        yield _constant_text(name, value)
 
 
 def _constant_text(name: str, value: float) -> str:
