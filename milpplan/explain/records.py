@@ -165,7 +165,7 @@ class Explanation:
     worth: tuple[Worth, ...]
     wishes: tuple[WishAnswer, ...]
     break_even: BreakEvens | None
-    """How far each doubt may go before another plan is better; None without time, or where the plan does not
+    """Break-even values of the doubts about the plan; None without time, or where the plan does not
     fit."""
     unanswered: tuple[str, ...]
     """Questions without time for an answer."""
