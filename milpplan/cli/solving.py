@@ -22,6 +22,7 @@ from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
+from milpplan.explain.break_even import BreakEvens, break_evens
 from milpplan.explain.hardware_choice import run_totals
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import Effort, explain
@@ -285,6 +286,7 @@ class _Answer:
     known: Evidence | None = None
     why: MilpplanError | None = None
     program: ProgramAnswer | None = None
+    break_even: BreakEvens | None = None
 
 
 def _answer(
@@ -348,6 +350,8 @@ def _comment(
     check_ends = words.check_ends and not result.message
     solve_end = _end_solver(result, options, deadline) if check_ends else None
     answer.bar, answer.robust = uncertainty(result, solve_end)
+    if words.verbose and result.plan is not None and not result.message and words.objective != "num_gpus":
+        answer.break_even = break_evens(result.problem, result.plan, result.runners_up, options.gap, deadline)
     if check_ends and answer.robust is None and result.plan is not None:
         say("No constant of the hardware is uncertain, or it has several node types: there are no ends to check.")
 
@@ -368,7 +372,7 @@ def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: flo
             emit(text)
         elif why is None:
             steps = tuple(next_steps(result, words.out, words.verbose))
-            comments = bar, robust, known, totals
+            comments = bar, robust, known, totals, answer.break_even
             show_blocks(solve_blocks(result, options.gap, *comments, verbose=words.verbose, next_steps=steps))
         if answer.program is not None:
             # Standard output holds one document.

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.explain.break_even import BreakEvens, break_evens
 from milpplan.explain.judge.gap import candidates, single_change
 from milpplan.explain.optima import Budget, Yardstick, asked_for, saved_share
 from milpplan.explain.records import Explanation, Interval, Optimum, SingleChange, WishAnswer, Worth
 from milpplan.explain.why_not import Wish, answer, checked, limits, neighbours, wish_words
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import Effort, explain, with_job
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import DEFAULT_GAP
@@ -212,6 +214,8 @@ BASE_SHARE = 0.4
 """Maximum share of the time for the proof that all answers rely on."""
 KNOWN_SHARE = 0.05
 """Share of the time for runners-up, where that proof already exists."""
+BREAK_EVEN_SHARE = 0.2
+"""Maximum share of the time left after that proof for the break-even values of doubts."""
 WISH, WORTH, NEIGHBOUR, CHANGE = 4.0, 3.0, 1.0, 1.0
 """Weights of the questions in the distribution of the time."""
 
@@ -295,13 +299,15 @@ def explain_plan(
     if best.infeasible:
         raise explain(problem, effort=Effort(deadline=until))
     talk = _Talk(yardstick, problem, plan, value, best, Budget(until), callback, interrupted=best.interrupted)
+    break_even = None
     try:
+        break_even = _break_even(talk, report)
         _ask_all(talk, wishes)
     except KeyboardInterrupt:
         # Interrupted between two questions.
         talk.interrupted = True
     with undisturbed():
-        return _told(talk, report, started)
+        return _told(talk, report, started, break_even)
 
 
 def _best(
@@ -323,7 +329,19 @@ def _best(
     return replace(best, bounds=Interval(min(low, high), high))
 
 
-def _told(talk: _Talk, report: StepReport, started: float) -> Explanation:
+def _break_even(talk: _Talk, report: StepReport) -> BreakEvens | None:
+    """Compare the plan with others from doubt to doubt, in a share of the time."""
+    if talk.interrupted or talk.budget.is_spent or not report.fits:
+        return None
+    if talk.callback is not None:
+        talk.callback("break-even values")
+    left_s = Deadline(talk.budget.until).left_s()
+    deadline = Deadline.after(None if left_s is None else BREAK_EVEN_SHARE * left_s)
+    kept = [] if talk.best.plan is None else [talk.best.plan]
+    return break_evens(talk.problem, talk.plan, kept, talk.yardstick.gap, deadline)
+
+
+def _told(talk: _Talk, report: StepReport, started: float, break_even: BreakEvens | None) -> Explanation:
     """Make the record of the answers."""
     best, high = talk.best, talk.best.bounds.high
     in_seconds = talk.yardstick.unit == "s"
@@ -340,6 +358,7 @@ def _told(talk: _Talk, report: StepReport, started: float) -> Explanation:
         changes=tuple(sorted(talk.changes, key=lambda change: change.best.bounds.high)),
         worth=tuple(talk.worth),
         wishes=tuple(talk.wishes),
+        break_even=break_even,
         unanswered=tuple(talk.open),
         interrupted=talk.interrupted,
         wall_time_s=time.monotonic() - started,

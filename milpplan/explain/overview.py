@@ -28,9 +28,11 @@ import numpy as np
 
 from milpplan.communication.traffic import traffic
 from milpplan.errors import IllegalPlanError, MilpplanError
+from milpplan.explain.break_even import BreakEvens, break_evens
 from milpplan.explain.optima import asked_for
 from milpplan.explain.records import ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import with_job
 from milpplan.optimize.layout.layout_solver import LayoutSolver
 from milpplan.optimize.layout.stage_options import settings_of
@@ -349,16 +351,28 @@ def plan_overview(
     traffic_of_plan = _or_missing(lambda: traffic(problem, plan))
     rule, exports = _rule(problem, plan), _exports(problem, plan)
     left_s = max(0.0, deadline - time.monotonic())
+    near = _or_missing(lambda: _near(problem, plan, within, left_s, forbid))
+    left_s = max(0.0, deadline - time.monotonic())
     return Overview(
         problem=problem,
         plan=plan,
         report=report,
         lanes=lanes,
         traffic=traffic_of_plan,
-        near=_or_missing(lambda: _near(problem, plan, within, left_s, forbid)),
+        near=near,
         rule=rule,
         exports=exports,
+        break_even=_break_even(problem, plan, near, left_s) if report.fits else None,
     )
+
+
+def _break_even(problem: Problem, plan: Plan, near: NearBest | Missing, limit_s: float) -> BreakEvens | None:
+    """Compare the plan with the near plans from doubt to doubt; None where the search was interrupted."""
+    kept = () if isinstance(near, Missing) else [other.plan for other in near.plans]
+    try:
+        return break_evens(asked_for(problem, plan), plan, kept, SOLVE_GAP, Deadline.after(limit_s))
+    except (KeyboardInterrupt, MilpplanError):
+        return None
 
 
 def _near(

@@ -12,6 +12,7 @@ from typing import Literal
 
 from milpplan.communication.records import TrafficReport
 from milpplan.errors import MilpplanError
+from milpplan.explain.break_even import BreakEvens
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.pipeline.lanes import StepLanes
@@ -163,6 +164,9 @@ class Explanation:
     changes: tuple[SingleChange, ...]
     worth: tuple[Worth, ...]
     wishes: tuple[WishAnswer, ...]
+    break_even: BreakEvens | None
+    """Break-even values of the doubts about the plan; None without time, or where the plan does not
+    fit."""
     unanswered: tuple[str, ...]
     """Questions without time for an answer."""
     interrupted: bool
@@ -251,6 +255,8 @@ class Overview:
     near: NearBest | Missing
     rule: RuleOfThumb | Missing
     exports: tuple[ExportTab, ...]
+    break_even: BreakEvens | None = None
+    """Among the near plans; None where the plan does not fit."""
 
     @property
     def title(self) -> str:

@@ -61,41 +61,42 @@ class ScenarioFile(Record):
         return self
 
 
-def _scenario(name: str, reason: str, **values: float) -> Scenario:
+def scenario_of(name: str, reason: str, **values: float) -> Scenario:
+    """Make a scenario from the values of its constants."""
     constants = {constant: {"value": value} for constant, value in values.items()}
     return Scenario(name=name, reason=reason, constants=Constants.model_validate(constants))
 
 
 DEFAULT_SCENARIOS: Final = (
-    _scenario(
+    scenario_of(
         "half hidden",
         "half of the data-parallel communication beside compute hides: contention, or prefetch that comes late",
         hidden_gather_fraction=0.5,
         hidden_reduce_fraction=0.5,
     ),
-    _scenario(
+    scenario_of(
         "nothing hidden",
         "no data-parallel communication hides: a framework without prefetch, such as DeepSpeed before 0.6",
         hidden_gather_fraction=0.0,
         hidden_reduce_fraction=0.0,
     ),
-    _scenario(
+    scenario_of(
         "slow links",
         "links between nodes at the low end of one sigma: 0.6 of the described rate",
         scale_out_efficiency=0.6,
     ),
-    _scenario(
+    scenario_of(
         "congested network",
         "1 ms for a GB and node, which Aleph Alpha's and InternEvo's runs on A100 show",
         congestion_s_per_byte=1e-12,
     ),
-    _scenario(
+    scenario_of(
         "slow host",
         "launches as fitted to Nanotron on H100 (1.4 ms), messages as fitted to zero-bubble on A100 (1.2 ms)",
         layer_launch_s=1.4e-3,
         message_s=1.2e-3,
     ),
-    _scenario(
+    scenario_of(
         "unbalanced experts",
         "tokens are not spread evenly over the experts: half the rate (NeMo on H100 is fitted to 0.46)",
         dispatch_efficiency=0.5,
@@ -143,4 +144,4 @@ def _fitted(hardware: HardwareSpec, scenario: Scenario) -> Scenario:
     for name, value in others.items():
         if isinstance(value, float):
             values[name] = (min if name in SHARES else max)(value, constant_of(hardware, name))
-    return _scenario(scenario.name, scenario.reason, **values)
+    return scenario_of(scenario.name, scenario.reason, **values)

@@ -292,8 +292,10 @@ def _bytes_at(menus: Sequence[Menu], chunk: int, running: IntArray, live: IntArr
         live: counts of the moments' profiles (``LiveProfile``), [moments, v or 2 v].
     """
     menu, v = menus[chunk], len(menus)
-    size = live[:, chunk, None] * menu.kept_bytes + (running == chunk)[:, None] * menu.transient_bytes
-    return size + live[:, chunk + v, None] * menu.deferred_bytes if live.shape[1] > v else size
+    size: IntArray = live[:, chunk, None] * menu.kept_bytes + (running == chunk)[:, None] * menu.transient_bytes
+    if live.shape[1] > v:
+        size = size + live[:, chunk + v, None] * menu.deferred_bytes
+    return size
 
 
 def _backwards(menus: Sequence[Menu], choices: npt.NDArray[np.int16]) -> IntArray:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
+from milpplan.explain.break_even import BreakEven
 from milpplan.explain.judge.records import layout_words
 from milpplan.explain.records import Explanation, Interval, Outcome, PlanLimits, Unit, WishAnswer, Worth
 from milpplan.problem.plan import Layout
@@ -16,7 +17,7 @@ from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.fields import IntervalDocument, document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import joined, range_text, scope_text
-from milpplan.reports.words.result_words import EvidenceDocument, evidence_document
+from milpplan.reports.words.result_words import EvidenceDocument, break_even_table, evidence_document
 from milpplan.units import counted, gib_text, lower_bound_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
 
@@ -67,6 +68,17 @@ class WishDocument(Record):
     asked: bool
 
 
+class BreakEvenDocument(Record):
+    """Break-even of a doubt: constants up to which the plan is the best of all compared plans.
+
+    ``rival``: layout of the plan that is better beyond; null where the doubt ends before.
+    """
+
+    doubt: str
+    values: dict[str, float]
+    rival: Layout | None
+
+
 class ExplanationDocument(Record):
     """Explanation of a plan. Objectives are in ``unit``: seconds of a step of the plan's batch, or GPU-hours."""
 
@@ -89,6 +101,9 @@ class ExplanationDocument(Record):
     changes: tuple[SingleChangeDocument, ...]
     worth: tuple[WorthDocument, ...]
     wishes: tuple[WishDocument, ...]
+    break_even: tuple[BreakEvenDocument, ...] = ()
+    break_even_plans: Computed = 0
+    """Number of other plans that the break-evens compare."""
     unanswered: tuple[str, ...]
     interrupted: bool
     wall_time_s: float
@@ -104,16 +119,23 @@ def explanation_document(explanation: Explanation, evidence: Evidence | None = N
         explanation: Answers about the plan.
         evidence: Measured runs that support the plan.
     """
-    report = explanation.report
+    report, found = explanation.report, explanation.break_even
     return document_of(
         ExplanationDocument,
         explanation,
         report,
+        break_even=() if found is None else tuple(map(_break_even, found.doubts)),
+        break_even_plans=0 if found is None else found.num_plans,
         breakdown=report.breakdown_s,
         hidden=report.hidden_s,
         evidence=evidence_document(evidence, report.step_time_s),
         plan=plan_document(explanation.plan, report),
     )
+
+
+def _break_even(doubt: BreakEven) -> BreakEvenDocument:
+    rival = None if doubt.rival is None else doubt.rival.layout
+    return BreakEvenDocument(doubt=doubt.scenario.name, values=doubt.values, rival=rival)
 
 
 SHOWN_STAGES = 4
@@ -124,6 +146,8 @@ ALMOST_NOTHING = 0.001
 def explanation_blocks(explanation: Explanation, evidence: Evidence | None = None) -> list[Block]:
     """Show all answers about a plan, the most important first, and what measured runs say about it."""
     tables = [_changes_table(explanation), _worth_table(explanation), _wish_table(explanation)]
+    if explanation.break_even is not None:
+        tables.append(break_even_table(explanation.plan, explanation.break_even))
     return [
         would_be_headline(explanation.problem, explanation.plan, explanation.report),
         Paragraph(_distance(explanation)),

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
+from milpplan.explain.break_even import BreakEvens
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.optimize.result import PlanResult, ProgramAnswer, Regret
+from milpplan.optimize.result import PlanResult, ProgramAnswer
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem
 from milpplan.reports.answers.step import (
@@ -24,15 +25,17 @@ from milpplan.reports.answers.step import (
     plan_blocks,
     step_headline,
 )
-from milpplan.reports.blocks import Block, Fact, Paragraph, Table
+from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, regret_sentence, tolerance_text
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
+    break_even_table,
     constants_text,
     extrapolated_text,
     fastest_text,
     margin_text,
+    regret_table,
     robustness_text,
     run_text,
     share_text,
@@ -82,6 +85,7 @@ def solve_blocks(
     robust: Robustness | None = None,
     evidence: Evidence | None = None,
     totals: RunTotals | None = None,
+    break_even: BreakEvens | None = None,
     *,
     verbose: bool = False,
     next_steps: Sequence[str] = (),
@@ -95,6 +99,7 @@ def solve_blocks(
         robust: Comparison with other plans at both ends of that uncertainty.
         evidence: What measured runs say about the plan.
         totals: Days, GPU-hours and cost of the whole run.
+        break_even: How far each doubt may go before another plan is better.
         verbose: Add stages, where time and memory go, all evidence and the search.
         next_steps: What to do next, a line each.
     """
@@ -110,6 +115,8 @@ def solve_blocks(
         ]
         if verbose:
             parts += _details(result, tolerance, bar, robust, evidence)
+            if break_even is not None and break_even.doubts:
+                parts += [Paragraph(), break_even_table(result.plan, break_even)]
     if verbose or result.plan is None:
         parts += _search(result)
     if next_steps:
@@ -218,7 +225,7 @@ def _trust(
         yield Fact("proof", _proof(result, tolerance), style)
     else:
         yield Fact("proof", printable(regret_sentence(result, tolerance)), style)
-        yield from regret_blocks(result.regret)
+        yield regret_table(result.regret.scenarios)
     if result.fastest is not None:
         saved = fastest_text(result.problem, result.plan.layout, result.fastest)
         yield Fact("fastest", printable(f"{saved}; the plan above is simpler (--fastest prints the fastest)"))
@@ -244,21 +251,6 @@ def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -
         parts.append("not measured")
     beyond = "" if evidence is None else extrapolated_text(evidence, SHOWN_RANGES)
     return f"{', '.join(parts)}; {beyond}" if beyond else ", ".join(parts)
-
-
-def regret_blocks(regret: Regret) -> Iterator[Block]:
-    """Compare a robust plan with the best plans of all scenarios, and with the best nominal plan."""
-    rows = [
-        (
-            printable(entry.name),
-            seconds_text(entry.step_time_s),
-            seconds_text(entry.best_s),
-            "-" if entry.regret_at_most is None else percent_text(entry.regret_at_most),
-            percent_text(max(0.0, entry.nominal_lost_fraction)),
-        )
-        for entry in regret.scenarios
-    ]
-    yield Table("", ("scenario", "step", "best plan", "loses at most", "best nominal plan loses"), rows)
 
 
 def _proof(result: PlanResult, tolerance: float) -> str:

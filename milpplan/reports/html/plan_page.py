@@ -43,7 +43,13 @@ from milpplan.reports.words.plan_words import (
     layout_text,
     plan_sentences,
 )
-from milpplan.reports.words.result_words import evidence_sentence, fastest_text, target_price_text
+from milpplan.reports.words.result_words import (
+    break_even_table,
+    evidence_sentence,
+    fastest_text,
+    regret_table,
+    target_price_text,
+)
 from milpplan.units import (
     GIB,
     SECONDS_PER_HOUR,
@@ -238,6 +244,7 @@ def search_section(result: ResultDocument | None) -> Values:
         "seconds": seconds_text(result.wall_time_s),
         "legal": f"{layouts.legal:,}",
         "enumerated": f"{layouts.enumerated:,}",
+        "regret_html": _regret(result),
         "counts_html": blocks_html([Table("", ("what became of the layouts", "number"), counts)]),
         "chart_html": search_chart(
             [(line.wall_time_s, line.incumbent, line.bound) for line in result.log],
@@ -247,6 +254,11 @@ def search_section(result: ResultDocument | None) -> Values:
         "fates_html": fates_chart(layouts.rejected, layouts.model_dump(), layouts.bounds),
         "certificate": None if result.certificate is None else certificate_sentence(result.certificate),
     }
+
+
+def _regret(result: ResultDocument) -> str:
+    """Compare a robust plan with the best plans of all scenarios."""
+    return "" if result.regret is None else blocks_html([regret_table(result.regret.scenarios)])
 
 
 def _fastest(result: ResultDocument) -> str | None:
@@ -281,7 +293,16 @@ def near_section(overview: Overview) -> Values:
         "rows": rows,
         "more": max(0, len(near.plans) - SHOWN_PLANS),
         "summary": _near_summary(near),
+        "break_even_html": _break_even(overview),
     }
+
+
+def _break_even(overview: Overview) -> str:
+    """Show how far each doubt may go before another plan is better."""
+    found = overview.break_even
+    if found is None or not found.doubts:
+        return ""
+    return blocks_html([break_even_table(overview.plan, found)])
 
 
 def _near_summary(near: NearBest) -> str:

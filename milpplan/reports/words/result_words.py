@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, floor
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
+from milpplan.explain.break_even import BreakEvens
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.optimize.result import FastestPlan, PlanResult, Regret, TargetPrice
 from milpplan.problem.catalog import stack_provenance, stacks_on
-from milpplan.problem.overlay import PRIORS
-from milpplan.problem.plan import Layout
+from milpplan.problem.overlay import PRIORS, SHARES
+from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
+from milpplan.reports.blocks import Table
 from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
@@ -27,6 +29,7 @@ from milpplan.units import (
     lower_money_text,
     money_text,
     percent_text,
+    printable,
     rate_text,
     seconds_text,
 )
@@ -212,6 +215,95 @@ def regret_text(regret: Regret) -> str:
     if regret.at_least is not None:
         promise = f"no plan can promise less than {percent_text(math.floor(regret.at_least * 1e4) / 1e4, 2)}"
     return f"{loses}; {promise}"
+
+
+class RegretEntry(Protocol):
+    """Plan in one scenario: record or document (``ScenarioRegret``)."""
+
+    @property
+    def name(self) -> str:
+        """Name of the scenario."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Step of the plan."""
+
+    @property
+    def best_s(self) -> float:
+        """Step of the best plan found."""
+
+    @property
+    def regret_at_most(self) -> float | None:
+        """Proved upper bound of the loss."""
+
+    @property
+    def nominal_lost_fraction(self) -> float:
+        """Loss of the best nominal plan."""
+
+
+def regret_table(entries: Sequence[RegretEntry]) -> Table:
+    """Compare a robust plan with the best plans of all scenarios, and with the best nominal plan."""
+    rows = [
+        (
+            printable(entry.name),
+            seconds_text(entry.step_time_s),
+            seconds_text(entry.best_s),
+            "-" if entry.regret_at_most is None else percent_text(entry.regret_at_most),
+            percent_text(max(0.0, entry.nominal_lost_fraction)),
+        )
+        for entry in entries
+    ]
+    return Table("", ("scenario", "step", "best plan", "loses at most", "best nominal plan loses"), rows)
+
+
+def break_even_table(plan: Plan, found: BreakEvens) -> Table:
+    """Show how far each doubt may go before another plan is better, and which."""
+    rows = []
+    for doubt in found.doubts:
+        values = "; ".join(_constant_texts(doubt.values))
+        rival = "none, to the end of the doubt"
+        if doubt.rival is not None:
+            words = layout_words(plan.layout, doubt.rival.layout)
+            rival = printable(words or "the same layout with other stages or recomputation")
+        rows.append((printable(doubt.scenario.name), printable(values), rival))
+    ends = found.num_plans - found.num_kept
+    kept = f"{found.num_kept:,} kept by the search and " if found.num_kept else ""
+    others = counted(found.num_plans, "other plan")
+    title = f"Break-even among {others} ({kept}{ends:,} best uniform plans at the ends of the doubts)"
+    return Table(title, ("doubt", "the plan stays the best while", "then better"), rows, words=(0, 1, 2))
+
+
+CONSTANT_WORDS: Final[dict[str, tuple[str, float, str]]] = {
+    "hidden_gather_fraction": ("at least {} of parameter gathers beside compute hide", 100.0, " %"),
+    "hidden_reduce_fraction": ("at least {} of gradient reductions beside compute hide", 100.0, " %"),
+    "scale_out_efficiency": ("links between nodes reach {} of their described rate", 100.0, " %"),
+    "dispatch_efficiency": ("tokens reach experts at {} of the described rate", 100.0, " %"),
+    "congestion_s_per_byte": ("congestion costs at most {} for a GB and node", 1e12, " ms"),
+    "layer_launch_s": ("launching a layer takes at most {}", 1e3, " ms"),
+    "message_s": ("a message between stages takes the host at most {}", 1e3, " ms"),
+}
+"""Sentence, scale and unit of constants at their break-even."""
+
+
+def _constant_texts(values: Mapping[str, float]) -> Iterator[str]:
+    """Yield the constants at their break-even; equal shares of gathers and reductions together."""
+    shares = {name: values[name] for name in SHARES if name in values}
+    if len(shares) == len(SHARES) and len(set(shares.values())) == 1:
+        share = math.ceil(next(iter(shares.values())) * 100.0 - 1e-9)
+        yield f"at least {share} % of the data-parallel communication beside compute hides"
+        values = {name: value for name, value in values.items() if name not in shares}
+    for name, value in values.items():
+        yield _constant_text(name, value)
+
+
+def _constant_text(name: str, value: float) -> str:
+    """Write a constant at its break-even, rounded to the safe side."""
+    if name not in CONSTANT_WORDS:
+        return f"{name} is {value:.3g}"
+    sentence, scale, unit = CONSTANT_WORDS[name]
+    amount = value * scale
+    rounded = f"{math.ceil(amount - 1e-9)}" if unit == " %" else f"{math.floor(amount * 100 + 1e-9) / 100:g}"
+    return sentence.format(f"{rounded}{unit}")
 
 
 def robustness_text(robust: Robustness) -> str:
