@@ -16,8 +16,8 @@ from milpplan import load_hardware, load_model, simulate, solve
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.block_program import block_program, solve_block_program
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
-from milpplan.optimize.milp.program import write_mps
 from milpplan.optimize.milp.whole_program import solve_monolithic
+from milpplan.optimize.milp.write_program import write_mps
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.problem.problem import Job, Problem, Space
 from tests.amounts import long_but

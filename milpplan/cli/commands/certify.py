@@ -29,8 +29,9 @@ from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.optimize.milp.block_program import solve_block_program
-from milpplan.optimize.milp.program import WRITERS, Program, write_mps
+from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.milp.write_program import WRITERS, write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
 from milpplan.optimize.result import (
     Certification,
