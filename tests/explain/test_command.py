@@ -15,8 +15,9 @@ import milpplan
 from milpplan.cli.app import app
 from milpplan.cli.commands.explain import wish
 from milpplan.errors import MilpplanError
-from milpplan.explain.why_not import WISHABLE, wished
-from milpplan.reports.answers.explain import ExplanationDocument
+from milpplan.explain import WISHABLE
+from milpplan.explain.why_not import wished
+from milpplan.reports.answers import ExplanationDocument
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.small import small_problem

@@ -18,7 +18,7 @@ from milpplan.problem.hardware import MEMORY_MARGIN
 from milpplan.validation.comparison import compare
 from milpplan.validation.families import fitted
 from milpplan.validation.ranking import Sweep, kendall_tau
-from milpplan.validation.runs.reader import read_runs
+from milpplan.validation.runs import read_runs
 from milpplan.validation.summary import Errors, GroupedErrors, memory_margin, summarise
 from tests.validation.cases import exact_record, record, written
 
