@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     )
     from milpplan.problem.overlay import (
         COLLECTIVES,
-        CONGESTION_MEDIAN,
         FACTORS,
         PRIOR_SIGMA,
         PRIORS,
