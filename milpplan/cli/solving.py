@@ -23,7 +23,8 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_e
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain import run_totals
-from milpplan.explain.break_even import BreakEvens, break_evens
+from milpplan.explain.break_even import break_evens
+from milpplan.explain.records import BreakEvens
 from milpplan.optimize import DEFAULT_GAP, Effort, PlanResult, SolveOptions, explain, solve_robust, target_price
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed

@@ -28,9 +28,9 @@ import numpy as np
 
 from milpplan.communication.traffic import traffic
 from milpplan.errors import IllegalPlanError, MilpplanError
-from milpplan.explain.break_even import BreakEvens, break_evens
+from milpplan.explain.break_even import break_evens
 from milpplan.explain.optima import asked_for
-from milpplan.explain.records import ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
+from milpplan.explain.records import BreakEvens, ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import with_job

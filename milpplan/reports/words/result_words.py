@@ -8,9 +8,9 @@ from math import ceil, floor
 from typing import Final, Literal, Protocol
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
-from milpplan.explain.break_even import BreakEvens
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
+from milpplan.explain.records import BreakEvens
 from milpplan.optimize.result import FastestPlan, PlanResult, Regret, TargetPrice
 from milpplan.problem.catalog import stack_provenance, stacks_on
 from milpplan.problem.overlay import PRIORS, SHARES
