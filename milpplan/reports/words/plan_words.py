@@ -288,9 +288,8 @@ def space_text(problem: Problem) -> str:
     narrowed += narrowings(space)
     if space.zero_pipeline:
         narrowed.append("ZeRO 2 and 3 with pipelines")
-    shares = {hardware.margin_fraction(space.memory_margin_fraction) for hardware in problem.node_types}
-    if any(shares):
-        narrowed.append(f"{' or '.join(map(percent_text, sorted(shares)))} of the memory free")
+    if space.memory_margin_fraction is not None:
+        narrowed.append(f"{percent_text(space.memory_margin_fraction)} of the memory free")
     return f"space {space.kind} ({'; '.join(narrowed)})" if narrowed else f"space {space.kind}"
 
 
