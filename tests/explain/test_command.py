@@ -73,7 +73,7 @@ def test_the_document_is_one_and_a_plan_file(plan_path: Path, tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     document = ExplanationDocument.model_validate_json(result.stdout)
     assert document.evidence is not None
-    assert document.evidence.num_runs == 0
+    assert document.evidence.generation == "Hopper"
     assert [one.words for one in document.wishes] == ["tp=2", "pp=2,recompute=full"]
     assert all(one.asked and one.outcome == "priced" for one in document.wishes)
     assert document.wishes[1].price is not None
