@@ -218,6 +218,17 @@ def test_a_line_that_falls_has_no_relative_slope(tmp_path: Path) -> None:
     assert document["summary"]["family_errors"][0]["slope_error"] is None
 
 
+def test_validate_says_how_many_runs_are_within_one_sigma(tmp_path: Path) -> None:
+    """One of two runs is as predicted, the other takes ten times as long: half are within the priors' sigma."""
+    exact, slow = exact_record(id="exact", group="new"), exact_record(id="slow", group="new")
+    slow["measured"]["step_time_s"] *= 10
+    path = written(tmp_path / "runs.json", [exact, slow])
+    text = CliRunner().invoke(app, ["validate", "--runs", str(path)]).stdout
+    assert "error bars: 50 % of a sample of scored runs are within one sigma" in text
+    document = json.loads(CliRunner().invoke(app, ["validate", "--runs", str(path), "--json"]).stdout)
+    assert document["summary"]["within_one_sigma_by_source"] == {"new": 0.5}
+
+
 def test_a_line_is_found_exactly() -> None:
     """Points of 3 x + 2."""
     line = fitted([1, 2, 5], [5, 8, 17])
