@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING
 from milpplan.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.groups.assignment_program import ranked_sets
-    from milpplan.groups.document import Degrees, DispatchFile, GroupedPlanFile
+    from milpplan.groups.document import (
+        Degrees,
+        DispatchFile,
+        GroupedPlanFile,
+        dispatch_file,
+        plan_file,
+        read_dispatch,
+        read_plan,
+        restored_plan,
+    )
     from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged, check
     from milpplan.groups.problem import (
         FloatArray,

@@ -45,7 +45,8 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
-from milpplan.groups import GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, ranked_sets, solve_groups
+from milpplan.groups import GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, solve_groups
+from milpplan.groups.assignment_program import ranked_sets
 from milpplan.groups.bounds import PipelineCuts
 from milpplan.groups.tours import tour_time_ns
 from milpplan.lengths.records import BaselineStep
