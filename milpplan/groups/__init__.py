@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         read_plan,
         restored_plan,
     )
-    from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged, check
+    from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged, check, undominated_tours
     from milpplan.groups.problem import (
         FloatArray,
         GroupedProblem,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         pipeline_times_ns,
     )
     from milpplan.groups.search import solve_groups, solve_set
-    from milpplan.groups.tours import undominated_tours
     from milpplan.groups.workload import Workload, optimal_buckets, padded, read_lengths, step_of, workload_of
 else:
     __getattr__ = lazy_exports(__name__, __file__)
