@@ -31,7 +31,7 @@ from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.result import DEFAULT_GAP, Progress, SolveOptions
 from milpplan.optimize.search.candidate_layouts import Budget
 from milpplan.optimize.solve import first_plan
-from milpplan.optimize.space import rule_filter
+from milpplan.optimize.space import layout_space as rule_filter
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from tests.amounts import first
