@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from milpplan import Layout, Plan, Problem, Space, simulate
-from milpplan.problem.calculon.fields import CalculonExecution, CalculonModel, CalculonSystem
+from milpplan.problem.calculon.system import CalculonExecution, CalculonModel, CalculonSystem
 from milpplan.problem.calculon.translation import SWITCHES, CalculonFiles, calculon_problem
 from milpplan.problem.reading import validated
 from milpplan.simulation.layers.terms import Part, Phase

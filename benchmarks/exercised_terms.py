@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from milpplan.validation.ablation import Exercise, ExercisedTerms, Generation
+from milpplan.validation.ablation import Exercise, ExercisedTerms, Generation, measures, ranges
 from milpplan.validation.comparison import Comparison
 from milpplan.validation.runs.clusters import generation_of
 from milpplan.validation.runs.records import Run
@@ -61,6 +61,7 @@ def _exercises(runs: Sequence[Comparison], bare: dict[str, Comparison]) -> dict[
             num_sources=fitted.num_sources,
             error_with_stacks=round(fitted.mean_abs_error, 4),
             error_without_stacks=round(plain.mean_abs_error, 4),
+            ranges=ranges(measures(one.statement.problem, one.statement.plan) for one in members),
         )
     return exercises
 

@@ -19,8 +19,7 @@ from benchmarks.tables import markdown_table, replace_section
 from milpplan import Job, Plan, Problem, load_hardware, load_model, simulate, solve
 from milpplan.errors import MilpplanError
 from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.restriction import restrict
-from milpplan.launchers.targets import TARGETS
+from milpplan.launchers.targets import TARGETS, restrict
 from milpplan.optimize.result import PlanResult
 from milpplan.problem.problem import SPACES
 from milpplan.version import __version__

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.length_groups import data
 from milpplan import Job, Problem, Space, Workload, load_hardware, load_model, workload_of
-from milpplan.groups.strategies import Int64Array
+from milpplan.groups.problem import Int64Array
 from milpplan.groups.workload import LogNormal, Mixture, Pareto
 from milpplan.lengths.baselines import Degrees
 

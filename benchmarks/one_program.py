@@ -24,8 +24,8 @@ from scipy.sparse import csr_matrix
 from benchmarks.problems import CASES, Case, Kind
 from benchmarks.tables import markdown_table, measured_on, replace_section
 from milpplan import solve
-from milpplan.optimize.milp.block_program import solve_blocks
-from milpplan.optimize.milp.write_program import write_mps
+from milpplan.optimize.milp.block_program import solve_block_program
+from milpplan.optimize.milp.program import write_mps
 from milpplan.optimize.result import ProgramAnswer, SolveOptions
 
 README: Final = Case("readme", "llama3-70b", "dgx-h100", 512, 512, 8192)
@@ -118,7 +118,7 @@ def rows_of(case: Case, kind: Kind) -> list[list[str]]:
     result = solve(case.problem(kind), gap=GAP, simplest=False, any_chunks=False)
     rows, files = [], ("", "")
     for backend in BACKENDS:
-        answer = solve_blocks(result, SolveOptions(backend=backend), LIMIT_S)
+        answer = solve_block_program(result, SolveOptions(backend=backend), LIMIT_S)
         if backend == BACKENDS[-1]:
             with tempfile.TemporaryDirectory() as folder:
                 files = checked(answer, Path(folder))

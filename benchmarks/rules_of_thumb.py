@@ -1,4 +1,4 @@
-"""The launcher's rule of thumb (``milpplan.explain.judge.rule_of_thumb``) on the problems of the benchmarks.
+"""The launcher's rule of thumb (``milpplan.explain.overview``) on the problems of the benchmarks.
 
 python -m benchmarks.rules_of_thumb
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from benchmarks.problems import CASES
 from benchmarks.tables import layout_text, markdown_table
-from milpplan.explain.judge.rule_of_thumb import row_of, rule_of_thumb, split_of_layers
+from milpplan.explain.overview import row_of, rule_of_thumb, split_of_layers
 from milpplan.units import seconds_text
 
 __all__ = ["main", "row_of", "rule_of_thumb", "split_of_layers"]

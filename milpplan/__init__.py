@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from milpplan.simulation.pipeline.lanes import step_lanes as step_lanes
     from milpplan.simulation.report import StepReport as StepReport
     from milpplan.simulation.simulator import simulate as simulate
-    from milpplan.switching.order import best_order as best_order
-    from milpplan.switching.order import switch_costs as switch_costs
+    from milpplan.switching.planning import best_order as best_order
     from milpplan.switching.planning import plan_switch as plan_switch
+    from milpplan.switching.planning import switch_costs as switch_costs
     from milpplan.switching.records import SwitchCosts as SwitchCosts
     from milpplan.switching.records import SwitchOrder as SwitchOrder
     from milpplan.switching.records import SwitchPlan as SwitchPlan

@@ -81,8 +81,7 @@ def export(result: PlanResult, launcher: str, path: str | Path, version: str | N
         IllegalPlanError: the launcher cannot run the plan.
         InvalidInputError: there is no plan, or the files cannot be written.
     """
-    from milpplan.launchers.restriction import version_of
-    from milpplan.launchers.targets import target_named
+    from milpplan.launchers.targets import target_named, version_of
 
     plan, target, folder = _plan_of(result), target_named(launcher, "launcher"), Path(path)
     launch = target.export(result.problem, plan, version_of(target.capability, version))

@@ -64,11 +64,11 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Space",
     ),
     "milpplan.switching.routes": ("Links",),
-    "milpplan.switching.order": (
+    "milpplan.switching.planning": (
         "best_order",
+        "plan_switch",
         "switch_costs",
     ),
-    "milpplan.switching.planning": ("plan_switch",),
     "milpplan.switching.records": (
         "SwitchCosts",
         "SwitchOrder",

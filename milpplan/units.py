@@ -31,6 +31,12 @@ def money_text(amount: float) -> str:
     return f"{amount:,.0f}" if abs(amount) < 1e6 else count_text(amount)
 
 
+def lower_money_text(amount: float) -> str:
+    """A proved lower bound of an amount of money, rounded down."""
+    unit = 1.0 if amount < 1e6 else 10.0 ** (math.floor(math.log10(amount)) - 3)
+    return money_text(math.floor(amount / unit) * unit)
+
+
 def seconds_text(seconds: float) -> str:
     """A duration in the unit a person would choose, e.g. ``13.75 s`` or ``412 us``."""
     if seconds != seconds or seconds in (float("inf"), float("-inf")):

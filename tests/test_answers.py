@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from milpplan import Job, PlanResult, Problem, Space, load_hardware, load_model, solve
+from milpplan import Job, PlanResult, Problem, Space, explain_plan, gap, load_hardware, load_model, solve
 from milpplan.errors import IllegalPlanError, InvalidInputError, UnknownNameError
 from tests.small import small_problem
 
@@ -38,6 +38,22 @@ def test_the_text_of_a_result_is_short(result: PlanResult, infeasible: PlanResul
     assert "pp=2" in lines[2]
     assert repr(infeasible).startswith("PlanResult: infeasible")
     assert len(repr(infeasible).splitlines()) == 1
+
+
+def test_the_texts_of_an_explanation_a_gap_and_a_record_are_short(result: PlanResult) -> None:
+    """They name model, cluster and layout in three lines; the record of the search counts layouts in one."""
+    assert result.plan is not None
+    assert result.layouts is not None
+    explained = explain_plan(result.problem, result.plan, time_limit_s=1.0)
+    judged = gap(result.problem, result.plan, changes=False)
+    for answer in (explained, judged):
+        lines = repr(answer).splitlines()
+        assert lines[0] == f"{type(answer).__name__}: llama3-8b on 16 x dgx-h100"
+        assert "the best plan saves 0 to " in lines[1]
+        assert lines[2:] == [repr(result).splitlines()[2]]
+    record = repr(result.layouts)
+    assert record.startswith(f"PruneRecord: {len(result.layouts.space):,} layouts: ")
+    assert "\n" not in record
 
 
 def test_the_dictionary_is_the_document(result: PlanResult, infeasible: PlanResult) -> None:

@@ -44,7 +44,7 @@ ALLOWED = {
         *BASE,
         "milpplan.problem",
         "milpplan.simulation",
-        "milpplan.communication.rank_lists",
+        "milpplan.communication.records",
         "milpplan.switching",
     ),
     # What launchers can run is declared once, and restricts spaces as well as exports.
@@ -261,7 +261,7 @@ ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "explai
         ("from milpplan import Problem, load_hardware, load_model", HEAVY | {"rich", "milpplan.simulation"}),
         ("from milpplan import solve, simulate", HEAVY | {"rich", *ROOMS_BEYOND_SOLVE}),
         (
-            "import milpplan.cli.commands.solve",
+            "import milpplan.cli.solving",
             {
                 "milpplan.graph",
                 "milpplan.groups",
@@ -272,6 +272,7 @@ ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "explai
         ),
         # The program with the list of its commands.
         ("import milpplan.cli.app", HEAVY | {"numpy", "pydantic", "rich"}),
+        ("import milpplan.cli.commands.solve", HEAVY | {"milpplan.optimize", "milpplan.explain", "rich"}),
         ("import milpplan.cli.commands.list_names", HEAVY | {"milpplan.optimize", "milpplan.explain"}),
     ],
 )

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import milpplan
+from milpplan.cli import solving
 from milpplan.cli.app import app
-from milpplan.cli.commands import solve as solving
 from milpplan.errors import SolverError
 from milpplan.problem.plan import SCHEDULES
 from milpplan.reports import files

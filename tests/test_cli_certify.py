@@ -12,7 +12,7 @@ from typing import Any
 import pulp
 import pytest
 
-from milpplan import solve
+from milpplan import simulate, solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.reports.documents.certificate import CertificationDocument, digest, sealed
 from milpplan.reports.documents.document import ResultDocument, document_text, proof_sentence, result_document
@@ -351,3 +351,17 @@ def test_the_same_backend_is_said(solved: Path) -> None:
     result = run("certify", str(solved), "--backend", "auto")
     assert result.exit_code == 0
     assert "another --backend" in result.stderr
+
+
+def test_plans_compared_with_must_meet_the_deadline(tmp_path: Path) -> None:
+    """A runner-up that the deadline forbids was never found by the search that the file claims."""
+    tokens, path = 1e9, tmp_path / "late.json"
+    whole = solve(small_problem(training_tokens=tokens))
+    assert whole.step_time_s is not None
+    late = max(whole.runners_up, key=lambda plan: simulate(whole.problem, plan).step_time_s)
+    late_s = simulate(whole.problem, late).step_time_s
+    assert late_s > 1.01 * whole.step_time_s
+    steps = tokens / (whole.problem.job.global_batch_values[0] * whole.problem.job.sequence_length)
+    hurried = solve(small_problem(training_tokens=tokens, deadline_s=steps * 0.999 * late_s))
+    path.write_text(document_text(result_document(hurried, 1e-3, others=((late, late_s),))))
+    assert "misses the deadline" in refused(run("certify", str(path)))

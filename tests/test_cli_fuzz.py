@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import milpplan
+from milpplan.cli import solving
 from milpplan.cli.app import app
-from milpplan.cli.commands import solve as solving
 from milpplan.errors import InfeasibleError
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import PlanFile, plan_document

@@ -208,6 +208,20 @@ def test_many_plans_are_a_table(slow: Path, tmp_path: Path) -> None:
     assert lost.failed[0].seen == "It is empty."
 
 
+def test_the_time_limit_is_of_all_plans(slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that there was no time for are named, and the exit code says that not all is proved; a longer limit
+    judges all of them."""
+    other = tmp_path / "other.json"
+    other.write_text(slow.read_text())
+    monkeypatch.setattr(optima, "MIN_LIMIT_S", 1e-9)
+    code, _, err = run(str(slow), str(other), "--space", "uniform", "--time-limit", "1e-9")
+    assert code == 4, err
+    assert "Not judged, for lack of time: other." in err
+    code, _, err = run(str(slow), str(other), "--space", "uniform", "--time-limit", "1e6")
+    assert code == 0, err
+    assert "Not judged" not in err
+
+
 def test_exit_codes_say_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 where the plan does not fit, judged all the same; 4 where the time ended before the proof."""
     problem = small_problem(memory_gib=14)

@@ -256,7 +256,7 @@ TAKEN = {
     *("backend", "time_limit", "gap", "seed", "workers", "lengths", "max_strategies", "tokens_per_step", "align"),
     *("padding", "mask", "buckets", "bucket_count", "baselines", "side_by_side", "unlike_replicas", "hetu", "out"),
     # Only --target has a price.
-    *("as_json", "price_limit", "ignore", "verbose"),
+    *("as_json", "price_limit", "ignore", "verbose", "progress"),
 }
 """Options that lengths know."""
 

@@ -150,17 +150,17 @@ INTERRUPTED = """
 import sys, time
 from contextlib import contextmanager
 from milpplan.cli import main
-from milpplan.cli.commands import solve
+from milpplan.cli import solving
 
 @contextmanager
-def waiting(objective):
+def waiting(*_):
     def callback(progress):
-        if progress.incumbent is not None:
+        if progress.incumbent is not None and progress.bound is not None:
             print("ready", file=sys.stderr, flush=True)
             time.sleep(30)
     yield callback
 
-solve.shown_progress = waiting
+solving.shown_progress = waiting
 main()
 """
 
@@ -191,17 +191,17 @@ BACKGROUND = """
 import sys
 from contextlib import contextmanager
 from milpplan.cli import main
-from milpplan.cli.commands import solve
+from milpplan.cli import solving
 
 @contextmanager
-def waiting(objective):
+def waiting(*_):
     def callback(progress):
-        if progress.incumbent is not None:
+        if progress.incumbent is not None and progress.bound is not None:
             print("ready", file=sys.stderr, flush=True)
             sys.stdin.readline()
     yield callback
 
-solve.shown_progress = waiting
+solving.shown_progress = waiting
 main()
 """
 
@@ -232,9 +232,9 @@ def test_what_a_script_has_put_in_the_background_keeps_its_plan() -> None:
 SECOND = """
 import os, signal, sys
 from milpplan.cli import main
-from milpplan.cli.commands import solve
+from milpplan.cli import solving
 
-tell = solve.solve_blocks
+tell = solving.solve_blocks
 
 def interrupted(*args, **options):
     # While the result is written.
@@ -242,7 +242,7 @@ def interrupted(*args, **options):
         signal.raise_signal(one)
     return tell(*args, **options)
 
-solve.solve_blocks = interrupted
+solving.solve_blocks = interrupted
 main()
 """
 

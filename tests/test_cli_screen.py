@@ -96,6 +96,17 @@ def test_verbose_adds_and_changes_nothing() -> None:
     assert timeless(documents[0]) == timeless(documents[1])
 
 
+def test_progress_goes_to_a_file_on_request() -> None:
+    """Lines on stderr that start with a plan before any bound; nothing without the option, and the same answer."""
+    words = ("solve", *shlex.split(SOLVES["dense"]))
+    silent, told = run(*words), run(*words, "--progress")
+    assert silent.stderr == ""
+    assert told.stdout == silent.stdout
+    lines = told.stderr.splitlines()
+    assert re.fullmatch(r" +[0-9.]+ s  best [0-9.]+ m?s  bound -  gap -  open layouts -", lines[0])
+    assert re.search(r"best [0-9.]+ m?s  bound [0-9.]+ m?s  gap [0-9.e-]+  open layouts 0$", lines[-1])
+
+
 def test_help_lists_what_people_need_first() -> None:
     """The first section of options has the ten; the options of lengths have moved to their own command."""
     text = CliRunner().invoke(app, ["solve", "--help"], terminal_width=100).stdout

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
+from milpplan.cli.solving import SolveWords
+from milpplan.launchers.targets import STACKS, TARGETS
+from milpplan.problem.catalog import stack_names
 
 SMALL = ["solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "16", "--gap", "1e-3"]
 
@@ -41,6 +45,75 @@ def test_the_price_is_asked_only_where_there_is_one() -> None:
     unpriced = runner.invoke(app, [*SMALL, "--target", "accelerate", "--price-limit", "0", "--json"])
     assert json.loads(unpriced.stdout)["target"] == {"name": "accelerate", "version": "1.15.0", "price": None}
     assert json.loads(runner.invoke(app, [*SMALL, "--space", "uniform", "--json"]).stdout)["target"] is None
+
+
+@pytest.mark.parametrize(
+    ("hardware", "options", "overlay"),
+    [
+        ("dgx-h100", ["--target", "megatron"], "dgx-h100+nemo"),
+        ("dgx-b200", ["--target", "megatron-bridge"], "dgx-b200+megatron-core"),
+        ("dgx-h100", ["--target", "megatron", "--no-stack"], None),
+        ("dgx-h100+plain", ["--target", "megatron"], "dgx-h100+plain"),
+        ("dgx-h100", ["--target", "torchtitan"], None),
+        ("dgx-h200", ["--target", "megatron"], None),
+        ("dgx-h100", [], None),
+        ("dgx-h100,dgx-a100-80", ["--target", "megatron"], None),
+        ("dgx-h100,dgx-b200", ["--target", "megatron"], "dgx-h100+nemo"),
+    ],
+)
+def test_a_target_has_the_constants_fitted_to_it(hardware: str, options: list[str], overlay: str | None) -> None:
+    """A bare name gets the stack of the launcher where there is one, for every kind of hardware that is compared;
+    a full name and --no-stack are kept."""
+    words = dict.fromkeys(field.name for field in fields(SolveWords)) | {"stack": "--no-stack" not in options}
+    words |= {"hardware": hardware, "target": options[1] if options else None}
+    found = SolveWords(**words).with_stack(hardware.split(",")[0])  # type: ignore[arg-type]
+    assert found == (overlay or hardware.split(",")[0])
+
+
+def test_the_constants_are_named_with_their_error() -> None:
+    """The answer names the chosen stack with its number of runs and error, or says what bare hardware means."""
+    runner = CliRunner()
+    targeted = runner.invoke(app, [*SMALL, "--space", "uniform", "--target", "megatron", "--price-limit", "0"])
+    assert targeted.exit_code == 0, targeted.output
+    said = " ".join(targeted.output.split())
+    assert "constants dgx-h100+nemo, fitted to 60 runs, left-out error 4.1 %" in said
+    bare = " ".join(runner.invoke(app, [*SMALL, "--space", "uniform", "--price-limit", "0"]).output.split())
+    assert "constants dgx-h100 alone: frameworks run 12 % to" in bare
+    assert "dgx-h100+nemo" in bare
+    listed = " ".join(runner.invoke(app, ["list", "hardware"]).output.split())
+    for name in stack_names():
+        assert name in listed
+    assert "60 published runs of" in listed
+
+
+def test_every_stack_of_a_target_ships() -> None:
+    """The table names launchers that exist, and stacks that lie on some hardware."""
+    assert set(STACKS) <= set(TARGETS)
+    shipped = {name.partition("+")[2] for name in stack_names()}
+    assert {stack for stacks in STACKS.values() for stack in stacks} <= shipped
+
+
+def test_the_margin_of_memory_is_an_option() -> None:
+    """A plan leaves the margin that is asked for; its price is printed; a share that is none is refused."""
+    runner, peaks = CliRunner(), {}
+    command = [*SMALL, "--fix", "recompute=none", "--space", "uniform"]
+    for share in ("0", "0.05", "0.3"):
+        done = runner.invoke(app, [*command, "--memory-margin", share, "--json"])
+        assert done.exit_code == 0, done.output
+        document = json.loads(done.stdout)
+        peaks[share] = document["peak_memory_bytes"]
+        installed = document["problem"]["hardware"]["accelerator"]["memory_bytes"]
+        assert peaks[share] <= document["usable_memory_bytes"] - int(float(share) * installed)
+    default = json.loads(runner.invoke(app, [*command, "--json"]).stdout)
+    assert default["peak_memory_bytes"] == peaks["0.05"]
+    said = " ".join(runner.invoke(app, [*command, "--memory-margin", "0.3"]).output.split())
+    assert "margin 23.9 GiB (" in said
+    assert "slower than without)" in said
+    assert "30.0 % of the memory free" in said
+    for wrong in ("-0.1", "0.6", "nan"):
+        refused = runner.invoke(app, [*command, f"--memory-margin={wrong}"])
+        assert refused.exit_code == 2
+        assert "share of the device's memory" in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from milpplan.simulation.layers.parameters import model_flops_per_token
 from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
-from milpplan.simulation.memory_timeline import memory_timelines
+from milpplan.simulation.pipeline.lanes import memory_timelines
 from milpplan.simulation.stages import plan_stages
 from tests.amounts import long_but
 from tests.optimize.brute_force import brute_force, costed_plans

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
-from milpplan.units import counted, lower_bound_text
+from milpplan.units import counted, lower_bound_text, lower_money_text
 
 ONE_OF_SEVERAL = re.compile(
     r"(?<![\d.,/x=-])1 (?:\w+ )?(?:replicas|micro-batches|sequences|stages|GPUs|nodes|layers|plans|runs|layouts|"
@@ -48,3 +48,9 @@ def test_a_printed_lower_bound_is_not_above_the_proved_one(seconds: float) -> No
     printed = float(number) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
     assert printed <= seconds * (1 + 1e-12)
     assert printed >= seconds * (1 - 0.01)
+
+
+@pytest.mark.parametrize(("amount", "text"), [(411.9, "411"), (3_142_999.0, "3.142M"), (1.9999e9, "1.999B")])
+def test_a_printed_lower_bound_of_a_price_is_not_above_the_proved_one(amount: float, text: str) -> None:
+    """It is rounded down, too."""
+    assert lower_money_text(amount) == text

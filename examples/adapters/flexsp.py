@@ -29,9 +29,8 @@ import numpy as np
 
 from milpplan.errors import InfeasibleError
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
 from milpplan.groups.search import GroupedResult, ranked_sets, solve_groups
-from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
 from milpplan.groups.workload import workload_of
 
 CASES = Path(__file__).with_name("flexsp_cases.json")

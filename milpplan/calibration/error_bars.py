@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Final, Literal
 
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import UNCERTAIN, moved
+from milpplan.problem.hardware import HardwareSpec, Uncertainty
+from milpplan.problem.overlay import UNCERTAIN, moved, uncertainty_of
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.simulator import simulate
@@ -22,7 +22,8 @@ class ErrorBar:
     """Step time with its uncertainty, first order.
 
     ``below_s`` and ``above_s``: one sigma down and up; the parts of ``parts_s`` (down, up) in quadrature.
-    ``residual``: the scatter that no constant explains. ``overlay``: the source of the uncertainty.
+    ``residual``: the scatter that no constant explains; ``sources``: the spread between clusters. ``overlay``: the
+    source of the uncertainty.
     """
 
     step_time_s: float
@@ -70,34 +71,46 @@ class Robustness:
 ENDS: Final[tuple[tuple[End, float], ...]] = (("fast", -1.0), ("slow", 1.0))
 
 
-def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar | None:
-    """Compute the step time of a plan with one sigma down and up; None where the hardware has no uncertainty.
+def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar:
+    """Compute the step time of a plan with one sigma down and up.
 
     First order: the plan is simulated with every uncertain constant one sigma down and up, one at a time, and the
-    differences are added in quadrature, with the scatter that no constant explains. Correlations of the fit are
-    left out: where constants were hard to separate this is an upper bound of their share.
+    differences are added in quadrature, with the scatter that no constant explains and the spread between
+    clusters. Correlations of the fit are left out: where constants were hard to separate this is an upper bound of
+    their share.
     """
-    uncertainty = problem.hardware.uncertainty
-    if uncertainty is None:
-        return None
-    parts: dict[str, tuple[float, float]] = {}
-    for name in UNCERTAIN:
-        if getattr(uncertainty, name) <= 0:
-            continue
-        times = [_step_s(at(problem, {name: sign}), plan) for _, sign in ENDS]
-        parts[name] = (max(step_time_s - min(times), 0.0), max(max(times) - step_time_s, 0.0))
-    if uncertainty.residual_fraction > 0:
-        parts["residual"] = (
-            uncertainty.residual_fraction * step_time_s,
-            uncertainty.residual_fraction * step_time_s,
-        )
-    below, above = (sqrt(sum(part[side] ** 2 for part in parts.values())) for side in (0, 1))
-    return ErrorBar(step_time_s, min(below, step_time_s), above, parts, uncertainty.overlay)
+    below, above = (_parts_s(problem, plan, step_time_s, sign) for _, sign in ENDS)
+    parts = {name: (below[name], above[name]) for name in below if below[name] or above[name]}
+    down, up = (_quadrature(side) for side in (below, above))
+    return ErrorBar(step_time_s, min(down, step_time_s), up, parts, uncertainty_of(problem.hardware).overlay)
+
+
+def side_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> float:
+    """Compute one side of a plan's error bar in seconds: the slower one for ``sign`` 1, the faster one for -1."""
+    return _quadrature(_parts_s(problem, plan, step_time_s, sign))
+
+
+def _parts_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> dict[str, float]:
+    """Compute the seconds that each constant, the residual and the spread between clusters add to one side."""
+    uncertainty = uncertainty_of(problem.hardware)
+    parts = {
+        name: max(sign * (_step_s(at(problem, {name: sign}), plan) - step_time_s), 0.0)
+        for name in UNCERTAIN
+        if getattr(uncertainty, name) > 0
+    }
+    parts["residual"] = uncertainty.residual_fraction * step_time_s
+    parts["sources"] = uncertainty.sources_fraction * step_time_s
+    return parts
+
+
+def _quadrature(parts: dict[str, float]) -> float:
+    return sqrt(sum(part**2 for part in parts.values()))
 
 
 def at(problem: Problem, sigmas: dict[str, float]) -> Problem:
-    """Move constants of the problem's hardware by multiples of sigma, and drop the hardware's uncertainty."""
-    hardware: HardwareSpec = moved(problem.hardware, sigmas).model_copy(update={"uncertainty": None})
+    """Move constants of the problem's hardware by multiples of sigma; the moved description counts as exact."""
+    exact = Uncertainty(overlay=uncertainty_of(problem.hardware).overlay)
+    hardware: HardwareSpec = moved(problem.hardware, sigmas).model_copy(update={"uncertainty": exact})
     return problem.model_copy(update={"hardware": hardware})
 
 
@@ -122,14 +135,13 @@ def robustness(
         best: the best plan.
         others: plans to simulate at both ends.
         solve_end: solves the problem of an end and returns its best plan and its proved lower bound in seconds;
-            that plan
-            is compared, too.
+            that plan is compared, too.
 
     Returns:
         The comparison at both ends; None where no constant is uncertain.
     """
-    uncertainty = problem.hardware.uncertainty
-    if uncertainty is None or not any(getattr(uncertainty, name) for name in UNCERTAIN):
+    uncertainty = uncertainty_of(problem.hardware)
+    if not any(getattr(uncertainty, name) for name in UNCERTAIN):
         return None
     rivals = []
     for end, _ in ENDS:

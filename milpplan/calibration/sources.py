@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +14,23 @@ from milpplan.calibration.bus_tables import fit_bus, is_nccl_log, parse_nccl
 from milpplan.calibration.efficiency_tables import fit_gemm, is_gemm_csv, parse_gemm
 from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.fitting.records import Fit
-from milpplan.calibration.measured import observations
+from milpplan.calibration.measured import Observation, observations
+from milpplan.calibration.training_logs import LoggedSteps, logged_steps, program_of
 from milpplan.errors import InvalidInputError
 from milpplan.problem.catalog import hardware_names, load_hardware
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import USUAL, Overlay, Provenance
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
 from milpplan.problem.reading import read_bytes, read_text, validated
 from milpplan.reports.files import write_whole
-from milpplan.units import counted
+from milpplan.simulation.simulator import simulate
+from milpplan.units import counted, gib_text, percent_text, seconds_text
 from milpplan.validation.runs.reader import MAX_FILE_BYTES, is_packed, read_runs
 
-Kind = Literal["runs", "nccl", "gemm"]
+Kind = Literal["runs", "nccl", "gemm", "logs"]
+SINGLE_CONSTANT: Final = "gemm_efficiency"
+"""Constant that is fitted alone where the runs identify none of several: products take most of a step."""
 MAX_RUNS: Final = 2000
 """Maximum number of timed runs of a fit."""
 
@@ -54,38 +59,18 @@ def kind_of(path: Path) -> Kind:
         return "nccl"
     if is_gemm_csv(text):
         return "gemm"
-    if (steps := megatron_steps_s(text)) is not None:
-        raise _training_log(path, *steps)
+    if (program := program_of(text)) is not None:
+        raise InvalidInputError(
+            f"{path} is a training log of {program}: what was trained under which degrees it does not say.",
+            "Expected the launch script before its log, or measurements of another kind.",
+            f"Give both: milpplan calibrate SCRIPT {path.name} --from LAUNCHER ...",
+        )
     if text.lstrip()[:1] in ("[", "{"):
         return "runs"
     raise InvalidInputError(
         f"{path} is neither a list of runs nor an output of nccl-tests nor a table of products.",
         "Expected JSON, the table with `# size count type ...`, or a CSV whose first line names m, n and k.",
         "See docs/calibration.md for the three formats.",
-    )
-
-
-def megatron_steps_s(text: str) -> tuple[list[float], str | None] | None:
-    """Read the seconds of the steps in a log of Megatron-LM, and the global batch; None for other texts."""
-    steps_ms = _ITERATION.findall(text)
-    batch = _BATCH.search(text)
-    return ([float(match) / 1e3 for match in steps_ms], None if batch is None else batch[1]) if steps_ms else None
-
-
-_ITERATION = re.compile(r"\biteration\s+\d+/\s*\d+ \|.*?elapsed time per iteration \(ms\):\s*([\d.]+) \|")
-_BATCH = re.compile(r"\bglobal batch size:\s*(\d+) \|")
-
-
-def _training_log(path: Path, steps_s: list[float], batch: str | None) -> InvalidInputError:
-    step = f"{statistics.median(steps_s):.6g}"
-    size = "" if batch is None else f", global batch {batch}"
-    return InvalidInputError(
-        f"{path} is a training log of Megatron-LM: {counted(len(steps_s), 'line')} with an iteration time, in the "
-        f"median {step} s{size}; what was trained, on how many GPUs and under which degrees it does not say.",
-        "Expected runs as JSON, which say that beside the time, an output of nccl-tests, or a CSV of products.",
-        "Write a record of the run, "
-        '[{"id": "mine", "model": {"name": "llama3-8b"}, "hardware": {...}, "parallel": {"tp": 8, ...}, '
-        f'"measured": {{"step_time_s": {step}}}}}], as docs/accuracy.md describes, and calibrate with that.',
     )
 
 
@@ -164,10 +149,93 @@ def _of_runs(
         raise InvalidInputError(
             f"{path} has {len(selected):,} timed runs.", f"Expected at most {MAX_RUNS:,}.", "Split the file."
         )
-    result = fit(selected, None, constants, progress=progress)
+    return _fitted(
+        "runs", selected, f"{len(selected)} runs of {path.name}", spec, words, constants, notes, progress
+    )
+
+
+def _fitted(
+    kind: Kind,
+    runs: Sequence[Observation],
+    data: str,
+    spec: HardwareSpec,
+    words: dict[str, Any],
+    constants: Sequence[str],
+    notes: Sequence[str],
+    progress: Callable[[str], None] | None,
+) -> Calibration:
+    """Fit constants, or ``SINGLE_CONSTANT`` alone where the runs identify none of the usual ones."""
+    result = fit(runs, None, constants, progress=progress)
+    told = list(notes)
+    if constants == USUAL and not any(constant.identified for constant in result.constants):
+        result = fit(runs, None, (SINGLE_CONSTANT,), progress=progress)
+        told.append(
+            f"these runs tell no constant from the others: {SINGLE_CONSTANT} stands for all; layouts that differ"
+            " in degrees and micro-batches identify more"
+        )
     date = datetime.date.today().isoformat()
-    overlay = result.overlay(words["base"], words["name"], f"{len(selected)} runs of {path.name}", date)
-    return Calibration("runs", overlay, spec, tuple(notes), result)
+    overlay = result.overlay(words["base"], words["name"], data, date)
+    return Calibration(kind, overlay, spec, tuple(told), result)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRun:
+    """Launch script as problem and plan, with the log of its run."""
+
+    log: Path
+    launcher: str
+    problem: Problem
+    plan: Plan
+
+
+def calibrated_from_logs(
+    runs: Sequence[LoggedRun],
+    hardware: str,
+    name: str | None = None,
+    out: Path | None = None,
+    constants: Sequence[str] = USUAL,
+    progress: Callable[[str], None] | None = None,
+) -> Calibration:
+    """Make the overlay of training runs from their logs.
+
+    Args:
+        runs: what was launched, and its logs.
+        hardware: name or path of the description that the problems have.
+        name: of the overlay.
+        out: path of the overlay, to which a base given as a path is made relative.
+        constants: the constants to fit.
+        progress: called with a description of the present work.
+
+    Raises:
+        InvalidInputError: a log cannot be read, or has no step of its script.
+    """
+    words = checked_words(hardware, out, name or _name(runs[0].log, hardware))
+    measured, notes = [], []
+    for run in runs:
+        steps = logged_steps(read_text(run.log), str(run.log), run.problem, run.plan)
+        notes += _log_notes(steps, run)
+        measured.append(Observation(run.log.name, run.launcher, run.problem, run.plan, steps.step_s))
+    data = f"{counted(len(runs), 'training log')}: {', '.join(run.log.name for run in runs)}"
+    return _fitted("logs", measured, data[:4000], runs[0].problem.hardware, words, constants, notes, progress)
+
+
+def _log_notes(steps: LoggedSteps, run: LoggedRun) -> list[str]:
+    """Describe what was read of a log, beside the prediction before the fit."""
+    name, report = run.log.name, simulate(run.problem, run.plan)
+    warm_up = f", {counted(steps.num_warm_up, 'line')} of warm-up left out" if steps.num_warm_up else ""
+    scatter = "" if steps.scatter is None else f", scatter {percent_text(steps.scatter)}"
+    notes = [
+        f"{name}: {seconds_text(steps.step_s)} a step, the median of {counted(len(steps.steps_s), 'line')} of"
+        f" {steps.program}{warm_up}{scatter}; predicted {seconds_text(report.step_time_s)}"
+    ]
+    if not steps.num_warm_up:
+        notes.append(f"{name}: the warm-up is in this step")
+    for kind, peak in steps.peak_bytes.items():
+        notes.append(
+            f"{name}: {gib_text(peak)} {kind} at most on the ranks that it names; predicted"
+            f" {gib_text(report.peak_memory_bytes)} allocated on the fullest"
+        )
+    return notes
 
 
 def checked_words(hardware: str, out: Path | None, name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -9,15 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from milpplan.calibration.error_bars import ErrorBar, Robustness, error_bar, robustness
+from milpplan.cli.outcome import say
 from milpplan.errors import InfeasibleError
 from milpplan.optimize.result import PlanResult, Progress
 from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Objective, Problem
 from milpplan.simulation.simulator import simulate
-from milpplan.units import gap_text, rate_text, seconds_text
+from milpplan.units import gap_text, lower_bound_text, rate_text, seconds_text
 from milpplan.validation.ablation import evidence
 from milpplan.validation.evidence import Evidence
 
@@ -82,14 +82,22 @@ def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[
 
 
 @contextmanager
-def shown_progress(objective: Objective) -> Iterator[Callable[[Progress], None] | None]:
-    """Make a callback for ``solve`` that prints on stderr; None where stderr is no terminal."""
+def shown_progress(objective: Objective, lines: bool = False) -> Iterator[Callable[[Progress], None] | None]:
+    """Make a callback for ``solve`` that prints on stderr; None where stderr is no terminal.
+
+    Args:
+        objective: The objective of the search.
+        lines: Print every progress as a line where stderr is no terminal.
+    """
     if not sys.stderr.isatty():
-        yield None
+        yield (lambda progress: say(progress_line(progress, objective))) if lines else None
         return
+    # Rich takes long to import, and --help does without.
+    from rich.console import Console
+
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     best: list[float] = []
-    with console.status("counting layouts and their bounds ...") as status:
+    with console.status("looking for a first plan ...") as status:
 
         def callback(progress: Progress) -> None:
             line = progress_line(progress, objective)
@@ -105,15 +113,19 @@ def progress_line(progress: Progress, objective: Objective) -> str:
     """Format incumbent, bound, gap, open layouts and seconds."""
     incumbent, bound = progress.incumbent, progress.bound
     gap = "-"
+    open_layouts = "-" if progress.open_layouts is None else f"{progress.open_layouts:,}"
     if incumbent and bound is not None:
         gap = gap_text(max(0.0, (incumbent - bound) / incumbent))
     return (
         f"{progress.wall_time_s:7.1f} s  best {_amount(incumbent, objective)}  "
-        f"bound {_amount(bound, objective)}  gap {gap}  open layouts {progress.open_layouts:,}"
+        f"bound {_amount(bound, objective, is_bound=True)}  gap {gap}  open layouts {open_layouts}"
     )
 
 
-def _amount(value: float | None, objective: Objective) -> str:
+def _amount(value: float | None, objective: Objective, is_bound: bool = False) -> str:
+    """Write an objective; a lower bound is rounded down."""
     if value is None:
         return "-"
-    return f"{rate_text(value)} GPU-hours" if objective == "gpu_hours" else seconds_text(value)
+    if objective == "gpu_hours":
+        return f"{rate_text(math.floor(value) if is_bound else value)} GPU-hours"
+    return lower_bound_text(value) if is_bound else seconds_text(value)

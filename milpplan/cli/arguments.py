@@ -17,6 +17,7 @@ from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, S
 from milpplan.problem.problem import (
     MAX_BATCH,
     MAX_GPUS,
+    MAX_MARGIN,
     MAX_NODE_TYPES,
     MAX_SEQUENCE,
     MIXINGS,
@@ -112,13 +113,14 @@ def forbidden_values(options: Iterable[str]) -> tuple[Mapping[str, object], ...]
     return tuple(assignments(text, "--forbid", tuple(Layout.model_fields)) for text in options)
 
 
-ALLOWED: Final[dict[str, dict[str, tuple[bool | str, ...]]]] = {
+ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...]]]] = {
     "offload": dict.fromkeys(("offload_weights", "offload_activations", "offload_optimizer"), (False, True)),
     "tp-overlap": {"tp_overlap": TP_OVERLAPS},
     "scatter-gather": {"pp_scatter_gather": (False, True)},
     "kept-gathered": {"gather_again": (True, False)},
     "placement": {"rank_order": RANK_ORDERS},
     "replicas": {"mixing": MIXINGS},
+    "zero-pipeline": {"zero_pipeline": True},
 }
 """Fields of the space and their values, by the word of ``--allow`` that opens them; off by default."""
 
@@ -148,7 +150,7 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
     return values
 
 
-def _all_of(problem: Problem) -> list[dict[str, tuple[bool | str, ...]]]:
+def _all_of(problem: Problem) -> list[dict[str, bool | tuple[bool | str, ...]]]:
     """List everything that a problem can open."""
     return [part for name, part in ALLOWED.items() if name != "replicas" or problem.other_hardware]
 
@@ -228,7 +230,7 @@ def problem_of(
     declared = SPACES[choice(space, "--space", tuple(SPACES))]
     parts = {"model": spec, "hardware": first, "job": asked, "space": declared, "other_hardware": others}
     problem = record(Problem, "the command line", **parts)
-    return narrowed(problem, fix, allow, schedule)
+    return with_margin(narrowed(problem, fix, allow, schedule), job.get("memory_margin"))
 
 
 def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedule: str | None) -> Problem:
@@ -251,6 +253,24 @@ def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedul
             )
     problem = problem.model_copy(update={"space": problem.space.model_copy(update=opened)})
     return fixed(problem, values) if values else problem
+
+
+def with_margin(problem: Problem, margin: float | None) -> Problem:
+    """Set the space's margin of memory as ``--memory-margin`` says; None: that of the hardware.
+
+    Raises:
+        InvalidInputError: it is no share from 0 to 0.5.
+    """
+    if margin is None:
+        return problem
+    if not 0 <= margin <= MAX_MARGIN:
+        raise InvalidInputError(
+            f"--memory-margin is {margin:g}.",
+            f"Expected a share of the device's memory from 0 to {MAX_MARGIN:g}, such as 0.05.",
+            "Correct --memory-margin, or leave it out.",
+        )
+    space = problem.space.model_copy(update={"memory_margin_fraction": margin})
+    return problem.model_copy(update={"space": space})
 
 
 def deadline_hours(hours: float | None, days: float | None) -> float | None:

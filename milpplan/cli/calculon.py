@@ -68,7 +68,7 @@ def problem_of(
     }
     problem = problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
     arguments.check_size(problem.job)
-    problem = arguments.narrowed(problem, fix, allow, schedule)
+    problem = arguments.with_margin(arguments.narrowed(problem, fix, allow, schedule), job.get("memory_margin"))
     say_notes(read, free=True)
     return problem
 

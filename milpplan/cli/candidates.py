@@ -27,6 +27,7 @@ def choose_hardware(
     out: Path | None,
     as_json: bool,
     verbose: bool,
+    progress: bool,
 ) -> ExitCode:
     """Solve on every kind of hardware, print them in order, write the best result."""
     if out is not None:
@@ -38,7 +39,7 @@ def choose_hardware(
     choices: list[Choice] = []
     with (
         interrupts.keeping(choices),
-        shown_progress(objective) as callback,
+        shown_progress(objective, progress) as callback,
         within_range(),
         interrupts.limited(options.time_limit_s),
     ):

@@ -236,7 +236,18 @@ Allow = Annotated[
         help="Also decide on what is off by default: offload (weights, activations, optimizer states in the "
         "host's memory), tp-overlap (tensor-parallel communication in tiles), scatter-gather (between stages), "
         "kept-gathered (inputs that are not gathered again), placement (the order of the degrees on the "
-        "cluster), replicas (heterogeneous ones, on two to four node types), or all. Repeatable.",
+        "cluster), replicas (heterogeneous ones, on two to four node types), zero-pipeline (ZeRO 2 and 3 with a "
+        "pipeline), or all. Repeatable.",
+        rich_help_panel=PLANS,
+    ),
+]
+MemoryMargin = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-margin",
+        metavar="SHARE",
+        help="Share of the device's memory that every plan leaves, from 0 to 0.5.",
+        show_default="what the error of predicted peaks asks, about 0.05",
         rich_help_panel=PLANS,
     ),
 ]
@@ -247,6 +258,15 @@ Target = Annotated[
         metavar="NAME",
         help="Only plans that this launcher can run: megatron, and the other names of `export --to`.",
         show_default="any plan",
+    ),
+]
+Stack = Annotated[
+    bool,
+    typer.Option(
+        "--stack/--no-stack",
+        help="With the constants fitted to the software of --target, where HARDWARE is a bare name that has them, "
+        "or with those of the hardware alone.",
+        rich_help_panel=PLANS,
     ),
 ]
 TargetVersion = Annotated[
@@ -405,6 +425,14 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Al
 Verbose = Annotated[
     bool,
     typer.Option("--verbose", help="Also print stages, where time and memory go, all evidence, and the search."),
+]
+ShowProgress = Annotated[
+    bool,
+    typer.Option(
+        "--progress",
+        help="Print progress on stderr also where that is no terminal.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
 Settings = Annotated[

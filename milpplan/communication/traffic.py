@@ -17,22 +17,39 @@ from enum import IntEnum
 
 import numpy as np
 
-from milpplan.communication import messages
-from milpplan.communication.messages import PARALLELISMS, Groups, Message, Parallelism, Transport
-from milpplan.communication.rank_lists import Places, places_of, rank_lists
 from milpplan.communication.records import (
     ALL_TYPES,
     Bandwidth,
     Links,
     NodeBlock,
     Pairs,
+    Places,
     Tier,
     TrafficReport,
     TrafficTimeline,
     Utilisation,
     pairs_of,
+    places_of,
+    rank_lists,
 )
-from milpplan.communication.wires import ALGORITHMS, Algorithm, Wires, Wiring
+from milpplan.communication.wires import (
+    ALGORITHMS,
+    PARALLELISMS,
+    Algorithm,
+    Groups,
+    Message,
+    Parallelism,
+    Transport,
+    Wires,
+    Wiring,
+    end_messages,
+    gathered_bytes,
+    layer_messages,
+    replayed_messages,
+    state_messages,
+    tied_bytes,
+    transfer_bytes,
+)
 from milpplan.errors import InvalidInputError
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.plan import Layout, Plan, VirtualStage
@@ -43,7 +60,7 @@ from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, 
 from milpplan.simulation.layout_costs import step_overhead_ns
 from milpplan.simulation.network import collectives
 from milpplan.simulation.network.collectives import Operation
-from milpplan.simulation.pipeline.pipeline_runs import PipelineRun, pipeline_runs
+from milpplan.simulation.pipeline.lanes import PipelineRun, pipeline_runs
 from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.replica_costs import across
 from milpplan.simulation.simulator import simulate
@@ -84,11 +101,10 @@ def flows(problem: Problem, plan: Plan) -> list[Flow]:
     """Collect the messages of every virtual stage of a plan, without the transfers between stages."""
     columns = LayoutColumns.of([plan.layout])
     kinds = problem.model.kinds
-    layers = [messages.layer_messages(problem, kind, columns) for kind in kinds]
-    replays = [messages.replayed_messages(problem, kind, columns) for kind in kinds]
-    state_messages = [
-        messages.state_messages(problem, columns, states.local_layer_parameters(problem, kind, columns))
-        for kind in kinds
+    layers = [layer_messages(problem, kind, columns) for kind in kinds]
+    replays = [replayed_messages(problem, kind, columns) for kind in kinds]
+    of_states = [
+        state_messages(problem, columns, states.local_layer_parameters(problem, kind, columns)) for kind in kinds
     ]
     total: dict[_Key, FloatArray] = defaultdict(lambda: np.zeros((plan.layout.num_virtual_stages, 4)))
     for number, stage in enumerate(plan.virtual_stages):
@@ -103,11 +119,11 @@ def flows(problem: Problem, plan: Plan) -> list[Flow]:
                 (0, wholly, 0, 0),
             )
             _add(total, number, replays[kind], (0, selectively, 0, 0))
-            per_micro_batch, per_step = state_messages[kind]
+            per_micro_batch, per_step = of_states[kind]
             _add(total, number, per_micro_batch, (count, count, 0, 0))
             _add(total, number, per_step, (0, 0, count, count))
     for number, is_head in ((0, False), (plan.layout.num_virtual_stages - 1, True)):
-        _add(total, number, messages.end_messages(problem, is_head, columns), (1, 1, 0, 0))
+        _add(total, number, end_messages(problem, is_head, columns), (1, 1, 0, 0))
         _add(total, number, _end_states(problem, columns, is_head), (0, 0, 1, 1))
     return [Flow(*key, value) for key, value in total.items() if value.any()]
 
@@ -139,13 +155,13 @@ def _end_states(problem: Problem, columns: LayoutColumns, is_head: bool) -> list
     if is_head:
         dense = dense + copied_embedding(problem, columns, embedding_endpoint(problem, columns))
     local = LocalParameters(dense, np.zeros(len(columns)))
-    _, per_step = messages.state_messages(problem, columns, local, is_end=True)
+    _, per_step = state_messages(problem, columns, local, is_end=True)
     return per_step
 
 
 def copied_embedding(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
     """Count the parameters of the copy of a tied embedding on the last stage of a pipeline, [n]."""
-    return np.asarray(messages.tied_bytes(problem, columns, embedding) / states.grad_bytes(problem))
+    return np.asarray(tied_bytes(problem, columns, embedding) / states.grad_bytes(problem))
 
 
 DEFAULT_BINS = 200
@@ -448,7 +464,7 @@ def _between_stages(wires: Wires, problem: Problem, plan: Plan, senders: list[_S
     first = senders[0].whole
     if problem.inference:
         return
-    tied = messages.tied_bytes(problem, columns, embedding_endpoint(problem, columns))
+    tied = tied_bytes(problem, columns, embedding_endpoint(problem, columns))
     if tied[0] > 0:
         wiring = wires.wiring("all_reduce", "pair")
         wires.send("tied_embedding", wiring, tied)
@@ -462,7 +478,7 @@ def _between_stages(wires: Wires, problem: Problem, plan: Plan, senders: list[_S
 def _transfers(wires: Wires, part: _SendingPart) -> None:
     """Send the transfers between the stages of a pipeline, in all its replicas."""
     layout = part.run.plan.layout
-    message = float(messages.transfer_bytes(part.problem, LayoutColumns.of([layout]))[0])
+    message = float(transfer_bytes(part.problem, LayoutColumns.of([layout]))[0])
     rank_of, stage = np.array(layout.stage_ranks), wires.groups[0]["stage"][:, 0]
     if part.run.node_type is not None:
         stage = stage[wires.places.node_type[stage] == part.run.node_type].reshape(layout.pp, -1)
@@ -485,7 +501,7 @@ def _transfers(wires: Wires, part: _SendingPart) -> None:
 def _gathers(wires: Wires, part: _SendingPart, receivers: IntArray, hops: FloatArray, moves: IntArray) -> None:
     """Send the gathers that follow transfers in parts; add their bytes to ``hops`` [J - 1, 2]."""
     layout = part.run.plan.layout
-    whole = float(messages.gathered_bytes(part.problem, LayoutColumns.of([layout]))[0])
+    whole = float(gathered_bytes(part.problem, LayoutColumns.of([layout]))[0])
     if not whole:
         return
     wiring = wires.wiring("all_gather", "tensor", None, part.run.node_type)

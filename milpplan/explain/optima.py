@@ -66,9 +66,9 @@ class Yardstick:
         return step_time_ns / NS_PER_S * self.tokens / own
 
     def simulated(self, problem: Problem, plan: Plan) -> float | None:
-        """Simulate a plan and return its objective; None where it does not fit."""
+        """Simulate a plan and return its objective; None where it does not leave the margin of the space."""
         report = simulate(problem, plan)
-        return self.value(problem, plan, report.step_time_ns) if report.fits else None
+        return self.value(problem, plan, report.step_time_ns) if report.fits_with_margin else None
 
     def optimum(self, problem: Problem, limit_s: float | None, start: Plan | None = None) -> Optimum:
         """Solve for the proved best of a problem within a time limit in seconds."""

@@ -172,6 +172,15 @@ class Explanation:
     interrupted: bool
     wall_time_s: float
 
+    def __repr__(self) -> str:
+        """Write model, cluster, saving of the best plan and layout in three lines."""
+        problem, layout, saved = self.problem, self.plan.layout, self.above_best
+        return (
+            f"Explanation: {problem.model.name} on {layout.num_gpus} x {problem.hardware.name}\n"
+            f"  {self.value:.6g} {self.unit}, the best plan saves {saved.low:.2g} to {saved.high:.2g} of it\n"
+            f"  {layout.main_fields}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class NearPlan:

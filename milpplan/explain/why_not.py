@@ -1,25 +1,233 @@
-"""Price of alternatives: the proved best with a wish, or the reason that forbids it."""
+"""Price of alternatives: the proved best with a wish, or the reason that forbids it.
+
+**Limits** of a plan: memory by stage, the pipeline's bubble, exposed communication, and rules of divisibility.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
+import numpy as np
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.explain.limits import rule_words
 from milpplan.explain.optima import Yardstick, ratio
-from milpplan.explain.records import Interval, Optimum, Outcome, WishAnswer
+from milpplan.explain.records import Exposed, Interval, Limits, Optimum, Outcome, RuleEffect, WishAnswer
+from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds
 from milpplan.optimize.infeasibility import floor, refusing_rules, with_space
 from milpplan.optimize.solve import fixed
-from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.optimize.space.enumerate_layouts import DEGREE_RULES, EXPERT_RULES, SEQUENCE_RULES, layout_space
+from milpplan.optimize.space.rule_filter import Rule
+from milpplan.optimize.space.rules import SPLIT_RULES, stage_rules
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.reading import plain_reason
+from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.units import gib_text
+from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.simulation.network.domains import group_place
+from milpplan.simulation.report import StepReport
+from milpplan.units import NS_PER_S, gib_text
+
+DIVISIBILITY: Final[dict[str, Rule]] = {
+    name: rule
+    for name, rule in (DEGREE_RULES | EXPERT_RULES | SEQUENCE_RULES | SPLIT_RULES).items()
+    if name
+    in (
+        "heads_divisible_by_tp",
+        "kv_heads_multiple_or_divisor_of_tp",
+        "intermediate_size_divisible_by_tp",
+        "sequence_divisible_by_twice_cp",
+        "sequence_divisible_by_tp",
+        "expert_width_divisible_by_etp",
+        "interleaved_micro_batches_divisible_by_pp",
+    )
+}
+"""Rules that refuse a layout only because of a remainder: without the rule the layout could be priced."""
+SCHEDULE_BOUND_ONLY: Final = "interleaved_micro_batches_divisible_by_pp"
+"""Rule without which there is no schedule, so that only a rank's work bounds the step."""
+MAX_BOUNDED: Final = 40_000
+"""Maximum number of layouts bounded with memory and communication; other layouts are bounded by compute alone."""
+
+
+def _heads(problem: Problem) -> str:
+    return "/".join(sorted({str(kind.attention.num_attention_heads) for kind in problem.model.kinds}))
+
+
+def _kv_heads(problem: Problem) -> str:
+    attentions = [kind.attention for kind in problem.model.kinds]
+    return "/".join(
+        sorted({str(attention.num_key_value_heads) for attention in attentions if attention.type == "gqa"})
+    )
+
+
+def _experts(problem: Problem, name: str) -> str:
+    mlps = [kind.mlp for kind in problem.model.kinds]
+    return "/".join(sorted({str(getattr(mlp, name)) for mlp in mlps if mlp.type == "moe"}))
+
+
+WORDS: Final[dict[str, Callable[[Problem], str]]] = {
+    "heads_divisible_by_tp": lambda p: f"tp must divide the {_heads(p)} attention heads",
+    "kv_heads_multiple_or_divisor_of_tp": lambda p: (
+        f"tp must divide the {_kv_heads(p)} key/value heads, or be a multiple of them"
+    ),
+    "intermediate_size_divisible_by_tp": lambda p: "tp must divide the width of the MLP",
+    "sequence_divisible_by_twice_cp": lambda p: f"2 cp must divide the {p.job.sequence_length:,} tokens",
+    "pp_not_above_stages": lambda p: f"pp stages need {p.model.num_layers} layers to hold",
+    "batch_divisible_by_dp": lambda p: f"dp must divide the batch of {_batch(p)}",
+    "experts_need_moe": lambda p: f"{p.model.name} has no experts for ep and etp",
+    "experts_divisible_by_ep": lambda p: f"ep must divide the {_experts(p, 'num_experts')} experts",
+    "expert_width_divisible_by_etp": lambda p: f"etp must divide the width {_experts(p, 'intermediate_size')}",
+    "expert_grid_divides_ranks": lambda p: "ep x etp must divide tp x cp x dp",
+    "etp_divides_tp": lambda p: "etp must divide tp",
+    "sequence_parallel_needs_tp": lambda p: "sequence parallelism needs tp > 1",
+    "sequence_divisible_by_tp": lambda p: "with sequence parallelism tp must divide a rank's tokens",
+    "experts_with_tp_need_sequence_parallel": lambda p: "experts with tp > 1 need sequence parallelism",
+    "virtual_stages_not_above_layers": lambda p: (
+        f"pp x vpp must not exceed the {p.model.num_layers} layers (and ends)"
+    ),
+    "interleaving_needs_two_stages": lambda p: "vpp > 1 needs pp > 1",
+    "split_backward_needs_two_stages": lambda p: "a schedule that splits the backward needs pp > 1",
+    "interleaved_micro_batches_divisible_by_pp": lambda p: "with vpp > 1, pp must divide the micro-batches",
+    "layers_split_uniformly": lambda p: f"{p.model.num_layers} layers do not fill so many equal stages",
+    "schedule_matches_vpp": lambda p: "interleaved needs vpp > 1, zb-v and dualpipe-v vpp = 2, others vpp = 1",
+    "pairs_need_one_node_type": lambda p: "dualpipe-v is planned for clusters of one node type",
+    "pairs_need_two_micro_batches_per_stage": lambda p: "dualpipe-v needs at least 2 pp micro-batches",
+    "offload_needs_whole_backward": lambda p: "offloading needs a schedule that does not split the backward",
+    "zero_needs_replicas": lambda p: "ZeRO needs replicas (cp x dp > 1)",
+    "grad_overlap_needs_replicas": lambda p: "overlap of the gradient reduction needs replicas (cp x dp > 1)",
+    "param_overlap_needs_zero_and_grad_overlap": lambda p: (
+        "overlap of the parameter gather needs ZeRO 1 or more and overlap of the gradient reduction"
+    ),
+    "sharded_gradients_are_overlapped": lambda p: "ZeRO 2 and 3 overlap the gradient reduction",
+    "sharded_weights_are_overlapped": lambda p: "ZeRO 3 overlaps the parameter gather",
+    "zero_2_and_3_without_pipeline": lambda p: "ZeRO 2 and 3 with a pipeline need --allow zero-pipeline",
+    "different_replicas_need_two_node_types": lambda p: (
+        "replicas of different make are on at least two node types"
+    ),
+    "different_replicas_are_trained": lambda p: "replicas of different make are planned for training",
+    "node_types_hold_whole_replicas": lambda p: (
+        f"tp x cp x pp must divide the GPUs of every node type ({', '.join(map(str, p.node_gpus))})"
+    ),
+    "different_replicas_hold_all_experts": lambda p: "replicas of different make need ep x etp to divide tp x cp",
+    "different_replicas_offload_nothing": lambda p: "replicas of different make offload nothing",
+    "different_replicas_are_neighbours": lambda p: "replicas of different make need an order with dp last",
+    "different_replicas_meet_once_a_step": lambda p: (
+        "ZeRO 2 and 3 meet in every micro-batch, of which replicas of different make have different numbers"
+    ),
+}
+
+
+def _batch(problem: Problem) -> str:
+    return " or ".join(f"{value:,}" for value in problem.job.global_batch_values)
+
+
+def rule_words(problem: Problem, name: str) -> str:
+    """Describe a rule by name and content, e.g. ``heads_divisible_by_tp: tp must divide the 64 attention
+    heads``."""
+    words = WORDS.get(name)
+    return name if words is None else f"{name}: {words(problem)}"
+
+
+def rule_effects(problem: Problem, best: float) -> tuple[RuleEffect, ...]:
+    """Bound the layouts that each rule of divisibility alone excludes, for every rule that refused layouts.
+
+    Each bound is the minimum, in seconds, and is compared with the best plan's ``best`` seconds. The result is
+    empty unless the problem has a single number of GPUs and a single batch.
+    """
+    job = problem.job
+    if len(job.num_gpus_values) > 1 or len(job.global_batch_values) > 1:
+        return ()
+    refused = {name: layout_space(problem).rejected.get(name, 0) for name in DIVISIBILITY}
+    return tuple(
+        RuleEffect(name, count, bound if np.isfinite(bound) else None, bound < best)
+        for name, count in refused.items()
+        if count
+        for bound in [_least_without(problem, name, best)]
+    )
+
+
+def _least_without(problem: Problem, name: str, best: float) -> float:
+    """Return the minimum bound, in seconds, of the layouts that a rule alone refuses; infinite without any."""
+    space = layout_space(problem, without=(name,))
+    families = space.families
+    columns = {field: getattr(families, field).astype(np.int64) for field in Layout.model_fields}
+    columns["num_micro_batches"] = families.num_micro_batches
+    rule = stage_rules(problem).get(name, DIVISIBILITY[name])
+    refused = ~np.asarray(rule(problem, columns))
+    work = np.where(refused, cluster_compute_bounds(problem, families), np.inf)
+    rows = np.flatnonzero(space.spread(work) < best * NS_PER_S)
+    if not len(rows) or name == SCHEDULE_BOUND_ONLY:
+        return float(work.min(initial=np.inf)) / NS_PER_S
+    rows = rows[np.argsort(space.spread(work)[rows], kind="stable")]
+    closer, rest = rows[:MAX_BOUNDED], rows[MAX_BOUNDED:]
+    bound_ns = float(_bounds_ns(problem, space.take(closer)).min())
+    others = np.concatenate([space.spread(work)[rest], work[work >= best * NS_PER_S]])
+    return min(bound_ns, float(others.min(initial=np.inf))) / NS_PER_S
+
+
+def _bounds_ns(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    bounds = cluster_bounds(problem, columns, cluster_costs(problem, columns))
+    return np.where(bounds.step_time_ns > 0, bounds.step_time_ns, np.inf)
+
+
+REPLICAS: Final = ("zero_exposed", "param_gather_exposed", "grad_reduce_exposed")
+GROUPED: Final = ("tp_exposed", "cp_exposed", "ep_exposed", *REPLICAS)
+"""Parts of the step that are communication of a group."""
+
+
+def limits(problem: Problem, plan: Plan, report: StepReport, best_s: float) -> Limits:
+    """Determine the limits of a plan; ``best_s`` is the step of the best known plan, which rules are compared
+    with."""
+    layout = plan.layout
+    return Limits(
+        headroom_bytes=tuple(stage.usable_memory_bytes - stage.memory.peak_bytes for stage in report.stages),
+        bubble_share=report.breakdown_s["bubble"] / report.step_time_s,
+        num_micro_batches=layout.num_micro_batches,
+        exposed=tuple(
+            Exposed(
+                part=name,
+                seconds=report.breakdown_s[name],
+                share=report.breakdown_s[name] / report.step_time_s,
+                num_ranks=group_shape(layout, name)[0],
+                tier=tier(problem, *group_shape(layout, name)),
+            )
+            for name in sorted(GROUPED, key=lambda part: -report.breakdown_s[part])
+            if report.breakdown_s[name] > 0
+        ),
+        rules=rule_effects(problem, best_s) if np.isfinite(best_s) else (),
+    )
+
+
+def group_shape(layout: Layout, part: str) -> tuple[int, int]:
+    """Return (ranks, stride) of the group that communicates in a part of the step.
+
+    Ranks are ordered tp, cp, dp, pp from the inside, and etp, ep for the experts. Shards and replicas are those of
+    the dense layers.
+    """
+    if part in REPLICAS:
+        return layout.cp * layout.dp, layout.tp
+    shapes = {
+        "tp_exposed": (layout.tp, 1),
+        "cp_exposed": (layout.cp, layout.tp),
+        "ep_exposed": (layout.ep, layout.etp),
+    }
+    return shapes[part]
+
+
+def tier(problem: Problem, num_ranks: int, stride: int) -> str:
+    """Return the slowest tier that a group of ranks uses, on the first node type where it leaves the domain."""
+    for hardware in problem.node_types:
+        place = group_place(hardware, num_ranks, stride)
+        if hardware.pods is not None and place.beyond is not None and place.beyond.pods > 1:
+            return hardware.pods.name
+        if int(place.members) < num_ranks:
+            return hardware.scale_out.name
+    return problem.hardware.scale_up.name
+
 
 Wish = Mapping[str, object]
 WISHABLE = tuple(name for name in Space.model_fields if name in {*Layout.model_fields, "recompute"})
@@ -130,7 +338,8 @@ def answer(
         limit_s: seconds to spend.
         asked: the user asked; False for a neighbour.
     """
-    granted, inside = wished(problem, wish), _in_space(problem, wish)
+    granted = wished(problem, wish)
+    inside = _in_space(problem, wish) and granted.space.zero_pipeline == problem.space.zero_pipeline
     wish_answer = WishAnswer(wish, wish_words(wish), "open", None, None, None, "", inside, asked)
     if inside and best.plan is not None and _has(best.plan, wish):
         same = replace(wish_answer, outcome="chosen", best=best, reason="the best plan found has it")

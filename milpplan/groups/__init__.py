@@ -1,5 +1,5 @@
 """Steps of several parallel strategies: which sequences run under which strategy, packed and ordered, with a
 proof.
 
-Times come from tables (``strategies``); ``milpplan.lengths`` takes them from the cost model.
+Times come from tables (``problem``); ``milpplan.lengths`` takes them from the cost model.
 """

@@ -19,8 +19,7 @@ from pydantic import Field
 from milpplan.errors import InvalidInputError
 from milpplan.groups.dispatch.dispatcher import Dispatch
 from milpplan.groups.plan import Group, GroupedPlan, Packing, check, simulate
-from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.strategies import Int64Array, Pipeline, Strategy, SwitchTimes, TabledPipeline
+from milpplan.groups.problem import GroupedProblem, Int64Array, Pipeline, Strategy, SwitchTimes, TabledPipeline
 from milpplan.problem.reading import parse_json, read_text, shown, validated
 from milpplan.problem.records import Count, NonNegativeFloat, PositiveInt, Record
 

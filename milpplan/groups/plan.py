@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
-from milpplan.groups.problem import GroupedProblem, Kind
-from milpplan.groups.strategies import Int64Array, pipeline_times_ns
+from milpplan.groups.problem import GroupedProblem, Int64Array, Kind, pipeline_times_ns
 from milpplan.groups.tours import best_tour, tour_time_ns
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field, RootModel, model_validator
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.strategies import FloatArray, Int64Array
+from milpplan.groups.problem import FloatArray, Int64Array
 from milpplan.problem.reading import RecordType, parse_json, read_text, shown, validated
 from milpplan.problem.records import Count, PositiveFloat, Record
 from milpplan.units import MIB

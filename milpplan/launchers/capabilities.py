@@ -1,6 +1,6 @@
 """Layouts that a launcher can run: the declaration that every launcher has, and the rules that several share.
 
-Each launcher's folder has one declaration. It restricts a problem's space (``restriction.restrict``), gives the
+Each launcher's folder has one declaration. It restricts a problem's space (``targets.restrict``), gives the
 rules for the layouts of the restricted space, and yields the refusals of an export.
 
 A field without an entry in ``limits`` may take any value. A condition on several fields is a rule: it takes a

@@ -1,4 +1,7 @@
-"""Registry of launchers by name."""
+"""Registry of launchers by name.
+
+``restrict`` limits a problem's space to the layouts that a launcher can run.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import difflib
 import json
 from typing import Any, Protocol, runtime_checkable
 
-from milpplan.errors import UnknownNameError
+from milpplan.errors import IllegalPlanError, UnknownNameError
 from milpplan.launchers.accelerate.launcher import Accelerate
 from milpplan.launchers.automodel.launcher import AutoModel
 from milpplan.launchers.capabilities import Capability
@@ -17,8 +20,9 @@ from milpplan.launchers.nanotron.launcher import Nanotron
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
 from milpplan.launchers.torchtitan.launcher import Torchtitan
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
+from milpplan.problem.catalog import STACK_MARK, stack_names
 from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem.problem import Problem, Space
 from milpplan.problem.reading import shown
 
 
@@ -61,6 +65,27 @@ TARGETS: dict[str, Launcher] = {
     "automodel": AutoModel(),
 }
 """Launchers by the name that ``--to``, ``--from`` and ``--target`` take."""
+
+
+STACKS: dict[str, tuple[str, ...]] = {
+    "megatron": ("megatron-core", "nemo"),
+    "megatron-bridge": ("nemo", "megatron-core"),
+    "nanotron": ("nanotron",),
+}
+"""Software stacks whose fitted constants are those of a launcher, best match first. NeMo and Megatron-Bridge train
+with Megatron-Core. Other launchers have none: ``plain`` is fitted to many frameworks at once."""
+
+
+def target_stack(target: str | None, hardware: str) -> str | None:
+    """Find the shipped stack of a launcher on a bare hardware name; None where there is none.
+
+    Args:
+        target: name of the launcher; None: no launcher.
+        hardware: a hardware name, or any other word, which has no stack.
+    """
+    shipped = stack_names()
+    names = (f"{hardware}{STACK_MARK}{stack}" for stack in STACKS.get(target or "", ()))
+    return next((name for name in names if name in shipped), None)
 
 
 def target_names() -> tuple[str, ...]:
@@ -113,3 +138,119 @@ def launch_document(launch: Launch | ConfigLaunch) -> str:
         "notes": list(launch.notes),
     }
     return json.dumps(document, indent=2) + "\n"
+
+
+def restrict(problem: Problem, target: str, version: str | None = None) -> Problem:
+    """Restrict the space of a problem to the plans that a launcher can run.
+
+    The restriction covers single fields of the layout, rules on several fields, stage sizes and counts of
+    recomputed layers. Every plan of the restricted space can be exported to the launcher. Fields that the user has
+    already narrowed stay narrow.
+
+    Args:
+        problem: the problem to restrict.
+        target: a name in ``TARGETS``.
+        version: a version of the launcher; None: its first.
+
+    Raises:
+        UnknownNameError: the launcher or its version is not known.
+        IllegalPlanError: the launcher can run no plan of the problem; the message says why.
+    """
+    capability = _capability_named(target)
+    chosen = version_of(capability, version)
+    if problem.inference:
+        raise IllegalPlanError(
+            f"The job is inference, and the target {capability.name}.",
+            "Expected a job of training: the launchers here train.",
+            "Leave --target or --inference out.",
+        )
+    if problem.other_hardware:
+        names = ", ".join(hardware.name for hardware in problem.node_types)
+        raise IllegalPlanError(
+            f"The cluster has several node types ({names}), and the target is {capability.name}.",
+            "Expected nodes of one type: launchers start them in any order.",
+            "Leave --target out, or name one of these types alone.",
+        )
+    TARGETS[target].check(problem, chosen)
+    changes = _values(problem, capability)
+    changes |= {"target": target, "target_version": chosen, "recompute": _modes(problem, capability)}
+    if capability.stages == "equal":
+        changes["kind"] = "uniform"
+    elif problem.space.recompute_counts != "alike":
+        changes["recompute_counts"] = capability.recompute_counts
+    return problem.model_copy(update={"space": problem.space.model_copy(update=changes)})
+
+
+def _capability_named(name: str) -> Capability:
+    """Look up the capability of a launcher by name.
+
+    Raises:
+        UnknownNameError: no launcher has this name.
+    """
+    whole = [target for target, launcher in TARGETS.items() if launcher.capability.complete]
+    if name in TARGETS and name not in whole:
+        raise UnknownNameError(
+            f"--target {name}: it is not declared well enough to search its plans alone.",
+            f"Expected one of {', '.join(whole)}.",
+            f"Solve without --target, and fix what `milpplan export --to {name}` asks for.",
+        )
+    if name not in TARGETS:
+        close = difflib.get_close_matches(name.lower(), whole, n=1, cutoff=0.5)
+        raise UnknownNameError(
+            f"--target {shown(name)} does not exist.",
+            f"Expected one of {', '.join(whole)}.",
+            f"Did you mean {close[0]}?" if close else "Give one of these names.",
+        )
+    return TARGETS[name].capability
+
+
+def version_of(capability: Capability, version: str | None) -> str:
+    """Return the requested version of a launcher, or its default version.
+
+    Raises:
+        UnknownNameError: the launcher has no such version.
+    """
+    if version is not None and version not in capability.versions:
+        raise UnknownNameError(
+            f"--target-version {shown(version)} of {capability.name} is not known.",
+            f"Expected one of {', '.join(capability.versions)}.",
+            "Give one of these versions, or leave the option out.",
+        )
+    return version or capability.versions[0]
+
+
+def _values(problem: Problem, capability: Capability) -> dict[str, Any]:
+    """Intersect the space's values with the launcher's, for every field with a limit."""
+    common: dict[str, Any] = {}
+    for name, limit in capability.limits_of(problem).items():
+        if name not in Space.model_fields:
+            continue
+        asked = getattr(problem.space, name)
+        values = limit.values if asked is None else tuple(value for value in asked if value in limit.values)
+        if not values:
+            raise _nothing_left(capability, name, asked, limit.values, limit.why)
+        common[name] = values
+    return common
+
+
+def _modes(problem: Problem, capability: Capability) -> tuple[str, ...]:
+    has = capability.modes(problem)
+    modes = tuple(mode for mode in problem.space.recompute if mode in has)
+    if not modes:
+        why = f"{capability.name} has no other recomputation of this model's layers"
+        raise _nothing_left(capability, "recompute", problem.space.recompute, has, why)
+    return modes
+
+
+def _nothing_left(
+    capability: Capability, name: str, asked: tuple[object, ...], has: tuple[object, ...], why: str
+) -> IllegalPlanError:
+    return IllegalPlanError(
+        f"The space has {name} {_listed(asked)}, which {capability.name} does not have: {why}.",
+        f"Expected {name} {_listed(has)}.",
+        f"Leave {name} free, or give another --target.",
+    )
+
+
+def _listed(values: tuple[object, ...]) -> str:
+    return " or ".join(str(value).lower() for value in values)

@@ -26,7 +26,7 @@ from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.layers.cost_models import has_own_times
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
+from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.simulation.report import StageMemory
 from milpplan.simulation.simulator import rank_memory
 from milpplan.simulation.stages import StageOptions, plan_stages
@@ -193,7 +193,7 @@ def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) ->
         InfeasibleError: no candidate holds anything.
     """
     peaks = _Peaks(problem, tuple(strategies))
-    usable = problem.hardware.usable_bytes
+    usable = usable_memory_bytes(problem)
     own_memory = _max_quanta(peaks, np.zeros(len(strategies), dtype=np.int64), usable, max_quanta)
     usable_rows = np.flatnonzero(own_memory)
     if not len(usable_rows):

@@ -33,8 +33,7 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.problem import Kind
-from milpplan.groups.strategies import Strategy, TabledPipeline
+from milpplan.groups.problem import Kind, Strategy, TabledPipeline
 from milpplan.lengths.candidates import Candidate, SizedCandidate
 from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.replica_time import StageTimes, layout_times, ring_times, stage_layers, staged

@@ -32,7 +32,7 @@ from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.document import Degrees
 from milpplan.groups.packing.levelled import pack
 from milpplan.groups.plan import Group, GroupedPlan, Packing, check
-from milpplan.groups.strategies import Int64Array
+from milpplan.groups.problem import Int64Array
 from milpplan.groups.tours import tour_time_ns
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher

@@ -10,7 +10,7 @@
     open.
  5. The remaining time completes the proof for single strategies. With two CPUs a second process does that from the
     start (``single_strategy_process``), and step 3 begins for a moment before step 2. Once no single strategy is
-    in question, the second process works on sets of strategies (``set_process``).
+    in question, the second process works on sets of strategies (``SetProcess``).
 
 ``groups`` works on tables that never exceed the exact times (``cost_tables``), so its bounds hold for the exact
 times. Every answer is packed and counts with its exact time (``replica_time``). The bound of the step is the
@@ -29,18 +29,17 @@ from milpplan.groups.workload import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep, heterogeneous_groups
+from milpplan.lengths.heterogeneous.count_program import HeterogeneousStep, heterogeneous_groups
 from milpplan.lengths.heterogeneous.search import BestHeterogeneousStep, HeterogeneousSearch
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_search, check_step
-from milpplan.lengths.side_by_side.team_steps import VISITS, BestTeams, TeamSearch, team_groups
+from milpplan.lengths.side_by_side.team_search import VISITS, BestTeams, TeamSearch, team_groups
 from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.single.single_strategy_process import SingleStrategyProcess, can_help
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.steps import AnyStep, Step
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.turns.set_process import SetProcess
-from milpplan.lengths.turns.turn_search import TurnSearch
+from milpplan.lengths.turns.turn_search import SetProcess, TurnSearch
 from milpplan.problem.problem import Problem
 from milpplan.units import NS_PER_S
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.lengths.heterogeneous.replicas import HeterogeneousStep
+from milpplan.lengths.heterogeneous.count_program import HeterogeneousStep
 from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.strategy_tables import Packed
 

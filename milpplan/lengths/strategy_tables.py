@@ -19,8 +19,7 @@ import numpy as np
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.groups.bounds.pipeline_bounds import CountCuts, PipelineCuts
 from milpplan.groups.packing.levelled import pack
-from milpplan.groups.problem import Kind
-from milpplan.groups.strategies import Strategy
+from milpplan.groups.problem import Kind, Strategy
 from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, exclusive_pipeline_bounds, max_exclusive
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
 from milpplan.lengths.bounds.work_bounds import (

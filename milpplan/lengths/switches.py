@@ -13,13 +13,14 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from milpplan.groups.strategies import SwitchTimes
+from milpplan.groups.problem import SwitchTimes
 from milpplan.lengths.candidates import LayoutKey
 from milpplan.lengths.records import LengthSwitch
 from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
-from milpplan.switching.order import least_switch_s, switch_costs
 from milpplan.switching.ownership import ShardRules
+from milpplan.switching.planning import least_switch_s, switch_costs
 from milpplan.switching.routes import Links
 from milpplan.units import NS_PER_S
 
@@ -96,7 +97,7 @@ class Switches:
     def times(self, members: Sequence[int]) -> SwitchTimes:
         """Return the times between members, [from, to], rounded up to whole ns; forbidden if parameters do not fit
         while they move."""
-        usable = self.pool.problem.hardware.usable_bytes
+        usable = usable_memory_bytes(self.pool.problem)
         table = np.zeros((2, len(members), len(members)), dtype=np.int64)
         for a, source in enumerate(members):
             for b, target in enumerate(members):

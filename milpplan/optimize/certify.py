@@ -191,6 +191,7 @@ def _plan_again(problem: Problem, space: LayoutSpace, claim: ClaimedResult) -> C
     faults = {
         "not a plan of the space": space.find(plan.layout) is None or not in_space(problem, plan),
         "does not fit": not report.fits,
+        "leaves less memory than the space asks for": report.fits and not report.fits_with_margin,
         "misses the deadline": report.step_time_ns > float(limit_ns[0]),
         f"not {'claimed' if claimed is None else seconds_text(claimed)}": not _same(report.step_time_s, claimed),
         "shorter than the bound of its step": lower_bound is not None

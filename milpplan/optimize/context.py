@@ -108,8 +108,11 @@ class SolveContext:
     unavailable: dict[str, str] = field(default_factory=dict)
     """Advice for the user by reason, for every solver that could not run and was replaced by another."""
     budget: Budget = BUDGET
+    tolerance: float = 0.0
+    """Relative gap of the answer, where it is larger than that of ``options``: integer programs take long, and
+    prove no more."""
 
-    def without(self, error: UnavailableError) -> None:
+    def note_unavailable(self, error: UnavailableError) -> None:
         """Record that a solver could not run."""
         self.unavailable[error.seen] = error.do
 

@@ -21,11 +21,11 @@ from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import SHARDING_RULES, divisors, layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.optimize.space.rules import REPLICA_SHARDING_RULES
+from milpplan.optimize.space.rules import PIPELINE_SHARDING_RULES, REPLICA_SHARDING_RULES
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import NOT_LISTS, Job, Problem, Range, Space
 from milpplan.simulation.bulk.cache_keys import OFFLOADS
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.layout_costs import capacities_bytes, usable_memory_bytes
 from milpplan.simulation.mixed_costs import cluster_costs
 from milpplan.units import NS_PER_S, counted, gib_text, seconds_text
 
@@ -176,10 +176,14 @@ def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     if space.kind == "uniform":
         yield "the free space (uneven stages)", with_space(problem, kind="free")
     yield from unrestricted(problem)
+    yield from zero_pipeline(problem)
     host = dict.fromkeys(OFFLOADS, (False, True))
-    tiers = all(hardware.host_memory is not None for hardware in problem.node_types)
+    types = problem.node_types
+    tiers = all(hardware.host_memory is not None for hardware in types)
     if tiers and any(getattr(space, name) == (False,) for name in host):
         yield "offloading to the host (--allow offload)", with_space(problem, **host)
+    if any(hardware.capacity_bytes(space.memory_margin_fraction) < hardware.usable_bytes for hardware in types):
+        yield "no margin (--memory-margin 0)", with_space(problem, memory_margin_fraction=0.0)
     if set(space.recompute) != set(Space().recompute):
         yield "every recompute mode", with_space(problem, recompute=Space().recompute)
     if job.attention_kernel == "unfused":
@@ -206,6 +210,13 @@ def unrestricted(problem: Problem) -> Iterator[tuple[str, Problem]]:
         if values is not None and values != default:
             listed = "|".join(str(value).lower() for value in values)
             yield f"a free {name} (instead of {name}={listed})", with_space(problem, **{name: default})
+
+
+def zero_pipeline(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Yield the problem with ZeRO 2 and 3 in pipelines, where its space refuses them."""
+    if not problem.space.zero_pipeline and max(problem.space.zero_stage) > 1:
+        allowed = with_space(problem, zero_pipeline=True)
+        yield "ZeRO 2 and 3 with a pipeline (--allow zero-pipeline)", allowed
 
 
 def nearest_batches(problem: Problem) -> Iterator[Problem]:
@@ -312,7 +323,7 @@ def _no_layout(problem: Problem, space: LayoutSpace, forbidden: Forbidden, effor
 
     batches = ((_batch_words(p.job), p) for p in nearest_batches(problem))
     gpus = ((f"{_counted(p.job.num_gpus)} GPUs", p) for p in nearest_gpus(problem))
-    remedies = _first(effort, unrestricted(problem), legal)
+    remedies = _first(effort, zero_pipeline(problem), legal) + _first(effort, unrestricted(problem), legal)
     remedies += _first(effort, batches, legal) + _first(effort, gpus, legal)
     if forbidden and len(layout_space(problem)):
         remedies.append("forbidding less")
@@ -336,7 +347,8 @@ def refusing_rules(problem: Problem, rejected: Mapping[str, int]) -> list[str]:
     fixed = any(getattr(problem.space, name) != getattr(default, name) for name in switches)
     names = [name for name, count in rejected.items() if count]
     # Rules of heterogeneous replicas' sharding come last, for layouts that keep every other rule.
-    sharding = [name for rules in (REPLICA_SHARDING_RULES, SHARDING_RULES) for name in rules if name in names]
+    of_sharding = PIPELINE_SHARDING_RULES | REPLICA_SHARDING_RULES | SHARDING_RULES
+    sharding = [name for name in of_sharding if name in names]
     others = sorted((name for name in names if name not in sharding), key=lambda n: -rejected[n])
     return [*sharding, *others] if fixed else others
 
@@ -348,10 +360,9 @@ def _batch_words(job: Job) -> str:
 def _too_large(
     problem: Problem, space: LayoutSpace, bounds: LeastMemory, forbidden: Forbidden, effort: Effort
 ) -> InfeasibleError:
-    usable, hardware = (
-        usable_memory_bytes(problem),
-        max(problem.node_types, key=lambda hardware: hardware.usable_bytes),
-    )
+    usable = usable_memory_bytes(problem)
+    hardware = problem.node_types[capacities_bytes(problem).index(usable)]
+    margin = hardware.usable_bytes - usable
     layouts = f"over {counted(len(space), 'layout')}"
     if bounds.memory_bytes > usable:
         peak = f"the smallest peak {layouts} is at least {gib_text(bounds.memory_bytes)}"
@@ -381,7 +392,8 @@ def _too_large(
         remedies += relaxed or _first(effort, shorter_sequences(problem), fits)
     return InfeasibleError(
         f"{seen}; {hardware.accelerator.name} has {gib_text(usable)} usable of "
-        f"{gib_text(hardware.accelerator.memory_bytes)}.",
+        f"{gib_text(hardware.accelerator.memory_bytes)}"
+        f"{f' with a margin of {gib_text(margin)}' if margin else ''}.",
         expected,
         f"Use {', or '.join(remedies)}."
         if remedies

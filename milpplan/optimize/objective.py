@@ -62,6 +62,11 @@ def printed_unit(problem: Problem) -> tuple[float, str]:
     return 1.0 / NS_PER_S / tokens, "step_time_s_per_token"
 
 
+def progress_unit(problem: Problem) -> float:
+    """Return the factor from the search's objective to ``Progress``'s: seconds of step time, or GPU-hours."""
+    return 1.0 if problem.job.objective == "gpu_hours" else 1.0 / NS_PER_S
+
+
 def on_gpus(problem: Problem, num_gpus: int) -> Problem:
     """Return the problem of the shortest step on a given number of GPUs."""
     job = problem.job.model_copy(update={"num_gpus": num_gpus, "objective": "step_time_per_token"})

@@ -27,13 +27,14 @@ class Progress:
     """Line of the log.
 
     ``wall_time_s``: since the start. ``incumbent`` and ``bound``: seconds of step time for the default objective.
-    ``open_layouts``: layouts that are not decided yet.
+    ``open_layouts``: layouts that are not decided yet; None where a first plan comes before the layouts are
+    listed, and so without a bound.
     """
 
     wall_time_s: float
     incumbent: float | None
     bound: float | None
-    open_layouts: int
+    open_layouts: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +139,13 @@ class SolverWork:
 
 @dataclass(frozen=True, slots=True)
 class TargetPrice:
-    """Cost of restricting the space to a launcher's plans.
+    """Cost of a restriction of the space: to a launcher's plans, or by a margin of memory.
 
     ``objective`` and ``objective_bound``: the best plan found in the whole space, and the proved bound there.
-    ``least_fraction`` and ``most_fraction``: proved interval of how much longer the launcher's best plan takes
-    than the best plan of the whole space, as a fraction. ``status``: ``optimal`` where the whole space's bound is
-    within the tolerance. ``wall_time_s``: of the whole space's solve. ``space`` and ``plan``: the whole space and
-    its best plan.
+    ``least_fraction`` and ``most_fraction``: proved interval of how much longer the restricted space's best plan
+    takes than the best plan of the whole space, as a fraction. ``status``: ``optimal`` where the whole space's
+    bound is within the tolerance. ``wall_time_s``: of the whole space's solve. ``space`` and ``plan``: the whole
+    space and its best plan.
     """
 
     objective: float
@@ -282,6 +283,8 @@ class PlanResult:
     details: dict[str, Any] = field(default_factory=dict)
     target_price: TargetPrice | None = None
     """Cost of the restriction to a launcher, where the whole space was solved as well."""
+    margin_price: TargetPrice | None = None
+    """Cost of the margin of memory, where the space without it was solved as well."""
     fastest: FastestPlan | None = None
     """Fastest plan found; None where it is ``plan``."""
     regret: Regret | None = None
@@ -311,9 +314,7 @@ class PlanResult:
         if self.step_time_s is not None and self.gap is not None:
             lines.append(f"  {self.step_time_s:.6g} s a step, gap {self.gap:.2g} under the cost model")
         if self.plan is not None:
-            layout = self.plan.layout
-            names = ("tp", "cp", "ep", "pp", "dp", "vpp", "micro_batch_size", "zero_stage", "schedule")
-            lines.append("  " + " ".join(f"{name}={getattr(layout, name)}" for name in names))
+            lines.append(f"  {self.plan.layout.main_fields}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

@@ -214,7 +214,7 @@ class _RobustSolve:
             report=report,
             objective=objective,
             gap=gap,
-            layouts=search.result(),
+            layouts=search.prune_record(),
             log=tuple(search.log),
             work=solver_work(search.context, status),
             wall_time_s=time.monotonic() - self.started,

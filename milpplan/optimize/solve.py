@@ -22,7 +22,13 @@ from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
+from milpplan.optimize.objective import (
+    has_one_step_time,
+    objective_per_second,
+    objective_weights,
+    printed_unit,
+    progress_unit,
+)
 from milpplan.optimize.result import (
     DEFAULT_GAP,
     FastestPlan,
@@ -38,13 +44,15 @@ from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.optimize.space.plan_space import in_space
 from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem.plan import RANK_ORDERS, Plan
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
 from milpplan.problem.reading import plain_reason
+from milpplan.simulation.bulk.cache_keys import OFFLOADS
 from milpplan.simulation.layout_columns import DEFAULTS, LayoutColumns
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation.layout_costs import capacities_bytes, usable_memory_bytes
 from milpplan.simulation.mixed_costs import costs_of
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.scenario_costs import Scenarios
@@ -128,6 +136,21 @@ def target_price(
     )
 
 
+def margin_price(result: PlanResult, options: SolveOptions, limit_s: float | None) -> TargetPrice | None:
+    """Return the cost of the margin of memory; None without a margin, a plan or a bound.
+
+    Args:
+        result: result with the margin.
+        options: options of the solve without it, which starts from the result's plan.
+        limit_s: time limit of that solve; an open gap widens the interval.
+    """
+    problem = result.problem
+    whole = problem.model_copy(update={"space": problem.space.model_copy(update={"memory_margin_fraction": 0.0})})
+    if capacities_bytes(whole) == capacities_bytes(problem) or problem.job.objective == "num_gpus":
+        return None
+    return target_price(result, whole, options, limit_s)
+
+
 def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
     """Return a callback that writes each progress to the log and then calls ``callback``."""
 
@@ -141,6 +164,8 @@ def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress],
 
 def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
     """Fix fields of the layout, or the recompute mode of all layers, e.g. ``{"tp": 8, "recompute": "full"}``.
+
+    Values that leave only ZeRO 2 or 3 with a pipeline open that combination (``Space.zero_pipeline``).
 
     Returns:
         The problem with the narrower space.
@@ -164,6 +189,8 @@ def fixed(problem: Problem, values: Mapping[str, object]) -> Problem:
             "",
             "See `milpplan schema`.",
         ) from error
+    if space.pp is not None and min(space.pp) > 1 and min(space.zero_stage) > 1:
+        space = space.model_copy(update={"zero_pipeline": True})
     changed_problem = problem.model_copy(update={"space": space})
     try:
         changed_problem.check_node_types()
@@ -222,15 +249,21 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
     chooses = options.simplest and options.gap > 0
     searched = replace(options, gap=searched_gap(options.gap)) if chooses else options
-    context = SolveContext(searched, backend_named(options.backend), witnesses(options), deadline)
+    context = SolveContext(
+        searched, backend_named(options.backend), witnesses(options), deadline, tolerance=options.gap
+    )
     starts = [*([] if options.warm_start is None else [options.warm_start]), *initial_plans]
     search, chosen, message = None, None, ""
     try:
         first = None if initial_plans else first_plan(problem, context)
         starts += [] if first is None else [first]
+        if first is not None:
+            _tell_incumbent(problem, context, [first], started)
         if not initial_plans and problem.space.kind == "free":
             starts += uniform_plans(problem, context, starts)
-        search = Search(problem, layout_space(problem, options.forbid), context, started, tuple(starts))
+            _tell_incumbent(problem, context, _generated(starts, options), started)
+        space = layout_space(problem, options.forbid, stop=context.out_of_time)
+        search = Search(problem, space, context, started, tuple(starts))
         search.bound()
         decide_layouts(search)
         if chooses:
@@ -244,8 +277,7 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
         message = NO_MEMORY
     with undisturbed() as signals:
         if search is None:
-            found_plans = [plan for plan in starts if plan is not options.warm_start]
-            result = _unsearched(problem, context, found_plans, started)
+            result = _unsearched(problem, context, _generated(starts, options), started)
         else:
             if message:
                 # The last line of the log must agree with the result.
@@ -257,7 +289,8 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
 def uniform_plans(
     problem: Problem, context: SolveContext, starts: Sequence[Plan], scenarios: Scenarios | None = None
 ) -> list[Plan]:
-    """Return the best plan of the uniform space, and the plan that moving its layers leads to.
+    """Return the best plan of the uniform space, and the plan that moving its layers leads to, where the problem's
+    space contains them.
 
     The uniform space is decided in a fraction of the time of the free space, and its best plan is often within a
     per cent of the best plan of all.
@@ -275,20 +308,20 @@ def uniform_plans(
     changed: dict[str, Any] = {"kind": "uniform", **plain}
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
-    space = layout_space(uniform, context.options.forbid)
+    space = layout_space(uniform, context.options.forbid, stop=context.out_of_time)
     search = Search(uniform, space, quiet, time.monotonic(), tuple(starts), scenarios=scenarios)
     search.bound()
     decide_layouts(search)
     if search.best is None:
         return []
     plan = search.best[1]
-    if plan.layout.replica_micro_batches:
-        return [plan]
-    costs = costs_of(problem, plan.layout)
-    return [
-        plan,
-        moved(LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem)), plan, context.deadline),
-    ]
+    plans = [plan]
+    if not plan.layout.replica_micro_batches:
+        layout_context = LayoutContext.of(
+            problem, plan.layout, costs_of(problem, plan.layout), usable_memory_bytes(problem)
+        )
+        plans.append(moved(layout_context, plan, context.deadline))
+    return [plan for plan in plans if in_space(problem, plan)]
 
 
 def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
@@ -338,7 +371,7 @@ def _bound_of_any_chunks(
     # Bounds by compute do not depend on chunks, so they stay valid.
     search.explored.frontier = even.frontier.closed_again()
     search.bound()
-    return min(search.result().least(interleaved=True), even.least(interleaved=False), search.best_value)
+    return min(search.prune_record().least(interleaved=True), even.least(interleaved=False), search.best_value)
 
 
 def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
@@ -381,8 +414,13 @@ def _locally_improved(problem: Problem, first: PlanResult, deadline: float | Non
     return plans
 
 
-def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
-    """Build the result of a solve that ended before the space was listed: the best start plan, without a bound."""
+def _generated(starts: Sequence[Plan], options: SolveOptions) -> list[Plan]:
+    """Return the start plans without the caller's, which may lie outside the space."""
+    return [plan for plan in starts if plan is not options.warm_start]
+
+
+def _best_start(problem: Problem, starts: Sequence[Plan]) -> tuple[float, Plan, StepReport] | None:
+    """Return objective, plan and simulated step of the best start plan that is feasible; None without one."""
     best: tuple[float, Plan, StepReport] | None = None
     for plan in starts:
         report = simulate(problem, plan)
@@ -390,8 +428,22 @@ def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan],
             float(values[0]) for values in objective_weights(problem, LayoutColumns.of([plan.layout]))
         )
         value = report.step_time_ns * weight
-        if report.fits and report.step_time_ns <= limit_ns and (best is None or value < best[0]):
+        if report.fits_with_margin and report.step_time_ns <= limit_ns and (best is None or value < best[0]):
             best = value, plan, report
+    return best
+
+
+def _tell_incumbent(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> None:
+    """Call the callback with the best start plan; the space has no bound yet, and its layouts are not counted."""
+    callback = context.options.callback
+    best = None if callback is None else _best_start(problem, starts)
+    if callback is not None and best is not None:
+        callback(Progress(time.monotonic() - started, best[0] * progress_unit(problem), None, None))
+
+
+def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
+    """Build the result of a solve that ended before the space was listed: the best start plan, without a bound."""
+    best = _best_start(problem, starts)
     scale, name = printed_unit(problem)
     return PlanResult(
         status="no_solution_found" if best is None else "feasible",
@@ -456,7 +508,7 @@ def _result(
         gap=gap,
         rejected=dict(search.whole.rejected),
         enumerated=search.whole.enumerated,
-        layouts=search.result(),
+        layouts=search.prune_record(),
         log=tuple(search.log),
         work=solver_work(search.context, status),
         wall_time_s=time.monotonic() - started,
@@ -526,17 +578,13 @@ PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "vpp": (1,),
     "micro_batch_size": (1,),
     "schedule": ("1f1b", "gpipe", "zb-h1"),
-    "offload_weights": (False,),
-    "offload_activations": (False,),
-    "offload_optimizer": (False,),
+    **dict.fromkeys(OFFLOADS, (False,)),
 }
-"""Values tried first for fields of the space; other fields keep all their values."""
-ROOMIER: Final = ("cp", "etp", "micro_batch_size")
-"""Fields opened next: more ranks share an activation, or experts."""
-CHUNKED: Final = ("vpp", "schedule")
+"""Values tried first for fields of the space; other fields keep all their values. Offloading is turned on last."""
+MEMORY_FIELDS: Final = ("cp", "etp", "micro_batch_size")
+"""Fields opened next, to save memory: more ranks share an activation, or experts."""
+CHUNK_FIELDS: Final = ("vpp", "schedule")
 """Fields opened after those: chunks put the ends of the model where there is memory."""
-OFFLOADS: Final = ("offload_weights", "offload_activations", "offload_optimizer")
-"""Fields turned on last."""
 
 
 def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
@@ -553,7 +601,7 @@ def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
     for part in _parts(problem):
         if context.out_of_time():
             return None
-        space = layout_space(part, context.options.forbid)
+        space = layout_space(part, context.options.forbid, stop=context.out_of_time)
         if not len(space):
             continue
         search = Search(part, space, quiet, time.monotonic(), first_only=True)
@@ -570,10 +618,12 @@ def _parts(problem: Problem) -> Iterator[Problem]:
     job = problem.job
     sizes = dict.fromkeys((job.num_gpus_values[-1], job.num_gpus_values[len(job.num_gpus_values) // 2]))
     plain = _narrowed(problem, PLAIN)
-    roomier = _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in ROOMIER})
-    chunked = _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in CHUNKED})
+    memory_saving = _narrowed(
+        problem, {name: values for name, values in PLAIN.items() if name not in MEMORY_FIELDS}
+    )
+    chunked = _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in CHUNK_FIELDS})
     offloaded = _narrowed(problem, {**PLAIN, **dict.fromkeys(OFFLOADS, (True,))})
-    for part in dict.fromkeys((plain, roomier, chunked, offloaded)):
+    for part in dict.fromkeys((plain, memory_saving, chunked, offloaded)):
         for gpus in sizes:
             # The batch that has the largest power of two in common with the number of GPUs.
             _, batch = max((min(value & -value, gpus & -gpus), value) for value in job.global_batch_values)

@@ -15,7 +15,7 @@ from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.huggingface.config import is_huggingface_config, model_from_config
 from milpplan.problem.huggingface.typed_keys import MAX_LAYERS
 from milpplan.problem.model import ModelSpec
-from milpplan.problem.overlay import Overlay, applied
+from milpplan.problem.overlay import Overlay, Provenance, applied, on_other_clusters
 from milpplan.problem.reading import nearest, parse_json, parse_toml, read_text, shown, validated
 from milpplan.problem.scenarios import Scenario, ScenarioFile
 
@@ -154,6 +154,18 @@ def load_overlay(path: str | Path) -> Overlay | None:
     return validated(Overlay, data, source) if "base" in data else None
 
 
+def stacks_on(name: str) -> tuple[str, ...]:
+    """List the shipped stacks that lie directly on a hardware description."""
+    overlays = ((stack, load_overlay(stack)) for stack in stack_names() if stack.startswith(name + STACK_MARK))
+    return tuple(stack for stack, overlay in overlays if overlay is not None and overlay.base == name)
+
+
+def stack_provenance(name: str) -> Provenance | None:
+    """Read the origin of a shipped stack's constants; None for any other name."""
+    overlay = load_overlay(name) if name in stack_names() else None
+    return None if overlay is None else overlay.provenance
+
+
 def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
     data, source = _data("hardware", name_or_path)
     if "base" not in data:
@@ -169,7 +181,8 @@ def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
     if overlay.base not in _files("hardware"):
         beside = Path(source).parent / overlay.base
         base = beside if _exists(beside) else overlay.base
-    return applied(_load_hardware(base, depth - 1), overlay)
+    changed = applied(_load_hardware(base, depth - 1), overlay)
+    return on_other_clusters(changed) if str(name_or_path) in stack_names() else changed
 
 
 def _data(kind: Kind, name_or_path: str | Path) -> tuple[dict[str, Any], str]:

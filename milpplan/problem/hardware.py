@@ -7,7 +7,7 @@ All rates are dense, per accelerator, in one direction, in SI units. The formula
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -215,8 +215,8 @@ class ScaleOut(Network):
     variants: tuple[CollectiveVariant, ...] = ()
     """Algorithms beside the ring that ``collective_base_latency_s`` and the hop latencies describe."""
     congestion_s_per_byte: NonNegativeFloat = 0.0
-    """Time that each byte out of a domain takes longer for every domain of a ring or tree: traffic of other
-    groups and jobs on shared links, and the slowest link of many. A domain's accelerators share the byte."""
+    """Time that each byte of a ring or tree takes longer for every domain that it passes: traffic of other groups
+    and jobs on shared links, and the slowest link of many."""
     rails: Rails | None = None
     """None: all pairs of accelerators in different domains are alike."""
 
@@ -341,11 +341,10 @@ class Software(Record):
 
 
 class Uncertainty(Record):
-    """Standard deviations of the constants that an overlay fitted.
+    """Standard deviations of the constants; 0 stands for an exact constant.
 
-    0 stands for an exact constant, or for a constant that the data did not identify and that kept its value.
-    Efficiencies and ``residual_fraction`` are relative (0.05: 5 %), hidden fractions are shares, that of the
-    congestion is of its logarithm, all others are seconds.
+    Efficiencies, ``residual_fraction`` and ``sources_fraction`` are relative (0.05: 5 %), hidden fractions are
+    shares, that of the congestion is of its logarithm, all others are seconds.
     """
 
     overlay: str = Field(min_length=1, max_length=200)
@@ -372,6 +371,15 @@ class Uncertainty(Record):
     congestion_s_per_byte: NonNegativeFloat = 0.0
     residual_fraction: NonNegativeFloat = 0.0
     """Scatter of the measured steps around the fit, which no constant explains."""
+    sources_fraction: NonNegativeFloat = 0.0
+    """Spread of step times between the measured clusters and others that run the framework."""
+
+
+MEMORY_MARGIN: Final = 0.05
+"""Share of the device's memory that a plan leaves where neither the space nor the hardware says otherwise.
+
+It is the smallest whole per cent for which fewer than 2 % of the published runs that leave it ran out of memory,
+in every source of at least 100 runs (``validation.summary.memory_margin``; docs/accuracy.md, Memory)."""
 
 
 class HardwareSpec(Record):
@@ -389,11 +397,13 @@ class HardwareSpec(Record):
     """Memory of context, libraries and communicator buffers, which no plan can use."""
     fragmentation_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the memory that the caching allocator loses to fragmentation."""
+    memory_margin_fraction: Annotated[float, Field(ge=0, le=0.5)] = MEMORY_MARGIN
+    """Share of the memory that a safe plan leaves, because peaks are predicted with an error."""
     host_memory: HostMemory | None = None
     """Memory to offload weights, activations and optimizer states to; None: offloading is impossible."""
     software: Software = Software()
     uncertainty: Uncertainty | None = None
-    """Uncertainty of the constants that an overlay fitted; None: unknown."""
+    """Uncertainty of the constants; None: that of the priors (``milpplan.problem.overlay``)."""
 
     @model_validator(mode="after")
     def _pods_hold_domains(self) -> HardwareSpec:
@@ -410,6 +420,14 @@ class HardwareSpec(Record):
         """Device memory that a plan may fill: the driver's total less fragmentation and the reserve, in bytes."""
         total = self.accelerator.memory_bytes
         return int(total * (1 - self.fragmentation_fraction)) - self.reserved_bytes
+
+    def margin_fraction(self, asked: float | None) -> float:
+        """Return the share of the memory to leave: the share asked for, or that of a safe plan."""
+        return self.memory_margin_fraction if asked is None else asked
+
+    def capacity_bytes(self, margin_fraction: float | None = None) -> int:
+        """Return the usable bytes less a share of the installed memory (None: the margin of a safe plan)."""
+        return self.usable_bytes - int(self.margin_fraction(margin_fraction) * self.accelerator.memory_bytes)
 
     @property
     def host_bytes(self) -> int:

@@ -7,7 +7,7 @@ description within its uncertainty. An overlay is not specific to a single run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import exp, hypot
+from math import exp
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
@@ -71,6 +71,54 @@ MOST_SECONDS: Final = 1000.0
 MOST_SECONDS_PER_BYTE: Final = 1e-6
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Text = Annotated[str, Field(max_length=4000)]
+
+
+PRIOR_SIGMA: Final = {
+    # Root mean square of the logarithms that thirteen shipped stacks fit: 0.57 to 1.05.
+    "gemm_efficiency": 0.25,
+    "gemm_fp8_efficiency": 0.15,  # one stack fits 1.16
+    # Four stacks of frameworks without fused kernels fit 0.23 to 0.52; those with them cannot tell it from 1.
+    "memory_efficiency": 0.8,
+    "attention_efficiency": 0.5,  # six stacks fit 0.36 to 0.98
+    "scale_up_efficiency": 0.5,  # four stacks fit 0.39 to 1.04
+    "scale_out_efficiency": 0.3,  # two stacks fit 0.95 and 1.00, to 10 %: the fit's own prior
+    "dispatch_efficiency": 0.7,  # one stack fits 0.46
+    # One of nine stacks fits more than 0: 1.4 ms. Root mean square, rounded down.
+    "layer_launch_s": 3e-4,
+    # Only runs on a cluster with slow calls have more than 0. A launch by a healthy NCCL takes some 10 to 20 us.
+    "collective_rank_s": 1e-6,
+    "collective_call_s": 2e-5,
+    "collective_far_rank_s": 1e-6,
+    # The values that the only stack with tensor parallelism across nodes fits.
+    "far_micro_batch_s": 1e-2,
+    "far_step_s": 5e-2,
+    "far_reduce_s": 4e-2,
+    "message_s": 3e-4,  # one of ten stacks with a pipeline fits 1.2 ms
+    "step_overhead_s": 6e-2,  # eight stacks fit 0.02 to 0.07 s, one 0.7 s
+    # Two of ten stacks fit 40 and 48 us where the description has 14 us: root mean square over the ten.
+    "scale_out_hop_s": 1e-5,
+    "kernel_latency_s": 2e-6,  # the shipped descriptions have 2.2 to 4.3 us
+    # Fractions and congestion that single sources fit (docs/accuracy.md).
+    "hidden_gather_fraction": 0.27,
+    "hidden_reduce_fraction": 0.27,
+    "congestion_s_per_byte": 1.4,
+}
+"""One sigma of every constant that nothing identifies: for factors and congestion of the logarithm, for shares as
+they are, for others in seconds. Source: the spread of the values that the stacks in ``hardware/stacks`` fit around
+those of the descriptions. The priors of a fit (``milpplan.calibration.fitting``) are wider: they only keep it well
+posed."""
+CONGESTION_MEDIAN: Final = 4e-13
+"""Congestion to doubt where a description states none, in seconds per byte and domain (docs/accuracy.md)."""
+SHARED: Final = ("gemm_efficiency", "memory_efficiency", "attention_efficiency", "scale_up_efficiency")
+LEFT_SHARE: Final = 0.3
+"""Factors that share most of a step, and the part of their priors' sigmas that is left beside fitted constants:
+an error in one is mostly in the values of the fitted ones. Chosen so that fifths of the runs that were kept aside
+lie within one sigma as often as normal errors would (benchmarks/results/accuracy.md)."""
+SOURCES_FRACTION: Final = 0.12
+"""Spread of step times between clusters that run a framework, for shipped stacks. Source: mean errors of sources
+predicted by constants fitted to the others of their framework (benchmarks/results/accuracy.md)."""
+PRIORS: Final = Uncertainty(overlay="none", residual_fraction=0.04, **PRIOR_SIGMA)
+"""Uncertainty of a description that nothing was fitted to. The residual is the median of those of the stacks."""
 
 
 class Factor(Record):
@@ -222,7 +270,7 @@ def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
     if overlay.cost_model is not None:
         others["cost_model"] = overlay.cost_model
     changed = with_constants(changed, factors, others | {"name": overlay.name})
-    return changed.model_copy(update={"uncertainty": _uncertainty(hardware.uncertainty, overlay)})
+    return changed.model_copy(update={"uncertainty": _uncertainty(uncertainty_of(hardware), overlay)})
 
 
 def constant_values(constants: Constants) -> tuple[dict[str, float], dict[str, object]]:
@@ -273,25 +321,25 @@ def with_constants(
 def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
     """Move constants of a description by a number of their standard deviations; positive is slower.
 
-    ``sigmas`` maps names of ``UNCERTAIN`` to this number. A description without ``uncertainty`` stays unchanged.
+    ``sigmas`` maps names of ``UNCERTAIN`` to this number. Factors move by their logarithms, times and shares stay
+    within their ranges. A network without congestion starts from the prior's median to the slow side.
     """
-    sigma = hardware.uncertainty
-    if sigma is None:
-        return hardware
-    factors = {name: max(1.0 - sigmas[name] * getattr(sigma, name), 0.05) for name in FACTORS if name in sigmas}
+    sigma = uncertainty_of(hardware)
+    factors = {name: exp(-sigmas[name] * getattr(sigma, name)) for name in FACTORS if name in sigmas}
     others = {
         name: max(constant_of(hardware, name) + sigmas[name] * getattr(sigma, name), 0.0)
         for name in TIMES
-        if name in sigmas and (name not in (HOP, KERNEL) or getattr(sigma, name) > 0)
+        if name in sigmas and name != HOP
     }
     for name in SHARES:
         if name in sigmas:
             share = constant_of(hardware, name) - sigmas[name] * getattr(sigma, name)
             others[name] = min(max(share, 0.0), 1.0)
     if CONGESTION in sigmas and sigma.congestion_s_per_byte > 0:
-        factor = exp(sigmas[CONGESTION] * sigma.congestion_s_per_byte)
-        others[CONGESTION] = constant_of(hardware, CONGESTION) * factor
-    return with_constants(hardware, factors, others)
+        start = constant_of(hardware, CONGESTION) or (CONGESTION_MEDIAN if sigmas[CONGESTION] > 0 else 0.0)
+        others[CONGESTION] = start * exp(sigmas[CONGESTION] * sigma.congestion_s_per_byte)
+    changed = with_constants(hardware, factors, others)
+    return _with_longer_hops(changed, sigmas.get(HOP, 0.0) * sigma.scale_out_hop_s)
 
 
 def constant_of(hardware: HardwareSpec, name: str) -> float:
@@ -320,6 +368,21 @@ def _with_hops(hardware: HardwareSpec, hop_s: float) -> HardwareSpec:
     inside = up.model_copy(update={"hop_latency_s": max(up.hop_latency_s, hop_s)})
     across = out.model_copy(update={"hop_latency_s": hop_s, "variants": variants})
     return hardware.model_copy(update={"scale_up": inside, "scale_out": across})
+
+
+def _with_longer_hops(hardware: HardwareSpec, seconds: float) -> HardwareSpec:
+    """Add to the latency of every hop in rings and trees across domains."""
+    if not seconds:
+        return hardware
+    up, out = hardware.scale_up, hardware.scale_out
+    inside, across = "scale_up_hop_latency_s", "scale_out_hop_latency_s"
+    variants = tuple(
+        variant.model_copy(update={name: max(getattr(variant, name) + seconds, 0.0) for name in (inside, across)})
+        for variant in out.variants
+    )
+    longer = {"hop_latency_s": max(out.hop_latency_s + seconds, 0.0), "variants": variants}
+    changed = up.model_copy(update={"hop_latency_s": max(up.hop_latency_s + seconds, 0.0)})
+    return hardware.model_copy(update={"scale_up": changed, "scale_out": out.model_copy(update=longer)})
 
 
 def _accelerator(accelerator: Accelerator, scale: Mapping[str, float]) -> Accelerator:
@@ -385,18 +448,39 @@ def _with_tables(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
     return hardware.model_copy(update={"accelerator": hardware.accelerator.model_copy(update=engines)})
 
 
-def _uncertainty(before: Uncertainty | None, overlay: Overlay) -> Uncertainty | None:
-    """Combine the uncertainties of base and overlay: relative sigmas add in quadrature, others are replaced."""
-    sigma = {name: 0.0 if before is None else getattr(before, name) for name in UNCERTAIN}
-    for name in FACTORS:
-        factor = getattr(overlay.constants, name)
-        if factor is not None and factor.identified:
-            sigma[name] = hypot(sigma[name], factor.one_sigma / factor.value)
-    for name in (*TIMES, *SHARES, CONGESTION):
-        constant = getattr(overlay.constants, name)
-        if constant is not None and constant.identified:
-            sigma[name] = constant.one_sigma
-    residual = overlay.provenance.residual_fraction or (before.residual_fraction if before else 0.0)
-    if not residual and not any(sigma.values()):
-        return None
-    return Uncertainty(overlay=overlay.name, residual_fraction=residual, **sigma)
+def uncertainty_of(hardware: HardwareSpec) -> Uncertainty:
+    """Return the uncertainty of a description; that of the priors where it states none."""
+    return PRIORS if hardware.uncertainty is None else hardware.uncertainty
+
+
+def _uncertainty(before: Uncertainty, overlay: Overlay) -> Uncertainty:
+    """Combine the uncertainties of base and overlay: a fitted constant has its own sigma, others keep theirs.
+
+    The fit of a factor determines its product with the factors below it, so that their sigmas do not add. No
+    constant becomes less certain than its prior. Beside fitted constants those of ``SHARED`` keep at most
+    ``LEFT_SHARE`` of the prior's sigma, and what is not identified at most the sigma that the data left. Fitted
+    constants are those of the cluster that was measured: no spread between clusters is left.
+    """
+    sigma = {name: getattr(before, name) for name in UNCERTAIN}
+    parts = {name: part for name in UNCERTAIN if (part := getattr(overlay.constants, name)) is not None}
+    fitted = any(part.identified for part in parts.values())
+    if fitted:
+        sigma |= {name: min(sigma[name], LEFT_SHARE * PRIOR_SIGMA[name]) for name in SHARED}
+    for name, part in parts.items():
+        one_sigma = part.one_sigma / (part.value if name in FACTORS else 1.0)
+        if part.identified:
+            sigma[name] = min(one_sigma, PRIOR_SIGMA[name])
+        elif one_sigma > 0:
+            sigma[name] = min(one_sigma, sigma[name])
+    return Uncertainty(
+        overlay=overlay.name,
+        residual_fraction=overlay.provenance.residual_fraction or before.residual_fraction,
+        sources_fraction=0.0 if fitted else before.sources_fraction,
+        **sigma,
+    )
+
+
+def on_other_clusters(hardware: HardwareSpec) -> HardwareSpec:
+    """Add the spread between clusters to the uncertainty of a description with a shipped stack."""
+    wider = uncertainty_of(hardware).model_copy(update={"sources_fraction": SOURCES_FRACTION})
+    return hardware.model_copy(update={"uncertainty": wider})

@@ -201,6 +201,12 @@ class Layout(Record):
         return self
 
     @property
+    def main_fields(self) -> str:
+        """Fields that tell most layouts apart, on one line."""
+        names = ("tp", "cp", "ep", "pp", "dp", "vpp", "micro_batch_size", "zero_stage", "schedule")
+        return " ".join(f"{name}={getattr(self, name)}" for name in names)
+
+    @property
     def num_gpus(self) -> int:
         """Accelerators that the layout occupies."""
         return self.tp * self.cp * self.dp * self.pp

@@ -14,6 +14,7 @@ from milpplan.problem.records import PositiveFloat, PositiveInt, Record
 MAX_GPUS: Final = 1_048_576
 MAX_BATCH: Final = 1_048_576
 MAX_SEQUENCE: Final = 16_777_216
+MAX_MARGIN: Final = 0.5
 
 Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
 
@@ -157,15 +158,24 @@ class Space(Record):
     """Recomputation of the virtual stages in the free space. ``any``: each stage has its own counts. ``alike``: a
     single mode applies to all layers. ``block``: as ``alike``, or the first n layers of every virtual stage are
     recomputed wholly (all layers of a shorter stage), with the same n everywhere."""
+    zero_pipeline: bool = False
+    """True if layouts may have ZeRO 2 or 3 together with a pipeline, which exchange gradients or weights in every
+    micro-batch and which few train with."""
+    memory_margin_fraction: Annotated[float | None, Field(ge=0, le=MAX_MARGIN)] = None
+    """Share of the device's memory that every plan leaves; None: that of a safe plan on each node type
+    (``HardwareSpec.memory_margin_fraction``)."""
     target: str | None = None
     """Launcher (``launchers.targets.TARGETS``) whose rules every layout keeps.
-    ``launchers.restriction.restrict`` sets this field, ``target_version`` and ``recompute_counts``."""
+    ``launchers.targets.restrict`` sets this field, ``target_version`` and ``recompute_counts``."""
     target_version: str | None = None
     """Version of the target."""
 
 
 NOT_LISTS: Final = frozenset(
-    ("kind", "interleaved_layers", "vpp_values", "recompute_counts", "target", "target_version")
+    (
+        *("kind", "interleaved_layers", "vpp_values", "recompute_counts"),
+        *("zero_pipeline", "memory_margin_fraction", "target", "target_version"),
+    )
 )
 """Fields of a space that are not lists of values."""
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.records import Record
-from milpplan.profiling.machine import Machine, MeasurementError
 from milpplan.profiling.records import (
     MODES,
     Attention,
@@ -20,6 +19,8 @@ from milpplan.profiling.records import (
     Exchange,
     Failure,
     Layers,
+    Machine,
+    MeasurementError,
     Measurements,
     Product,
     ProductTime,

@@ -198,9 +198,15 @@ class CostTable:
         return self.distinct.at(int(self.place[row]))
 
 
+def capacities_bytes(problem: Problem) -> tuple[int, ...]:
+    """Return the bytes of device memory that plans of the problem's space may fill, for every node type."""
+    margin = problem.space.memory_margin_fraction
+    return tuple(hardware.capacity_bytes(margin) for hardware in problem.node_types)
+
+
 def usable_memory_bytes(problem: Problem) -> int:
-    """Return the bytes of device memory that a plan may fill, a maximum over the node types."""
-    return max(hardware.usable_bytes for hardware in problem.node_types)
+    """Return the maximum of ``capacities_bytes`` over the node types."""
+    return max(capacities_bytes(problem))
 
 
 def host_capacity_bytes(problem: Problem) -> int:

@@ -21,6 +21,7 @@ from milpplan.simulation.layout_columns import BoolArray, IntArray, LayoutColumn
 from milpplan.simulation.layout_costs import (
     CostTable,
     LayoutCosts,
+    capacities_bytes,
     crossing_transfer_ns,
     layout_costs,
     step_overhead_ns,
@@ -160,8 +161,8 @@ def types_of_ranks(problem: Problem, order: NodeOrder, num_ranks: int) -> tuple[
 
 def rank_capacities(problem: Problem, layout: Layout) -> tuple[int, ...]:
     """List the bytes that a GPU of every pipeline rank may fill, [P]."""
-    types = problem.node_types
-    return tuple(types[node_type].usable_bytes for node_type in rank_types(problem, layout))
+    capacities = capacities_bytes(problem)
+    return tuple(capacities[node_type] for node_type in rank_types(problem, layout))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 BREAKDOWN = (
     "compute",
@@ -31,9 +31,6 @@ HIDDEN = (
 
 
 MemoryVerdict = Literal["safe", "tight", "does_not_fit"]
-TIGHT_FRACTION: Final = 0.05
-"""Growth of the peak under which a tight plan would no longer fit. It is the largest error of the validated peaks
-of allocated memory, rounded up (4.9 % of 43 peaks; docs/accuracy.md, Memory)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +60,10 @@ class StageReport:
     node_type: str
     """Name of the rank's hardware."""
     usable_memory_bytes: int
+    capacity_bytes: int
+    """Usable memory less the margin of the problem's space."""
+    safe_bytes: int
+    """Usable memory less the margin of a safe plan (``HardwareSpec.memory_margin_fraction``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,17 @@ class StepReport:
         return self.usable_memory_bytes - self.peak_memory_bytes
 
     @property
+    def fits_with_margin(self) -> bool:
+        """True if the plan fits, and every rank leaves the margin of the problem's space."""
+        return self.fits and all(stage.memory.peak_bytes <= stage.capacity_bytes for stage in self.stages)
+
+    @property
     def memory_verdict(self) -> MemoryVerdict:
-        """``safe`` if the plan also fits with a peak larger by ``TIGHT_FRACTION``, else ``tight`` if it fits."""
+        """``safe`` if every rank leaves the margin of a safe plan on its node type, else ``tight`` if all fit."""
         if not self.fits:
             return "does_not_fit"
-        return "tight" if self.memory_margin_bytes < TIGHT_FRACTION * self.peak_memory_bytes else "safe"
+        safe = all(stage.memory.peak_bytes <= stage.safe_bytes for stage in self.stages)
+        return "safe" if safe else "tight"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, Plan
+from milpplan.problem.plan import PAIRED_SCHEDULES, Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.parameters import mfu
 from milpplan.simulation.layers.terms import EXPOSED, ONCE, PAIRED, WORK, Part, Phase
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, step_overhead_ns
-from milpplan.simulation.mixed_costs import RankCosts, costs_of, rank_types
+from milpplan.simulation.mixed_costs import RankCosts, costs_of, rank_capacities, rank_types
 from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline import step_graph
 from milpplan.simulation.pipeline.schedule import held_bytes, live_profiles
@@ -115,8 +115,7 @@ def _check_forwards(problem: Problem, plan: Plan) -> None:
     """Reject plans of an inference job that order backwards or recompute layers: there is no backward."""
     recomputed = sum(stage.recompute.full + stage.recompute.selective for stage in plan.virtual_stages)
     layout = plan.layout
-    pipelined = layout.pp > 1 or layout.schedule in SPLIT_SCHEDULES
-    if problem.inference and (recomputed or (pipelined and layout.schedule != "gpipe")):
+    if problem.inference and (recomputed or (layout.pp > 1 and layout.schedule != "gpipe")):
         raise IllegalPlanError(
             f"The job is inference; the plan has schedule {layout.schedule} and recomputes {recomputed} layers.",
             "Expected schedule gpipe, whose forwards fill and drain the pipeline, and no recomputation.",
@@ -217,11 +216,11 @@ def rank_memory(layout: Layout, costs: RankCosts, stages: Sequence[StageOptions]
 
 
 def fits_in_memory(problem: Problem, layout: Layout, memory: Sequence[StageMemory]) -> bool:
-    """Check that every rank fits the memory of its own node type, on the device and on the host."""
-    types = [problem.node_types[node_type] for node_type in rank_types(problem, layout)]
+    """Check that every rank leaves the margin of the problem's space, and fits the host of its node type."""
+    hosts = [problem.node_types[node_type].host_bytes for node_type in rank_types(problem, layout)]
     return all(
-        rank.peak_bytes <= hardware.usable_bytes and rank.host_bytes <= hardware.host_bytes
-        for rank, hardware in zip(memory, types, strict=True)
+        rank.peak_bytes <= capacity and rank.host_bytes <= host
+        for rank, capacity, host in zip(memory, rank_capacities(problem, layout), hosts, strict=True)
     )
 
 
@@ -239,6 +238,7 @@ def _stage_reports(
     """Report every pipeline rank: its time breakdown and its memory."""
     memory = rank_memory(plan.layout, costs, stages)
     types = [problem.node_types[node_type] for node_type in rank_types(problem, plan.layout)]
+    capacities = rank_capacities(problem, plan.layout)
     reports = []
     for rank in range(plan.layout.pp):
         times = _rank_times(problem, plan, costs, stages, timeline, rank)
@@ -249,6 +249,8 @@ def _stage_reports(
                 memory[rank],
                 types[rank].name,
                 types[rank].usable_bytes,
+                capacities[rank],
+                types[rank].capacity_bytes(),
             )
         )
     return reports

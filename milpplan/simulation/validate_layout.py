@@ -10,7 +10,7 @@ from milpplan.problem.plan import SPLIT_SCHEDULES, Layout, Plan
 from milpplan.problem.problem import Job, Range
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.network import placement
-from milpplan.simulation.pipeline.schedule import check_schedule
+from milpplan.simulation.pipeline.work_order import check_schedule
 
 Legality = tuple[bool, str, str]
 """Rule of a layout: True if the layout keeps it, the values seen, and the expectation."""

@@ -23,7 +23,7 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Count, Record
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.studies.records import SolveSettings
+from milpplan.studies.grid import SolveSettings
 from milpplan.units import gib_text
 from milpplan.version import __version__
 

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from milpplan.errors import InvalidInputError
 from milpplan.problem.reading import read_text, shown
 from milpplan.reports.files import TEMPORARY, check_writable, make_directory, unwritable, write_whole
-from milpplan.studies.grid import Cell
+from milpplan.studies.grid import Cell, Study
 from milpplan.studies.outcomes import PROVED, Outcome, Task, impossible, task_of
-from milpplan.studies.records import Study
 
 CELLS: Final = "cells"
 PLANS: Final = "plans"

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem.plan import Layout
-from milpplan.studies.grid import GRID_AXES, Cell
+from milpplan.studies.grid import GRID_AXES, Cell, Study
 from milpplan.studies.outcomes import Outcome
-from milpplan.studies.records import Study
 from milpplan.studies.store import Sweep
 from milpplan.units import TRILLION, gpu_hours
 

@@ -8,9 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from milpplan.simulation.layout_columns import FloatArray, IntArray
-from milpplan.switching.ownership import What
+from milpplan.switching.ownership import Tensor, What
 from milpplan.switching.routes import Deliveries
-from milpplan.switching.tensors import Tensor
 
 Senders = Literal["nearest", "exact", "relay"]
 SENDERS: tuple[Senders, ...] = ("nearest", "exact", "relay")

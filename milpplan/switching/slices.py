@@ -17,8 +17,16 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Plan
 from milpplan.simulation.layout_columns import BoolArray, IntArray
-from milpplan.switching.ownership import EQUAL_ROWS, Ownership, ShardRules, What, element_bytes, ownership
-from milpplan.switching.tensors import Shape, Tensor
+from milpplan.switching.ownership import (
+    EQUAL_ROWS,
+    Ownership,
+    Shape,
+    ShardRules,
+    Tensor,
+    What,
+    element_bytes,
+    ownership,
+)
 
 MAX_GPUS = 4096
 """Maximum number of GPUs of a switch, which lists every rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import Final
@@ -13,7 +13,7 @@ from milpplan.problem.plan import Plan
 from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, validated
 from milpplan.problem.records import Count, NonNegativeFloat, Record
-from milpplan.validation.evidence import Ablated, Evidence, TermEvidence
+from milpplan.validation.evidence import Ablated, Evidence, Outside, TermEvidence
 from milpplan.validation.runs.clusters import GENERATIONS, generation_of
 from milpplan.validation.terms import Term, step_doubled_s, step_without_s, used_terms
 
@@ -22,12 +22,13 @@ FILE: Final = "exercised.json"
 
 class Exercise(Record):
     """Scored runs that exercise a term. Errors are mean absolute ones of their step times over their sources, with
-    and without the constants fitted to each framework."""
+    and without the constants fitted to each framework. ``ranges``: minimum and maximum of ``measures``."""
 
     num_runs: Count
     num_sources: Count
     error_with_stacks: NonNegativeFloat
     error_without_stacks: NonNegativeFloat
+    ranges: dict[str, tuple[Count, Count]] = {}
 
 
 class Generation(Record):
@@ -43,6 +44,28 @@ class Generation(Record):
     def of(self, term: str) -> tuple[Exercise, ...]:
         """Return the runs that exercise a term, with an entry per number format."""
         return tuple(formats[term] for formats in self.terms.values() if term in formats)
+
+
+def measures(problem: Problem, plan: Plan) -> dict[str, int]:
+    """Return the sizes of a run that costs grow with: those that a plan must share with measured runs."""
+    layout = plan.layout
+    return {
+        "num_gpus": layout.num_gpus,
+        "num_nodes": -(-layout.num_gpus // problem.hardware.gpus_per_node),
+        "tp": layout.tp,
+        "micro_batch_size": layout.micro_batch_size,
+        "sequence_length": problem.job.sequence_length,
+    }
+
+
+def ranges(rows: Iterable[Mapping[str, int]]) -> dict[str, tuple[int, int]]:
+    """Find the minimum and maximum of every measure over runs."""
+    found: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        for name, value in row.items():
+            low, high = found.get(name, (value, value))
+            found[name] = min(low, value), max(high, value)
+    return found
 
 
 class ExercisedTerms(Record):
@@ -105,9 +128,9 @@ def evidence(
     name = generation_name(problem.hardware)
     generation = (table or exercised_terms()).generations.get(name, NOTHING)
     with_stack = problem.hardware.software.name in stack_names()
-    own = used_terms(problem, best)
+    own, sizes = used_terms(problem, best), measures(problem, best)
     terms = tuple(
-        _exercised(term, generation.of(term.name), with_stack)
+        _exercised(term, generation.of(term.name), with_stack, sizes)
         if generation.of(term.name)
         else _unexercised(problem, best, step_time_s, term)
         for term in own
@@ -137,13 +160,20 @@ def num_unexercised(problem: Problem, plan: Plan) -> int:
     return sum(not runs.of(term.name) for term in used_terms(problem, plan))
 
 
-def _exercised(term: Term, runs: tuple[Exercise, ...], with_stack: bool) -> TermEvidence:
+def _exercised(term: Term, runs: tuple[Exercise, ...], with_stack: bool, sizes: Mapping[str, int]) -> TermEvidence:
     """Combine the runs of several number formats: a source counts once per format in the mean of the errors; the
-    number of sources is the maximum over the formats."""
+    number of sources is the maximum over the formats, and a range covers all of them."""
     weights = [exercise.num_sources for exercise in runs]
     errors = [exercise.error_with_stacks if with_stack else exercise.error_without_stacks for exercise in runs]
     mean = sum(weight * error for weight, error in zip(weights, errors, strict=True)) / sum(weights)
-    return TermEvidence(term.name, term.words, sum(exercise.num_runs for exercise in runs), max(weights), mean)
+    num_runs = sum(exercise.num_runs for exercise in runs)
+    whole = ranges({name: pair[side] for name, pair in one.ranges.items()} for one in runs for side in (0, 1))
+    outside = tuple(
+        Outside(name, sizes[name], low if sizes[name] < low else high)
+        for name, (low, high) in whole.items()
+        if not low <= sizes[name] <= high
+    )
+    return TermEvidence(term.name, term.words, num_runs, max(weights), mean, ranges=whole, outside=outside)
 
 
 def _unexercised(problem: Problem, plan: Plan, step_time_s: float, term: Term) -> TermEvidence:

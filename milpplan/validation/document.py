@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, Final
 
 from milpplan.validation.comparison import Comparison, Unstated, Validation
@@ -12,6 +14,7 @@ from milpplan.validation.summary import Errors, Fit, GroupedErrors, Source, Summ
 from milpplan.version import __version__
 
 SCHEMA_VERSION: Final = 1
+NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 _OF_FAMILIES: Final = (
     "slope_error_fraction",
     "slope_error_of_step",
@@ -20,13 +23,19 @@ _OF_FAMILIES: Final = (
 )
 
 
-def document_text(validation: Validation, summary: Summary) -> str:
-    """Write the document as text with a final newline."""
-    return json.dumps(document(validation, summary), indent=1, allow_nan=False) + "\n"
+def document_text(validation: Validation, summary: Summary, covered: Mapping[str, float] = NOTHING) -> str:
+    """Write the document as text with a final newline; ``covered`` as for ``document``."""
+    return json.dumps(document(validation, summary, covered), indent=1, allow_nan=False) + "\n"
 
 
-def document(validation: Validation, summary: Summary) -> dict[str, Any]:
-    """Make the document of every run, compared or not, and of the accuracy figures."""
+def document(validation: Validation, summary: Summary, covered: Mapping[str, float] = NOTHING) -> dict[str, Any]:
+    """Make the document of every run, compared or not, and of the accuracy figures.
+
+    Args:
+        validation: The compared runs.
+        summary: Their accuracy figures.
+        covered: Share of a sample of the scored runs within one sigma of their prediction, by source.
+    """
     runs = [_compared(comparison) for comparison in validation.comparisons] + [
         _unstated(unstated) for unstated in validation.unstated
     ]
@@ -35,7 +44,7 @@ def document(validation: Validation, summary: Summary) -> dict[str, Any]:
         "milpplan_version": __version__,
         "runs": runs,
         "rejected": list(validation.rejected),
-        "summary": summary_document(summary),
+        "summary": summary_document(summary) | {"within_one_sigma_by_source": dict(covered)},
     }
 
 

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Measure of a plan outside the range that the runs of a term have: a layout or job field, its value in the
+    plan, and the limit that the value exceeds or falls below."""
+
+    measure: str
+    value: int
+    limit: int
+
+    @property
+    def ratio(self) -> float:
+        """Factor between value and limit, at least 1."""
+        return max(self.value / self.limit, self.limit / self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +26,8 @@ class TermEvidence:
 
     ``mean_abs_error`` is that of their step times, with equal weight for every source; None without runs.
     ``share``: the reduction of the step without the term; ``share_doubled``: its increase with the term doubled;
-    both are shares of the step, and None for exercised terms.
+    both are shares of the step, and None for exercised terms. ``ranges``: minimum and maximum of every measure
+    over the runs; ``outside``: measures of the plan that are not in them.
     """
 
     name: str
@@ -21,6 +37,8 @@ class TermEvidence:
     mean_abs_error: float | None
     share: float | None = None
     share_doubled: float | None = None
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    outside: tuple[Outside, ...] = ()
 
     @property
     def exercised(self) -> bool:
@@ -66,3 +84,8 @@ class Evidence:
     def unexercised(self) -> tuple[TermEvidence, ...]:
         """Terms of the plan that no scored run on the generation exercises."""
         return tuple(term for term in self.terms if not term.exercised)
+
+    @property
+    def extrapolated(self) -> tuple[TermEvidence, ...]:
+        """Exercised terms of the plan with a measure outside the range of their runs."""
+        return tuple(term for term in self.terms if term.outside)

@@ -91,6 +91,13 @@ class Source:
     """Errors of the scored runs."""
 
 
+UNSAFE_FRACTION = 0.02
+"""Share of safe plans that may run out of memory."""
+MIN_RUNS = 100
+"""Minimum number of runs of a source by which a margin is found: smaller sources cannot show shares of 2 %."""
+MAX_PERCENT = 50
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Confusion matrix of the prediction whether a plan fits, in counts of runs; "positive" means out of
@@ -102,6 +109,10 @@ class Fit:
     """Number of runs of ``num_oom`` predicted not to fit."""
     ok_predicted: int
     """Number of runs of ``num_ok`` predicted to fit."""
+    num_safe: int
+    """Number of runs predicted safe: they leave the margin of their hardware."""
+    safe_oom: int
+    """Number of runs of ``num_safe`` that ran out of memory."""
 
     @property
     def accuracy(self) -> float:
@@ -232,7 +243,33 @@ def _fit(runs: Sequence[Comparison]) -> Fit | None:
         return None
     oom = [comparison for comparison in runs if comparison.run.measured.status == "oom"]
     ran = [comparison for comparison in runs if comparison.run.measured.status == "ok"]
-    return Fit(len(oom), len(ran), sum(not o.report.fits for o in oom), sum(o.report.fits for o in ran))
+    safe = [comparison for comparison in runs if comparison.report.memory_verdict == "safe"]
+    predicted = sum(not o.report.fits for o in oom), sum(o.report.fits for o in ran)
+    return Fit(len(oom), len(ran), *predicted, len(safe), sum(o.run.measured.status == "oom" for o in safe))
+
+
+def memory_margin(runs: Sequence[Comparison]) -> float:
+    """Find the smallest margin of memory, in whole per cent of the device, that makes plans safe.
+
+    With it, fewer than ``UNSAFE_FRACTION`` of the runs that leave the margin ran out of memory, in every source
+    that has at least ``MIN_RUNS`` runs predicted to fit.
+    """
+    deciding = [comparison for comparison in runs if comparison.decides_fit and comparison.report.fits]
+    groups = _by(deciding, lambda comparison: comparison.run.group).values()
+    large = [own for own in groups if len(own) >= MIN_RUNS]
+    shares = (percent / 100 for percent in range(MAX_PERCENT + 1))
+    return next(share for share in shares if all(_unsafe(own, share) < UNSAFE_FRACTION for own in large))
+
+
+def _unsafe(runs: Sequence[Comparison], share: float) -> float:
+    """Return the share of the runs that leave a margin, but ran out of memory."""
+    memory = [comparison.statement.problem.hardware.accelerator.memory_bytes for comparison in runs]
+    leave = [
+        comparison.run.measured.status
+        for comparison, size in zip(runs, memory, strict=True)
+        if comparison.report.memory_margin_bytes >= share * size
+    ]
+    return leave.count("oom") / len(leave) if leave else 0.0
 
 
 def _by(runs: Sequence[Comparison], key: Callable[[Comparison], str]) -> dict[str, list[Comparison]]:

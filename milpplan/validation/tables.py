@@ -28,9 +28,18 @@ MAX_SHOWN_ERROR = 9.99
 _VARIES = {"micro_batches": "micro-batches", "layers": "layers", "gpus": "GPUs"}
 
 
-def report(validation: Validation, summary: Summary, each: bool = False) -> RenderableType:
-    """Show the whole output of ``milpplan validate``; every run if ``each``."""
-    parts: list[RenderableType] = [_headline(validation, summary), Text()]
+def report(
+    validation: Validation, summary: Summary, each: bool = False, covered: float | None = None
+) -> RenderableType:
+    """Show the whole output of ``milpplan validate``.
+
+    Args:
+        validation: The compared runs.
+        summary: Their accuracy figures.
+        each: Show every run.
+        covered: Share of runs within one sigma of their prediction; None: not known.
+    """
+    parts: list[RenderableType] = [_headline(validation, summary, covered), Text()]
     for title, table in (
         ("Step time by source (errors: predicted over measured, minus 1, in per cent)", _source_table(summary)),
         (
@@ -59,7 +68,7 @@ def report(validation: Validation, summary: Summary, each: bool = False) -> Rend
     return Group(*parts)
 
 
-def _headline(validation: Validation, summary: Summary) -> Text:
+def _headline(validation: Validation, summary: Summary, covered: float | None) -> Text:
     lines = [
         f"{len(validation.comparisons):,} runs simulated, {len(validation.unstated):,} not"
         + (f", {len(validation.rejected):,} records rejected" if validation.rejected else "")
@@ -72,6 +81,8 @@ def _headline(validation: Validation, summary: Summary) -> Text:
                 f"run{'s' if errors.num_runs > 1 else ''}), worst run "
                 f"{percent_text(errors.max_abs_error)}"
             )
+    if covered is not None:
+        lines.append(f"error bars: {percent_text(covered, 0)} of a sample of scored runs are within one sigma")
     return Text("\n".join(lines))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from math import hypot
+from math import exp, hypot
 
 import pytest
 
 import milpplan
 from milpplan import Plan, Problem, simulate
-from milpplan.calibration.error_bars import at, error_bar, joint_end, robustness
+from milpplan.calibration.coverage import Coverage, mean_share, within_one_sigma
+from milpplan.calibration.error_bars import at, error_bar, joint_end, robustness, side_s
 from milpplan.problem.hardware import Uncertainty
+from milpplan.problem.overlay import PRIOR_SIGMA, PRIORS, UNCERTAIN, uncertainty_of, with_constants
 from milpplan.reports.words.result_words import error_bar_text, robustness_text
 from tests.small import small_problem
 
@@ -43,11 +45,53 @@ def test_parts_add_in_quadrature(plan: Plan) -> None:
     assert "one sigma" in error_bar_text(bar)
 
 
-def test_nothing_uncertain_nothing_said(plan: Plan) -> None:
-    """No uncertainty, no error bar; the scatter alone moves no plan past another."""
-    assert error_bar(small_problem(), plan, 1.0) is None
-    assert robustness(small_problem(), plan, ()) is None
+def test_only_what_is_exact_is_not_varied(plan: Plan) -> None:
+    """Where every constant counts as exact the bar has no width, and no end is compared; the scatter alone moves
+    no plan past another."""
+    bar = error_bar(uncertain(), plan, 1.0)
+    assert (bar.below_s, bar.above_s, bar.parts_s) == (0.0, 0.0, {})
+    assert robustness(uncertain(), plan, ()) is None
     assert robustness(uncertain(residual_fraction=0.1), plan, ()) is None
+
+
+def test_a_description_without_a_fit_has_the_priors(plan: Plan) -> None:
+    """Each constant moves by its prior's sigma: products by exp(0.25) in rate, a step's overhead by its seconds,
+    the residual with the step."""
+    problem = small_problem()
+    step = simulate(problem, plan).step_time_s
+    bar = error_bar(problem, plan, step)
+    slower = with_constants(problem.hardware, {"gemm_efficiency": exp(-PRIOR_SIGMA["gemm_efficiency"])}, {})
+    slow = simulate(problem.model_copy(update={"hardware": slower}), plan).step_time_s
+    assert bar.parts_s["gemm_efficiency"][1] == pytest.approx(slow - step)
+    assert bar.parts_s["step_overhead_s"] == pytest.approx((0.0, PRIOR_SIGMA["step_overhead_s"]))
+    assert bar.parts_s["residual"][0] == pytest.approx(PRIORS.residual_fraction * step)
+    assert bar.above_s == pytest.approx(hypot(*(up for _, up in bar.parts_s.values())))
+    assert "no constant is fitted" in error_bar_text(bar)
+    assert robustness(problem, plan, (plan,)) is not None
+
+
+def test_every_constant_has_a_prior() -> None:
+    """None is exact unless a description says so."""
+    assert PRIOR_SIGMA.keys() == set(UNCERTAIN)
+    assert min(PRIOR_SIGMA.values()) > 0
+    assert uncertainty_of(small_problem().hardware) is PRIORS
+
+
+def test_the_spread_between_clusters_adds_in_quadrature(plan: Plan) -> None:
+    """A residual of 3 % and a spread of 4 % are 5 % of the step, up and down."""
+    problem = uncertain(residual_fraction=0.03, sources_fraction=0.04)
+    bar = error_bar(problem, plan, 2.0)
+    assert (bar.below_s, bar.above_s) == pytest.approx((0.1, 0.1))
+    assert side_s(problem, plan, 2.0, 1.0) == side_s(problem, plan, 2.0, -1.0) == pytest.approx(0.1)
+
+
+def test_coverage_counts_runs_within_a_sigma(plan: Plan) -> None:
+    """With 5 % to each side, a measured step 4 % longer or shorter is covered, 6 % is not."""
+    problem = uncertain(residual_fraction=0.05)
+    covered = [within_one_sigma(problem, plan, 1.0, measured) for measured in (0.94, 0.96, 1.0, 1.04, 1.06)]
+    assert covered == [False, True, True, True, False]
+    assert mean_share((Coverage("a", 4, 1), Coverage("b", 8, 6))) == 0.5
+    assert mean_share(()) is None
 
 
 def test_the_ends_compare_with_the_runners_up(plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from milpplan.problem.catalog import load_overlay
 from milpplan.problem.hardware import BusTable, SizeCurve
 from milpplan.problem.overlay import (
     COLLECTIVES,
+    CONGESTION_MEDIAN,
     FACTORS,
+    LEFT_SHARE,
+    PRIOR_SIGMA,
     Constants,
     Factor,
     Overlay,
@@ -24,6 +28,7 @@ from milpplan.problem.overlay import (
     Tables,
     applied,
     moved,
+    uncertainty_of,
 )
 from milpplan.simulation.network.collectives import all_gather_s
 
@@ -53,13 +58,16 @@ def full() -> Overlay:
 
 
 def test_the_identity_changes_no_number() -> None:
-    """Nothing but the software's name differs."""
+    """Nothing but the software's name differs, and the origin of the uncertainty: factors of 1 without a sigma are
+    exact."""
     base = load_hardware("dgx-h100")
-    one = {name: Factor(value=1.0) for name in FACTORS}
-    for identity in (overlay(), overlay(constants=Constants(**one))):
+    exact = {name: Factor(value=1.0) for name in FACTORS}
+    for identity in (overlay(), overlay(constants=Constants(**exact))):
         changed = applied(base, identity)
         assert changed.software.name == "mine"
-        assert changed.model_copy(update={"software": base.software}) == base
+        assert changed.model_copy(update={"software": base.software, "uncertainty": None}) == base
+        assert uncertainty_of(changed).step_overhead_s == PRIOR_SIGMA["step_overhead_s"]
+    assert uncertainty_of(changed).gemm_efficiency == 0.0
 
 
 def test_constants_end_up_where_they_belong() -> None:
@@ -77,7 +85,8 @@ def test_constants_end_up_where_they_belong() -> None:
     known = changed.uncertainty
     assert known is not None
     assert known.gemm_efficiency == pytest.approx(0.03 / 0.9)
-    assert known.attention_efficiency == 0.0
+    assert known.memory_efficiency == pytest.approx(LEFT_SHARE * PRIOR_SIGMA["memory_efficiency"])
+    assert known.step_overhead_s == PRIOR_SIGMA["step_overhead_s"]
 
 
 def test_eight_bit_products_have_their_own_factor() -> None:
@@ -106,6 +115,8 @@ def test_hops_delay_collectives_across_domains_only() -> None:
     assert inside[0] == inside[1]
     assert 0 < across[1] - across[0] <= 15 * 1e-4
     assert moved(slow, {"scale_out_hop_s": 5.0}) == slow
+    later = moved(base, {"scale_out_hop_s": 2.0})
+    assert later.scale_out.hop_latency_s == base.scale_out.hop_latency_s + 2 * PRIOR_SIGMA["scale_out_hop_s"]
 
 
 def test_kernels_that_the_host_waits_for() -> None:
@@ -129,10 +140,38 @@ def test_moved_by_a_sigma_is_slower() -> None:
     known = applied(load_hardware("dgx-h100"), full())
     slow = moved(known, {"gemm_efficiency": 1.0, "layer_launch_s": 1.0})
     before, after = (spec.accelerator.bf16.gemm.efficiency[0][0][0] for spec in (known, slow))
-    assert after == pytest.approx(before * (1 - 0.03 / 0.9))
+    assert after == pytest.approx(before * exp(-0.03 / 0.9))
     assert slow.software.layer_launch_s == pytest.approx(3.1e-4)
     assert moved(known, {"layer_launch_s": -1000.0}).software.layer_launch_s == 0.0
-    assert moved(load_hardware("dgx-h100"), {"gemm_efficiency": 1.0}) == load_hardware("dgx-h100")
+    bare = load_hardware("dgx-h100")
+    there = moved(bare, {"gemm_efficiency": 1.0}).accelerator.bf16.gemm.efficiency[0][0][0]
+    assert there == pytest.approx(
+        bare.accelerator.bf16.gemm.efficiency[0][0][0] * exp(-PRIOR_SIGMA["gemm_efficiency"])
+    )
+
+
+def test_a_fit_that_says_little_leaves_the_prior() -> None:
+    """A time that is identified only because it hardly counts has the prior's sigma; a constant that is not
+    identified keeps the prior's, or what the data left where that is less."""
+    constants = Constants(
+        step_overhead_s=Seconds(value=0.02, one_sigma=1.0),
+        layer_launch_s=Seconds(value=0.0, one_sigma=1e-5, identified=False),
+        message_s=Seconds(value=0.0, identified=False),
+    )
+    known = uncertainty_of(applied(load_hardware("dgx-h100"), overlay(constants=constants)))
+    assert known.step_overhead_s == PRIOR_SIGMA["step_overhead_s"]
+    assert known.layer_launch_s == 1e-5
+    assert known.message_s == PRIOR_SIGMA["message_s"]
+
+
+def test_a_network_without_congestion_is_doubted_to_the_slow_side() -> None:
+    """The fast end keeps none; the slow end has one sigma above the prior's median."""
+    bare = load_hardware("dgx-h100")
+    network = bare.scale_out.model_copy(update={"congestion_s_per_byte": 0.0})
+    free = bare.model_copy(update={"scale_out": network})
+    fast, slow = (moved(free, {"congestion_s_per_byte": k}).scale_out.congestion_s_per_byte for k in (-1.0, 1.0))
+    assert fast == 0.0
+    assert slow == pytest.approx(CONGESTION_MEDIAN * exp(PRIOR_SIGMA["congestion_s_per_byte"]))
 
 
 def test_file_and_back(tmp_path: Path) -> None:
@@ -153,7 +192,8 @@ def test_strange_text_survives(tmp_path: Path) -> None:
 
 
 def test_overlays_lie_on_overlays(tmp_path: Path) -> None:
-    """A base given as a path is looked for beside the overlay; factors multiply, sigmas add in quadrature."""
+    """A base given as a path is looked for beside the overlay; factors multiply, and the sigma is that of the
+    later fit, which is one of the product."""
     write_overlay(
         tmp_path / "one.toml", overlay(constants=Constants(gemm_efficiency=Factor(value=0.5, one_sigma=0.015)))
     )
@@ -165,7 +205,7 @@ def test_overlays_lie_on_overlays(tmp_path: Path) -> None:
     ratio = stacked.accelerator.bf16.gemm.efficiency[0][0][0] / base.accelerator.bf16.gemm.efficiency[0][0][0]
     assert ratio == pytest.approx(0.25)
     assert stacked.uncertainty is not None
-    assert stacked.uncertainty.gemm_efficiency == pytest.approx(0.05)
+    assert stacked.uncertainty.gemm_efficiency == pytest.approx(0.04)
 
 
 def test_hostile_files_are_refused(tmp_path: Path) -> None:

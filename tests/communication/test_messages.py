@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan.communication import messages
-from milpplan.communication.messages import Message
+from milpplan.communication import wires
+from milpplan.communication.wires import Message
 from milpplan.problem.model import MixtureOfExperts
 from milpplan.problem.plan import RANK_ORDERS, Layout
 from milpplan.problem.problem import Problem
@@ -68,7 +68,7 @@ def test_messages_take_the_time_of_the_layer(case: int) -> None:
         columns = LayoutColumns.of([random_layout(random, problem)])
         for kind in problem.model.kinds:
             whole = layer_seconds(problem, kind, columns)[..., 0]
-            found = messages.layer_messages(problem, kind, columns)
+            found = wires.layer_messages(problem, kind, columns)
             for part, names in OF_PART.items():
                 for phase in (Phase.FORWARD, Phase.BACKWARD):
                     # The messages of weight gradients that run by themselves count as the backward's.
@@ -83,7 +83,7 @@ def test_messages_take_the_time_of_the_layer(case: int) -> None:
                     assert sum(times) == pytest.approx(expected, rel=1e-9)
         for is_head, end in ((False, embedding_endpoint), (True, head_endpoint)):
             expected_s = end(problem, columns).seconds[Part.TP, :, 0]
-            found = messages.end_messages(problem, is_head, columns)
+            found = wires.end_messages(problem, is_head, columns)
             took = [
                 sum(getattr(m, p)[0] * seconds(problem, columns, m) for m in found)
                 for p in ("forward", "backward")
@@ -104,15 +104,15 @@ def test_switches_change_messages_and_times_alike(case: int) -> None:
         for kind in problem.model.kinds:
             whole = layer_seconds(problem, kind, columns)[..., 0]
             expected = whole[Part.TP] + whole[Part.TP_HIDDEN]
-            sent = [m for m in messages.layer_messages(problem, kind, columns) if m.parallelism in ("tp", "sp")]
+            sent = [m for m in wires.layer_messages(problem, kind, columns) if m.parallelism in ("tp", "sp")]
             forward = sum(m.forward[0] * seconds(problem, columns, m) for m in sent)
             backward = sum(m.backward[0] * seconds(problem, columns, m) for m in sent)
             assert [forward, backward] == pytest.approx(expected[[Phase.FORWARD, Phase.BACKWARD]], rel=1e-9)
-            again = messages.replayed_messages(problem, kind, columns)
+            again = wires.replayed_messages(problem, kind, columns)
             took = sum(m.backward[0] * seconds(problem, columns, m) for m in again)
             assert took == pytest.approx(expected[Phase.SELECTIVE], rel=1e-9)
         for is_head, end in ((False, embedding_endpoint), (True, head_endpoint)):
-            found = messages.end_messages(problem, is_head, columns)
+            found = wires.end_messages(problem, is_head, columns)
             both = [
                 sum(getattr(m, p)[0] * seconds(problem, columns, m) for m in found)
                 for p in ("forward", "backward")
@@ -127,9 +127,9 @@ def test_transfers_take_the_time_of_their_bytes(sequence_parallel: bool, scatter
     problem = problem_of("gpt3-175b", "dgx-a100-80", sequence_length=1024)
     layout = Layout(tp=4, pp=8, dp=2, global_batch_size=16, sequence_parallel=sequence_parallel)
     columns = LayoutColumns.of([layout.model_copy(update={"pp_scatter_gather": scattered})])
-    sent = messages.transfer_bytes(problem, columns)
+    sent = wires.transfer_bytes(problem, columns)
     took = p2p_s(problem.hardware, sent, placement.pipeline(columns).stride)
-    gathered = messages.gathered_bytes(problem, columns)
+    gathered = wires.gathered_bytes(problem, columns)
     took = took + all_gather_s(problem.hardware, gathered, *placement.tensor(columns)) * (gathered > 0)
     took = took + 2 * problem.hardware.software.message_s
     assert took == pytest.approx(transfer_s(problem, columns), rel=1e-9)
@@ -148,7 +148,7 @@ def test_messages_of_the_states_take_their_time() -> None:
         shapes = dict(zip(("replicas", "expert_replicas"), states.replica_groups(columns, local), strict=True))
         groups = {name: group for name, (_, group) in shapes.items()}
         groups |= {"replica_shards": groups["replicas"], "expert_shards": groups["expert_replicas"]}
-        often, once = messages.state_messages(problem, columns, local)
+        often, once = wires.state_messages(problem, columns, local)
 
         def total(found: list[Message], name: str, attribute: str, groups: dict[str, RankGroup] = groups) -> float:
             """Seconds of a parallelism's messages; copies of shards have no group here, and no bytes."""

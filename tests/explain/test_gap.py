@@ -12,8 +12,18 @@ import pytest
 import milpplan
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.explain.judge.gap import WHOLE, Solves, belongs, gap, judged, widened
-from milpplan.explain.judge.plan_changes import Priced, best_changes, carried_over, variants
+from milpplan.explain.judge.gap import (
+    WHOLE,
+    Priced,
+    Solves,
+    belongs,
+    best_changes,
+    carried_over,
+    gap,
+    judged,
+    variants,
+    widened,
+)
 from milpplan.explain.optima import Budget
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.infeasibility import with_space

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from milpplan import Layout, Plan, Problem, Range, Space, simulate, solve
 from milpplan.explain import overview as module
-from milpplan.explain.judge.rule_of_thumb import rule_of_thumb
-from milpplan.explain.overview import near_best
+from milpplan.explain.overview import near_best, rule_of_thumb
+from milpplan.explain.records import NearBest
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.infeasibility import with_job
 from milpplan.optimize.solve import fixed
@@ -134,3 +135,24 @@ def test_the_rule_of_thumb_passes_over_degrees_that_cannot_run() -> None:
     runs = tuple(run.model_copy(update={"attention": attention}) for run in model.layers)
     problem = problem_of(model.model_copy(update={"layers": runs}), "dgx-h100", num_gpus=16, global_batch_size=64)
     assert rule_of_thumb(problem) is None
+
+
+def test_neighbours_get_what_the_rest_of_a_page_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time limit is of everything: a clock that advances by a second for every launch file leaves less."""
+    problem = small_problem(space=NARROW)
+    plan, now, given = best_plan(problem), [0.0], list[float]()
+
+    def exports(*_: object) -> tuple[()]:
+        now[0] += 7.0
+        return ()
+
+    def near(problem: Problem, plan: Plan, within: float, time_limit_s: float, forbid: object) -> NearBest:
+        given.append(time_limit_s)
+        return NearBest(within, (), 0, 1)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "_exports", exports)
+    monkeypatch.setattr(module, "near_best", near)
+    for limit_s in (10.0, 7.0, 1.0):
+        module.plan_overview(problem, plan, time_limit_s=limit_s)
+    assert given == [3.0, 0.0, 0.0]

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from milpplan import Problem, simulate, solve
-from milpplan.explain import what_if
+from milpplan.explain import explain_plan
+from milpplan.explain.explain_plan import CHANGES, MORE, questions, worth
 from milpplan.explain.optima import Yardstick, ratio, saved_share
 from milpplan.explain.records import Interval, Worth
-from milpplan.explain.what_if import CHANGES, MORE, questions, worth
 from milpplan.problem.hardware import Accelerator
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from tests.explain.cases import feasible, holds, truth_s
@@ -117,4 +117,4 @@ def test_shares_of_intervals() -> None:
     assert (saved.low, saved.high) == (1 - 5 / 8, 1 - 4 / 10)
     assert saved_share(Interval(8.0, math.inf), Interval(4.0, math.inf)) == Interval(-math.inf, 1.0)
     assert ratio(1.0, 0.0) == math.inf
-    assert small_hardware().accelerator.memory_bytes < what_if.UNLIMITED_BYTES
+    assert small_hardware().accelerator.memory_bytes < explain_plan.UNLIMITED_BYTES

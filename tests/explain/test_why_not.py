@@ -11,10 +11,9 @@ import pytest
 
 from milpplan import Layout, Problem, explain_plan, solve
 from milpplan.errors import InvalidInputError
-from milpplan.explain.limits import WORDS, rule_effects
 from milpplan.explain.optima import Yardstick
 from milpplan.explain.records import Optimum, WishAnswer
-from milpplan.explain.why_not import WISHABLE, answer, neighbours, wished
+from milpplan.explain.why_not import WISHABLE, WORDS, answer, neighbours, rule_effects, wished
 from milpplan.optimize.bounds.closed_form import compute_bounds
 from milpplan.optimize.space import enumerate_layouts
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
@@ -114,6 +113,7 @@ def test_memory_that_forbids_is_named_with_its_amount() -> None:
         ({"sequence_parallel": True, "tp": 1}, "sequence_parallel_needs_tp: sequence parallelism needs tp > 1"),
         ({"zero_stage": 3, "overlap_grad_reduce": False}, "sharded_gradients_are_overlapped"),
         ({"dp": 4, "tp": 2}, "dp=4,tp=2 does not divide 4 GPUs"),
+        ({"dp": 2, "tp": 1, "cp": 1, "zero_stage": 2}, "ZeRO 2 and 3 with a pipeline need --allow zero-pipeline"),
     ],
 )
 def test_rules_that_forbid_are_named(wish: dict[str, Any], rule: str) -> None:
@@ -133,6 +133,7 @@ def test_every_rule_has_words() -> None:
             enumerate_layouts.SEQUENCE_RULES,
             STAGE_RULES,
             enumerate_layouts.SHARDING_RULES,
+            enumerate_layouts.PIPELINE_SHARDING_RULES,
         )
         for name in group
     }

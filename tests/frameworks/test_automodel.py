@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.launchers.automodel.run import AUTOMODEL, SCHEDULES
+from milpplan.launchers.automodel.launcher import AUTOMODEL, SCHEDULES
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, layers_of, torchrun_words
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.launchers.deepspeed.settings import DEEPSPEED
+from milpplan.launchers.deepspeed.launcher import DEEPSPEED
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, torchrun_words
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from milpplan.launchers.nanotron.rules import NANOTRON
+from milpplan.launchers.nanotron.launcher import NANOTRON
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, torchrun_words
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]

@@ -7,10 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from milpplan.groups.packing.tabu_search import balance, first_packings, has_single_micro_batches
+from milpplan.groups.packing.local_search import balance, first_packings, has_single_micro_batches
 from milpplan.groups.plan import Group, arranged
-from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
+from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
 from tests.amounts import first
 
 

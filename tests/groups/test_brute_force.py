@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.groups.assignment_program import assignment_program
+from milpplan.groups.assignment_program import assignment_program, ranked_sets
 from milpplan.groups.bounds.idle_time import IdleTimeBound
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.screen_subsets import ranked_sets
 from milpplan.groups.search import solve_groups, solve_set
 from milpplan.groups.tours import undominated_tours
 from milpplan.optimize.milp.backends import backend

@@ -16,8 +16,7 @@ from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.document import Degrees
 from milpplan.groups.packing.levelled import pack
 from milpplan.groups.plan import Group, GroupedPlan, arranged
-from milpplan.groups.problem import GroupedProblem
-from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
+from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
 from milpplan.lengths.hotspa_export import SCRIPT, as_buckets, exported, parallel_config
 from tests.oracles.hotspa_runtime import runtime_packs
 

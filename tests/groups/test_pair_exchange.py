@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from examples.adapters import flexsp
-from milpplan.groups.packing.local_search import exchange_pairs
-from milpplan.groups.packing.tabu_search import first_packings
+from milpplan.groups.packing.local_search import exchange_pairs, first_packings
 from milpplan.groups.plan import Packing
-from milpplan.groups.problem import GroupedProblem, Kind
+from milpplan.groups.problem import GroupedProblem, Kind, Pipeline, Strategy, SwitchTimes
 from milpplan.groups.search import solve_groups
-from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes
 from tests.amounts import first
 
 

@@ -10,8 +10,7 @@ import pytest
 from milpplan.groups.bounds.long_sequence import around, peaks
 from milpplan.groups.bounds.work_envelope import BatchKind, PipelineTable
 from milpplan.groups.dispatch.batch_packing import Placed, place, place_around
-from milpplan.groups.problem import Kind
-from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline, pipeline_times_ns
+from milpplan.groups.problem import FloatArray, Int64Array, Kind, Pipeline, pipeline_times_ns
 
 LONGEST = 8_192
 PIPELINE = Pipeline("deep", 4, 0.2, 4_500, 1e6, LONGEST)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.path_duals import best_profile
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts, drain_cut, last_stage_cut
-from milpplan.groups.problem import Kind
-from milpplan.groups.strategies import Pipeline, pipeline_times_ns
+from milpplan.groups.bounds.pipeline_bounds import PipelineCuts, best_profile, drain_cut, last_stage_cut
+from milpplan.groups.problem import Kind, Pipeline, pipeline_times_ns
 from milpplan.simulation.layers.terms import Term
 from milpplan.simulation.pipeline.schedule import structure
 from milpplan.simulation.pipeline.step_graph import StepGraph, step_time_ns

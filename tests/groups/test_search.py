@@ -12,9 +12,8 @@ from benchmarks.switch_tables import Weights, switch_s
 from examples.adapters import hydraulis
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.groups.plan import check, simulate
-from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes, TabledPipeline
 from milpplan.groups.search import solve_groups, solve_set
-from milpplan.groups.strategies import Pipeline, Strategy, SwitchTimes, TabledPipeline
 from tests.groups.brute_force import least_time_ns
 
 CONTENT = data()

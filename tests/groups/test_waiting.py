@@ -12,9 +12,8 @@ from examples.adapters import hydraulis
 from milpplan.groups.bounds.idle_time import CapacityRow, IdleTimeBound
 from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
 from milpplan.groups.packing.levelled import pack, pack_around
-from milpplan.groups.problem import Kind
+from milpplan.groups.problem import Int64Array, Kind, Pipeline, pipeline_times_ns
 from milpplan.groups.search import solve_groups
-from milpplan.groups.strategies import Int64Array, Pipeline, pipeline_times_ns
 
 LENGTHS = np.array([5, 10, 20, 40, 150, 400])
 COUNTS = np.array([8, 8, 8, 4, 2, 1])

@@ -16,7 +16,7 @@ from milpplan.errors import MilpplanError
 from milpplan.launchers.accelerate import launcher as accelerate_import
 from milpplan.launchers.accelerate.files import FLAG
 from milpplan.launchers.automodel import launcher as automodel_import
-from milpplan.launchers.deepspeed import settings as deepspeed_settings
+from milpplan.launchers.deepspeed import launcher as deepspeed_settings
 from milpplan.launchers.nanotron import settings as nanotron_settings
 from milpplan.launchers.records import Imported, ImportRequest
 from milpplan.launchers.settings import Known, flat, is_quiet, known_settings

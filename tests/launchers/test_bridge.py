@@ -11,8 +11,7 @@ from milpplan import Plan, Problem
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.megatron.launcher import Imported
 from milpplan.launchers.megatron_bridge import launcher as bridge_import
-from milpplan.launchers.megatron_bridge.launcher import SCRIPT, MegatronBridge
-from milpplan.launchers.megatron_bridge.names import CONSTANT, NAMES
+from milpplan.launchers.megatron_bridge.launcher import CONSTANT, NAMES, SCRIPT, MegatronBridge
 from milpplan.launchers.records import ImportRequest
 from tests.launchers.cases import NAMED, deepseek, llama_uneven, random_case
 from tests.launchers.test_megatron_round_trip import assert_same

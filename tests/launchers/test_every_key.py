@@ -14,7 +14,7 @@ from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, MilpplanError
 from milpplan.launchers.accelerate import launcher as accelerate_import
 from milpplan.launchers.automodel import launcher as automodel_import
-from milpplan.launchers.deepspeed import settings as deepspeed_settings
+from milpplan.launchers.deepspeed import launcher as deepspeed_settings
 from milpplan.launchers.megatron_bridge import launcher as bridge_import
 from milpplan.launchers.nanotron import settings as nanotron_settings
 from milpplan.launchers.records import Imported, ImportRequest

@@ -12,8 +12,7 @@ import yaml
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.nanotron.launcher import Nanotron, imported, scalar
-from milpplan.launchers.nanotron.rules import RULES, broken_rules
+from milpplan.launchers.nanotron.launcher import RULES, Nanotron, broken_rules, imported, scalar
 from milpplan.launchers.nanotron.settings import known, stage_sizes
 from milpplan.launchers.records import Imported, ImportRequest
 from tests.launchers.cases import legal_layout

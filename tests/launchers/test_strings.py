@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.megatron.model import pattern_flags, pattern_text
-from milpplan.launchers.megatron.stages import stage_layers, stage_string
+from milpplan.launchers.megatron.arguments import pattern_flags, pattern_text
+from milpplan.launchers.megatron.rules import stage_layers, stage_string
 from milpplan.launchers.shell.words import arithmetic
 
 

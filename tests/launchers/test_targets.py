@@ -11,8 +11,7 @@ import pytest
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError, UnknownNameError
 from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.restriction import restrict
-from milpplan.launchers.targets import TARGETS
+from milpplan.launchers.targets import TARGETS, restrict
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solve import target_price

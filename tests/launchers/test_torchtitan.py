@@ -15,8 +15,7 @@ from milpplan import Layout, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.records import ImportRequest
 from milpplan.launchers.torchtitan.launcher import Torchtitan, imported
-from milpplan.launchers.torchtitan.rules import RULES, broken_rules
-from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, Run, flavors
+from milpplan.launchers.torchtitan.run import NEWEST, RULES, V022, V030, Run, broken_rules, flavors
 from milpplan.launchers.torchtitan.settings import known
 from milpplan.simulation.layers.parameters import total_parameters
 from tests.launchers.cases import legal_layout

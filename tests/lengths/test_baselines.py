@@ -8,8 +8,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from milpplan.lengths.baselines import BOUNDARIES, Bucket, bucketing_step, buckets, dealt, hotspa_step, packs
-from milpplan.lengths.flexsp_rule import flexsp_step, rounds
+from milpplan.lengths.baselines import (
+    BOUNDARIES,
+    Bucket,
+    bucketing_step,
+    buckets,
+    dealt,
+    flexsp_step,
+    hotspa_step,
+    packs,
+    rounds,
+)
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.strategy_tables import StrategyTables

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.last_stage import best_mixture, load_bound, path_bound
-from milpplan.groups.bounds.long_sequence import group_ns, long_bound
+from milpplan.groups.bounds.long_sequence import best_mixture, group_ns, load_bound, long_bound, path_bound
 from milpplan.groups.bounds.path_mixtures import StageLoads
 from milpplan.groups.bounds.pipeline_bounds import Window, chord
 from milpplan.lengths.bounds.work_bounds import LinearBounds, heaviest, latencies

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.last_stage import load_bound
+from milpplan.groups.bounds.long_sequence import load_bound
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.strategy_tables import MAX_QUANTA, StrategyTables

@@ -9,7 +9,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.last_stage import best_mixture
+from milpplan.groups.bounds.long_sequence import best_mixture
 from milpplan.groups.bounds.pipeline_bounds import Window
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
 from milpplan.lengths.bounds.configuration_columns import ConfigurationLP, Start, improved, optimise_prices, worths

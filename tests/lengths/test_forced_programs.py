@@ -8,8 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from milpplan.lengths.bounds.exclusive_programs import ExclusiveProgram
-from milpplan.lengths.bounds.exclusive_sequences import exclusive_pipeline_bounds
+from milpplan.lengths.bounds.exclusive_sequences import ExclusiveProgram, exclusive_pipeline_bounds
 from milpplan.lengths.bounds.micro_batch_pricing import Items, KnapsackDP, PinnedItem
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.steps import Step

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from milpplan.groups.bounds.last_stage import load_bound, path_bound
+from milpplan.groups.bounds.long_sequence import load_bound, path_bound
 from milpplan.groups.bounds.path_mixtures import StageLoads
 from milpplan.lengths.bounds.work_bounds import corners
 from milpplan.lengths.replica_time import pipeline_ns

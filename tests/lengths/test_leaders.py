@@ -11,11 +11,16 @@ from itertools import count, product
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.last_stage import best_mixture
+from milpplan.groups.bounds.long_sequence import best_mixture
 from milpplan.groups.bounds.pipeline_bounds import Window
 from milpplan.groups.workload import workload_of
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
-from milpplan.lengths.bounds.configuration_columns import ConfigurationLP, improved
+from milpplan.lengths.bounds.configuration_columns import (
+    ClassWindow,
+    ConfigurationLP,
+    improved,
+    restricted_master_duals,
+)
 from milpplan.lengths.bounds.longest_sequence_branching import (
     ClassAssignments,
     LongestSequenceBranching,
@@ -23,7 +28,6 @@ from milpplan.lengths.bounds.longest_sequence_branching import (
     fewest_bins,
 )
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
-from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray, IntArray

@@ -9,8 +9,7 @@ import pytest
 
 from milpplan import load_model
 from milpplan.errors import InvalidInputError
-from milpplan.groups.problem import Kind
-from milpplan.groups.strategies import Pipeline
+from milpplan.groups.problem import Kind, Pipeline
 from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load

@@ -12,14 +12,14 @@ import pytest
 
 from milpplan.lengths.steps import Step
 from milpplan.lengths.turns.screening import Node
-from milpplan.lengths.turns.set_process import (
+from milpplan.lengths.turns.turn_search import (
     SetProcess,
     SetProcessInit,
     SetProcessReply,
     SetProcessRequest,
     SetsWorker,
+    TurnSearch,
 )
-from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import deep_pool
 
 NEVER = 10**15

@@ -34,7 +34,7 @@ def solved() -> LengthsResult:
 @pytest.mark.parametrize(
     "when",
     [
-        "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
+        "milpplan.lengths.side_by_side.team_search.TeamSearch.run",
         "milpplan.lengths.heterogeneous.search.HeterogeneousBound.relax",
         "milpplan.lengths.single.single_strategy_search.SingleStrategySearch.run",
         "milpplan.lengths.turns.turn_search.TurnSearch.screen",
@@ -75,7 +75,7 @@ def test_ctrl_c_again_gives_the_step_without_a_bound(monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     for name in (
-        "milpplan.lengths.side_by_side.team_steps.TeamSearch.run",
+        "milpplan.lengths.side_by_side.team_search.TeamSearch.run",
         "milpplan.lengths.turns.turn_search.TurnSearch.screen",
     ):
         module, method = name.rsplit(".", 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Problem, load_hardware, load_model
-from milpplan.groups.strategies import Pipeline, pipeline_times_ns
+from milpplan.groups.problem import Pipeline, pipeline_times_ns
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import finish_ns, line_below
 from milpplan.lengths.replica_time import micro_batch_times, pipeline_ns, replicas_ns

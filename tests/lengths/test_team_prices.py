@@ -12,11 +12,9 @@ import pytest
 from milpplan.groups.workload import workload_of
 from milpplan.lengths.replica_time import micro_batch_times, replicas_ns
 from milpplan.lengths.side_by_side import sequence_duals as team_prices
-from milpplan.lengths.side_by_side.sequence_duals import Contents, priced, single_strategy_bound_ns
-from milpplan.lengths.side_by_side.team_bound import shared_work
+from milpplan.lengths.side_by_side.sequence_duals import Contents, priced, shared_work, single_strategy_bound_ns
 from milpplan.lengths.side_by_side.team_quick import Packer
-from milpplan.lengths.side_by_side.team_search import Effort, dealt, improve_turns
-from milpplan.lengths.side_by_side.team_steps import TeamSearch
+from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, dealt, improve_turns
 from milpplan.lengths.side_by_side.teams import Family, families, simulate_turns
 from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from milpplan.lengths.side_by_side.team_bound import SharedTables, shared_work
+from milpplan.lengths.side_by_side.sequence_duals import SharedTables, shared_work
 from milpplan.lengths.side_by_side.team_quick import AffineTime, Packer, lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort, shortest
 from milpplan.lengths.side_by_side.teams import Family, families

@@ -17,14 +17,15 @@ from milpplan.errors import InvalidInputError
 from milpplan.groups.workload import Workload, workload_of
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.heterogeneous.count_program import undominated, whole_shares
-from milpplan.lengths.heterogeneous.pipeline_capacity import longest_sequence_classes
-from milpplan.lengths.heterogeneous.replicas import (
+from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
     close,
     have_places,
     heterogeneous_members,
+    longest_sequence_classes,
     replica_gpus,
+    undominated,
+    whole_shares,
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousBound, HeterogeneousPacker, HeterogeneousSearch
 from milpplan.lengths.records import LengthsResult, SequenceRules

@@ -348,7 +348,7 @@ def _switches(problem: Problem, base: dict[str, int]) -> Iterator[Layout]:
         space.overlap_param_gather,
         switches,
     ):
-        if base["tp"] % etp == 0:
+        if base["tp"] % etp == 0 and (zero <= 1 or base["pp"] == 1 or space.zero_pipeline):
             yield Layout(
                 **base, ep=ep, etp=etp, sequence_parallel=sp, zero_stage=zero, schedule=schedule,
                 overlap_grad_reduce=grad, overlap_param_gather=param, **execution,

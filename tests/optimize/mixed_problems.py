@@ -119,6 +119,7 @@ def with_memories(problem: Problem, usable_bytes: tuple[int, ...]) -> Problem:
     def sized(hardware: HardwareSpec, size: int) -> HardwareSpec:
         accelerator = hardware.accelerator.model_copy(update={"memory_bytes": size})
         changes = {"accelerator": accelerator, "reserved_bytes": 0, "fragmentation_fraction": 0.0}
+        changes["memory_margin_fraction"] = 0.0
         return hardware.model_copy(update=changes)
 
     others = tuple(

@@ -152,9 +152,27 @@ def with_memory(problem: Problem, usable_bytes: int) -> Problem:
     """The problem on devices where plans may fill exactly ``usable_bytes``."""
     accelerator = problem.hardware.accelerator.model_copy(update={"memory_bytes": usable_bytes})
     hardware = problem.hardware.model_copy(
-        update={"accelerator": accelerator, "reserved_bytes": 0, "fragmentation_fraction": 0.0}
+        update={
+            "accelerator": accelerator,
+            "reserved_bytes": 0,
+            "fragmentation_fraction": 0.0,
+            "memory_margin_fraction": 0.0,
+        }
     )
     return problem.model_copy(update={"hardware": hardware})
+
+
+def with_margin(problem: Problem, share: float, of_space: bool) -> Problem:
+    """The problem on larger devices, of which plans leave a share: what they may fill hardly changes.
+
+    ``of_space``: the space asks for the margin, and the hardware for another one.
+    """
+    installed = int(problem.hardware.usable_bytes / (1 - share))
+    accelerator = problem.hardware.accelerator.model_copy(update={"memory_bytes": installed})
+    own = 0.4 if of_space else share
+    hardware = problem.hardware.model_copy(update={"accelerator": accelerator, "memory_margin_fraction": own})
+    space = problem.space.model_copy(update={"memory_margin_fraction": share if of_space else None})
+    return problem.model_copy(update={"hardware": hardware, "space": space})
 
 
 def with_tight_memory(rng: random.Random, problem: Problem, layout: Layout) -> Problem:
@@ -193,6 +211,7 @@ def _space(rng: random.Random, kind: Any, model: ModelSpec, attempt: int, schedu
     fixed["zero_stage"] = tuple(sorted(rng.sample(range(4), rng.choice((1, 1, 2)))))
     for name in ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"):
         fixed[name] = rng.choice(((False, True), (False, True), (False,), (True,)))
+    fixed["zero_pipeline"] = attempt % 2 == 0
     fixed["interleaved_layers"] = rng.choice(("even", "any"))
     fixed["vpp_values"] = rng.choice(("distinct", "all"))
     if 1 in fixed["zero_stage"] and rng.random() < 0.5:

@@ -14,10 +14,10 @@ import pytest
 
 from milpplan import load_hardware, load_model, simulate, solve
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.milp.block_program import block_program, solve_blocks
+from milpplan.optimize.milp.block_program import block_program, solve_block_program
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
+from milpplan.optimize.milp.program import write_mps
 from milpplan.optimize.milp.whole_program import solve_monolithic
-from milpplan.optimize.milp.write_program import write_mps
 from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.problem.problem import Job, Problem, Space
 from tests.amounts import long_but
@@ -36,7 +36,7 @@ def searched(seed: int, kind: str = "free") -> tuple[PlanResult, Best | None]:
 
 def assert_is_optimum(result: PlanResult, best: Best, backend: str) -> None:
     """The program's plan is as good as that of brute force, and its optimum is the plan's step up to the units."""
-    answer = solve_blocks(result, SolveOptions(backend=backend))
+    answer = solve_block_program(result, SolveOptions(backend=backend))
     assert answer.proved
     assert answer.step_time_ns == best.value
     assert best.value - answer.slack_ns <= answer.optimum_ns <= best.value
@@ -65,7 +65,7 @@ def test_short_form_is_the_full_form(backend: str) -> None:
         full = solve_monolithic(result.problem, backend=backend, gap=0.0)
         assert (full.plan is None) == (best is None)
         if best is not None:
-            assert full.step_time_ns == solve_blocks(result, SolveOptions(backend=backend)).step_time_ns
+            assert full.step_time_ns == solve_block_program(result, SolveOptions(backend=backend)).step_time_ns
 
 
 @pytest.mark.parametrize("backend", long_but(("cpsat",), BACKENDS))
@@ -94,7 +94,7 @@ def test_batches_and_shared_settings() -> None:
         ):
             result = solve(changed, gap=0.0, any_chunks=False)
             if result.plan is not None:
-                answer = solve_blocks(result)
+                answer = solve_block_program(result)
                 assert answer.agrees
                 assert result.report is not None
                 assert answer.plan.layout.global_batch_size in changed.job.global_batch_values
@@ -111,7 +111,7 @@ def preset_result(kind: str) -> PlanResult:
 @pytest.mark.parametrize("kind", ["uniform", "free"])
 def test_presets_agree_and_can_be_written(kind: str, tmp_path: Path) -> None:
     """A job of presets agrees with its search, its rows are small, and CBC alone finds the optimum in the file."""
-    answer = solve_blocks(preset_result(kind))
+    answer = solve_block_program(preset_result(kind))
     assert answer.agrees
     assert answer.unit_ns * answer.program.num_variables > 0
     assert answer.program.max_row_magnitude() < MAX_ROW_MAGNITUDE
@@ -139,7 +139,7 @@ def test_what_it_does_not_state_is_refused() -> None:
     """No plan, and other objectives, are refused by name."""
     result = preset_result("uniform")
     with pytest.raises(InvalidInputError, match="without a plan"):
-        solve_blocks(replace(result, plan=None))
+        solve_block_program(replace(result, plan=None))
     job = result.problem.job.model_copy(update={"objective": "gpu_hours", "training_tokens": 1.0})
     with pytest.raises(InvalidInputError, match="gpu_hours"):
-        solve_blocks(replace(result, problem=result.problem.model_copy(update={"job": job})))
+        solve_block_program(replace(result, problem=result.problem.model_copy(update={"job": job})))

@@ -233,7 +233,7 @@ def test_a_space_taken_apart_piece_by_piece_has_the_same_optimum(make: Any, seed
             search = Search(problem, layout_space(problem), context, 0.0)
             search.bound()
             decide_layouts(search)
-            fates = search.result()
+            fates = search.prune_record()
             assert sum(fates.count(fate) for fate in FATES) == len(search.whole)
             bound = min(search.global_bound(), search.best_value)
             assert bound == min(fates.least(interleaved=True), fates.least(interleaved=False), search.best_value)
@@ -262,7 +262,7 @@ def test_a_large_space_is_bounded_before_it_is_taken_apart() -> None:
     assert known.report is not None
     assert search.best[0] == known.report.step_time_ns
     assert search.explored.frontier.closed.whole.mean() > 0.5
-    assert search.result().count("open") == 0
+    assert search.prune_record().count("open") == 0
     again = search.explored.frontier.closed_again()
     assert not again.closed.opened.any()
     assert again.bound <= search.global_bound()

@@ -113,7 +113,7 @@ def branched() -> Problem:
     class Counted(Inside):
         def answer(self, until: float | None, cancelled: Callable[[], bool] | None) -> Any:
             found = super().answer(until, cancelled)
-            rounds.append(len(found.findings))
+            rounds.append(len(found.results))
             return found
 
     with pytest.MonkeyPatch.context() as patch:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from milpplan import Range
 from milpplan.errors import InvalidInputError
+from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.solve import fixed
+from milpplan.optimize.space import enumerate_layouts, rule_filter
 from milpplan.optimize.space.enumerate_layouts import broken_rules, divisors, layout_space
 from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
-from milpplan.problem.plan import RANK_ORDERS, Layout, Plan, VirtualStage
+from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, Layout, Plan, VirtualStage
 from milpplan.problem.problem import Problem, Space
 from milpplan.simulation.simulator import simulate
 from tests.amounts import long_but
@@ -122,6 +125,8 @@ def with_switches(problem: Problem, c: dict[str, Any]) -> Iterator[Layout]:
             continue
         if moe and c["tp"] > 1 and not sp:
             continue
+        if zero > 1 and c["pp"] > 1 and not space.zero_pipeline:
+            continue
         if sharding_is_legal(space, c["cp"] * c["dp"], zero, grad, param):
             switches: dict[str, Any] = {
                 "vpp": vpp,
@@ -189,6 +194,7 @@ PROBLEMS = [
         space=Space(rank_order=RANK_ORDERS, zero_stage=(0,), schedule=("1f1b",), micro_batch_size=(1,)),
     ),
     small(4, num_gpus=8, space=Space(rank_order=("dp-tp-pp-cp", "tp-cp-pp-dp"), zero_stage=(1,), pp=(2,))),
+    small(space=Space(zero_pipeline=True)),
 ]
 
 
@@ -278,6 +284,28 @@ def test_rule_rejects_an_example(rule: str, experts: int, fields: dict[str, Any]
     opened = problem.model_copy(update={"space": Space(rank_order=RANK_ORDERS)})
     columns = layout_space(opened if layout.rank_order != RANK_ORDERS[0] else problem).columns
     assert layout not in [columns.at(row) for row in range(len(columns))]
+
+
+def test_zero_2_and_3_with_a_pipeline_are_opened() -> None:
+    """The default space refuses ZeRO 2 and 3 in pipelines by a rule with a count; the space that allows them has
+    just these layouts besides, and so has a space that fixes both."""
+    problem = small(num_gpus=8)
+    opened = problem.model_copy(update={"space": Space(zero_pipeline=True)})
+    closed, every = layout_space(problem), layout_space(opened)
+    both = (every.columns.zero_stage > 1) & (every.columns.pp > 1)
+    assert len(closed) == len(every) - both.sum() < len(every)
+    assert closed.rejected["zero_2_and_3_without_pipeline"] == both.sum()
+    assert not ((closed.columns.zero_stage > 1) & (closed.columns.pp > 1)).any()
+    asked = fixed(problem, {"zero_stage": 3, "pp": 2})
+    assert asked.space.zero_pipeline
+    columns = layout_space(asked).columns
+    assert len(columns) == (both & (every.columns.zero_stage == 3) & (every.columns.pp == 2)).sum() > 0
+    assert not fixed(problem, {"zero_stage": 3}).space.zero_pipeline
+    assert (layout_space(fixed(problem, {"zero_stage": 3})).columns.pp == 1).all()
+    listed = problem.model_copy(update={"space": Space(zero_stage=(3,), pp=(2,))})
+    why = explain(listed)
+    assert "zero_2_and_3_without_pipeline" in why.seen
+    assert "--allow zero-pipeline" in why.do
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 7])
@@ -372,6 +400,44 @@ def test_rows_are_the_same_one_by_one_and_together(forbidden: tuple[dict[str, in
     assert np.array_equal(space.spread(space.families.tp), space.columns.tp)
     backwards = space.take(np.arange(len(space))[::-1])
     assert [backwards.at(row) for row in range(len(space))] == layouts[::-1]
+
+
+def test_spaces_beyond_memory_are_refused() -> None:
+    """Ranges of GPUs and batches multiply: the product is refused before it is listed, with advice."""
+    ranges = {
+        "num_gpus": Range(minimum=512, maximum=16384, step=512),
+        "global_batch_size": Range(minimum=1024, maximum=16384, step=1024),
+    }
+    with pytest.raises(InvalidInputError, match=r"more than 4,000,000 combinations .* sweep"):
+        layout_space(problem_of("deepseek-v3", "dgx-h100", **ranges))
+
+
+def test_refusals_count_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A space whose rules split no block is refused where it has more blocks than the limit."""
+    gpus, batches = Range(minimum=1, maximum=8), Range(minimum=1, maximum=8)
+    problem = small(num_gpus=gpus, global_batch_size=batches, space=Space(rank_order=RANK_ORDERS[:1]))
+    blocks = len(layout_space(problem).blocks)
+    for limit in (0, blocks // 2, blocks - 1):
+        monkeypatch.setattr(enumerate_layouts, "MAX_BLOCKS", limit)
+        with pytest.raises(InvalidInputError, match="combinations"):
+            layout_space(problem)
+    monkeypatch.setattr(enumerate_layouts, "MAX_BLOCKS", 2 * blocks)
+    assert len(layout_space(problem).blocks) == blocks
+
+
+def test_large_spaces_are_listed_until_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time may be up at any look at the clock; small spaces are listed whole."""
+    problem = small(space=Space(schedule=SCHEDULES, tp_overlap=("none", "ring")))
+    whole = layout_space(problem, stop=lambda: True)
+    monkeypatch.setattr(rule_filter, "SMALL_TABLE", 0)
+    looks = count()
+    assert layout_space(problem, stop=lambda: next(looks) < 0).sha256() == whole.sha256()
+    total = next(looks)
+    assert total > 20
+    for last in range(0, total, 7):
+        seen = count()
+        with pytest.raises(KeyboardInterrupt):
+            layout_space(problem, stop=lambda seen=seen, last=last: next(seen) >= last)
 
 
 def test_unknown_fields_are_refused() -> None:

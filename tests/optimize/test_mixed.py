@@ -18,10 +18,11 @@ from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.result import ClaimedResult
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Job, NodeGroup, Problem, Space
+from milpplan.simulation.layout_costs import capacities_bytes
 from milpplan.simulation.mixed_costs import cluster_costs, costs_of, rank_capacities, rank_types
 from tests.amounts import long_but
 from tests.optimize.brute_force import brute_force, costed_layouts
-from tests.optimize.mixed_problems import mixed_problem, switched_problem, two_types
+from tests.optimize.mixed_problems import mixed_problem, switched_problem, two_types, with_memories
 from tests.optimize.problems import preset
 from tests.optimize.test_optimality import assert_optimal
 
@@ -40,6 +41,41 @@ def test_optimum_is_that_of_brute_force(count: int, backend: str) -> None:
     uneven layers and recompute counts, or proves that none fits."""
     for seed in range(count):
         check(mixed_problem(seed + 100 * (backend == "cpsat")), backend)
+
+
+def test_margins_are_those_of_the_node_types() -> None:
+    """Each type leaves its own share of its own memory; a share of the space is that of every type."""
+    found = 0
+    for seed in range(4):
+        problem = mixed_problem(seed)
+        sizes = [hardware.usable_bytes for hardware in problem.node_types]
+        shares = (0.05, 0.3, 0.1)[: len(sizes)]
+        larger = with_memories(
+            problem, tuple(int(s / (1 - share)) for s, share in zip(sizes, shares, strict=True))
+        )
+        first, *others = (
+            hardware.model_copy(update={"memory_margin_fraction": share})
+            for hardware, share in zip(larger.node_types, shares, strict=True)
+        )
+        groups = tuple(
+            group.model_copy(update={"hardware": other})
+            for group, other in zip(larger.other_hardware, others, strict=True)
+        )
+        asked = larger.model_copy(update={"hardware": first, "other_hardware": groups})
+        left = tuple(
+            h.accelerator.memory_bytes - int(share * h.accelerator.memory_bytes)
+            for h, share in zip(asked.node_types, shares, strict=True)
+        )
+        assert capacities_bytes(asked) == left
+        best = brute_force(with_memories(problem, left))
+        result = solve(asked, gap=0.0)
+        assert_optimal(asked, result, best)
+        found += best is not None
+        space = asked.space.model_copy(update={"memory_margin_fraction": 0.0})
+        assert capacities_bytes(asked.model_copy(update={"space": space})) == tuple(
+            hardware.usable_bytes for hardware in asked.node_types
+        )
+    assert found
 
 
 @pytest.mark.long

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 
 from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.result import DEFAULT_GAP
+from milpplan.optimize.certify import certify
+from milpplan.optimize.milp.whole_program import solve_monolithic
+from milpplan.optimize.result import DEFAULT_GAP, ClaimedResult
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.problem import Problem, Range
 from milpplan.simulation.layout_costs import layout_costs
@@ -25,7 +27,15 @@ from tests.optimize.brute_force import (
     weight,
     with_more_overlap,
 )
-from tests.optimize.problems import FAMILIES, batch_range, problems, random_plan, random_problem
+from tests.optimize.problems import (
+    FAMILIES,
+    batch_range,
+    problems,
+    random_plan,
+    random_problem,
+    with_margin,
+    with_memory,
+)
 
 BACKENDS = ("cpsat", "cbc", "highs")
 EXACT = 0.0
@@ -68,6 +78,46 @@ def test_optimum_is_that_of_brute_force(backend: str, block: int, count: int) ->
     first = 1000 * BACKENDS.index(backend) + 10 * block
     for seed in range(first, first + count):
         check(random_problem(seed, family=FAMILIES[seed % len(FAMILIES)]), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("share", long_but((0.25,), (0.05, 0.25, 0.5)))
+def test_optimum_with_a_margin_is_that_of_brute_force(backend: str, share: float) -> None:
+    """Where plans leave a share of the memory, ``solve`` and the program of the whole space find the best of
+    devices that are smaller by that share, and its report still speaks of the memory that is there."""
+    kind = ("uniform", "free")
+    for seed in range(6000, 6004):
+        problem = random_problem(seed, kind=kind[seed % 2])
+        asked = with_margin(problem, share, of_space=seed % 4 < 2)
+        installed = asked.hardware.accelerator.memory_bytes
+        best = brute_force(with_memory(problem, installed - int(share * installed)))
+        result = solve(asked, backend=backend, gap=EXACT)
+        assert_optimal(asked, result, best)
+        if problem.space.kind == "free" and len(layout_space(asked)) <= 6:
+            assert solve_monolithic(asked, backend, gap=0.0).step_time_ns == (None if best is None else best.value)
+        if result.report is not None:
+            assert result.report.usable_memory_bytes == installed
+            assert result.report.peak_memory_bytes <= installed - int(share * installed)
+            assert result.report.fits_with_margin
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_a_result_that_leaves_too_little_is_not_certified(share: float) -> None:
+    """``certify`` refuses a plan that fits but leaves less than the space asks for."""
+    problem = random_problem(6001)
+    result = solve(problem)
+    assert result.report is not None
+    size = int(result.report.peak_memory_bytes / (1 - share * 0.9))
+    tight = with_memory(problem, size)
+    space = tight.space.model_copy(update={"memory_margin_fraction": share})
+    tight = tight.model_copy(update={"space": space})
+    claim = ClaimedResult.of(result, SolveOptions())
+    checks = certify(tight, claim, SolveOptions()).checks
+    (check,) = [check for check in checks if check.name == "plan simulated again"]
+    assert check.passed == (not share)
+    assert claim.plan is not None
+    assert simulate(tight, claim.plan).fits
+    assert ("less memory than the space asks for" in check.seen) == bool(share)
 
 
 @pytest.mark.parametrize("count", long_but((3,), (3, 8)))

@@ -11,7 +11,7 @@ import pytest
 
 from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
 from milpplan.errors import InvalidInputError
-from milpplan.explain.limits import WORDS
+from milpplan.explain.why_not import WORDS
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.certify import certify
 from milpplan.optimize.infeasibility import refusing_rules

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,9 +28,10 @@ from milpplan.optimize.milp import cbc
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import random_program
-from milpplan.optimize.result import Progress, SolveOptions
+from milpplan.optimize.result import DEFAULT_GAP, Progress, SolveOptions
 from milpplan.optimize.search.candidate_layouts import Budget
 from milpplan.optimize.solve import first_plan
+from milpplan.optimize.space import rule_filter
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from tests.amounts import first
@@ -113,6 +115,22 @@ def test_an_interrupt_of_the_set_up_keeps_the_first_plan(event: str, monkeypatch
             assert whole.objective is not None
             assert stopped.objective >= whole.objective * (1 - TOLERANCE)
     assert plans > len(SPACES) / 2
+
+
+def test_a_time_limit_ends_the_listing_of_a_large_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first plan is the answer, and nothing is said to be proved."""
+    own = planner.first_plan
+
+    def planned(problem: Problem, context: SolveContext) -> Any:
+        return own(problem, replace(context, deadline=None))
+
+    monkeypatch.setattr(planner, "first_plan", planned)
+    monkeypatch.setattr(rule_filter, "SMALL_TABLE", 0)
+    stopped = solve(problem_of("free", 1), time_limit_s=1e-9)
+    assert (stopped.status, stopped.message) == ("feasible", "")
+    assert (stopped.objective_bound, stopped.gap, stopped.layouts) == (None, None, None)
+    assert stopped.report is not None
+    assert stopped.report.fits
 
 
 def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +225,7 @@ def test_progress_and_result_count_the_same_open_layouts(space: str, seed: int) 
     line is in the result."""
     problem = problem_of(space, seed)
     whole = solve(problem, workers=1)
-    for number in range(1, 6):
+    for number in range(1, 8):
         told: list[Progress] = []
 
         def callback(progress: Progress, told: list[Progress] = told, number: int = number) -> None:
@@ -219,11 +237,29 @@ def test_progress_and_result_count_the_same_open_layouts(space: str, seed: int) 
         check_stopped(stopped, whole)
         if len(told) < number:
             break
+        if told[-1].open_layouts is None:
+            # The first plans come before the layouts are counted.
+            assert told[-1].bound is None
+            assert stopped.plan is not None
+            continue
         assert stopped.layouts is not None
         assert told[-1].open_layouts == stopped.layouts.count("open")
         assert stopped.log[-1].open_layouts == stopped.layouts.count("open")
         if told[-1].incumbent is not None:
             assert stopped.objective is not None
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_an_incumbent_is_told_before_any_bound(space: str) -> None:
+    """The first progress has a plan's step time, which the answer does not exceed."""
+    problem = problem_of(space, 1)
+    told: list[Progress] = []
+    answer = solve(problem, workers=1, callback=told.append)
+    assert answer.step_time_s is not None
+    first = told[0]
+    assert first.incumbent is not None
+    assert (first.bound, first.open_layouts) == (None, None)
+    assert first.incumbent >= answer.step_time_s * (1 - DEFAULT_GAP)
 
 
 def test_the_search_looks_at_so_many_layouts_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_a_search_in_bulk_is_the_search_one_by_one(seed: int, monkeypatch: pytes
     """Plan, gap, bound and fate of every layout and the number of simulations are the same, whatever the number
     of plans priced together."""
     problem = random_problem(seed, kind="uniform")
-    monkeypatch.setattr(Search, "_prices_in_batches", False)
+    monkeypatch.setattr(Search, "_simulates_in_batches", False)
     alone = certificate(solve(problem))
     monkeypatch.undo()
     assert certificate(solve(problem)) == alone

@@ -19,7 +19,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize.space.enumerate_layouts import broken_rules
 from milpplan.problem.calculon import system as calculon_system
 from milpplan.problem.calculon import translation
-from milpplan.problem.calculon.fields import CalculonExecution, CalculonModel, CalculonSystem
+from milpplan.problem.calculon.system import CalculonExecution, CalculonModel, CalculonSystem
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_problem, calculon_run, placed
 from milpplan.problem.hardware import GemmTable, SizeCurve
 from milpplan.problem.problem import Job, Space

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.problem.catalog import load_hardware
-from milpplan.problem.huggingface.config import ALIASES, model_from_config
+from milpplan.problem.huggingface.config import ALIASES, BUILDERS, model_from_config
 from milpplan.problem.huggingface.defaults import CLASS_DEFAULTS, CLASS_SIZES, without_effect
-from milpplan.problem.huggingface.families import BUILDERS
 from milpplan.problem.model import GroupedQueryAttention, LatentAttention, MixtureOfExperts, ModelSpec
 from milpplan.problem.plan import Layout, Plan, VirtualStage
 from milpplan.problem.problem import Job, Problem

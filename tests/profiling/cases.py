@@ -10,7 +10,6 @@ from milpplan import load_hardware
 from milpplan.calibration.bus_tables import PASSES
 from milpplan.problem.hardware import HardwareSpec, SizeCurve
 from milpplan.problem.overlay import COLLECTIVES, with_constants
-from milpplan.profiling.machine import MeasurementError
 from milpplan.profiling.overlay import attention_flops, layers_cost
 from milpplan.profiling.records import (
     Attention,
@@ -20,6 +19,7 @@ from milpplan.profiling.records import (
     Exchange,
     Layers,
     LayersTime,
+    MeasurementError,
     Product,
     Timing,
     Traffic,

@@ -11,7 +11,7 @@ import pytest
 
 from milpplan import load_hardware
 from milpplan.cli.commands import profile as command
-from milpplan.profiling import machine
+from milpplan.profiling import records
 from milpplan.profiling.records import Measurements, read_raw, write_raw
 from milpplan.profiling.sweep import measure
 from tests.profiling.cases import BASE, few_tasks, synthetic
@@ -90,7 +90,7 @@ def test_an_interrupt_before_anything(
 
 def test_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what to install."""
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(records, "find_spec", lambda name: None)
     message = refused(run("profile", "--hardware", BASE, "--out", str(tmp_path / "x.toml")))
     assert "pip install 'milpplan[profile]'" in message
     assert list(tmp_path.iterdir()) == []
@@ -116,8 +116,8 @@ class _NoGpu:
 @pytest.mark.parametrize(("built", "words"), [(None, "built for the CPU only"), ("99.1", "sees no GPU")])
 def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: str | None, words: str) -> None:
     """Three parts, and the way out."""
-    monkeypatch.setattr(machine, "find_spec", lambda name: object())
-    monkeypatch.setattr(machine, "import_module", lambda name: _NoGpu)
+    monkeypatch.setattr(records, "find_spec", lambda name: object())
+    monkeypatch.setattr(records, "import_module", lambda name: _NoGpu)
     monkeypatch.setattr(_NoGpu.version, "cuda", built)
     message = refused(run("profile", "--hardware", BASE, "--out", str(tmp_path / "x.toml")))
     assert words in message

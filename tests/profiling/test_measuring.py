@@ -8,8 +8,18 @@ from itertools import count
 import pytest
 
 from milpplan import load_hardware
-from milpplan.profiling.machine import MAX_SAMPLES, MIN_SAMPLES, TARGET_S, num_samples, timing_of
-from milpplan.profiling.records import Attention, Exchange, Layers, Product, Traffic
+from milpplan.profiling.records import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    TARGET_S,
+    Attention,
+    Exchange,
+    Layers,
+    Product,
+    Traffic,
+    num_samples,
+    timing_of,
+)
 from milpplan.profiling.sweep import CPU, GPU, Extent, measure, sweep
 from tests.profiling.cases import BASE, synthetic
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from milpplan import load_hardware
-from milpplan.profiling.machine import MeasurementError
 from milpplan.profiling.overlay import layers_cost
-from milpplan.profiling.records import MODES, Attention, Copy, Exchange, Layers, Product, Traffic
+from milpplan.profiling.records import MODES, Attention, Copy, Exchange, Layers, MeasurementError, Product, Traffic
 from tests.profiling.cases import BASE
 from tests.test_cli import run
 
@@ -77,7 +76,7 @@ def test_layers_keep_what_the_model_says(machine: Any, recompute: str) -> None:
 
 
 def _gradients(recompute: str) -> tuple[Any, list[Any]]:
-    from milpplan.profiling.pytorch.layers import Flash, _forward, blocks, pointwise
+    from milpplan.profiling.pytorch.machine import Flash, _forward, blocks, pointwise
 
     torch.manual_seed(3)
     device = torch.device("cpu")
@@ -101,7 +100,7 @@ def test_recomputation_changes_no_gradient() -> None:
 
 def test_a_block_is_a_transformer_layer() -> None:
     """Its output and the gradient of its input are those of the same layer written with PyTorch's own autograd."""
-    from milpplan.profiling.pytorch.layers import Flash, blocks, pointwise
+    from milpplan.profiling.pytorch.machine import Flash, blocks, pointwise
 
     torch.manual_seed(5)
     device = torch.device("cpu")

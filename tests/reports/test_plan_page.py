@@ -23,8 +23,15 @@ from milpplan.launchers.records import Launch
 from milpplan.launchers.targets import TARGETS
 from milpplan.problem.problem import NodeGroup
 from milpplan.reports.documents.document import result_document
-from milpplan.reports.html.charts import distinct_texts, fates_chart, round_levels
-from milpplan.reports.html.page_data import MAX_ITEMS, matrix_data, shown_ranks, timeline_data
+from milpplan.reports.html.charts import (
+    MAX_ITEMS,
+    distinct_texts,
+    fates_chart,
+    matrix_data,
+    round_levels,
+    shown_ranks,
+    timeline_data,
+)
 from milpplan.reports.html.plan_page import memory_section, plan_page
 from milpplan.reports.words.plan_words import TIME_PARTS, plan_sentences
 from milpplan.reports.words.result_words import (

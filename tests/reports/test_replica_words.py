@@ -10,7 +10,7 @@ from milpplan.explain.records import Missing
 from milpplan.problem.problem import Job, NodeGroup, Problem, Space
 from milpplan.reports.chrome_trace import trace_events
 from milpplan.reports.documents.plan_file import plan_document
-from milpplan.reports.html.page_data import timeline_data
+from milpplan.reports.html.charts import timeline_data
 from milpplan.reports.html.plan_page import plan_page, stage_table
 from milpplan.reports.words.plan_words import plan_sentences
 

@@ -108,7 +108,7 @@ def random_layout(random: np.random.Generator, problem: Problem, max_stages: int
         etp = int(random.choice([1, tp]))
         ep = int(random.choice([e for e in (1, 2, 4, 8) if (tp * cp * dp) % (e * etp) == 0]))
     micro_batch = int(random.choice([1, 2]))
-    schedule: Any = str(random.choice(SCHEDULES if pp > 1 else ["gpipe", "1f1b", "zb-h1"]))
+    schedule: Any = str(random.choice(SCHEDULES if pp > 1 else ["gpipe", "1f1b"]))
     vpp = int(random.choice([1, 2, 3])) if schedule == "interleaved" else 2 if schedule in V_SCHEDULES else 1
     micro_batches = int(random.integers(1, 9)) * (pp if vpp > 1 else 1)
     if schedule in PAIRED_SCHEDULES:

@@ -81,6 +81,7 @@ def test_memory_changes_no_constant() -> None:
     problem = problem_of("deepseek-v3", "dgx-h100")
     small = problem.hardware.accelerator.model_copy(update={"memory_bytes": 2**30})
     changes = {"accelerator": small, "reserved_bytes": 0, "fragmentation_fraction": 0.0}
+    changes["memory_margin_fraction"] = 0.0
     other = problem.model_copy(update={"hardware": problem.hardware.model_copy(update=changes)})
     assert usable_memory_bytes(other) < usable_memory_bytes(problem)
     values = {"pp": 4, "dp": 8, "ep": 8, "zero_stage": 2}

@@ -9,8 +9,7 @@ from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.memory_timeline import memory_timeline, memory_timelines
-from milpplan.simulation.pipeline.pipeline_runs import pipeline_runs
+from milpplan.simulation.pipeline.lanes import memory_timeline, memory_timelines, pipeline_runs
 from milpplan.simulation.simulator import simulate
 from milpplan.simulation.stages import plan_stages
 from milpplan.units import NS_PER_S

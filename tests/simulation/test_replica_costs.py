@@ -9,8 +9,7 @@ from milpplan import Layout, Plan, Recompute, VirtualStage, load_hardware, load_
 from milpplan.errors import IllegalPlanError
 from milpplan.problem.plan import shares_code, shares_of
 from milpplan.problem.problem import Job, NodeGroup, Problem
-from milpplan.simulation.memory_timeline import memory_timelines
-from milpplan.simulation.pipeline.lanes import SLICE_KINDS, step_lanes
+from milpplan.simulation.pipeline.lanes import SLICE_KINDS, memory_timelines, step_lanes
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline, simulate_times
 from milpplan.simulation.replica_costs import ReplicaView, costs_of_replicas, view_plans
 from milpplan.simulation.stages import durations, plan_stages

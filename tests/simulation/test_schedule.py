@@ -19,7 +19,7 @@ from tests.simulation import event_simulation as events
 def cases(draw: st.DrawFn) -> tuple[Any, int, int, int]:
     """A schedule and sizes for which it exists."""
     schedule = draw(st.sampled_from(SCHEDULES))
-    num_stages = draw(st.integers(2 if schedule in V_SCHEDULES else 1, 6))
+    num_stages = draw(st.integers(2 if schedule in SPLIT_SCHEDULES else 1, 6))
     if schedule in V_SCHEDULES:
         if schedule in PAIRED_SCHEDULES:
             return schedule, num_stages, 2 * num_stages + draw(st.integers(0, 4)), 2
@@ -166,6 +166,7 @@ def test_dualpipe_v_holds_the_published_activations(num_stages: int, more: int) 
         ("gpipe", 4, 4, 2, "one virtual stage per rank"),
         ("1f1b", 0, 4, 1, "at least 1"),
         ("zb-h1", 4, 4, 2, "one virtual stage per rank"),
+        ("zb-h1", 1, 4, 1, "at least 2 pipeline ranks"),
         ("zb-v", 4, 4, 1, "two virtual stages per rank"),
         ("zb-v", 4, 4, 3, "two virtual stages per rank"),
         ("zb-v", 1, 4, 2, "at least 2 pipeline ranks"),

@@ -16,7 +16,7 @@ from milpplan.simulation import mixed_costs
 from milpplan.simulation import simulator as sut
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
-from milpplan.simulation.pipeline.pipeline_runs import pipeline_runs
+from milpplan.simulation.pipeline.lanes import pipeline_runs
 from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
 from milpplan.simulation.stages import durations, plan_stages

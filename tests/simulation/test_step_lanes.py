@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from milpplan import Plan, Problem, simulate
-from milpplan.simulation.pipeline.lanes import SLICE_KINDS, StepLanes, step_lanes
-from milpplan.simulation.pipeline.pipeline_runs import pipeline_runs
+from milpplan.simulation.pipeline.lanes import SLICE_KINDS, StepLanes, pipeline_runs, step_lanes
 from tests.simulation.cases import random_layout, random_plan, random_problem
 
 SEEDS = range(5)

@@ -6,9 +6,8 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from milpplan.studies.grid import cells, study_of
+from milpplan.studies.grid import Study, cells, study_of
 from milpplan.studies.outcomes import solved
-from milpplan.studies.records import Study
 from milpplan.studies.store import Sweep
 from milpplan.studies.tables import Row
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from milpplan import load_hardware, load_model
 from milpplan.problem.problem import Job, NodeGroup, Problem
+from milpplan.studies.grid import SolveSettings
 from milpplan.studies.outcomes import task_of
-from milpplan.studies.records import SolveSettings
 
 
 def test_every_node_type_is_in_the_key() -> None:

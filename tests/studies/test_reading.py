@@ -11,8 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.studies.grid import cells, num_cells, read_study, study_of
-from milpplan.studies.records import Study
+from milpplan.studies.grid import Study, cells, num_cells, read_study, study_of
 from tests.amounts import few_or_many
 from tests.studies.cases import QUICK, study, tree
 from tests.test_cli_fuzz import JUNK, place

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from milpplan import simulate
 from milpplan.cli.commands.schema import SCHEMAS
 from milpplan.reports.documents.document import read_plan
-from milpplan.studies.figures import effects, front, scaling_lines
-from milpplan.studies.records import Grid, Study, WhatIf
-from milpplan.studies.results import page, write_results
+from milpplan.studies.grid import Grid, Study, WhatIf
+from milpplan.studies.results import effects, front, page, scaling_lines, write_results
 from milpplan.studies.tables import Row, column_types, csv_text, parquet_bytes, rows
 from milpplan.units import gpu_hours
 from tests.studies.cases import study

@@ -13,9 +13,17 @@ from milpplan.problem.plan import Plan
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.stages import plan_stages
-from milpplan.switching.ownership import SHARDED_FROM, WHATS, ShardRules, What, element_bytes, ownership
+from milpplan.switching.ownership import (
+    SHARDED_FROM,
+    WHATS,
+    ShardRules,
+    Tensor,
+    What,
+    element_bytes,
+    model_tensors,
+    ownership,
+)
 from milpplan.switching.slices import lots
-from milpplan.switching.tensors import Tensor, model_tensors
 from tests.small import small_model, small_problem
 from tests.switching.cases import mixed_model, plan_of, plans
 

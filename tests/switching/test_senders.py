@@ -11,15 +11,20 @@ from hypothesis import strategies as st
 
 from milpplan import Links, ModelSpec, Plan, load_hardware, plan_switch
 from milpplan.errors import IllegalPlanError, InvalidInputError, UnknownNameError
-from milpplan.switching import least_time, slices
-from milpplan.switching.least_time import (
+from milpplan.switching import routes as least_time
+from milpplan.switching import slices
+from milpplan.switching.routes import (
+    WAVES,
+    Route,
+    Routes,
     blocks,
     least_time_routes,
     most_variables,
+    nearest_routes,
     priced_bound_s,
     receiving_bound_s,
+    routes_s,
 )
-from milpplan.switching.routes import WAVES, Route, Routes, nearest_routes, routes_s
 from milpplan.switching.routes import Links as SwitchLinks
 from milpplan.switching.slices import Lots, lots
 from tests.amounts import few_or_many

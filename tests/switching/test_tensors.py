@@ -16,7 +16,7 @@ from milpplan.simulation.layers.parameters import (
     position_parameters,
     total_parameters,
 )
-from milpplan.switching.tensors import EMBEDDING, HEAD, model_tensors
+from milpplan.switching.ownership import EMBEDDING, HEAD, model_tensors
 from tests.amounts import long_but
 from tests.switching.cases import EXPERTS, mixed_model
 

@@ -6,17 +6,20 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
+from milpplan.problem.hardware import MEMORY_MARGIN
 from milpplan.validation.comparison import compare
 from milpplan.validation.families import fitted
 from milpplan.validation.ranking import Sweep, kendall_tau
 from milpplan.validation.runs.reader import read_runs
-from milpplan.validation.summary import Errors, GroupedErrors, summarise
+from milpplan.validation.summary import Errors, GroupedErrors, memory_margin, summarise
 from tests.validation.cases import exact_record, record, written
 
 LAYOUTS = ((1, 1, 1), (1, 2, 1), (2, 2, 1), (2, 1, 2), (4, 1, 1), (8, 1, 2))
@@ -45,6 +48,40 @@ def test_a_file_that_milpplan_measured_has_no_error(tmp_path: Path) -> None:
     assert sweep.num_ok == len(LAYOUTS)
     assert summary.fit is not None
     assert summary.fit.accuracy == 1
+
+
+def outcome(group: str, margin: float, status: str, fits: bool = True) -> Any:
+    """A run that leaves a share of 100 bytes, and how it ended."""
+    return SimpleNamespace(
+        decides_fit=True,
+        run=SimpleNamespace(group=group, measured=SimpleNamespace(status=status)),
+        report=SimpleNamespace(fits=fits, memory_margin_bytes=100 * margin),
+        statement=SimpleNamespace(
+            problem=SimpleNamespace(hardware=SimpleNamespace(accelerator=SimpleNamespace(memory_bytes=100)))
+        ),
+    )
+
+
+def test_the_margin_is_what_outcomes_ask_for() -> None:
+    """The margin is the least whole per cent with which, in every large source, fewer than 2 % ran out."""
+    fine = [outcome("large", 0.5, "ok") for _ in range(200)]
+    assert memory_margin(fine) == 0
+    assert memory_margin([*fine, *(outcome("large", 0.031, "oom") for _ in range(4))]) == 0
+    assert memory_margin([*fine, *(outcome("large", 0.031, "oom") for _ in range(5))]) == 0.04
+    assert memory_margin([*fine, *(outcome("large", 0.031, "oom", fits=False) for _ in range(5))]) == 0
+    assert memory_margin([*fine, *(outcome("small", 0.031, "oom") for _ in range(50))]) == 0
+    assert memory_margin([*fine, *(outcome("large too", 0.07, "oom") for _ in range(150))]) == 0.08
+
+
+@pytest.mark.long
+def test_the_default_margin_is_that_of_the_published_runs() -> None:
+    """The shipped runs ask for the margin that hardware has by default, and few of the safe ones ran out."""
+    comparisons = compare(read_runs(None)).comparisons
+    assert memory_margin(comparisons) == MEMORY_MARGIN
+    deciding = [comparison for comparison in comparisons if comparison.decides_fit]
+    safe = [comparison for comparison in deciding if comparison.report.memory_verdict == "safe"]
+    assert len(safe) > 1000
+    assert sum(comparison.run.measured.status == "oom" for comparison in safe) < 0.02 * len(safe)
 
 
 def test_wrong_predictions_cost_regret(tmp_path: Path) -> None:

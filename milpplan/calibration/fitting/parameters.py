@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import CONGESTION, FACTORS, SHARES, TIMES, constant_of, with_constants
+from milpplan.problem.overlay import (
+    CONGESTION,
+    CONGESTION_MEDIAN,
+    FACTORS,
+    PRIOR_SIGMA,
+    SHARES,
+    TIMES,
+    constant_of,
+    with_constants,
+)
 
 PRIOR_FACTOR_SIGMA: Final = 0.3
 """One sigma of the prior of a factor's logarithm around 0."""
@@ -32,11 +41,11 @@ PRIOR_SECONDS_SIGMA: Final = {
     "kernel_latency_s": 1e-4,
 }
 """One sigma of a time's prior around the value of the hardware description and its software."""
-PRIOR_SHARE_SIGMA: Final = 0.27
+PRIOR_SHARE_SIGMA: Final = PRIOR_SIGMA["hidden_gather_fraction"]
 """One sigma of a hidden fraction's prior around the value of the description. Source: the spread of the fractions
 that single sources of frameworks with prefetch fit (docs/accuracy.md)."""
-PRIOR_CONGESTION_S_PER_BYTE: Final = 4e-13
-PRIOR_CONGESTION_SIGMA: Final = 1.4
+PRIOR_CONGESTION_S_PER_BYTE: Final = CONGESTION_MEDIAN
+PRIOR_CONGESTION_SIGMA: Final = PRIOR_SIGMA["congestion_s_per_byte"]
 """Median of the congestion's prior where the description has none, and one sigma of its logarithm. Source: the
 congestion that five sources fit, 0.03 to 2 ms for a GB and a node (docs/accuracy.md)."""
 CONGESTION_BOUNDS: Final = (1e-16, 1e-10)

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from milpplan.calibration.sources import calibrated, write_overlay
+from milpplan.calibration.sources import LoggedRun, calibrated, calibrated_from_logs, write_overlay
 from milpplan.calibration.tables import calibration_blocks, document_text
 from milpplan.cli import options as o
 from milpplan.cli.checks import positive
 from milpplan.cli.interrupts import limited
+from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import within_range
+from milpplan.cli.plan_checks import check_plan_of_file, within_range
+from milpplan.errors import InvalidInputError
+from milpplan.launchers.records import ImportRequest
+from milpplan.launchers.targets import target_named
+from milpplan.problem.catalog import load_hardware
+from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import USUAL
 from milpplan.reports.files import check_writable
 
 EXAMPLES: Final = (
     ("Constants that fit your measured steps", "my_runs.json --hardware dgx-h100 --out my-cluster.toml"),
+    (
+        "Constants that fit a run, from its launch script and its log",
+        "run.sh run.log --from megatron --hardware dgx-h100 --out mine.toml",
+    ),
 )
 
 
 def calibrate(
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="SOURCE", help="Measured runs (JSON), nccl-tests output, or a CSV of products."),
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE [LOG]",
+            help="Measured runs (JSON), nccl-tests output, a CSV of products; or launch scripts, each followed by"
+            " the log of its run.",
+        ),
     ],
     hardware: Annotated[
         str, typer.Option("--hardware", metavar="NAME", help="The description to lie on: a name or a file.")
@@ -47,6 +62,17 @@ def calibrate(
             "--gpus-per-node", metavar="N", min=2, help="Ranks of an nccl-tests output that does not say them."
         ),
     ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option("--from", metavar=o.LAUNCHERS, help="The launcher of scripts that stand before logs."),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", metavar="N", min=1, help="Processes of a run.", show_default="the script's"),
+    ] = None,
+    ignore: o.IgnoreFlag = None,
+    settings: o.Settings = None,
+    arguments: o.Arguments = None,
     time_limit: Annotated[
         float | None,
         typer.Option("--time-limit", metavar="S", help="Give up after S seconds, without an overlay."),
@@ -59,7 +85,12 @@ def calibrate(
     console = Console(file=sys.stderr)
     with limited(time_limit), console.status("reading") as status, within_range():
         callback = status.update if console.is_terminal else None
-        result = calibrated(source, hardware, name, out, constant or USUAL, gpus_per_node, callback)
+        if len(sources) == 1:
+            result = calibrated(sources[0], hardware, name, out, constant or USUAL, gpus_per_node, callback)
+        else:
+            words = (settings or (), arguments)
+            runs = _logged_runs(sources, launcher, load_hardware(hardware), gpus, ignore or [], words)
+            result = calibrated_from_logs(runs, hardware, name, out, constant or USUAL, callback)
     write_overlay(out, result.overlay)
     if as_json:
         emit(document_text(result))
@@ -67,3 +98,30 @@ def calibrate(
         show_blocks(calibration_blocks(result))
     say(f"Written to {out}.")
     return ExitCode.OPTIMAL
+
+
+def _logged_runs(
+    sources: Sequence[Path],
+    launcher: str | None,
+    hardware: HardwareSpec,
+    gpus: int | None,
+    ignore: list[str],
+    words: tuple[Sequence[str], str | None],
+) -> list[LoggedRun]:
+    """Read pairs of a launch script and a log."""
+    if launcher is None or len(sources) % 2:
+        seen = "--from is missing" if launcher is None else f"{len(sources)} files are given"
+        raise InvalidInputError(
+            f"{seen}.",
+            "Expected one file of measurements, or pairs of a launch script and its log with --from LAUNCHER.",
+            "For example: milpplan calibrate run.sh run.log --from megatron --hardware dgx-h100 --out mine.toml",
+        )
+    target, runs = target_named(launcher, "--from"), []
+    for script, log in zip(sources[::2], sources[1::2], strict=True):
+        text, name = launcher_text(script, *words)
+        imported = target.read(ImportRequest(text, name, hardware, gpus, None, None, ignore))
+        check_plan_of_file(imported.problem, imported.plan)
+        for note in imported.notes:
+            say(f"{script.name}: {note}")
+        runs.append(LoggedRun(log, launcher, imported.problem, imported.plan))
+    return runs

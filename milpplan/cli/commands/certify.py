@@ -22,17 +22,16 @@ from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import run_totals
-from milpplan.launchers.restriction import restrict
+from milpplan.launchers.targets import restrict
 from milpplan.optimize.certify import ROUNDING, SecondProofs, listed_problem, objective_of, other_backend
 from milpplan.optimize.certify import certify as certify_claim
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.milp.backends import AUTO, backend_names
-from milpplan.optimize.milp.block_program import solve_blocks
-from milpplan.optimize.milp.program import Program
+from milpplan.optimize.milp.block_program import solve_block_program
+from milpplan.optimize.milp.program import WRITERS, Program, write_mps
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.milp.write_program import WRITERS, write_mps
-from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
+from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
 from milpplan.optimize.result import (
     Certification,
     Check,
@@ -69,6 +68,7 @@ from milpplan.reports.documents.document import (
     with_parts,
 )
 from milpplan.reports.words.plan_words import cost_model_text
+from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.report import StepReport
 from milpplan.simulation.simulator import simulate
@@ -201,7 +201,7 @@ def _as_one_program(answer: Certified, options: SolveOptions, left_s: float | No
         raise InvalidInputError(
             "The result has no plan.", "The one program states an answer with a plan.", "Leave out --program."
         )
-    solved = solve_blocks(again, options, left_s)
+    solved = solve_block_program(again, options, left_s)
     for path in WRITERS[file.suffix](solved.program, file):
         say(f"Written to {path}.")
     check = Check("the answer as one integer program", solved.agrees, program_text(solved))
@@ -468,7 +468,7 @@ def _fastest(
     """Read the fastest plan of a result and simulate it again.
 
     Raises:
-        InvalidInputError: it is not in the space, does not fit, or is not faster.
+        InvalidInputError: it is not in the space, does not fit, misses the deadline, or is not faster.
     """
     if document.fastest is None or claim.plan is None or report is None:
         return None
@@ -485,7 +485,7 @@ def _fastest(
 
 
 def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) -> tuple[Plan, ...]:
-    """Read the plans that a result compares with: plans of the space that fit."""
+    """Read the plans that a result compares with."""
     plans = tuple(other.plan.restored(source) for other in document.runners_up)
     return _plans_of_space(document, claim, plans, source) if plans else ()
 
@@ -493,18 +493,21 @@ def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) ->
 def _plans_of_space(
     document: ResultDocument, claim: ClaimedResult, plans: tuple[Plan, ...], source: str
 ) -> tuple[Plan, ...]:
-    """Return plans after the check that they are in the space and fit.
+    """Return plans after the check that they are in the space, fit and meet the deadline.
 
     Raises:
-        InvalidInputError: a plan is not in the space, or does not fit.
+        InvalidInputError: a plan does not.
     """
     problem = document.problem
     space = layout_space(listed_problem(problem, claim.plan), claim.forbid)
     for plan in plans:
         check_plan_of_file(problem, plan)
-        if space.find(plan.layout) is None or not in_space(problem, plan) or not simulate(problem, plan).fits:
+        report, limits_ns = simulate(problem, plan), objective_weights(problem, LayoutColumns.of([plan.layout]))[1]
+        sound = report.fits_with_margin and report.step_time_ns <= float(limits_ns[0])
+        if not sound or space.find(plan.layout) is None or not in_space(problem, plan):
             raise InvalidInputError(
-                f"{source} compares its plan with one that is not in the space or does not fit.",
+                f"{source} compares its plan with one that is not in the space, does not fit, or misses the "
+                "deadline.",
                 "Expected plans that its search has found.",
                 "Take the original file, or solve the problem again.",
             )
@@ -525,7 +528,8 @@ def _price(document: ResultDocument, result: PlanResult, claim: ClaimedResult, s
     space = layout_space(whole, claim.forbid)
     if not 0 < claimed.objective_bound <= claimed.objective * (1.0 + ROUNDING):
         return None
-    known = space.find(plan.layout) is not None and in_space(whole, plan) and simulate(whole, plan).fits
+    known = space.find(plan.layout) is not None and in_space(whole, plan)
+    known = known and simulate(whole, plan).fits_with_margin
     if not known or restrict(whole, target, document.problem.space.target_version) != document.problem:
         raise InvalidInputError(
             f"{source} compares the plans of {target} with a space that is not theirs without the restriction.",

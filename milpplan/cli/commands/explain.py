@@ -27,6 +27,7 @@ from milpplan.reports.answers.explain import explanation_blocks, explanation_doc
 from milpplan.reports.documents.claims import bound_for
 from milpplan.reports.documents.document import document_text, read_plan
 from milpplan.units import lower_bound_text
+from milpplan.validation.ablation import evidence
 
 EXAMPLES: Final = (
     ("What limits the plan, and what more memory or bandwidth would gain", "plan.json"),
@@ -86,10 +87,11 @@ def explain(
     with undisturbed():
         if answer.interrupted:
             say(interrupts.STOPPED)
+        known = None if problem.inference else evidence(problem, explained, answer.report.step_time_s)
         if as_json:
-            emit(document_text(explanation_document(answer)))
+            emit(document_text(explanation_document(answer, known)))
         else:
-            show_blocks(explanation_blocks(answer))
+            show_blocks(explanation_blocks(answer, known))
     return ExitCode.STOPPED_WITH_PLAN if answer.unanswered or answer.interrupted else ExitCode.OPTIMAL
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,8 +21,8 @@ from milpplan.explain.judge.gap import Solves, widened
 from milpplan.explain.judge.gap import gap as judge
 from milpplan.explain.judge.records import GapReport
 from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.restriction import restrict
-from milpplan.launchers.targets import Launcher, target_named
+from milpplan.launchers.targets import Launcher, restrict, target_named
+from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.result import DEFAULT_GAP
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_run, notes, read_calculon
@@ -89,7 +89,7 @@ Whole = Annotated[
     ),
 ]
 TimeLimit = Annotated[
-    float, typer.Option("--time-limit", metavar="S", help="Seconds for a plan; more narrows the gaps.")
+    float, typer.Option("--time-limit", metavar="S", help="Seconds for all plans; more narrows the gaps.")
 ]
 Tokens = Annotated[
     float | None,
@@ -205,13 +205,21 @@ def _answer(files: Sequence[Path], source: Source, wanted: Wanted) -> ExitCode:
     judged: list[Judged] = []
     failed: list[Failed] = []
     solves = Solves(wanted.tolerance)
+    deadline, readers = Deadline.after(wanted.time_limit_s), list(_readers(files, source))
     try:
-        with shown_progress("step_time_per_token") as solves.callback, within_range():
-            for name, read in _readers(files, source):
+        with (
+            shown_progress("step_time_per_token") as solves.callback,
+            within_range(),
+            interrupts.limited(wanted.time_limit_s),
+        ):
+            for number, (name, read) in enumerate(readers):
+                if number and deadline.passed:
+                    break
+                # Plans share what is left of the time.
+                left_s = deadline.left_s(wanted.time_limit_s) or wanted.time_limit_s
+                limited = replace(wanted, time_limit_s=left_s / (len(readers) - number))
                 try:
-                    # The time limit is for each plan.
-                    with interrupts.limited(wanted.time_limit_s):
-                        judged.append(_judged(name, read(), runs_on, wanted, solves))
+                    judged.append(_judged(name, read(), runs_on, limited, solves))
                 except MilpplanError as error:
                     if len(files) < 2:
                         raise
@@ -225,7 +233,10 @@ def _answer(files: Sequence[Path], source: Source, wanted: Wanted) -> ExitCode:
         say(interrupts.STOPPED)
     with undisturbed():
         _print(judged, failed, wanted)
-    return _exit_code([case.gap for case in judged], bool(failed))
+        left = [name for name, _ in readers[len(judged) + len(failed) :]]
+        if left:
+            say(f"Not judged, for lack of time: {', '.join(left)}.")
+    return _exit_code([case.gap for case in judged], bool(failed), bool(left))
 
 
 def _check(files: Sequence[Path], source: Source, wanted: Wanted) -> None:
@@ -412,10 +423,10 @@ def _write_best(judged: Judged, out: Path) -> None:
     say(f"Written to {out}.")
 
 
-def _exit_code(gaps: Sequence[GapReport], any_failed: bool) -> ExitCode:
-    """Combine the exit codes of all plans into the worst: bad input, does not fit, not proved."""
+def _exit_code(gaps: Sequence[GapReport], any_failed: bool, any_left: bool) -> ExitCode:
+    """Combine the exit codes of all plans into the worst: bad input, does not fit, not proved or not judged."""
     if any_failed:
         return ExitCode.BAD_INPUT
     if any(not gap.report.fits for gap in gaps):
         return ExitCode.INFEASIBLE
-    return ExitCode.OPTIMAL if all(gap.proved for gap in gaps) else ExitCode.STOPPED_WITH_PLAN
+    return ExitCode.OPTIMAL if all(gap.proved for gap in gaps) and not any_left else ExitCode.STOPPED_WITH_PLAN

@@ -50,6 +50,7 @@ def min_gpus(
     fix: o.Fix = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,
+    memory_margin: o.MemoryMargin = None,
     deadline_hours: o.DeadlineHours = None,
     deadline_days: o.DeadlineDays = None,
     tokens: o.Tokens = None,
@@ -58,8 +59,10 @@ def min_gpus(
         typer.Option("--time-limit", metavar="S", help="Seconds; more refuses more of the smaller numbers."),
     ] = 60.0,
     gap: o.Gap = DEFAULT_GAP,
+    fastest: o.Fastest = False,
     out: o.Out = None,
     verbose: o.Verbose = False,
+    progress: o.ShowProgress = False,
     as_json: o.AsJson = False,
 ) -> ExitCode:
     """Find the fewest GPUs on which a model trains at all, or in time for a deadline, and prove that every smaller
@@ -76,41 +79,45 @@ def min_gpus(
         "tokens": tokens,
         "kind": "training",
         "ignore": ignore,
+        "memory_margin": memory_margin,
     }
     problem = problem_of(model, hardware, job, space, fix or [], allow or [], schedule)
     forbidden = forbidden_values(forbid or [])
-    chosen = SolveOptions(gap=gap, time_limit_s=time_limit, forbid=forbidden)
-    return _answer(problem, chosen, gpus is None, out, as_json, verbose)
-
-
-def _answer(
-    problem: Problem, options: SolveOptions, widen: bool, out: Path | None, as_json: bool, verbose: bool
-) -> ExitCode:
-    """Find the minimum number of GPUs, print it with its plan and with what smaller numbers lack."""
-    checks.positive(options.time_limit_s, "--time-limit", "number of seconds")
+    chosen = SolveOptions(gap=gap, simplest=not fastest, time_limit_s=time_limit, forbid=forbidden)
+    checks.positive(time_limit, "--time-limit", "number of seconds")
     if out is not None:
         check_writable(out)
+    fewest = _fewest(problem, chosen, gpus is None, progress)
+    with undisturbed():
+        return _print(fewest, gap, out, as_json, verbose)
+
+
+def _fewest(problem: Problem, options: SolveOptions, widen: bool, progress: bool) -> Fewest:
+    """Find the minimum number of GPUs."""
     options = replace(options, cancelled=interrupts.asked_to_stop)
     limit_s = options.time_limit_s
     answers: list[Fewest] = []
     with (
         interrupts.keeping(answers),
-        shown_progress("step_time_per_token") as callback,
+        shown_progress("step_time_per_token", progress) as callback,
         within_range(),
         interrupts.limited(limit_s),
     ):
         answers.append(fewest_gpus(problem, replace(options, callback=callback), widen=widen))
-    fewest = answers[0]
-    with undisturbed():
-        if fewest.result.message:
-            say(fewest.result.message)
-        document = fewest_document(fewest, options.gap)
-        if as_json:
-            emit(document_text(document))
-        else:
-            steps = tuple(next_steps(fewest.result, out, verbose))
-            show_blocks(fewest_blocks(fewest, options.gap, evidence_of(fewest.result), verbose, steps))
-        if out is not None and fewest.result.plan is not None:
-            write_whole(out, document_text(document.result))
-            say(f"Written to {out}.")
+    return answers[0]
+
+
+def _print(fewest: Fewest, gap: float, out: Path | None, as_json: bool, verbose: bool) -> ExitCode:
+    """Print the minimum with its plan and with what smaller numbers lack, and write the file."""
+    if fewest.result.message:
+        say(fewest.result.message)
+    document = fewest_document(fewest, gap)
+    if as_json:
+        emit(document_text(document))
+    else:
+        steps = tuple(next_steps(fewest.result, out, verbose))
+        show_blocks(fewest_blocks(fewest, gap, evidence_of(fewest.result), verbose, steps))
+    if out is not None and fewest.result.plan is not None:
+        write_whole(out, document_text(document.result))
+        say(f"Written to {out}.")
     return OF_STATUS[fewest.result.status]

@@ -17,11 +17,9 @@ from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.problem.catalog import load_hardware
-from milpplan.profiling.machine import open_machine
-from milpplan.profiling.overlay import profiled
-from milpplan.profiling.records import Measurements, read_raw, write_raw
+from milpplan.profiling.overlay import document_text, profile_blocks, profiled
+from milpplan.profiling.records import Measurements, open_machine, read_raw, write_raw
 from milpplan.profiling.sweep import EXTENTS, measure, sweep
-from milpplan.profiling.tables import document_text, profile_blocks
 from milpplan.reports.files import check_writable
 from milpplan.units import counted
 

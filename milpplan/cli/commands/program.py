@@ -11,13 +11,13 @@ import typer
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import shown_progress
-from milpplan.cli.commands.solve import SolveWords
 from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks
 from milpplan.cli.plan_checks import within_range
+from milpplan.cli.solving import SolveWords
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.milp.block_program import solve_blocks
+from milpplan.optimize.milp.block_program import solve_block_program
+from milpplan.optimize.milp.program import WRITERS
 from milpplan.optimize.milp.whole_program import monolithic_program
-from milpplan.optimize.milp.write_program import WRITERS
 from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.problem.problem import Problem
@@ -42,6 +42,7 @@ NOT_ASKED: Final[dict[str, Any]] = {
     "robust": False,
     "scenarios": None,
     "verbose": False,
+    "progress": False,
     "as_json": False,
 }
 """Words of ``solve`` that say nothing about the program."""
@@ -75,7 +76,9 @@ def program(
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,
+    memory_margin: o.MemoryMargin = None,
     target_version: o.TargetVersion = None,
+    stack: o.Stack = True,
     objective: o.ObjectiveName = "step_time_per_token",
     deadline_hours: o.DeadlineHours = None,
     deadline_days: o.DeadlineDays = None,
@@ -108,7 +111,7 @@ def _written(problem: Problem, options: SolveOptions, out: Path) -> ExitCode:
         if result.plan is None:
             say(f"There is no program: the search ended as {result.status.replace('_', ' ')}.")
             return OF_STATUS[result.status]
-        answer = solve_blocks(result, options, deadline.left_s())
+        answer = solve_block_program(result, options, deadline.left_s())
     for path in WRITERS[out.suffix](answer.program, out):
         say(f"Written to {path}.")
     show_blocks([program_fact(answer)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
@@ -42,7 +43,7 @@ def report(
     ] = None,
     time_limit: Annotated[
         float,
-        typer.Option("--time-limit", metavar="S", help="Seconds to look for alternatives."),
+        typer.Option("--time-limit", metavar="S", help="Seconds; alternatives get what the rest leaves."),
     ] = 10.0,
     within: Annotated[
         float,
@@ -50,6 +51,7 @@ def report(
     ] = 0.01,
 ) -> ExitCode:
     """Write a plan as a page that needs no network, and its step as a trace. A solve's file brings its proof."""
+    started = time.monotonic()
     _check_outputs(out, trace)
     if not 0 <= time_limit < float("inf"):
         raise InvalidInputError(
@@ -76,7 +78,8 @@ def report(
                 step_lanes(problem, shown), f"{problem.model.name} on {counted(shown.layout.num_gpus, 'GPU')}"
             )
         if out is not None:
-            files[out] = _page(problem, shown, result, other, time_limit, within)
+            left_s = max(0.0, time_limit - (time.monotonic() - started))
+            files[out] = _page(problem, shown, result, other, left_s, within)
     return _written(files)
 
 

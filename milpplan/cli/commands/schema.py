@@ -24,7 +24,7 @@ from milpplan.reports.answers.hardware_choice import ChoiceDocument, FewestDocum
 from milpplan.reports.answers.lengths import LengthsFile
 from milpplan.reports.documents.document import ResultDocument
 from milpplan.reports.documents.plan_file import PlanFile
-from milpplan.studies.records import Study
+from milpplan.studies.grid import Study
 
 EXAMPLES: Final = (("The JSON Schema of plan files", "plan"),)
 SCHEMAS: Final[dict[str, type[BaseModel]]] = {

@@ -69,6 +69,7 @@ def solve_lengths(
     ignore: o.Ignore = None,
     attention: o.Attention = "flash",
     grad_dtype: o.GradDtype = "fp32",
+    memory_margin: o.MemoryMargin = None,
     gap: o.LengthsGap = None,
     backend: o.Backend = "auto",
     seed: o.Seed = 1,
@@ -92,6 +93,7 @@ def solve_lengths(
         "tokens": None,
         "kind": "training",
         "ignore": ignore,
+        "memory_margin": memory_margin,
     }
     limits = gap, time_limit, backend, workers
     return answer_lengths(model, hardware, described, "free", fix or [], asked, limits, out, as_json)

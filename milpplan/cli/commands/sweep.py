@@ -69,6 +69,7 @@ def sweep(
     ray: Annotated[
         bool, typer.Option("--ray", help="Solve on a Ray cluster (RAY_ADDRESS, else one started here).")
     ] = False,
+    fastest: o.Fastest = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Solve the cells again that failed before.")
     ] = False,
@@ -76,6 +77,8 @@ def sweep(
 ) -> ExitCode:
     """Solve every cell of a design study. If it is stopped, the same command continues."""
     design = read_study(study)
+    if fastest:
+        design = design.model_copy(update={"solve": design.solve.model_copy(update={"simplest": False})})
     progress = Sweep(design, cells(design, study.parent))
     directory = out if out is not None else study.with_name(f"{study.stem}-results")
     with opened(directory) as store:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from milpplan.calibration.coverage import coverage, mean_share
 from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
 from milpplan.cli.plan_checks import within_range
@@ -58,11 +59,12 @@ def validate(
         say(f"and {len(file.rejected) - MAX_TOLD} more records were rejected.")
     with within_range():
         validation = _compared(file, stacks)
+        covered = coverage(validation.comparisons)
     summary = summarise(validation)
     if as_json:
-        emit(document_text(validation, summary))
+        emit(document_text(validation, summary, {part.name: part.share for part in covered}))
     else:
-        show(report(validation, summary, each))
+        show(report(validation, summary, each, mean_share(covered)))
     if plot is not None:
         for path in write_figures(validation, plot):
             say(f"Written to {path}.")

@@ -110,6 +110,16 @@ class GapReport:
     interrupted: bool
     wall_time_s: float
 
+    def __repr__(self) -> str:
+        """Write model, cluster, gap and layout in three lines."""
+        problem, layout, saved = self.problem, self.plan.layout, self.whole.saved
+        return (
+            f"GapReport: {problem.model.name} on {layout.num_gpus} x {problem.hardware.name}\n"
+            f"  {self.report.step_time_s:.6g} s a step, the best plan saves {saved.low:.2g} to "
+            f"{saved.high:.2g} of it\n"
+            f"  {layout.main_fields}"
+        )
+
     @property
     def whole(self) -> SpaceGap:
         """Gap to the whole space."""

@@ -20,13 +20,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, MicroBatchCountRange
-from milpplan.groups.bounds.long_sequence import LongSequenceBound, long_bound
-from milpplan.groups.bounds.path_duals import SCALE_BITS
+from milpplan.groups.bounds.long_sequence import (
+    MAX_MICRO_BATCHES,
+    LoadBound,
+    LongSequenceBound,
+    MicroBatchCountRange,
+    long_bound,
+)
 from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.groups.bounds.pipeline_bounds import CountCuts, PathBound, PipelineCuts
-from milpplan.groups.problem import Kind
-from milpplan.groups.strategies import FloatArray, Int64Array
+from milpplan.groups.bounds.pipeline_bounds import SCALE_BITS, CountCuts, PathBound, PipelineCuts
+from milpplan.groups.problem import FloatArray, Int64Array, Kind
 
 # Number of programs of a long sequence: first at the load of the other replicas, then at the load that it allows.
 _EFFORTS = (24, 100)

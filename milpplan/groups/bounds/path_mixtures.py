@@ -1,8 +1,8 @@
 """Mixtures of paths through a 1F1B pipeline: the graph of its work, flows along its arcs, and their lower bounds.
 
 The time of a pipeline is at least the length of every path, so it is at least that of any mixture of paths: of a
-unit of flow (``last_stage``). A bound only needs the mixture's weight on every micro-batch by part of the work: on
-the last stage, forward and backward on the others, on links, and the first stage's extra work.
+unit of flow (``long_sequence``). A bound only needs the mixture's weight on every micro-batch by part of the work:
+on the last stage, forward and backward on the others, on links, and the first stage's extra work.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
-from milpplan.groups.strategies import FloatArray
-from milpplan.groups.strategies import Int64Array as IntArray
+from milpplan.groups.problem import FloatArray
+from milpplan.groups.problem import Int64Array as IntArray
 
 
 @dataclass(frozen=True, slots=True)

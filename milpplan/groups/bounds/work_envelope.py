@@ -1,6 +1,6 @@
 """Upper bounds of the work that the replicas of one kind do within a time, for batches that come later.
 
-``PipelineTable`` is built once, with the plan: mixtures of paths (``path_duals.PathMixture``) for the numbers of
+``PipelineTable`` is built once, with the plan: mixtures of paths (``PathMixture``) for the numbers of
 micro-batches that are good near the plan's load. ``BatchKind`` adds one batch's lengths, and solves no program.
 
 **Work.** A sequence of length l counts w = u + theta c phi(l) units: its own, and a share of its micro-batch's c.
@@ -15,7 +15,7 @@ the mean, so all D hold ``g(Z) = D max_v min over cuts`` at most within the time
 parts (y + c v) >= parts max(w, w + (1 - theta) c), whatever v.
 
 For a mixture of paths with weights w_m and any alpha >= 0, ``time >= lags + c sum w_m + alpha y
-- sum max(0, alpha - w_m) cap`` (proof in ``path_duals``), for the cap of the batch at hand.
+- sum max(0, alpha - w_m) cap`` (proof in ``pipeline_bounds``), for the cap of the batch at hand.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.groups.bounds.long_sequence import peaks
-from milpplan.groups.bounds.path_duals import SCALE_BITS, PathMixture, best_profile
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.problem import Kind
-from milpplan.groups.strategies import FloatArray, Int64Array, Pipeline
+from milpplan.groups.bounds.pipeline_bounds import SCALE_BITS, PathMixture, PipelineCuts, best_profile
+from milpplan.groups.problem import FloatArray, Int64Array, Kind, Pipeline
 
 # Loads, as multiples of the plan's, at which mixtures of paths are computed, and maximum numbers tried at each.
 _NEAR = (1.0, 0.6, 1.5)

@@ -31,7 +31,7 @@ import numpy as np
 
 from milpplan.groups.bounds import glop
 from milpplan.groups.bounds.work_envelope import BatchKind
-from milpplan.groups.strategies import FloatArray, Int64Array
+from milpplan.groups.problem import FloatArray, Int64Array
 from milpplan.groups.tours import TourCost
 
 _NUM_BUCKETS = 40

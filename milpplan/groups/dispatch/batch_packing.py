@@ -19,7 +19,7 @@ import numpy as np
 
 from milpplan.groups.bounds.long_sequence import around
 from milpplan.groups.bounds.work_envelope import BatchKind
-from milpplan.groups.strategies import FloatArray, Int64Array, pipeline_times_ns
+from milpplan.groups.problem import FloatArray, Int64Array, pipeline_times_ns
 
 # Maximum number of exchanges.
 _EXCHANGES = 40

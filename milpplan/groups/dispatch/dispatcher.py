@@ -34,9 +34,8 @@ from milpplan.groups.dispatch.batch_packing import (
     place_together,
 )
 from milpplan.groups.plan import Group, GroupedPlan, Packing, check
-from milpplan.groups.problem import GroupedProblem
+from milpplan.groups.problem import GroupedProblem, Int64Array, SwitchTimes
 from milpplan.groups.search import solve_groups
-from milpplan.groups.strategies import Int64Array, SwitchTimes
 from milpplan.groups.tours import TourCost, best_tour, undominated_tours
 from milpplan.groups.workload import workload_of
 

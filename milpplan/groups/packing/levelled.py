@@ -2,7 +2,7 @@
 
 **Around the longest sequence** (``pack_around``). A pipeline waits around such a sequence, so fewer and larger
 micro-batches than elsewhere are best, and the replica that holds it takes less of the work. Both follow from the
-best real loads with the sequence in one micro-batch (``path_duals.best_profile`` with a floor). The number of
+best real loads with the sequence in one micro-batch (``best_profile`` with a floor). The number of
 micro-batches and the sequence's position are found stepwise from the best loads without it.
 
 **Relocation** (``relocate``). An assignment program counts work, not sequences: a group of few long sequences
@@ -11,8 +11,8 @@ exact simulation count.
 
 **Packing** of one kind of pipeline (``pack``) decides replica, micro-batch and order of every sequence. Plans are
 simulated exactly (``plan``), and bounds come from elsewhere. A construction comes first, then a local search: with
-several stages, micro-batches are filled towards the best real loads (``path_duals``); with one stage only the sum
-counts, so each sequence goes to the replica that finishes it first.
+several stages, micro-batches are filled towards the best real loads (``best_profile``); with one stage only the
+sum counts, so each sequence goes to the replica that finishes it first.
 """
 
 from __future__ import annotations
@@ -26,13 +26,10 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.groups.bounds.path_duals import BestLoads, best_profile
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.packing.local_search import exchange_pairs, improve
-from milpplan.groups.packing.tabu_search import balance, has_single_micro_batches
+from milpplan.groups.bounds.pipeline_bounds import BestLoads, PipelineCuts, best_profile
+from milpplan.groups.packing.local_search import balance, exchange_pairs, has_single_micro_batches, improve
 from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged, in_flight_fits
-from milpplan.groups.problem import GroupedProblem, Kind
-from milpplan.groups.strategies import FloatArray, Int64Array
+from milpplan.groups.problem import FloatArray, GroupedProblem, Int64Array, Kind
 
 # Number of micro-batch counts tried, best bound first.
 _TRIES = 4

@@ -7,16 +7,19 @@ from collections.abc import Mapping
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.accelerate.files import (
+    ACCELERATE,
     FLAG,
     KEYS,
     TRAINER,
+    check_sizes,
     configuration,
     named,
+    plan_of,
     read_files,
     script,
+    settings_of,
     yaml_text,
 )
-from milpplan.launchers.accelerate.run import ACCELERATE, check_sizes, plan_of, settings_of
 from milpplan.launchers.expressible import (
     check_replicas,
     config_launch,

@@ -12,8 +12,7 @@ from collections.abc import Collection
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.expressible import check_replicas, model_differences
-from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values, checked, megatron_flags
-from milpplan.launchers.megatron.model import model_of
+from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values, checked, megatron_flags, model_of
 from milpplan.launchers.megatron.plan import (
     check_problem,
     for_version,

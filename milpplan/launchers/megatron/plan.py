@@ -15,13 +15,14 @@ from typing import Any
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.expressible import placed_alike, title_of
-from milpplan.launchers.megatron.arguments import Arguments, Values
-from milpplan.launchers.megatron.model import model_arguments
-from milpplan.launchers.megatron.rules import MEGATRON, Sizes, sizes_of
-from milpplan.launchers.megatron.stages import (
+from milpplan.launchers.megatron.arguments import Arguments, Values, model_arguments
+from milpplan.launchers.megatron.rules import (
+    MEGATRON,
+    Sizes,
     kept_notes,
     recompute_arguments,
     selective_modules,
+    sizes_of,
     stage_sizes,
     stage_string,
 )

@@ -29,13 +29,16 @@ from milpplan.launchers.expressible import (
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Refusal, check_vocabulary, job_of
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
 from milpplan.launchers.settings import LARGEST, MAX_DEPTH, Code, Settings, admitted, check_priced, flat
-from milpplan.launchers.torchtitan.rules import RULES, TORCHTITAN, broken_rules, check_rules
 from milpplan.launchers.torchtitan.run import (
     NEWEST,
+    RULES,
+    TORCHTITAN,
     V022,
     V030,
     Pair,
     Run,
+    broken_rules,
+    check_rules,
     flavor_of,
     flavors,
     layout_of_run,

@@ -15,7 +15,8 @@ and they are at least as many as these sequences need. If no assignment of class
 **Dual values.** V_c counts the work that is done most cheaply, in all classes the same sequences. The inequalities
 hold for any value of the sequences as work. So the windows that do most in the loosest assignment give a
 restricted master problem for the values by which they do the smallest part of the workload
-(``restricted_master``), and assignments are checked with these values, too. Windows that then do most join it.
+(``restricted_master_duals``), and assignments are checked with these values, too. Windows that then do most join
+it.
 
 **Second long sequence.** The LP divides the second long sequence of a replica among all its micro-batches, where
 it makes no stage wait. So the window is around the foremost sequence of the class, and branches on whether the
@@ -36,10 +37,9 @@ import numpy as np
 
 from milpplan.groups.bounds.long_sequence import WindowBound, halved
 from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
-from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
+from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, Duals, WindowNode, WindowTree
+from milpplan.lengths.bounds.configuration_columns import ClassWindow, restricted_master_duals
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
-from milpplan.lengths.bounds.restricted_master import ClassWindow, restricted_master_duals
-from milpplan.lengths.bounds.window_tree import Duals, WindowNode, WindowTree
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 # Number of sequences whose divisions are all enumerated, and number of lengths for bin packing bounds.

@@ -29,9 +29,9 @@ constant counts once a micro-batch, of which there are at least sum T / capacity
 **The ramp.** Before the last stage starts, the first micro-batch has run forward through the others, and after it
 ends, the last one runs backward through them. Neither takes less than the shortest sequence by itself.
 
-**Pipelines** (``groups.bounds.last_stage``). The slowest replica takes at least h(Y) for the mean work Y = sum x_k
-y_k / D of the last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0 <= Y
-<= Y_1 there, also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``chords_between``.
+**Pipelines** (``groups.bounds.long_sequence``). The slowest replica takes at least h(Y) for the mean work Y = sum
+x_k y_k / D of the last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0
+<= Y <= Y_1 there, also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``chords_between``.
 
 **Long sequences** (``groups.bounds.long_sequence``). A group whose longest sequence has some length or more takes
 at least a concave function H(Y) of its mean work, above h: the same rows with H in the place of h. Groups are
@@ -49,8 +49,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, load_bound
-from milpplan.groups.bounds.long_sequence import LongSequenceBound, group_ns, long_bound
+from milpplan.groups.bounds.long_sequence import (
+    MAX_MICRO_BATCHES,
+    LoadBound,
+    LongSequenceBound,
+    group_ns,
+    load_bound,
+    long_bound,
+)
 from milpplan.groups.bounds.path_mixtures import StageLoads
 from milpplan.groups.bounds.pipeline_bounds import chord
 from milpplan.lengths.candidates import SizedCandidate

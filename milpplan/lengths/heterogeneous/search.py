@@ -4,7 +4,7 @@ A program over the numbers of replicas (``HeterogeneousBound``) gives the maximu
 best one can do. If that is less than all sequences, no such step exists, and the search is done. Else its replicas
 are packed, and their bounds are sharpened near what they hold: for strategies of one stage by prices of
 micro-batches (``sequence_duals``), for pipelines by work bounds first, then by classes of replicas and whole
-contents (``pipeline_capacity``). Linear relaxations show which strategies matter before the more expensive integer
+contents (``count_program``). Linear relaxations show which strategies matter before the more expensive integer
 programs run.
 """
 
@@ -17,18 +17,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from milpplan.lengths.heterogeneous.count_program import Shared, UsedKind, solved
-from milpplan.lengths.heterogeneous.pipeline_capacity import (
+from milpplan.lengths.heterogeneous.count_program import (
+    HeterogeneousStep,
     LongestSequenceClass,
     ReplicaClass,
-    longest_sequence_classes,
-)
-from milpplan.lengths.heterogeneous.replicas import (
-    HeterogeneousStep,
+    Shared,
+    UsedKind,
     have_places,
     heterogeneous_members,
     heterogeneous_turns,
+    longest_sequence_classes,
     replica_gpus,
+    solved,
 )
 from milpplan.lengths.records import HeterogeneousReplicas
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices

@@ -2,8 +2,8 @@
 
 ``TeamDispatcher(problem, tp, longest)`` computes once the times of sequences of every length up to ``longest``
 under every degree. ``dispatch(lengths)`` then plans a batch in milliseconds (``team_quick``): which sequence runs
-on which GPUs, in which micro-batch and when, with the exact time and the proved bound of ``team_bound``. A search
-of a second or two (``thorough``) finds a slightly shorter step, and proves the bound of ``sequence_duals``.
+on which GPUs, in which micro-batch and when, with the exact time and the proved bound of ``sequence_duals``. A
+search of a second or two (``thorough``) finds a slightly shorter step, and proves the bound of ``sequence_duals``.
 Nothing is switched between batches: the parameters stay where they are. A dispatcher holds nothing but what
 follows from its arguments, so threads share it and processes get it pickled; equal batches get equal answers
 (attempts are counted, not timed).
@@ -24,10 +24,9 @@ from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.records import PACKED, SequenceRules, TeamTurn
 from milpplan.lengths.sequences import check_longest, check_rules, checked_batch
-from milpplan.lengths.side_by_side.team_bound import SharedTables
+from milpplan.lengths.side_by_side.sequence_duals import SharedTables
 from milpplan.lengths.side_by_side.team_quick import lines, quick_step
-from milpplan.lengths.side_by_side.team_search import Effort
-from milpplan.lengths.side_by_side.team_steps import plan_family, team_turns
+from milpplan.lengths.side_by_side.team_search import Effort, plan_family, team_turns
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
 from milpplan.lengths.strategy_tables import MAX_QUANTA, StrategyTables
 from milpplan.problem.problem import Problem

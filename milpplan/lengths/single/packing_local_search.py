@@ -12,7 +12,7 @@ changes, even if it is longer by less than a threshold that falls to zero (thres
 answers.
 
 **Construction** for pipelines follows the best load shapes. The first micro-batches of a pipeline should be short
-and grow, and the last ones shrink; the program of ``groups.bounds.last_stage`` says how for divisible loads.
+and grow, and the last ones shrink; the program of ``groups.bounds.long_sequence`` says how for divisible loads.
 Around a long sequence, which cannot be divided, the shape differs. So every replica gets its longest sequence, the
 best position for it and the best number of micro-batches. Then the other sequences follow, the longest first, each
 where most load is missing. Alternatively only some replicas get one of the longest sequences and also the other
@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.groups.bounds.last_stage import best_loads
+from milpplan.groups.bounds.long_sequence import best_loads
 from milpplan.groups.bounds.path_mixtures import StageLoads
 from milpplan.groups.bounds.pipeline_bounds import Window
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound

@@ -35,7 +35,7 @@ import numpy as np
 from milpplan.errors import SolverError
 from milpplan.lengths.replica_time import StageTimes, micro_batch_times, pipeline_ns
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.optimize.milp.backends import AUTO, backend, witnessed
+from milpplan.optimize.milp.backends import AUTO, backend, check_infeasible
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits
 from milpplan.simulation.layout_columns import FloatArray, IntArray
@@ -165,7 +165,7 @@ class ReplicaFeasibility:
         name, seconds = "cpsat" if backend_name == AUTO else backend_name, min(_LONG_S, left_s)
         try:
             program, limits = self.program(number, time_ns), Limits(time_limit_s=max(0.1, seconds))
-            solution = witnessed(program, limits, backend(name).solve(program, limits))
+            solution = check_infeasible(program, limits, backend(name).solve(program, limits))
         except SolverError:
             # An answer that fails the checks proves nothing.
             self.feasible_ns[number] = 0.0

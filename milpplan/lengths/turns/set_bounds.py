@@ -2,7 +2,7 @@
 
 All sets are *screened* (``screening``), first with cheap bounds of their strategies, then with the work of
 pipelines in intervals. A set that stays open is *branched*: its pipelines are cut into intervals of their work,
-then into classes of groups, with all bounds known by then (``interval_bounds``) and with the sequences that only
+then into classes of groups, with all bounds known by then (``IntervalBounds``) and with the sequences that only
 one of its strategies holds (``exclusive_sequences``).
 """
 
@@ -16,11 +16,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.lengths.bounds.exclusive_programs import ExclusiveProgram
+from milpplan.lengths.bounds.exclusive_sequences import ExclusiveProgram
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.turns.interval_bounds import IntervalBounds, Kind
-from milpplan.lengths.turns.lagrangian_mixtures import Bounded
+from milpplan.lengths.turns.lagrangian_mixtures import Bounded, IntervalBounds, Kind
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet, branched, screened, split
 from milpplan.lengths.turns.set_branch_and_bound import Participant, ReplicaInequalities, SetBranchAndBound
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray

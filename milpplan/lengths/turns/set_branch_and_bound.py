@@ -39,8 +39,7 @@ from milpplan.groups.bounds import glop
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching, ReplicaClassBound
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
-from milpplan.lengths.heterogeneous.count_program import UsedKind
-from milpplan.lengths.heterogeneous.pipeline_capacity import CapacityRow, ReplicaClass
+from milpplan.lengths.heterogeneous.count_program import CapacityRow, ReplicaClass, UsedKind
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation.layout_columns import FloatArray, IntArray
@@ -80,7 +79,7 @@ class ReplicaInequalities:
 
     If a program assigns more to the replicas than they can hold but no row shows it, the windows of the classes in
     use are refined. If that no longer helps, all are asked together for dual values that make the assignment most
-    infeasible (``restricted_master``): rows that cut it off. The inequalities hold for every set with this
+    infeasible (``restricted_master_duals``): rows that cut it off. The inequalities hold for every set with this
     pipeline.
     """
 

@@ -26,15 +26,20 @@ from itertools import pairwise, product
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.bounds.last_stage import MAX_MICRO_BATCHES, LoadBound, MicroBatchCountRange, best_mixture
-from milpplan.groups.bounds.long_sequence import LongSequenceBound, group_ns
+from milpplan.groups.bounds.long_sequence import (
+    MAX_MICRO_BATCHES,
+    LoadBound,
+    LongSequenceBound,
+    MicroBatchCountRange,
+    best_mixture,
+    group_ns,
+)
 from milpplan.groups.bounds.path_mixtures import Mixture, StageLoads
 from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
 from milpplan.groups.dispatch.dispatcher import Dispatch, Dispatcher
 from milpplan.groups.document import Degrees, DispatchFile, DispatchGroup
 from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged
-from milpplan.groups.problem import MAX_DISTINCT, GroupedProblem, Kind
-from milpplan.groups.strategies import Strategy
+from milpplan.groups.problem import MAX_DISTINCT, GroupedProblem, Kind, Strategy
 from milpplan.groups.tours import best_tour
 from milpplan.lengths.bounds.work_bounds import MOST_STAGES, latencies, ramp, stage_loads
 from milpplan.lengths.candidates import SizedCandidate, candidates, quantum_problem, sized
@@ -155,14 +160,14 @@ class _Boxes:
 class PipelineBound:
     """Lower bounds of batches under one pipelined strategy.
 
-    ``groups.bounds.last_stage`` and ``long_sequence`` solve programs for a workload. A mixture of paths from such
+    ``groups.bounds.long_sequence`` solves programs for a workload. A mixture of paths from such
     a program bounds any pipeline and any sequences. So this class keeps the mixtures for a few loads, in numbers
     of full micro-batches, and for a few lengths of the longest sequence, and evaluates them for the batch at hand:
     its lines (``work_bounds.stage_loads``), its heaviest sequences, its longest one. No program is solved for a
     batch.
 
      - *Ranges* cover all numbers of micro-batches of a replica, each with its mixture; a load has the bound of the
-       range with the lowest value (``last_stage.LoadBound``).
+       range with the lowest value (``LoadBound``).
      - *Boxes* cover all numbers ahead of the longest sequence's micro-batch and behind it, each with its window's
        mixture; D replicas with it on one of them take at least ``long_sequence.group_ns``.
 

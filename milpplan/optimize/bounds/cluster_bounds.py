@@ -50,7 +50,13 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct, distinct_layers
 from milpplan.simulation.layers.terms import ONCE
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
-from milpplan.simulation.layout_costs import CostTable, layer_durations_ns, least_layer_ns, usable_memory_bytes
+from milpplan.simulation.layout_costs import (
+    CostTable,
+    capacities_bytes,
+    layer_durations_ns,
+    least_layer_ns,
+    usable_memory_bytes,
+)
 from milpplan.simulation.mixed_costs import AnyTable, ClusterTable, types_of_ranks
 from milpplan.simulation.replica_costs import ReplicaTable, on_one_type, view_columns
 from milpplan.simulation.scenario_costs import ScenarioTable, SearchTable
@@ -106,7 +112,7 @@ def cluster_bounds(problem: Problem, columns: LayoutColumns, costs: SearchTable)
         return layout_bounds(problem, columns, costs)
     best = layout_bounds(problem, columns, costs.best)
     time = best.step_time_ns.copy()
-    capacities = [float(hardware.usable_bytes) for hardware in problem.node_types]
+    capacities = [float(capacity) for capacity in capacities_bytes(problem)]
     tables = (costs.best, *costs.tables)
     for parts in zip(*(groups(problem, columns, table) for table in tables), strict=True):
         rows, of_best = parts[0]
@@ -257,7 +263,7 @@ def _joined(problem: Problem, views: list[tuple[FloatArray, FloatArray]]) -> tup
     largest capacity."""
     max_capacity = usable_memory_bytes(problem)
     memory = [
-        np.where(bytes_ > hardware.usable_bytes, np.maximum(bytes_, max_capacity + 1.0), bytes_)
-        for (_, bytes_), hardware in zip(views, problem.node_types, strict=True)
+        np.where(bytes_ > capacity, np.maximum(bytes_, max_capacity + 1.0), bytes_)
+        for (_, bytes_), capacity in zip(views, capacities_bytes(problem), strict=True)
     ]
     return np.maximum.reduce([time for time, _ in views]), np.maximum.reduce(memory)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import accumulate
 
 import numpy as np
@@ -20,7 +21,6 @@ import numpy as np
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, recompute_options, useful_items
 from milpplan.simulation.layout_columns import BoolArray, IntArray, ascending
 from milpplan.simulation.pipeline.critical_path import CriticalPath
-from milpplan.simulation.pipeline.schedule import held_bytes
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term
 from milpplan.simulation.stages import StageOptions
 
@@ -233,19 +233,31 @@ class SplitBounds:
 
 
 def _fitting_choices(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
-    """Return the items of the rank's chunks in every joint choice that fits into its memory, [v, choices]."""
-    grid = np.indices([len(menu) for menu in menus]).reshape(len(menus), -1)
-    kept = np.stack([menu.kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
-    transient = np.stack([menu.transient_bytes[items] for menu, items in zip(menus, grid, strict=True)])
-    deferred = np.stack([menu.deferred_bytes[items] for menu, items in zip(menus, grid, strict=True)])
+    """Return the items of the rank's chunks in joint choices that fit into its memory, [v, choices].
+
+    A choice is left out where a faster item of one of its chunks fits as well, because no sum of backwards with
+    nonnegative weights is smaller.
+    """
     states = sum(int(menu.state_bytes[0]) for menu in menus) + int(context.costs.of_rank(rank).buffer_bytes)
-    fits = np.ones(grid.shape[1], dtype=np.bool_)
+    fits = np.ones([len(menu) for menu in menus], dtype=np.bool_)
     for running, live in context.profiles[rank]:
-        used = np.array(live) @ held_bytes(kept, deferred, len(live)) + transient[running]
-        fits &= used <= context.capacity_of(rank) - states
+        sizes = [_bytes_at(menus, chunk, running, live) for chunk in range(len(menus))]
+        fits &= reduce(np.add.outer, sizes) <= context.capacity_of(rank) - states
     if context.costs.offloads:
-        fits &= _fit_on_host(context, rank, menus, grid)
-    return np.asarray(grid[:, fits])
+        # Here the items are not in the order of their backwards.
+        return np.stack(np.nonzero(fits & _fit_on_host(context, rank, menus)))
+    minimal = fits.copy()
+    for chunk in range(len(menus)):
+        np.moveaxis(minimal, chunk, 0)[1:] &= ~np.moveaxis(fits, chunk, 0)[:-1]
+    return np.stack(np.nonzero(minimal))
+
+
+def _bytes_at(menus: Sequence[Menu], chunk: int, running: int, live: Sequence[int]) -> IntArray:
+    """Return the bytes of a chunk's items, apart from states, at a moment of its rank: the counts ``live`` of a
+    ``LiveProfile``, while the chunk ``running`` has its backward."""
+    menu, v = menus[chunk], len(menus)
+    size = live[chunk] * menu.kept_bytes + sum(live[chunk + v : chunk + v + 1]) * menu.deferred_bytes
+    return size + menu.transient_bytes if chunk == running else size
 
 
 def _backwards(menus: Sequence[Menu], choices: IntArray) -> IntArray:
@@ -266,12 +278,14 @@ def _fastest_items(
     return fastest
 
 
-def _fit_on_host(context: LayoutContext, rank: int, menus: Sequence[Menu], grid: IntArray) -> BoolArray:
-    """Mask the choices of the chunks [v, choices] that fit on the host together."""
-    kept = np.stack([menu.host_kept_bytes[items] for menu, items in zip(menus, grid, strict=True)])
+def _fit_on_host(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> BoolArray:
+    """Mask the joint choices of the chunks that fit on the host together; one axis a chunk."""
     capacity = context.host_capacity_of(rank) - sum(int(menu.host_state_bytes[0]) for menu in menus)
-    live = np.array([counts for _, counts in context.profiles[rank]])
-    return np.asarray(((live @ kept) <= capacity).all(axis=0))
+    fits = np.ones([len(menu) for menu in menus], dtype=np.bool_)
+    for _, live in context.profiles[rank]:
+        sizes = [count * menu.host_kept_bytes for count, menu in zip(live, menus, strict=False)]
+        fits &= reduce(np.add.outer, sizes) <= capacity
+    return fits
 
 
 def _min_fitting(
@@ -284,13 +298,7 @@ def _min_fitting(
     """
     running, live = max(context.profiles[rank], key=lambda profile: sum(profile[1]))
     states = sum(int(menu.state_bytes[0]) for menu in menus) + int(context.costs.of_rank(rank).buffer_bytes)
-    v = len(menus)
-    sizes = [
-        live[chunk] * menu.kept_bytes
-        + sum(live[chunk + v : chunk + v + 1]) * menu.deferred_bytes
-        + (menu.transient_bytes if chunk == running else 0)
-        for chunk, menu in enumerate(menus)
-    ]
+    sizes = [_bytes_at(menus, chunk, running, live) for chunk in range(len(menus))]
     capacity = context.capacity_of(rank) - states - sum(int(size.min()) for size in sizes)
     if capacity < 0:
         return None, None

@@ -117,6 +117,11 @@ class LayoutState:
             self.best = (step, plan)
             self.cutoff_ns = min(int(step * (1.0 - self.gap)), step - 1)
 
+    def widen(self, slack: float) -> None:
+        """Lower the cutoff, and those that follow from better plans, by a share."""
+        self.cutoff_ns = int(self.cutoff_ns * (1.0 - slack))
+        self.gap = 1.0 - (1.0 - self.gap) * (1.0 - slack)
+
     def take_best(self, part: LayoutState) -> None:
         """Take over the best plan and the cutoff of a part of this layout."""
         if part.best is not None and (self.best is None or part.best[0] < self.best[0]):
@@ -413,13 +418,13 @@ def _dual_costs(program: LayoutProgram, duals: FloatArray) -> list[FloatArray]:
     total = np.zeros(int(program.offsets[-1]))
     for row, dual in zip(program.coefficients[:num_paths], duals[len(duals) - num_paths :], strict=True):
         total += max(float(dual), 0.0) * row
-    return program.split(total)
+    return program.by_menu(total)
 
 
 def _distances(program: LayoutProgram, values: FloatArray) -> list[FloatArray]:
     """Return distances of items from a fractional point, in layers."""
     costs = []
-    for menu, share in zip(program.menus, program.split(values), strict=True):
+    for menu, share in zip(program.menus, program.by_menu(values), strict=True):
         backward = menu.terms[Term.BACKWARD]
         tie = backward / max(1.0, float(backward.max()))
         costs.append((menu.layers - float(share @ menu.layers)) ** 2 + 0.01 * tie - 0.1 * share)

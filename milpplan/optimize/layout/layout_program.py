@@ -66,8 +66,8 @@ class ChoiceProgram(Protocol):
     def num_rows_found(self) -> int:
         """Number of paths and forbidden combinations so far."""
 
-    def split(self, row: FloatArray) -> list[FloatArray]:
-        """Split a row over all items into one part per choice."""
+    def by_menu(self, row: FloatArray) -> list[FloatArray]:
+        """Cut a row over all items into one part per menu."""
 
     def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
         """Return (base_ns, unit_ns) of z."""
@@ -104,8 +104,8 @@ class LayoutProgram:
         """First column of each stage's items, and the end; [J + 1]."""
         return np.concatenate([[0], np.cumsum([len(menu) for menu in self.menus])]).astype(np.int64)
 
-    def split(self, row: FloatArray) -> list[FloatArray]:
-        """Split a row over all items into one part per stage."""
+    def by_menu(self, row: FloatArray) -> list[FloatArray]:
+        """Cut a row over all items into one part per stage's menu."""
         offsets = self.offsets
         return [row[start:end] for start, end in pairwise(offsets)]
 

@@ -99,13 +99,23 @@ class LayoutSolver(SolveContext):
         """Return True if branching on the layout has begun and can go on."""
         return any(tree_layout == layout for tree_layout, _ in self.trees)
 
-    def resolve(self, context: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int = 1) -> LayoutOutcome:
+    @property
+    def program_slack(self) -> float:
+        """Share of a cutoff by which integer programs lower it, because they prove the tolerance and no more."""
+        gap = self.options.gap
+        return 1.0 - (1.0 - AIMED_GAP_SHARE * max(gap, self.tolerance)) / (1.0 - AIMED_GAP_SHARE * gap)
+
+    def resolve(
+        self, context: LayoutContext, cutoff_ns: int, bound_ns: int, effort: int = 1, slack: float = 0.0
+    ) -> LayoutOutcome:
         """Prove that the layout has no plan at or below ``cutoff_ns``, or find its best plan within the gap.
 
         Args:
             context: the layout.
             cutoff_ns: longest step that counts.
             bound_ns: bound proved so far.
+            slack: share by which the cutoff is lowered before integer programs (``program_slack``); branching on
+                layers does without.
             effort: 0 stops after the bounds of the splits or, where there are too many splits, after a few rounds
                 on the compact relaxation, with the bound and perhaps a plan. Otherwise the layout is decided, but
                 free interleaved splits are branched only for a few nodes and go on there at the next call.
@@ -114,7 +124,7 @@ class LayoutSolver(SolveContext):
         if max_layers is None:
             return LayoutOutcome(max(bound_ns, cutoff_ns + 1), "bounded")
         state = self.new_state(context, cutoff_ns, bound_ns)
-        return LayoutOutcome.of(state, self._run(state, max_layers, effort))
+        return LayoutOutcome.of(state, self._run(state, max_layers, effort, slack))
 
     def new_state(self, context: LayoutContext, cutoff_ns: int, bound_ns: int, scenario: int = 0) -> LayoutState:
         """Return the initial state of a layout, with the paths known for its graph in a scenario."""
@@ -132,7 +142,7 @@ class LayoutSolver(SolveContext):
             self.counters,
         )
 
-    def _run(self, state: LayoutState, max_layers: IntArray, effort: int) -> Fate:
+    def _run(self, state: LayoutState, max_layers: IntArray, effort: int, slack: float) -> Fate:
         """Decide the layout by splits, relaxations and programs, as far as ``effort`` and time allow."""
         splits = even_splits(state.context.problem, state.context.layout)
         if splits is None and state.context.layout.vpp > 1:
@@ -161,8 +171,8 @@ class LayoutSolver(SolveContext):
         if not effort or self.out_of_time():
             return "open"
         if splits is not None:
-            return self._decide_splits(state, splits, bounds)
-        return self._decide_whole(state, menus)
+            return self._decide_splits(state, splits, bounds, slack)
+        return self._decide_whole(state, menus, slack)
 
     def _branch_on_layers(self, state: LayoutState, nodes: int) -> Fate:
         """Branch and bound over the layers of the virtual stages, for a number of nodes."""
@@ -189,18 +199,21 @@ class LayoutSolver(SolveContext):
         if menus is None or part.closed or self._decide_whole(part, menus) != "open":
             part.bound_ns = max(part.bound_ns, part.cutoff_ns + 1)
 
-    def _decide_whole(self, state: LayoutState, menus: list[Menu]) -> Fate:
+    def _decide_whole(self, state: LayoutState, menus: list[Menu], slack: float = 0.0) -> Fate:
         """Solve the menus' relaxation and, where it does not decide, integer programs."""
         program = start_program(state, menus)
         if program is None:
             return "relaxed"
         menu_rounds(state, program, MENU_ROUNDS)
+        state.widen(slack)
         if state.closed:
             return "relaxed"
         trying = partial(try_choice, state, program)
         return "open" if self.out_of_time() else self.programs(state, program, trying)
 
-    def _decide_splits(self, state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds) -> Fate:
+    def _decide_splits(
+        self, state: LayoutState, splits: tuple[tuple[int, ...], ...], bounds: SplitBounds, slack: float
+    ) -> Fate:
         """Decide every split of the layers, most promising first. The layout's bound is the minimum of the splits'
         bounds."""
         parts: list[tuple[int, int, LayoutState]] = []
@@ -221,7 +234,7 @@ class LayoutSolver(SolveContext):
             if not part.closed:
                 max_layers = max_layers_within(part.context, part.cutoff_ns)
                 menus = None if max_layers is None else compact_rounds(part, max_layers, QUICK_ROUNDS)
-                if menus is not None and not part.closed and self._decide_whole(part, menus) == "open":
+                if menus is not None and not part.closed and self._decide_whole(part, menus, slack) == "open":
                     bound_ns, fate = min(bound_ns, part.bound_ns), "open"
                 state.take_best(part)
         state.bound_ns = max(state.bound_ns, min(bound_ns, state.cutoff_ns + 1))
@@ -281,7 +294,9 @@ class LayoutSolver(SolveContext):
             choice = _choice_of(program, np.asarray(solution.values))
             trying(choice)
             if base + unit * proved > state.cutoff_ns:
-                return self._settle(state, current, solution, proved, base, unit)
+                # A second solver takes much longer for the whole bound than for the part that decides.
+                deciding = (state.cutoff_ns - base) // unit + 1
+                return self._settle(state, current, solution, min(proved, deciding), base, unit)
             rank = program.overfull_rank(choice)
             if rank is not None:
                 program.forbid_rank_items(choice, rank)
@@ -306,7 +321,7 @@ class LayoutSolver(SolveContext):
             try:
                 return candidate.solve(program, limits)
             except UnavailableError as error:
-                self.without(error)
+                self.note_unavailable(error)
             except SolverError:
                 # Only a failure of the solver that was asked for is an error.
                 if not index:
@@ -352,7 +367,7 @@ class LayoutSolver(SolveContext):
             try:
                 second = witness.solve(below, limits)
             except UnavailableError as error:
-                self.without(error)
+                self.note_unavailable(error)
                 continue
             except SolverError:
                 continue
@@ -515,7 +530,8 @@ def can_hold_all_layers(menus: Sequence[Menu], context: LayoutContext) -> bool:
 
 def _choice_of(program: ChoiceProgram, values: IntArray) -> Choice:
     """Return the item chosen for each stage in an integer answer."""
-    return [int(np.argmax(part)) for part in program.split(values[: int(program.offsets[-1])].astype(np.float64))]
+    items = values[: int(program.offsets[-1])].astype(np.float64)
+    return [int(np.argmax(part)) for part in program.by_menu(items)]
 
 
 def resolve_in_parts(

@@ -202,8 +202,8 @@ class EventTimeRelaxation:
                 self._add_waits(node, (sender, duration, graph.transfer_ns + int(crossing[border[node]])))
         for index in range(J if graph.overlap_param_gather else 0):
             chunk, rank = divmod(index, P)
-            stage = int(structure.placement[chunk, rank])
-            earlier = [(Term.GATHER, int(other)) for other in structure.placement[:chunk, rank]]
+            stage = int(structure.chunk_stages[chunk, rank])
+            earlier = [(Term.GATHER, int(other)) for other in structure.chunk_stages[:chunk, rank]]
             self._add_waits(
                 int(structure.forward_node[stage, 0]),
                 (None, [*earlier, (Term.FIRST, stage), (Term.FORWARD, stage)], 0),
@@ -212,7 +212,7 @@ class EventTimeRelaxation:
 
     def _of_rank(self, term: Term, rank: int) -> list[tuple[Term, int]]:
         """Return a duration of all chunks of a rank."""
-        return [(term, int(stage)) for stage in self.graph.structure.placement[:, rank]]
+        return [(term, int(stage)) for stage in self.graph.structure.chunk_stages[:, rank]]
 
     @property
     def _reduced(self) -> int:
@@ -231,7 +231,7 @@ class EventTimeRelaxation:
             if not graph.overlap_grad_reduce:
                 self._add_waits(ready, (int(structure.last_node[rank]), self._of_rank(Term.REDUCE, rank), 0))
                 continue
-            stages = structure.placement[:, rank].tolist()
+            stages = structure.chunk_stages[:, rank].tolist()
             for chunk, stage in enumerate(stages):
                 last = int(structure.release_node[chunk, rank])
                 self._start_reducing(self._reduced + stage, last, stage)

@@ -28,9 +28,9 @@ from milpplan.problem.plan import (
 from milpplan.simulation.layers.terms import PAIRED, WORK, Phase
 from milpplan.simulation.layout_columns import FloatArray, IntArray
 from milpplan.simulation.pipeline.critical_path import CriticalPath
-from milpplan.simulation.pipeline.schedule import LiveProfile, held_bytes, placement
+from milpplan.simulation.pipeline.schedule import LiveProfile, held_bytes
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.pipeline.work_order import num_pairs
+from milpplan.simulation.pipeline.work_order import chunk_stages, num_pairs
 from milpplan.simulation.stages import StageMemo, StageOptions
 
 Choice = list[int]
@@ -85,7 +85,7 @@ def _v_path(layout: Layout, rank: int) -> CriticalPath:
         counts[WORK[: len(PAIRED)], :, rank] -= counts[PAIRED, :, rank]
     add_ends(layout, counts, rank)
     by_stage = np.zeros((len(Term), v * P), dtype=np.int64)
-    by_stage[:, placement(layout.schedule, P, v)] = counts
+    by_stage[:, chunk_stages(layout.schedule, P, v)] = counts
     return CriticalPath(by_stage, rank)
 
 

@@ -25,8 +25,9 @@ from milpplan.simulation.layers.terms import ONCE, Phase
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 from milpplan.simulation.layout_costs import usable_memory_bytes
 from milpplan.simulation.mixed_costs import RankCosts, rank_capacities
-from milpplan.simulation.pipeline.schedule import LiveProfile, live_profiles, placement
+from milpplan.simulation.pipeline.schedule import LiveProfile, live_profiles
 from milpplan.simulation.pipeline.step_graph import Term
+from milpplan.simulation.pipeline.work_order import chunk_stages
 from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts
 from milpplan.simulation.simulator import fits_in_memory, rank_memory, step_times_ns
@@ -204,7 +205,7 @@ class LayoutContext:
     @property
     def stage_grid(self) -> IntArray:
         """Virtual stage of every chunk and rank, [v, P]."""
-        return placement(self.layout.schedule, self.layout.pp, self.layout.vpp)
+        return chunk_stages(self.layout.schedule, self.layout.pp, self.layout.vpp)
 
     def by_stage(self, values: IntArray) -> IntArray:
         """Return values [v, P] of chunks and ranks in the order of the virtual stages, [J]."""

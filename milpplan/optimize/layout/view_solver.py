@@ -84,8 +84,8 @@ class JointProgram:
         """Number of paths and forbidden combinations so far."""
         return sum(view.num_rows_found for view in self.views)
 
-    def split(self, row: FloatArray) -> list[FloatArray]:
-        """Split a row over all items into one part per stage of each view."""
+    def by_menu(self, row: FloatArray) -> list[FloatArray]:
+        """Cut a row over all items into one part per menu, view by view."""
         return [row[start:end] for start, end in pairwise(self.offsets)]
 
     def choices(self, choice: Sequence[int]) -> list[Choice]:
@@ -190,9 +190,9 @@ class SharedProgram:
         """Number of paths and forbidden combinations so far."""
         return sum(view.num_rows_found for view in self.views)
 
-    def split(self, row: FloatArray) -> list[FloatArray]:
+    def by_menu(self, row: FloatArray) -> list[FloatArray]:
         """Split a row over all items into one part per stage."""
-        return self.views[0].split(row)
+        return self.views[0].by_menu(row)
 
     def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
         """Return (base_ns, unit_ns) of z: the highest base of the views, and the coarsest unit above it."""

@@ -106,9 +106,9 @@ def backend(name: str) -> Backend:
     return BACKENDS[name]()
 
 
-def witnessed(program: Program, limits: Limits, solution: Solution) -> Solution:
-    """Return the answer to a program; where a floating-point solver calls it infeasible, the answer of HiGHS
-    without presolve.
+def check_infeasible(program: Program, limits: Limits, solution: Solution) -> Solution:
+    """Solve a program again that a floating-point solver calls infeasible, by HiGHS without presolve; keep every
+    other answer.
 
     CBC, and the presolve of HiGHS, have called feasible programs infeasible; nothing in their answers shows it.
     """

@@ -140,7 +140,7 @@ class OpenLayout:
         return f"layout[{','.join([str(self.number), *values])}]"
 
 
-def solve_blocks(
+def solve_block_program(
     result: PlanResult, options: SolveOptions | None = None, time_limit_s: float | None = None
 ) -> ProgramAnswer:
     """Write the answer of a search as one program, solve it, and compare both answers.

@@ -44,6 +44,7 @@ from milpplan.optimize.space.rules import (
     EXECUTION,
     EXECUTION_RULES,
     INFERENCE_RULES,
+    PIPELINE_SHARDING_RULES,
     cluster_rules,
     node_orders,
     stage_rules,
@@ -151,7 +152,7 @@ class Degrees:
 def rules(problem: Problem) -> dict[str, Rule]:
     """Return the rules of ``enumerate_layouts`` that are not products."""
     named_rules = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
-    named_rules |= SHARDING_RULES | INFERENCE_RULES
+    named_rules |= SHARDING_RULES | INFERENCE_RULES | PIPELINE_SHARDING_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         named_rules |= EXPERT_RULES
         # With the pipeline outermost both grids agree for all degrees: no need to try all combinations.

@@ -187,7 +187,7 @@ class LayoutBlock:
         """Add the memory rows that the shortest items of a path break, one a rank."""
         assert self.program is not None
         for row in self.program.coefficients:
-            self.limit([int(np.argmin(part)) for part in self.program.split(row.astype(np.float64))])
+            self.limit([int(np.argmin(part)) for part in self.program.by_menu(row.astype(np.float64))])
 
     def limit(self, choice: Choice) -> bool:
         """Add the memory rows that a choice breaks most, one a rank. Returns False if there is no further one."""

@@ -19,7 +19,7 @@ from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
-from milpplan.optimize.objective import objective_weights, threshold
+from milpplan.optimize.objective import objective_weights, progress_unit, threshold
 from milpplan.optimize.result import Progress
 from milpplan.optimize.search.candidate_layouts import FATES, CandidateLayouts, PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
@@ -33,7 +33,6 @@ from milpplan.simulation.mixed_costs import RankCosts, cluster_costs
 from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts, Scenarios, SearchTable, own_tables
 from milpplan.simulation.states import least_held_bytes
-from milpplan.units import NS_PER_S
 
 BLOCK = 2048
 """Number of layouts whose constants are computed together."""
@@ -317,7 +316,7 @@ class Search:
         part = self.explored.space.take(rows)
         costs = self.costs_of(part)
         self.cost_cache.keep(rows, costs)
-        if self._prices_in_batches:
+        if self._simulates_in_batches:
             for known, table in zip(self.step_tables, own_tables(costs), strict=True):
                 known.add(rows, table)
         if self.problem.space.kind == "uniform":
@@ -395,8 +394,8 @@ class Search:
         self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
         self.candidates = self.candidates[keep]
 
-    def result(self) -> PruneRecord:
-        """Return the certificate: every layout's bound and what decided it."""
+    def prune_record(self) -> PruneRecord:
+        """Return every layout's bound and what decided it."""
         explored = slice(len(self.explored.rows))
         values, fates = self.explored.values(explored), self.explored.fates[explored].copy()
         undecided = (fates == FATES.index("open")) & (values >= self.threshold())
@@ -441,8 +440,7 @@ class Search:
             self.explored.values(self.candidates) < self.threshold()
         )
         open_layouts = int(undecided.sum()) + self.explored.frontier.closed_below(self.threshold())
-        # From the search's objective to the log's unit: seconds of step time, or GPU-hours.
-        scale = 1.0 if self.problem.job.objective == "gpu_hours" else 1.0 / NS_PER_S
+        scale = progress_unit(self.problem)
         incumbent = self.best_value * scale if self.best else None
         proved = bound * scale if 0 < bound < np.inf else None
         progress = Progress(now, incumbent, proved, open_layouts)
@@ -465,7 +463,7 @@ class Search:
         values = np.where(step_ns <= self.explored.limits_ns[rows], step_ns * self.explored.weights[rows], np.inf)
         order = self.by_value(np.arange(len(rows)), values)[:max_plans]
         self.queue = rows[order]
-        if self._prices_in_batches:
+        if self._simulates_in_batches:
             self._simulate_in_batches(rows[order], mode_indices[order], values[order])
             return
         for index in order:
@@ -484,8 +482,8 @@ class Search:
             self.note()
 
     @property
-    def _prices_in_batches(self) -> bool:
-        """True where uniform plans are priced in batches: in the uniform space, with equal hardware everywhere."""
+    def _simulates_in_batches(self) -> bool:
+        """True where uniform plans are simulated in batches: in the uniform space, with one node type."""
         alike = not self.problem.other_hardware
         return alike and self.problem.space.kind == "uniform" and not self.first_only
 

@@ -76,13 +76,13 @@ class LayoutResult:
     """Outcome of one layout."""
 
     row: int
-    resolution: LayoutOutcome
+    outcome: LayoutOutcome
     fate: Fate
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Work order for a process.
+    """Request to a process for one round of work.
 
     ``tasks``: new layouts with their positions in the queue; those that the process has begun go on. ``dropped``:
     rows that another process takes over. ``best_value``: objective of the incumbent. ``work_s``: approximate
@@ -104,7 +104,7 @@ class Reply:
     ``counters``: of its whole life. ``programs``: integer programs that bounds of the round rest on.
     """
 
-    findings: tuple[LayoutResult, ...]
+    results: tuple[LayoutResult, ...]
     begun: tuple[Begun, ...]
     left: tuple[Entry, ...]
     counters: Counters
@@ -116,19 +116,21 @@ def cutoff_ns(best: float, gap: float, weight: float, limit_ns: float) -> int:
     return int(min(best * (1.0 - AIMED_GAP_SHARE * gap) / weight, limit_ns, 2.0**53))
 
 
-def decided(
+def decide_layout(
     problem: Problem, solver: LayoutSolver, part_bounds: PartBounds, task: LayoutTask, cutoff: int, effort: int
 ) -> LayoutResult:
-    """Work on one layout against a cutoff in nanoseconds; see ``LayoutSolver.resolve``."""
+    """Decide one layout against a cutoff in nanoseconds; see ``LayoutSolver.resolve``."""
     layout, bound = task.layout, task.bound_ns
     contexts = settings_of(problem, layout, task.costs)
     longest_ns = max(map(longest_step_ns, contexts))
     limit_ns = min(cutoff, longest_ns)
     scales = tuple(view.scale for view in task.costs.views) if isinstance(task.costs, ScenarioCosts) else ()
+    # Only a cutoff that an incumbent sets may be lowered: no other plan at or below it is worse than the answer.
+    slack = solver.program_slack if cutoff < int(min(task.limit_ns, longest_ns)) else 0.0
 
     def resolve(parts: Sequence[LayoutContext], limit_ns: int, bound: int, effort: int) -> LayoutOutcome:
         if len(parts) == 1:
-            return solver.resolve(parts[0], limit_ns, bound, effort)
+            return solver.resolve(parts[0], limit_ns, bound, effort, slack)
         return resolve_views(solver, layout, parts, scales, limit_ns, bound, effort)
 
     if in_parts(problem) and not layout.replica_micro_batches:
@@ -178,8 +180,8 @@ class LayoutQueue:
                 self._forget(task.layout)
                 continue
             cutoff = cutoff_ns(self.best_value, gap, task.weight, task.limit_ns)
-            result = decided(self.problem, self.solver, self.part_bounds, task, cutoff, 1)
-            self._note(task, bound, result.resolution)
+            result = decide_layout(self.problem, self.solver, self.part_bounds, task, cutoff, 1)
+            self._note(task, bound, result.outcome)
             if self.solver.unfinished(task.layout):
                 self.begun_rows.add(row)
                 heapq.heappush(self.heap, (self.bounds[row] * task.weight, position, row))
@@ -273,15 +275,15 @@ class Worker:
         layouts = LayoutQueue(init.problem, solver, tasks.__getitem__, keep_below=init.keep_below)
         return Worker(layouts, tasks, programs)
 
-    def reply(self, work_order: Round) -> Reply:
+    def reply(self, request: Round) -> Reply:
         """Work for one round."""
         layouts = self.layouts
-        layouts.solver.deadline = None if work_order.seconds is None else time.monotonic() + work_order.seconds
-        layouts.best_value = min(layouts.best_value, work_order.best_value)
-        self.tasks.update((task.row, task) for _, task in work_order.tasks)
-        layouts.drop(work_order.dropped)
-        layouts.add(entry for entry, _ in work_order.tasks)
-        results = tuple(layouts.run(work_order.work_s))
+        layouts.solver.deadline = None if request.seconds is None else time.monotonic() + request.seconds
+        layouts.best_value = min(layouts.best_value, request.best_value)
+        self.tasks.update((task.row, task) for _, task in request.tasks)
+        layouts.drop(request.dropped)
+        layouts.add(entry for entry, _ in request.tasks)
+        results = tuple(layouts.run(request.work_s))
         left: tuple[Entry, ...] = tuple(layouts.give_back())
         programs = tuple(self.programs)
         self.programs.clear()
@@ -335,7 +337,7 @@ class LayoutWorkers:
                 with running("A process that works for the solve"):
                     self.peers.append(Peer(WorkerProcess(self._init())))
         except UnavailableError as error:
-            self.queue.solver.without(error)
+            self.queue.solver.note_unavailable(error)
 
     def close(self) -> None:
         """End the other processes."""
@@ -372,12 +374,12 @@ class LayoutWorkers:
                 if reply is None:
                     return
                 fresh += reply.left
-                yield from reply.findings
+                yield from reply.results
             fresh.sort()
 
     def _left_by(self, peer: Peer, error: UnavailableError) -> list[Entry]:
         """Drop a process that has died. Returns its layouts, which are dealt anew."""
-        self.queue.solver.without(error)
+        self.queue.solver.note_unavailable(error)
         peer.process.close(at_once=True)
         self.peers.remove(peer)
         entries = {entry[-1]: entry for entry in (*peer.given, *(entry for _, entry in peer.begun))}
@@ -473,6 +475,7 @@ class BranchPhase:
             context.deadline,
             context.counters,
             context.unavailable,
+            tolerance=context.tolerance,
         )
         return BranchPhase(search, solver)
 
@@ -495,7 +498,7 @@ class BranchPhase:
             if self._value(row) < search.threshold():
                 task = self._task(row)
                 cutoff = cutoff_ns(search.best_value, self.solver.options.gap, task.weight, task.limit_ns)
-                self._take(decided(search.problem, self.solver, self.part_bounds, task, cutoff, 0))
+                self._take(decide_layout(search.problem, self.solver, self.part_bounds, task, cutoff, 0))
                 search.note()
         if search.first_only:
             return
@@ -542,7 +545,7 @@ class BranchPhase:
 
     def _take(self, result: LayoutResult) -> None:
         """Store the result of a layout in the search."""
-        search, row, outcome = self.search, result.row, result.resolution
+        search, row, outcome = self.search, result.row, result.outcome
         search.explored.bounds_ns[row] = max(search.explored.bounds_ns[row], float(outcome.bound_ns))
         search.explored.fates[row] = FATES.index(result.fate)
         if outcome.plan is not None and outcome.step_time_ns is not None:

@@ -1,4 +1,7 @@
-"""Closed layouts of a space, in groups with one bound each, and the certificate of a search (``PruneRecord``).
+"""Closed layouts of a space, in groups with one bound each, and the record of a search (``PruneRecord``).
+
+A layout is closed until its group is opened: it shares the bound of its group or block. Best-first search calls
+such layouts unexpanded; its "closed list" is something else.
 
 Layouts are refined in three steps, always those with the smallest bound first: blocks, with a bound that ignores
 communication; the groups of a block; the layouts of a group. A block or group that is not refined keeps its proved
@@ -17,7 +20,7 @@ communication holds for all blocks that differ only in the order of their ranks,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,6 +34,7 @@ from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
 from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.space.layout_space import Alike, LayoutSpace, chosen_rows, within
+from milpplan.optimize.space.rule_filter import Stop
 from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import LAYER_KEYS
 from milpplan.simulation.layers.cost_models import has_own_times
@@ -186,10 +190,6 @@ def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
     bounds, values = groups.bounds_ns[group], np.full(len(space), np.inf)
     values[rows] = np.where(bounds > limits, np.inf, bounds * weights)
     return values
-
-
-Stop = Callable[[], bool]
-"""Callable that returns True once time is up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +458,11 @@ class PruneRecord:
     """Objective from which on a bound makes a layout ``bounded``."""
     best: float | None = None
     """Objective of the best plan found, in the unit of the bounds; None without a plan."""
+
+    def __repr__(self) -> str:
+        """Write the number of layouts and what decided them in a line."""
+        counts = ", ".join(f"{count:,} {fate}" for fate in FATES if (count := self.count(fate)))
+        return f"PruneRecord: {len(self.space):,} layouts: {counts or 'none legal'}"
 
     @cached_property
     def bounds(self) -> FloatArray:

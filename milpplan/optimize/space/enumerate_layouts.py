@@ -13,9 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from milpplan.errors import InvalidInputError
 from milpplan.optimize.space.layout_space import SHARDING, Choices, LayoutSpace
 from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
-from milpplan.optimize.space.rule_filter import STANDS_FOR, Columns, Rule, RuleFilter, cross, expand, not_forbidden
+from milpplan.optimize.space.rule_filter import (
+    STANDS_FOR,
+    Columns,
+    Rule,
+    RuleFilter,
+    Stop,
+    cross,
+    expand,
+    not_forbidden,
+)
 from milpplan.optimize.space.rules import (
     ALL_REPLICA_RULES,
     CAPACITY_RULES,
@@ -24,6 +34,7 @@ from milpplan.optimize.space.rules import (
     DOMINANCE,
     EXECUTION_RULES,
     INFERENCE_RULES,
+    PIPELINE_SHARDING_RULES,
     REPLICA_DEGREE_RULES,
     REPLICA_RULES,
     SPLIT_BACKWARD_RULES,
@@ -59,6 +70,10 @@ from milpplan.simulation.layout_columns import (
 )
 from milpplan.simulation.network import placement
 from milpplan.simulation.replica_costs import view_of
+
+MAX_BLOCKS = 4_000_000
+"""Maximum number of blocks (``LayoutSpace``) before rules split them: some 400 bytes each, up to twice as many
+after the rules."""
 
 
 def divisors(number: int) -> IntArray:
@@ -181,7 +196,10 @@ def _order_is_new(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
 
 
 def layout_space(
-    problem: Problem, forbidden: tuple[Mapping[str, Any], ...] = (), without: Collection[str] = ()
+    problem: Problem,
+    forbidden: tuple[Mapping[str, Any], ...] = (),
+    without: Collection[str] = (),
+    stop: Stop | None = None,
 ) -> LayoutSpace:
     """Enumerate every legal layout of the problem's space.
 
@@ -189,8 +207,13 @@ def layout_space(
         problem: the problem.
         forbidden: partial layouts (field to value) that the caller excludes.
         without: names of rules that are not applied, to see what they exclude.
+        stop: asked between two rules on large tables whether time is up.
+
+    Raises:
+        InvalidInputError: the space exceeds memory (``MAX_BLOCKS``).
+        KeyboardInterrupt: time is up.
     """
-    rule_filter = RuleFilter(problem, without=without)
+    rule_filter = RuleFilter(problem, without=without, stop=stop)
     stages = not problem.other_hardware or "stages" in problem.space.mixing
     parts = [_pipelines(problem, rule_filter)] if stages else []
     if problem.other_hardware and "replicas" in problem.space.mixing:
@@ -203,10 +226,12 @@ def layout_space(
 
 def _pipelines(problem: Problem, rule_filter: RuleFilter) -> Blocks:
     """Return layouts with equal replicas, without their sharding."""
-    columns: Mapping[str, IntArray] = rule_filter.keep(_degrees(problem), DEGREE_RULES)
+    columns: Mapping[str, IntArray] = rule_filter.keep(_degrees(problem, rule_filter), DEGREE_RULES)
     if problem.other_hardware:
         columns = cross(rule_filter.keep(columns, CLUSTER_RULES), "node_order", node_orders(problem))
     degrees = _expert_degrees(problem, rule_filter, columns)
+    # Asked here as well, because the orders of ranks multiply the rows.
+    _micro_batch_sizes(problem, degrees)
     number = np.arange(len(degrees["tp"]))
     blocks = _micro_batches(problem, _rank_orders(problem, rule_filter, {**degrees, "number": number}))
     number_of_block = blocks.pop("number")
@@ -232,10 +257,15 @@ def _heterogeneous_replicas(problem: Problem, rule_filter: RuleFilter) -> Column
     orders = replica_rank_orders(problem)
     space = problem.space.model_copy(update={"rank_order": tuple(RANK_ORDERS[code] for code in orders)})
     own_filter = RuleFilter(
-        problem.model_copy(update={"space": space}), rule_filter.rejected, without=rule_filter.without
+        problem.model_copy(update={"space": space}),
+        rule_filter.rejected,
+        without=rule_filter.without,
+        stop=rule_filter.stop,
     )
     degrees = {name: rule for name, rule in DEGREE_RULES.items() if name != "batch_divisible_by_dp"}
-    columns: Mapping[str, IntArray] = own_filter.keep(_degrees(problem), REPLICA_DEGREE_RULES | degrees)
+    columns: Mapping[str, IntArray] = own_filter.keep(
+        _degrees(problem, own_filter), REPLICA_DEGREE_RULES | degrees
+    )
     columns = _expert_degrees(problem, own_filter, columns)
     crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
     columns = own_filter.keep(crossed, ORDER_RULES | {"rank_order_places_alike": _order_is_new})
@@ -320,6 +350,8 @@ def _shardings(
     if "replica_micro_batches" in columns and columns["replica_micro_batches"].any():
         blocks = apply_rules(rule_filter, blocks, meeting_once())
     crossed_rules = target_crossed_rules(problem)
+    if not space.zero_pipeline and max(space.zero_stage) > 1:
+        crossed_rules |= PIPELINE_SHARDING_RULES
     if forbidden:
         crossed_rules["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
     if crossed_rules:
@@ -339,11 +371,14 @@ def _shardings(
     )
 
 
-def _degrees(problem: Problem) -> Columns:
+def _degrees(problem: Problem, rule_filter: RuleFilter) -> Columns:
     """Return tp, cp, pp, dp with product equal to each candidate number of GPUs, and the global batch."""
-    space, rows = problem.space, []
+    space = problem.space
+    rows: list[tuple[int, ...]] = []
     batches = problem.job.global_batch_values
     for gpus in problem.job.num_gpus_values:
+        rule_filter.check_time(len(rows))
+        _check_size(len(rows) * len(batches))
         for tp in allowed(space.tp, divisors(gpus)):
             for cp in allowed(space.cp, divisors(gpus // tp)):
                 for pp in allowed(space.pp, divisors(gpus // (tp * cp))):
@@ -365,13 +400,33 @@ def _rank_orders(problem: Problem, rule_filter: RuleFilter, columns: Mapping[str
     return rule_filter.keep(crossed, rules | {"rank_order_places_alike": _order_is_new})
 
 
+def _check_size(blocks: int) -> None:
+    """Refuse spaces that exceed memory."""
+    if blocks > MAX_BLOCKS:
+        raise InvalidInputError(
+            f"The space has more than {MAX_BLOCKS:,} combinations of GPUs, batch, degrees and order of ranks.",
+            "Expected a space whose bounds fit in a few GB of memory.",
+            "Ask for fewer numbers of GPUs or batches (a larger step), fix some degrees, or solve each number by "
+            "itself (`milpplan sweep`).",
+        )
+
+
+def _micro_batch_sizes(problem: Problem, columns: Mapping[str, IntArray]) -> tuple[dict[int, IntArray], IntArray]:
+    """Return the admissible micro-batch sizes by a replica's share of the batch, and the share of every row [n].
+
+    Raises:
+        InvalidInputError: the rows and their sizes make more than ``MAX_BLOCKS`` combinations.
+    """
+    share = columns["global_batch_size"] // columns["dp"]
+    values, counts = np.unique(share, return_counts=True)
+    sizes = {int(value): allowed(problem.space.micro_batch_size, divisors(int(value))) for value in values}
+    _check_size(sum(len(sizes[int(value)]) * int(count) for value, count in zip(values, counts, strict=True)))
+    return sizes, share
+
+
 def _micro_batches(problem: Problem, columns: Mapping[str, IntArray]) -> Columns:
     """Cross rows with micro-batch sizes that divide a replica's share of the batch."""
-    share = columns["global_batch_size"] // columns["dp"]
-    by_share = {
-        int(value): allowed(problem.space.micro_batch_size, divisors(int(value))) for value in ascending(share)
-    }
-    crossed = dict(expand(columns, "micro_batch_size", by_share, share))
+    crossed = dict(expand(columns, "micro_batch_size", *_micro_batch_sizes(problem, columns)))
     crossed["num_micro_batches"] = crossed["global_batch_size"] // (crossed["dp"] * crossed["micro_batch_size"])
     return crossed
 

@@ -79,17 +79,17 @@ def apply_rules(rule_filter: RuleFilter, blocks: Blocks, rules: Mapping[str, Rul
     """
     for name, rule in rules.items():
         if name not in rule_filter.without:
-            blocks, lost = _without(rule_filter.problem, blocks, rule)
+            blocks, lost = _without(rule_filter, blocks, rule)
             rule_filter.rejected[name] = rule_filter.rejected.get(name, 0) + lost
     return blocks
 
 
-def _without(problem: Problem, blocks: Blocks, rule: Rule) -> tuple[Blocks, int]:
+def _without(rule_filter: RuleFilter, blocks: Blocks, rule: Rule) -> tuple[Blocks, int]:
     """Drop the layouts that a rule forbids. Returns the remaining blocks and the number of dropped layouts."""
     read: list[str] = []
     while True:
         try:
-            return _Classes.of(blocks, read).apply(problem, rule)
+            return _Classes.of(blocks, read).apply(rule_filter, rule)
         except _NotReadError as missing:
             read.append(missing.name)
 
@@ -160,7 +160,7 @@ class _Classes:
         same = np.zeros(len(blocks.columns["tp"]), dtype=np.int64)
         return _Classes(blocks, names, axes, *unique_rows(same, *columns, *(axis.lists for axis in axes)))
 
-    def apply(self, problem: Problem, rule: Rule) -> tuple[Blocks, int]:
+    def apply(self, rule_filter: RuleFilter, rule: Rule) -> tuple[Blocks, int]:
         """Drop the layouts that the rule forbids. Returns the remaining blocks and the number of
         dropped layouts."""
         counts = [axis.alike.choices.counts[self.first] for axis in self.axes]
@@ -170,11 +170,12 @@ class _Classes:
         ends = np.cumsum(sizes)
         start = 0
         while start < len(sizes):
+            rule_filter.check_time(len(self.key))
             before = ends[start] - sizes[start]
             end = max(start + 1, int(np.searchsorted(ends, before + MAX_ROWS, side="right")))
             number, position = within(sizes[start:end])
             rows = self._rows(start + number, position, [count[start:end][number] for count in counts])
-            legal = self._ask(problem, rule, start + number, rows)
+            legal = self._ask(rule_filter.problem, rule, start + number, rows)
             if not legal.all():
                 weights = stand_for[start + number[~legal]]
                 for axis, row in zip(self.axes, rows, strict=True):

@@ -18,6 +18,10 @@ from milpplan.simulation.layout_columns import BoolArray, IntArray, column_value
 Columns = dict[str, IntArray]
 Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
 """Function of a problem and a table of layouts: the mask of the rows that it keeps, [n]."""
+Stop = Callable[[], bool]
+"""Callable that returns True once time is up."""
+SMALL_TABLE = 100_000
+"""Maximum number of rows to which rules are applied without a look at the clock."""
 STANDS_FOR = "stands_for"
 
 
@@ -42,6 +46,11 @@ class ProductTable(Mapping[str, IntArray]):
 
     def __len__(self) -> int:
         return len(self.base) + len(self.new_columns)
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.base.values()))) if self.base_rows is None else len(self.base_rows)
 
     def where(self, legal: BoolArray) -> ProductTable:
         """Return the rows of a mask."""
@@ -100,6 +109,15 @@ class RuleFilter:
     enumerated: int = 0
     without: Collection[str] = ()
     """Rules that are not applied."""
+    stop: Stop | None = None
+
+    def check_time(self, rows: int) -> None:
+        """Raise KeyboardInterrupt, as at Ctrl-C, before rules on so many rows once time is up.
+
+        Small spaces are listed whole, so that what their rules refuse does not depend on the clock.
+        """
+        if rows > SMALL_TABLE and self.stop is not None and self.stop():
+            raise KeyboardInterrupt
 
     def keep(self, columns: Mapping[str, IntArray], rules: Mapping[str, Rule]) -> Columns:
         """Drop the rows that a rule forbids; the first rule that rejects a row gets the count."""
@@ -117,6 +135,7 @@ class RuleFilter:
         for name, rule in rules.items():
             if name in self.without:
                 continue
+            self.check_time(rows.size)
             legal = np.asarray(rule(self.problem, rows))
             rejects = not legal.all()
             num_rejected = num_rows(rows.where(~legal)) if rejects else 0

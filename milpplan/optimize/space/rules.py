@@ -171,6 +171,15 @@ INFERENCE_RULES: dict[str, Rule] = {
 }
 """Rules of forward-only runs: all weights are sharded, or nothing."""
 
+PIPELINE_SHARDING_RULES: dict[str, Rule] = {
+    "zero_2_and_3_without_pipeline": lambda p, c: (
+        np.full(len(c["zero_stage"]), p.space.zero_pipeline) | (c["zero_stage"] <= 1) | (c["pp"] == 1)
+    ),
+}
+"""Rules that ``Space.zero_pipeline`` lifts. DeepSpeed refuses the combination (runtime/pipe/engine.py: "ZeRO-2
+and ZeRO-3 are incompatible with pipeline parallelism"). FSDP of torchtitan and AutoModel with a pipeline is ZeRO 1
+here (``launchers.capabilities.piped_states``)."""
+
 CAPACITY_RULES: dict[str, Rule] = {"offloaded_states_fit_host_memory": _states_fit_the_host}
 """Rules on sizes rather than on values of columns."""
 

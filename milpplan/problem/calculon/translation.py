@@ -27,8 +27,13 @@ from typing import Final
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.calculon.fields import CalculonExecution, CalculonFiles, read_calculon
-from milpplan.problem.calculon.system import hardware_of, slowest_scalar
+from milpplan.problem.calculon.system import (
+    CalculonExecution,
+    CalculonFiles,
+    hardware_of,
+    read_calculon,
+    slowest_scalar,
+)
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Job, Problem, Space

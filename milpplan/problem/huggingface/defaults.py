@@ -11,7 +11,7 @@ Source: transformers 5.24.0, ``models/<family>/configuration_<family>.py``.
 **Keys that are not sizes.** The lists hold keys that do not change the cost, each with its reason, and keys that
 must have a certain value because descriptions have no field for another value.
 
-A key that is neither read by a family's builder (``milpplan.problem.huggingface.families``) nor listed here is
+A key that is neither read by a family's builder (``milpplan.problem.huggingface.config``) nor listed here is
 refused by name. Source: transformers 5.24.0, ``configuration_utils.py``,
 ``models/<family>/configuration_<family>.py`` and ``modeling_<family>.py``; 4.57.1 for the keys that older files
 carry.

@@ -14,9 +14,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from milpplan.profiling.machine import MeasurementError, timing_of
 from milpplan.profiling.pytorch.clock import Marks
-from milpplan.profiling.records import CollectiveTime, Exchange
+from milpplan.profiling.records import CollectiveTime, Exchange, MeasurementError, timing_of
 
 OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SAMPLES: Final = 7

@@ -7,12 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.catalog import file_keys, hardware_names, load_hardware, load_model, model_names, preset_text
+from milpplan.problem.catalog import (
+    file_keys,
+    hardware_names,
+    load_hardware,
+    load_model,
+    model_names,
+    preset_text,
+    stack_names,
+    stack_provenance,
+)
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import ModelSpec
 from milpplan.reports.blocks import Block, Paragraph, Span, Table
 from milpplan.simulation.layers.parameters import active_parameters, total_parameters
-from milpplan.units import count_text, gib_text
+from milpplan.units import count_text, gib_text, percent_text
 
 if TYPE_CHECKING:
     from milpplan.optimize.milp.solver_self_test import SelfTestResult
@@ -41,6 +50,19 @@ def hardware_table() -> Table:
         rows.append((name, accelerator.name, gib_text(accelerator.memory_bytes), *counts, fp8))
     columns = ("hardware", "accelerator", "memory", "a node", "fast domain", "fp8")
     return Table("", columns, rows)
+
+
+def stack_table() -> Table:
+    """List every shipped software stack: what its constants were fitted to, and their error."""
+    rows = []
+    for name in stack_names():
+        fit = stack_provenance(name)
+        assert fit is not None
+        errors = (
+            "-" if error is None else percent_text(error) for error in (fit.error_before, fit.error_left_out)
+        )
+        rows.append((name, fit.data.partition(":")[0], *errors))
+    return Table("", ("hardware+stack", "fitted to", "error without", "left out"), rows)
 
 
 def description(name: str, ignore: Collection[str] = ()) -> tuple[str, str]:

@@ -12,13 +12,14 @@ from milpplan.explain.records import Explanation, Interval, Limits, Outcome, Uni
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
-from milpplan.reports.answers.step import plan_blocks, would_be_headline
+from milpplan.reports.answers.step import accuracy_blocks, plan_blocks, would_be_headline
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.fields import IntervalDocument, document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import joined, range_text, scope_text
-from milpplan.reports.words.result_words import break_even_table
-from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
+from milpplan.reports.words.result_words import EvidenceDocument, break_even_table, evidence_document
+from milpplan.units import counted, gib_text, lower_bound_text, percent_text, printable, rate_text, seconds_text
+from milpplan.validation.evidence import Evidence
 
 
 class OptimumDocument(Record):
@@ -106,12 +107,18 @@ class ExplanationDocument(Record):
     unanswered: tuple[str, ...]
     interrupted: bool
     wall_time_s: float
+    evidence: EvidenceDocument | None = None
     plan: PlanDocument
     problem: Problem
 
 
-def explanation_document(explanation: Explanation) -> ExplanationDocument:
-    """Make the document of an explanation, which is also a plan file: it carries plan and problem."""
+def explanation_document(explanation: Explanation, evidence: Evidence | None = None) -> ExplanationDocument:
+    """Make the document of an explanation, which is also a plan file: it carries plan and problem.
+
+    Args:
+        explanation: Answers about the plan.
+        evidence: Measured runs that support the plan.
+    """
     report, found = explanation.report, explanation.break_even
     return document_of(
         ExplanationDocument,
@@ -121,6 +128,7 @@ def explanation_document(explanation: Explanation) -> ExplanationDocument:
         break_even_plans=0 if found is None else found.num_plans,
         breakdown=report.breakdown_s,
         hidden=report.hidden_s,
+        evidence=evidence_document(evidence, report.step_time_s),
         plan=plan_document(explanation.plan, report),
     )
 
@@ -135,14 +143,15 @@ ALMOST_NOTHING = 0.001
 """Share of the step below which communication does not get a line."""
 
 
-def explanation_blocks(explanation: Explanation) -> list[Block]:
-    """Show all answers about a plan, the most important first."""
+def explanation_blocks(explanation: Explanation, evidence: Evidence | None = None) -> list[Block]:
+    """Show all answers about a plan, the most important first, and what measured runs say about it."""
     tables = [_changes_table(explanation), _worth_table(explanation), _wish_table(explanation)]
     if explanation.break_even is not None:
         tables.append(break_even_table(explanation.plan, explanation.break_even))
     return [
         would_be_headline(explanation.problem, explanation.plan, explanation.report),
         Paragraph(_distance(explanation)),
+        *accuracy_blocks(None, evidence),
         Paragraph(),
         *plan_blocks(explanation.problem, explanation.plan, explanation.report),
         Paragraph(),
@@ -206,7 +215,9 @@ def _limits(explanation: Explanation) -> Iterator[Block]:
     ]
     yield Fact("network", "; ".join(lines) or "no communication that adds to the step by more than 0.1 %")
     for rule in limits.rules:
-        bound = "nothing" if rule.least_bound_s is None else f"steps of {seconds_text(rule.least_bound_s)} or more"
+        bound = (
+            "nothing" if rule.least_bound_s is None else f"steps of {lower_bound_text(rule.least_bound_s)} or more"
+        )
         verdict = "may keep out something better" if rule.may_bind else "keeps out nothing better"
         yield Fact("rule", f"{rule.rule} {verdict}: it alone refuses {bound} (by the bounds)")
 

@@ -28,6 +28,7 @@ from milpplan.units import (
     NS_PER_S,
     count_text,
     gib_text,
+    lower_bound_text,
     money_text,
     percent_text,
     printable,
@@ -283,7 +284,7 @@ def verdict(gap: GapReport, space: SpaceGap) -> str:
 
 def _times(space: SpaceGap) -> str:
     """Write the bound and the best step time of a space."""
-    low = "-" if space.bound_s is None else seconds_text(space.bound_s)
+    low = "-" if space.bound_s is None else lower_bound_text(space.bound_s)
     return low if space.best_s is None else joined(low, seconds_text(space.best_s))
 
 
@@ -298,7 +299,7 @@ def _space_row(gap: GapReport, space: SpaceGap) -> tuple[str, ...]:
     nothing_fits = space.result.status == "infeasible" and space.best_s is None
     return (
         printable(space.name),
-        "-" if space.bound_s is None else seconds_text(space.bound_s),
+        "-" if space.bound_s is None else lower_bound_text(space.bound_s),
         "-" if space.best_s is None else seconds_text(space.best_s),
         # A plan that cannot run has no saving.
         range_text(space.saved) if gap.report.fits else "-",

@@ -23,7 +23,7 @@ from milpplan.problem.records import Computed, NonNegativeFloat, PositiveFloat, 
 from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.reports.documents.document import tolerance_text
 from milpplan.reports.words.plan_words import cost_model_text, narrowings
-from milpplan.units import bytes_text, counted, gap_text, percent_text, seconds_text
+from milpplan.units import bytes_text, counted, gap_text, lower_bound_text, percent_text, seconds_text
 from milpplan.version import __version__
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -221,14 +221,14 @@ def lengths_blocks(result: LengthsResult) -> list[Block]:
     static = result.static
     proof = Paragraph(proof_sentence(result), "bold green" if result.status == "optimal" else "bold yellow")
     step = (
-        f"Step {seconds_text(result.step_time_s)}, proved at least {seconds_text(result.lower_bound_s)} "
+        f"Step {seconds_text(result.step_time_s)}, proved at least {lower_bound_text(result.lower_bound_s)} "
         f"(gap {gap_text(result.gap)}): {counted(result.num_sequences, 'sequence')}, "
         f"{counted(result.num_tokens, 'token')} "
         f"(lengths in steps of {result.alignment}{_rules(result)})"
     )
     single = (
         f"Best single strategy: {static.strategy}, {seconds_text(static.step_time_s)}, proved at least "
-        f"{seconds_text(static.lower_bound_s)}"
+        f"{lower_bound_text(static.lower_bound_s)}"
     )
     blocks: list[Block] = [Paragraph("Interrupted: the best step so far.")] if result.interrupted else []
     blocks += [proof, Paragraph(step), Paragraph(single), Paragraph(_verdict(result)), _groups(result)]

@@ -17,9 +17,9 @@ from milpplan.optimize.result import PlanResult, ProgramAnswer
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem
 from milpplan.reports.answers.step import (
+    accuracy_blocks,
     execution_words,
-    known_blocks,
-    left_out,
+    ignored_keys_blocks,
     memory_text,
     nodes_text,
     plan_blocks,
@@ -29,8 +29,12 @@ from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, regret_sentence, tolerance_text
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
+    bar_range_text,
     break_even_table,
+    constants_text,
+    extrapolated_text,
     fastest_text,
+    margin_text,
     regret_table,
     robustness_text,
     run_text,
@@ -55,6 +59,8 @@ SHOWN_RULES: Final = 3
 """Rules that are named of all that refused layouts."""
 SHOWN_TERMS: Final = 2
 """Terms without a measured run that the first screen names."""
+SHOWN_RANGES: Final = 1
+"""Ranges of measured runs that the plan leaves and the first screen names."""
 SCHEDULE_NAMES: Final[dict[Schedule, str]] = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -204,7 +210,11 @@ def _trust(
     assert result.plan is not None
     assert result.report is not None
     yield Fact("step", printable(_step(result, bar, evidence)))
-    memory = memory_text(result.report)
+    constants = constants_text(result.problem)
+    if constants:
+        yield Fact("constants", printable(constants))
+    margin = margin_text(result)
+    memory = memory_text(result.report) + (f"; {margin}" if margin else "")
     if result.report.memory_verdict == "tight":
         memory += "; try it before you rely on it"
     elif evidence is not None and evidence.num_runs and not evidence.num_memory_runs:
@@ -222,27 +232,25 @@ def _trust(
     doubt = _doubt(result, robust, evidence)
     if doubt:
         yield Fact("doubt", printable(doubt))
-    yield from left_out(result.problem)
+    yield from ignored_keys_blocks(result.problem)
 
 
 def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -> str:
-    """The step time with its error: never less than what the hardware's uncertainty or measured runs say."""
-    step_s = result.step_time_s or 0.0
-    parts = [seconds_text(step_s)]
+    """The step time with its error: no less than the hardware's uncertainty and the errors of measured runs, and
+    where the plan leaves the range of these runs."""
+    parts = [seconds_text(result.step_time_s or 0.0)]
     if bar is not None:
-        below, above = bar.below_s / bar.step_time_s, bar.above_s / bar.step_time_s
-        low, high = seconds_text(bar.step_time_s - bar.below_s), seconds_text(bar.step_time_s + bar.above_s)
-        parts.append(
-            f"error bar {low} to {high} (one sigma, -{percent_text(below)}, +{percent_text(above)}; overlay "
-            f"{bar.overlay})"
-        )
-    worst = None if evidence is None or evidence.unexercised else worst_term(evidence.terms)
-    if worst is not None:
-        error = percent_text(worst.mean_abs_error or 0.0, 0)
-        parts.append(f"mean errors of at most {error} (of the measured runs that have {worst.words})")
-    elif bar is None and (evidence is not None or result.problem.inference):
-        parts.append("its error is not known")
-    return ", ".join(parts)
+        parts.append(f"error bar {bar_range_text(bar)}")
+    worst = None if evidence is None else worst_term(evidence.terms)
+    if evidence is not None and worst is not None:
+        error, rest = percent_text(worst.mean_abs_error or 0.0, 0), ""
+        if evidence.unexercised:
+            rest = "; none has all that this plan has"
+        parts.append(f"mean errors of at most {error} (of the measured runs that have {worst.words}{rest})")
+    elif evidence is not None or result.problem.inference:
+        parts.append("not measured")
+    beyond = "" if evidence is None else extrapolated_text(evidence, SHOWN_RANGES)
+    return f"{', '.join(parts)}; {beyond}" if beyond else ", ".join(parts)
 
 
 def _proof(result: PlanResult, tolerance: float) -> str:
@@ -330,10 +338,10 @@ def _details(
     if result.any_chunks_gap is not None and result.any_chunks_gap > max(tolerance, result.gap or 0.0):
         saved = f"uneven interleaving could save at most {percent_text(result.any_chunks_gap)}"
         yield Fact("splits", f"{saved} (proved; --space any looks for it)")
-    yield from known_blocks(bar, None)
+    yield from accuracy_blocks(bar, None)
     if robust is not None and not robust.solved:
         yield Fact("choice", robustness_text(robust))
-    yield from known_blocks(None, evidence)
+    yield from accuracy_blocks(None, evidence)
     yield Paragraph()
     yield from plan_blocks(result.problem, result.plan, result.report)
 

@@ -26,10 +26,10 @@ RULE: Final = ()
 """Row of a table that is a rule."""
 
 
-def known_blocks(bar: ErrorBar | None, evidence: Evidence | None) -> Iterator[Block]:
-    """Show the step's error bar, where the hardware has an uncertainty, and the evidence of measured runs."""
+def accuracy_blocks(bar: ErrorBar | None, evidence: Evidence | None) -> Iterator[Block]:
+    """Show the step's error bar, which a cluster of several node types has not, and the evidence of runs."""
     if bar is not None:
-        yield Fact("error bar", printable(f"{error_bar_text(bar)}; overlay {bar.overlay}"))
+        yield Fact("error bar", printable(error_bar_text(bar)))
     if evidence is not None:
         yield Fact("evidence", printable(evidence_text(evidence)))
 
@@ -50,12 +50,12 @@ def simulation_blocks(
         )
         over = [f"{gib_text(size)} of {gib_text(room)}{where}" for where, size, room in tiers if size > room]
         headline = headline.extended(f"; does not fit: {', '.join(over)}", "bold red")
-    known = (*known_blocks(bar, evidence), *left_out(problem))
-    return [headline, _rates(report), *known, Paragraph(), *plan_blocks(problem, plan, report)]
+    doubts = (*accuracy_blocks(bar, evidence), *ignored_keys_blocks(problem))
+    return [headline, _rates(report), *doubts, Paragraph(), *plan_blocks(problem, plan, report)]
 
 
-def left_out(problem: Problem) -> Iterator[Block]:
-    """Name the keys of the model's config that the user left out, and whose cost is not in the answer."""
+def ignored_keys_blocks(problem: Problem) -> Iterator[Block]:
+    """Name the keys of the model's config that the user ignored: their cost is not in the answer."""
     if problem.model.ignored_keys:
         keys = ", ".join(problem.model.ignored_keys)
         yield Fact("ignored", printable(f"{keys} of the model's config: what they add is not priced"))

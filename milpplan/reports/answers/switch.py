@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from milpplan.problem.plan import Layout, Plan
 from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.switching.records import SwitchPlan
-from milpplan.units import bytes_text, counted, percent_text, seconds_text, size_text
+from milpplan.units import bytes_text, counted, lower_bound_text, percent_text, seconds_text, size_text
 from milpplan.version import __version__
 
 NAMES = {"parameters": "parameters (bf16)", "gradients": "reduced gradients", "optimizer": "optimizer states"}
@@ -60,7 +60,7 @@ def _times(switches: Sequence[SwitchPlan]) -> Table:
         (
             NAMES[switch.what],
             seconds_text(switch.time_s),
-            seconds_text(switch.lower_bound_s) if switch.lower_bound_s else "-",
+            lower_bound_text(switch.lower_bound_s) if switch.lower_bound_s else "-",
             *(seconds_text(seconds) for seconds in switch.tier_s),
             seconds_text(switch.first_layers_s) if switch.what == "parameters" else "",
         )

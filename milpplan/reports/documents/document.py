@@ -289,7 +289,8 @@ class ResultDocument(Record):
     """Maximum that an accelerator keeps in host memory, of ``host_capacity_bytes``."""
     host_capacity_bytes: Computed = 0
     memory_verdict: MemoryVerdict | None = None
-    """Verdict on memory. ``tight``: the plan fits, but would not with a peak 5 % larger."""
+    """Verdict on memory. ``safe``: every rank leaves ``hardware.memory_margin_fraction``. ``tight``: the plan
+    fits, but a rank leaves less."""
     wall_time_s: float
     proof: str
     """Sentence with the cost model, the declared space and the tolerance that the status refers to."""

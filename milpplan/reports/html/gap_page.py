@@ -32,12 +32,12 @@ from milpplan.reports.html.charts import (
     memory_rows,
     memory_width,
     search_chart,
+    shown_ranks,
     stacked_bar,
     time_bar,
     time_colour,
     time_names,
 )
-from milpplan.reports.html.page_data import shown_ranks
 from milpplan.reports.html.page_template import Section, answer_page
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cost_model_text, layout_text
 from milpplan.simulation.report import StepReport

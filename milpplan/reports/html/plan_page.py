@@ -20,18 +20,20 @@ from milpplan.reports.html.charts import (
     envelope,
     fates_chart,
     line_chart,
+    matrix_data,
     memory_rows,
     memory_width,
     named_rows,
     round_levels,
     search_chart,
+    shown_ranks,
     stacked_bar,
     time_bar,
     time_colour,
     time_names,
     time_ticks,
+    timeline_data,
 )
-from milpplan.reports.html.page_data import matrix_data, shown_ranks, timeline_data
 from milpplan.reports.html.page_template import asset, blocks_html, rendered, script_json
 from milpplan.reports.words.plan_words import (
     HIDDEN_PARTS,
@@ -54,6 +56,7 @@ from milpplan.units import (
     TRILLION,
     gap_text,
     gib_text,
+    lower_bound_text,
     percent_text,
     rate_text,
     seconds_text,
@@ -237,7 +240,7 @@ def search_section(result: ResultDocument | None) -> Values:
         "price": None if priced is None else target_price_text(result.problem, priced),
         "evidence": None if result.evidence is None else evidence_sentence(result.evidence),
         "gap": gap_text(result.gap or 0.0),
-        "bound": None if result.lower_bound_s is None else seconds_text(result.lower_bound_s),
+        "bound": None if result.lower_bound_s is None else lower_bound_text(result.lower_bound_s),
         "seconds": seconds_text(result.wall_time_s),
         "legal": f"{layouts.legal:,}",
         "enumerated": f"{layouts.enumerated:,}",

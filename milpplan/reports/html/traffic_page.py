@@ -11,16 +11,17 @@ from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.reports.answers.traffic import cluster_words, overheads_s, parallelism_table
 from milpplan.reports.blocks import Drawing
 from milpplan.reports.html.charts import (
+    MAX_ROWS,
     Line,
     Part,
     colour_keys,
     counted_rows,
     line_chart,
+    matrix_data,
     round_levels,
     stacked_bar,
     time_ticks,
 )
-from milpplan.reports.html.page_data import MAX_ROWS, matrix_data
 from milpplan.reports.html.page_template import Section, answer_page, asset
 from milpplan.simulation.layout_columns import FloatArray
 from milpplan.units import bytes_text, counted, percent_text, seconds_text

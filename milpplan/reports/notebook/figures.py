@@ -10,10 +10,10 @@ from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.result import PlanResult
 from milpplan.reports.answers.traffic import NAMES, OVERHEADS
-from milpplan.reports.html.charts import envelope
-from milpplan.reports.html.page_data import (
+from milpplan.reports.html.charts import (
     MAX_ITEMS,
     domain_edges,
+    envelope,
     gpus_per_row,
     row_of_gpu,
     row_word,

@@ -286,6 +286,11 @@ def space_text(problem: Problem) -> str:
     if space.vpp is None and space.vpp_values != default.vpp_values:
         narrowed.append(f"vpp {space.vpp_values}")
     narrowed += narrowings(space)
+    if space.zero_pipeline:
+        narrowed.append("ZeRO 2 and 3 with pipelines")
+    shares = {hardware.margin_fraction(space.memory_margin_fraction) for hardware in problem.node_types}
+    if any(shares):
+        narrowed.append(f"{' or '.join(map(percent_text, sorted(shares)))} of the memory free")
     return f"space {space.kind} ({'; '.join(narrowed)})" if narrowed else f"space {space.kind}"
 
 

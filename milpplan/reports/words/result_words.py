@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, floor
 from typing import Final, Literal, Protocol
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
@@ -11,7 +12,8 @@ from milpplan.explain.break_even import BreakEvens
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.optimize.result import FastestPlan, PlanResult, Regret, TargetPrice
-from milpplan.problem.overlay import SHARES
+from milpplan.problem.catalog import stack_provenance, stacks_on
+from milpplan.problem.overlay import PRIORS, SHARES
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space
 from milpplan.problem.records import Computed, Record
@@ -19,8 +21,20 @@ from milpplan.reports.blocks import Table
 from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.units import count_text, counted, money_text, percent_text, printable, rate_text, seconds_text
-from milpplan.validation.evidence import Evidence, TermEvidence
+from milpplan.simulation.layout_costs import capacities_bytes
+from milpplan.units import (
+    count_text,
+    counted,
+    gib_text,
+    lower_bound_text,
+    lower_money_text,
+    money_text,
+    percent_text,
+    printable,
+    rate_text,
+    seconds_text,
+)
+from milpplan.validation.evidence import Evidence, Outside, TermEvidence
 
 
 class RunDocument(Record):
@@ -43,8 +57,8 @@ def run_text(totals: RunTotals) -> str:
         text += f", cost {money_text(totals.cost)}"
     if totals.least_gpu_hours is None:
         return text
-    bound = totals.least_cost
-    return f"{text}; proved: not below {rate_text(totals.least_gpu_hours) if bound is None else money_text(bound)}"
+    hours, cost = rate_text(math.floor(totals.least_gpu_hours)), totals.least_cost
+    return f"{text}; proved: not below {hours if cost is None else lower_money_text(cost)}"
 
 
 SAME_SHARE = 1e-3
@@ -108,6 +122,41 @@ def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument
     return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
 
 
+def constants_text(problem: Problem) -> str:
+    """Name the fitted constants of each node type with their error, or say what to expect of bare hardware; empty
+    where no shipped stack is for it."""
+    parts = {}
+    for hardware in problem.node_types:
+        name = hardware.name if hardware.uncertainty is None else hardware.uncertainty.overlay
+        fit = stack_provenance(name)
+        if fit is not None:
+            left_out = "" if fit.error_left_out is None else f", left-out error {percent_text(fit.error_left_out)}"
+            parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
+            continue
+        fits = {stack: fit for stack in stacks_on(name) if (fit := stack_provenance(stack)) is not None}
+        errors = [fit.error_before for fit in fits.values() if fit.error_before is not None]
+        if errors and max(errors) < 1:
+            ends = dict.fromkeys(percent_text(1 / (1 - error) - 1, 0) for error in (min(errors), max(errors)))
+            slower = f"frameworks run {' to '.join(ends)} slower (measured)"
+            parts[name] = f"{name} alone: {slower}; fitted: {', '.join(fits)}"
+    return "; ".join(parts.values())
+
+
+def margin_text(result: PlanResult) -> str:
+    """Describe the margin of memory and its price: ``margin 4.0 GiB (0.1 % slower than without)``."""
+    capacities = capacities_bytes(result.problem)
+    sizes = [t.usable_bytes - size for t, size in zip(result.problem.node_types, capacities, strict=True)]
+    text = f"margin {' or '.join(dict.fromkeys(map(gib_text, sizes)))}"
+    price = result.margin_price
+    if price is None:
+        return text if any(sizes) else ""
+    # Rounded outwards, so that nothing unproved is claimed.
+    least, most = floor(1e3 * price.least_fraction) / 1e3, ceil(1e3 * price.most_fraction) / 1e3
+    more = "slower" if result.problem.job.objective == "step_time_per_token" else "more GPU-hours"
+    cost = f"{percent_text(least)} to {percent_text(most)}" if least > 0 else f"at most {percent_text(most)}"
+    return f"{text} ({cost} {more} than without)"
+
+
 class FastestDocument(Record):
     """Fastest plan found, where a simpler plan within the tolerance is the result.
 
@@ -138,19 +187,22 @@ def fastest_text(problem: Problem, layout: Layout, other: FastestDocument | Fast
 SHOWN_PARTS = 3
 
 
-def error_bar_text(bar: ErrorBar) -> str:
-    """Write an error bar: ``5.73 s a step, one sigma 5.41 s to 6.05 s (overlay x): gemm efficiency 4.1 %,
-    ...``."""
+def bar_range_text(bar: ErrorBar) -> str:
+    """Write the range of an error bar: ``5.41 s to 6.32 s (one sigma, -5.6 %, +10.3 %; overlay x)``."""
     low, high = bar.step_time_s - bar.below_s, bar.step_time_s + bar.above_s
+    below, above = percent_text(bar.below_s / bar.step_time_s), percent_text(bar.above_s / bar.step_time_s)
+    origin = "no constant is fitted" if bar.overlay == PRIORS.overlay else f"overlay {bar.overlay}"
+    return f"{seconds_text(low)} to {seconds_text(high)} (one sigma, -{below}, +{above}; {origin})"
+
+
+def error_bar_text(bar: ErrorBar) -> str:
+    """Write an error bar with its largest parts: ``...; most from gemm efficiency 4.1 %, ...``."""
     parts = sorted(((max(sides), name) for name, sides in bar.parts_s.items()), reverse=True)
     shares = [
         f"{name.removesuffix('_s').replace('_', ' ')} {percent_text(most / bar.step_time_s)}"
         for most, name in parts[:SHOWN_PARTS]
     ]
-    return (
-        f"{seconds_text(low)} to {seconds_text(high)} (-{percent_text(bar.below_s / bar.step_time_s)}, "
-        f"+{percent_text(bar.above_s / bar.step_time_s)}), one sigma; most from {', '.join(shares)}"
-    )
+    return f"{bar_range_text(bar)}; most from {', '.join(shares)}" if shares else bar_range_text(bar)
 
 
 def regret_text(regret: Regret) -> str:
@@ -276,11 +328,19 @@ def _end_text(end: Rival) -> str:
     if end.rival_s is not None:
         text += f", the next {seconds_text(end.rival_s)}"
     if end.lower_bound_s is not None:
-        text += f", bound {seconds_text(end.lower_bound_s)}"
+        text += f", bound {lower_bound_text(end.lower_bound_s)}"
     return text
 
 
 MIN_SHOWN = 0.005
+
+
+class OutsideDocument(Record):
+    """Measure of the plan outside the range of a term's runs: its value, and the limit next to it."""
+
+    measure: str
+    value: int
+    limit: int
 
 
 class TermDocument(Record):
@@ -295,6 +355,10 @@ class TermDocument(Record):
     """Reduction of the step without the term, as a fraction of it; null where runs use the term."""
     share_doubled: float | None
     """Increase of the step with the term doubled."""
+    ranges: dict[str, tuple[int, int]] = {}
+    """Minimum and maximum over these runs of GPUs, nodes, tensor parallelism, micro-batch and sequence length."""
+    outside: tuple[OutsideDocument, ...] = ()
+    """Measures of the plan that are not in these ranges."""
 
 
 class AblationDocument(Record):
@@ -317,6 +381,8 @@ class EvidenceDocument(Record):
     terms: tuple[TermDocument, ...]
     unexercised: tuple[str, ...]
     """Terms of the plan that no run uses."""
+    extrapolated: str | None = None
+    """Sentence on the ranges of measured runs that the plan leaves; null where it leaves none."""
     share: float | None
     """Reduction of the step without all these terms, as a fraction of it; null where there are none."""
     elsewhere: tuple[str, ...]
@@ -337,6 +403,7 @@ def evidence_document(evidence: Evidence | None, step_time_s: float | None) -> E
         evidence,
         terms=tuple(document_of(TermDocument, term, term=term.name) for term in evidence.terms),
         unexercised=missing,
+        extrapolated=extrapolated_text(evidence) or None,
         share=None if without is None or not missing else 1 - without / step_time_s,
     )
 
@@ -346,13 +413,14 @@ def evidence_sentence(evidence: EvidenceDocument) -> str:
     if not evidence.num_runs:
         return f"No measured run on {evidence.generation} is known: nothing of this plan is checked against one."
     runs = f"{counted(evidence.num_runs, 'measured run')} on {evidence.generation}"
+    beyond = f" The plan is {evidence.extrapolated}." if evidence.extrapolated else ""
+    worst = worst_error(evidence.terms)
+    error = "" if worst is None else f", with mean errors of at most {percent_text(worst, 0)}"
     if evidence.unexercised:
         share = f" ({percent_text(evidence.share, 0)} of the step)" if evidence.share else ""
         terms = ", ".join(term.replace("_", " ") for term in evidence.unexercised)
-        return f"The cost model was held to {runs}. No measured run covers {terms}{share}."
-    worst = worst_error(evidence.terms)
-    error = "" if worst is None else f", with mean errors of at most {percent_text(worst, 0)}"
-    return f"The cost model was held to {runs}, which have every part of this plan{error}."
+        return f"The cost model was held to {runs}{error}. No measured run covers {terms}{share}.{beyond}"
+    return f"The cost model was held to {runs}, which have every part of this plan{error}.{beyond}"
 
 
 def worst_error(terms: Sequence[TermDocument] | Sequence[TermEvidence]) -> float | None:
@@ -366,6 +434,53 @@ def worst_term(terms: Sequence[TermEvidence]) -> TermEvidence | None:
     return next((term for term in terms if worst is not None and term.mean_abs_error == worst), None)
 
 
+MEASURES: Final = {
+    "num_gpus": ("more than {} GPUs", "fewer than {} GPUs"),
+    "num_nodes": ("more than {} nodes", "fewer than {} nodes"),
+    "tp": ("tp above {}", "tp below {}"),
+    "micro_batch_size": ("more than {} sequences in a micro-batch", "fewer than {} sequences in a micro-batch"),
+    "sequence_length": ("more than {} tokens a sequence", "fewer than {} tokens a sequence"),
+}
+"""Words for a measure beyond the largest and below the smallest measured value."""
+
+
+def extrapolated_text(evidence: Evidence, shown: int | None = None) -> str:
+    """Name the ranges of measured runs that a plan leaves.
+
+    Args:
+        evidence: Evidence for the plan.
+        shown: Number of measures to name, those above the largest measured value first; None: all.
+
+    Returns:
+        ``extrapolated: no measured run on Ampere has more than 128 GPUs with ZeRO 3 in every micro-batch``; empty
+        where the plan leaves no range.
+    """
+    furthest: dict[tuple[bool, str], tuple[Outside, TermEvidence]] = {}
+    for term in evidence.extrapolated:
+        for one in term.outside:
+            side = one.value < one.limit, one.measure
+            if side not in furthest or one.ratio > furthest[side][0].ratio:
+                furthest[side] = one, term
+    # A plan beyond the measured numbers of GPUs is beyond those of nodes.
+    ordered = sorted(furthest.items(), key=lambda item: (item[0][0], -item[1][0].ratio))
+    limits = [
+        (term.words, _limit_text(one))
+        for (below, measure), (one, term) in ordered
+        if measure != "num_nodes" or (below, "num_gpus") not in furthest
+    ][:shown]
+    by_term: dict[str, list[str]] = {}
+    for words, limit in limits:
+        by_term.setdefault(words, []).append(limit)
+    names = [f"{' or '.join(texts)} with {words}" for words, texts in by_term.items()]
+    where = f"extrapolated: no measured run on {evidence.generation} has"
+    return f"{where} {', or '.join(names)}" if names else ""
+
+
+def _limit_text(outside: Outside) -> str:
+    above, below = MEASURES[outside.measure]
+    return (above if outside.value > outside.limit else below).format(f"{outside.limit:,}")
+
+
 def evidence_text(evidence: Evidence) -> str:
     """Describe the evidence for the plan, and whether the choice of the plan depends on unmeasured terms."""
     where = evidence.generation
@@ -375,6 +490,8 @@ def evidence_text(evidence: Evidence) -> str:
     if evidence.elsewhere:
         sentences.append(f"only other plans use {', '.join(evidence.elsewhere)}, which none exercises")
     sentences += _choice_texts(evidence)
+    if evidence.extrapolated:
+        sentences.append(extrapolated_text(evidence))
     if not evidence.num_memory_runs:
         sentences.append(f"no run on {where} says whether it fitted")
     return "; ".join(sentences)
@@ -382,20 +499,18 @@ def evidence_text(evidence: Evidence) -> str:
 
 def _terms_text(evidence: Evidence) -> str:
     missing = sorted(evidence.unexercised, key=lambda term: -(term.share or 0.0))
+    worst = worst_term(evidence.terms)
+    error = "" if worst is None else percent_text(worst.mean_abs_error or 0.0, 0)
+    known = f"; mean errors of at most {error} (of the runs that have {worst.words})" if worst else ""
     if missing:
         terms = ", ".join(f"{term.words} ({share_text(term)})" for term in missing)
-        return f"terms that no scored run on {evidence.generation} exercises: {terms}"
+        return f"terms that no scored run on {evidence.generation} exercises: {terms}{known}"
     text = f"scored runs on {evidence.generation} exercise every term of this plan"
     if not evidence.terms:
         return text
     least = min(evidence.terms, key=lambda term: term.num_runs)
     runs, sources = counted(least.num_runs, "run"), counted(least.num_sources, "source")
-    text = f"{text}; least tested: {least.words} ({runs} of {sources})"
-    worst = worst_term(evidence.terms)
-    if worst is None:
-        return text
-    error = percent_text(worst.mean_abs_error or 0.0, 0)
-    return f"{text}; mean errors of at most {error} (of the runs that have {worst.words})"
+    return f"{text}; least tested: {least.words} ({runs} of {sources}){known}"
 
 
 def share_text(term: TermEvidence) -> str:

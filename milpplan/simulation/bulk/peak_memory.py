@@ -12,7 +12,8 @@ import numpy as np
 from milpplan.problem.plan import Schedule
 from milpplan.simulation.bulk.lockstep import repeats
 from milpplan.simulation.layout_columns import IntArray, ascending
-from milpplan.simulation.pipeline.schedule import LiveProfile, placement, rank_profile
+from milpplan.simulation.pipeline.schedule import LiveProfile, rank_profile
+from milpplan.simulation.pipeline.work_order import chunk_stages
 from milpplan.simulation.stages import StageOptions
 
 Moment = tuple[int, tuple[int, ...]]
@@ -175,4 +176,4 @@ def _host_kept_bytes(stages: Sequence[_Bytes], moment: Moment) -> IntArray:
 
 def chunk_classes(schedule: Schedule, num_ranks: int, vpp: int, class_of: IntArray) -> IntArray:
     """Arrange the classes of virtual stages [J] by chunk and rank, [v, P]."""
-    return np.asarray(class_of[placement(schedule, num_ranks, vpp)])
+    return np.asarray(class_of[chunk_stages(schedule, num_ranks, vpp)])

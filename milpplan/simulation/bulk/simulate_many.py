@@ -28,7 +28,7 @@ from milpplan.simulation.bulk.lockstep import Work, repeats, work_ends
 from milpplan.simulation.bulk.peak_memory import chunk_classes, peak_bytes
 from milpplan.simulation.layers.terms import Term
 from milpplan.simulation.layout_columns import BoolArray, IntArray, LayoutColumns, ascending, unique_rows
-from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs
+from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
 from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline.step_graph import (
     StepGraph,
@@ -148,8 +148,8 @@ def simulate_many(
     for start in range(0, len(columns), CHUNK):
         rows = slice(start, start + CHUNK)
         part = columns.take(np.arange(start, min(start + CHUNK, len(columns))))
-        _price(problem, part, chosen, layout_costs(problem, part), results[:, rows])
-    return _bulk_steps(problem, chosen, results)
+        _fill_results(problem, part, chosen, layout_costs(problem, part), results[:, rows])
+    return _bulk_steps(problem, chosen, results, problem.hardware.usable_bytes)
 
 
 def simulate_known(
@@ -157,17 +157,18 @@ def simulate_known(
 ) -> BulkSteps:
     """Simulate uniform plans as ``simulate_many`` does, with given constants and without checks.
 
-    The layouts are of the problem's space and of a cluster with a single node type.
+    The layouts are of the problem's space and of a cluster with a single node type. Plans that fit leave the
+    margin of the space.
     """
     results = np.zeros((3, len(columns), len(modes)), dtype=np.int64)
-    _price(problem, columns, modes, costs, results)
-    return _bulk_steps(problem, modes, results)
+    _fill_results(problem, columns, modes, costs, results)
+    return _bulk_steps(problem, modes, results, usable_memory_bytes(problem))
 
 
-def _bulk_steps(problem: Problem, modes: tuple[Mode, ...], results: IntArray) -> BulkSteps:
-    """Compare the memory of the results [3, n, modes] with the capacities."""
+def _bulk_steps(problem: Problem, modes: tuple[Mode, ...], results: IntArray, capacity_bytes: int) -> BulkSteps:
+    """Compare the memory of the results [3, n, modes] with the capacities of device and host."""
     step, device, host = results
-    fits = (device <= problem.hardware.usable_bytes) & (host <= problem.hardware.host_bytes)
+    fits = (device <= capacity_bytes) & (host <= problem.hardware.host_bytes)
     return BulkSteps(modes, step, device, host, fits)
 
 
@@ -186,7 +187,7 @@ def _one_by_one(problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...
     return BulkSteps(modes, step, device, host, fits.astype(np.bool_))
 
 
-def _price(
+def _fill_results(
     problem: Problem, columns: LayoutColumns, modes: tuple[Mode, ...], costs: CostTable, results: IntArray
 ) -> None:
     """Fill ``results`` [3, n, modes]: step time, bytes on the device and on the host."""
@@ -509,11 +510,11 @@ def _schedule_rules(problem: Problem, c: LayoutColumns, m: IntArray) -> Iterator
     interleaved, is_v = c.schedule == _INTERLEAVED, _IS_V[c.schedule]
     yield m >= 1
     yield np.where(is_v, c.vpp == 2, (c.vpp == 1) | interleaved)
-    yield (c.vpp == 1) | (c.pp > 1)
+    yield ((c.vpp == 1) & ~c.split_backward) | (c.pp > 1)
     yield ~interleaved | (c.vpp == 1) | (m % c.pp == 0)
     yield ~c.runs_pairs | (m >= 2 * c.pp)
     if problem.inference:
-        yield ((c.pp == 1) & ~c.split_backward) | (c.schedule == _GPIPE)
+        yield (c.pp == 1) | (c.schedule == _GPIPE)
 
 
 __all__ = ["BulkSteps", "simulate_many"]

@@ -106,16 +106,16 @@ def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArra
 def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
     """Return the bandwidth of the members' NICs out of a domain, or out of a pod if that is less, in bytes/s.
 
-    For k of a domain's D accelerators, NICs of rate B and d domains: k / (1 / B + congestion * d D). Source of the
-    congestion's form: all-gathers that nanotron's authors measured on 1 to 64 nodes (docs/accuracy.md).
+    With congestion the bandwidth B of a ring through d domains becomes 1 / (1 / B + congestion * d), whatever the
+    number of members: with their number in the law, runs with tp=8 on hundreds of nodes would be far too slow.
+    Source of the form: all-gathers that nanotron's authors measured on 8 to 64 nodes (docs/accuracy.md).
     """
     network = group.members * hardware.scale_out.bandwidth_bytes_per_s * hardware.scale_out.efficiency
     rails, congestion_s = hardware.scale_out.rails, hardware.scale_out.congestion_s_per_byte
     if rails is not None:
         network = network * np.where(group.one_rail, 1.0, rails.bandwidth_fraction)
     if congestion_s:
-        num_nics = hardware.scale_up.num_gpus / group.members
-        network = 1.0 / (1.0 / network + congestion_s * group.domains * num_nics)
+        network = 1.0 / (1.0 / network + congestion_s * group.domains)
     return pods.network_bandwidth(hardware, group, np.asarray(network))
 
 

@@ -149,7 +149,7 @@ def _backtrack_stream(
 def _count_gather(structure: Structure, sweep: Sweep, plan: int, node: int, counts: Int64Array) -> None:
     """Count the gathers that a first forward waits for: up to its first bucket, or up to its last bucket."""
     stage = int(structure.duration_index[node])
-    chunk, rank = divmod(int(structure.placement.reshape(-1)[stage]), structure.num_stages)
+    chunk, rank = divmod(int(structure.chunk_stages.reshape(-1)[stage]), structure.num_stages)
     first, _ = first_starts(sweep.durations[..., plan : plan + 1])
     counts[Term.GATHER, :chunk, rank] = 1
     if int(first[chunk, rank, 0]) == int(sweep.end[node, plan] - sweep.node_durations[node, plan]):

@@ -1,21 +1,194 @@
-"""A simulated step as lanes: the work of every pipeline rank over time, on each of its streams."""
+"""A simulated step as lanes: the work of every pipeline rank over time, on each of its streams.
+
+**Pipelines** of a plan and their timelines: a single pipeline if all replicas are alike, else one for each node
+type.
+
+Heterogeneous replicas share their reductions, the norm and the update. A reduction starts when the last replica is
+ready and the previous reduction of its rank is done. The time of such an event is its maximum over the views
+(``replica_costs``), because a maximum passes through sums and maxima.
+
+**Memory** of every pipeline rank over a step, by part. The order of work on a rank is fixed, so memory is a step
+function of time. A forward allocates at its start the bytes that its virtual stage keeps for a micro-batch. A
+backward allocates at its start its temporary bytes, and frees both at its end. Where the backward is split, it
+leaves the bytes that its weight gradients need, while its temporary bytes are still allocated; the weight
+gradients free them at their end. Weights, gradients, optimizer states and buffers stay for the whole step. The
+maximum of a rank is the ``peak_bytes`` of its ``StageMemory``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import BoolArray, IntArray
-from milpplan.simulation.memory_timeline import MemoryTimeline, run_memory
-from milpplan.simulation.mixed_costs import RankCosts, rank_types
-from milpplan.simulation.pipeline.pipeline_runs import PipelineRun, pipeline_runs
-from milpplan.simulation.pipeline.step_graph import Term, Timeline
+from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation.mixed_costs import RankCosts, costs_of, rank_types
+from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline, simulate_times
 from milpplan.simulation.pipeline.work_order import Kind, WorkOrder, work_order
+from milpplan.simulation.replica_costs import costs_of_replicas, view_plans
+from milpplan.simulation.simulator import check_plan, rank_memory
+from milpplan.simulation.stages import StageOptions, durations, plan_stages
+from milpplan.units import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTimeline:
+    """Memory of a rank over time: arrays of shape [events]. A value holds from its time to the next time."""
+
+    time_s: FloatArray
+    """Times of the events, not descending; simultaneous events are in the order in which they happen."""
+    static_bytes: int
+    """Weights, gradients, optimizer states and buffers, constant."""
+    activations_bytes: IntArray
+    """Activations that are kept for later backwards."""
+    transient_bytes: IntArray
+    """Temporary bytes of the running backward."""
+
+    @property
+    def total_bytes(self) -> IntArray:
+        """Sum of all parts, [events]."""
+        return np.asarray(self.static_bytes + self.activations_bytes + self.transient_bytes)
+
+
+def memory_timeline(problem: Problem, plan: Plan) -> list[tuple[FloatArray, IntArray]]:
+    """Simulate the memory of every pipeline rank.
+
+    Returns:
+        For each rank, event times in seconds from the start of the step and bytes from then on, each [events].
+    """
+    return [(rank.time_s, rank.total_bytes) for rank in memory_timelines(problem, plan)]
+
+
+def memory_timelines(problem: Problem, plan: Plan) -> list[MemoryTimeline]:
+    """Simulate the memory of every pipeline rank, by part.
+
+    With heterogeneous replicas, the ranks of a replica on the first node type come first, then those on the next.
+
+    Raises:
+        IllegalPlanError: the plan cannot run.
+    """
+    return [memory for run in pipeline_runs(problem, plan) for memory in run_memory(run)]
+
+
+def run_memory(run: PipelineRun) -> list[MemoryTimeline]:
+    """Compute the memory of every rank of one pipeline over time."""
+    timelines, layout = [], run.plan.layout
+    for rank, memory in enumerate(rank_memory(layout, run.costs, run.stages)):
+        parts = (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, memory.buffers_bytes)
+        timelines.append(_rank_timeline(layout, rank, run.stages, run.timeline, sum(parts)))
+    return timelines
+
+
+def _rank_timeline(
+    layout: Layout, rank: int, stages: Sequence[StageOptions], timeline: Timeline, static_bytes: int
+) -> MemoryTimeline:
+    """Compute the memory of a rank over time.
+
+    Its events are the start of the step, start and end of every work item in the order of the rank, and the end of
+    the step.
+    """
+    order = work_order(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp, rank)
+    stage, micro_batch = np.array(layout.rank_stages[rank])[order.chunk], order.micro_batch
+    kept = np.array([int(option.kept_bytes[0]) for option in stages], dtype=np.int64)[stage]
+    transient = np.array([int(option.transient_bytes[0]) for option in stages], dtype=np.int64)[stage]
+    deferred = np.array([option.deferred_bytes for option in stages], dtype=np.int64)[stage]
+    is_forward, is_backward, is_weight = (order.kind == kind for kind in Kind)
+    starts, ends = np.empty_like(kept), np.empty_like(kept)
+    for chosen, (start_ns, end_ns) in (
+        (is_forward, (timeline.forward_start_ns, timeline.forward_end_ns)),
+        (is_backward, (timeline.backward_start_ns, timeline.backward_end_ns)),
+        (is_weight, (timeline.weight_start_ns, timeline.weight_end_ns)),
+    ):
+        rows = stage[chosen], micro_batch[chosen]
+        starts[chosen], ends[chosen] = start_ns[rows], end_ns[rows]
+    zeros, split = np.zeros_like(kept), bool(is_weight.any())
+    waiting = deferred if split else zeros
+    temporary = np.where(is_backward, transient, 0)
+    # Events are (time, change of the activations, temporary bytes): the start of an item, its end, and with split
+    # backwards a second event at its end, because the deferred bytes count before the temporary bytes are freed.
+    at_end = np.where(is_backward, waiting - kept, 0) - np.where(is_weight, waiting, 0)
+    events = [(starts, np.where(is_forward, kept, 0), temporary), (ends, at_end, zeros)]
+    if split:
+        events = [events[0], (ends, at_end, temporary), (ends, zeros, zeros)]
+    event_ns, changes, running = (np.stack(columns, axis=1).ravel() for columns in zip(*events, strict=True))
+    activations = np.cumsum(changes)
+    times = np.concatenate([[0], event_ns, [timeline.step_time_ns]])
+    # The backwards of inference have length 0 and may lie after the end of the step.
+    times = np.minimum(times, timeline.step_time_ns)
+    return MemoryTimeline(
+        times / NS_PER_S,
+        static_bytes,
+        np.concatenate([[0], activations, activations[-1:]]),
+        np.concatenate([[0], running, [0]]),
+    )
+
+
+__all__ = ["MemoryTimeline", "memory_timeline", "memory_timelines", "run_memory"]
+
+
+SHARED_MOMENTS = ("gather_end_ns", "reduce_end_ns", "gradients_ready_ns")
+"""Fields of ``Timeline`` that heterogeneous replicas share."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineRun:
+    """One pipeline of a plan with its timeline."""
+
+    node_type: int | None
+    """Node type of the pipeline; None: all node types."""
+    problem: Problem
+    """Problem as this pipeline sees it (``ReplicaView``)."""
+    plan: Plan
+    """Plan as this pipeline sees it."""
+    costs: RankCosts
+    stages: tuple[StageOptions, ...]
+    terms: IntArray
+    """Durations [Term, J] in nanoseconds."""
+    timeline: Timeline
+
+
+def pipeline_runs(problem: Problem, plan: Plan) -> tuple[PipelineRun, ...]:
+    """Simulate the different pipelines of a step: a single pipeline, or one for each node type.
+
+    Raises:
+        IllegalPlanError: the plan cannot run.
+    """
+    check_plan(problem, plan)
+    if not plan.layout.replica_micro_batches:
+        return (_run(None, problem, plan, costs_of(problem, plan.layout)),)
+    views = zip(costs_of_replicas(problem, plan.layout).views, view_plans(problem, plan), strict=True)
+    return _synchronised(
+        [_run(number, view.problem, view_plan, view.costs) for number, (view, (_, view_plan)) in enumerate(views)]
+    )
+
+
+def _run(node_type: int | None, problem: Problem, plan: Plan, costs: RankCosts) -> PipelineRun:
+    """Simulate one pipeline by itself."""
+    stages = tuple(plan_stages(costs, problem.model.layer_kinds, plan))
+    graph = StepGraph.of(plan.layout, costs.transfer_ns, costs.barrier_ns)
+    terms = durations(stages)
+    return PipelineRun(node_type, problem, plan, costs, stages, terms, simulate_times(graph, terms))
+
+
+def _synchronised(runs: list[PipelineRun]) -> tuple[PipelineRun, ...]:
+    """Move the events that the runs share to the time of the last run."""
+    timelines = [run.timeline for run in runs]
+    shared = {name: np.maximum.reduce([getattr(line, name) for line in timelines]) for name in SHARED_MOMENTS}
+    start, step = (
+        max(getattr(line, name) for line in timelines) for name in ("optimizer_start_ns", "step_time_ns")
+    )
+    synchronised = []
+    for run in runs:
+        rank_stages = np.array([list(stages) for stages in run.plan.layout.rank_stages])
+        finish = start + run.terms[Term.OPTIMIZER][rank_stages].sum(axis=1)
+        moments = shared | {"optimizer_start_ns": start, "step_time_ns": step, "finish_ns": finish}
+        synchronised.append(replace(run, timeline=replace(run.timeline, **moments)))
+    return tuple(synchronised)
+
 
 LaneName = Literal["compute", "parameter gather", "gradient reduction", "to next stage", "to previous stage"]
 LANES: tuple[LaneName, ...] = get_args(LaneName)

@@ -19,7 +19,7 @@ from milpplan.simulation.pipeline.work_order import (
     Kind,
     WorkOrder,
     check_schedule,
-    placement,
+    chunk_stages,
     work_order,
     work_orders,
 )
@@ -30,10 +30,8 @@ __all__ = [
     "LiveProfile",
     "Structure",
     "WorkOrder",
-    "check_schedule",
     "held_bytes",
     "live_profiles",
-    "placement",
     "rank_profile",
     "structure",
     "work_order",
@@ -66,13 +64,13 @@ class Structure:
         backward_node: [J, m] node of each backward.
         weight_node: [J, m] node of each weight gradient, [J, 0] where the backwards hold them.
         last_node: [P] last item of each rank.
-        placement: [v, P] virtual stage of every chunk and rank.
+        chunk_stages: [v, P] virtual stage of every chunk and rank.
     """
 
     num_stages: int
     num_micro_batches: int
     vpp: int
-    placement: Int64Array
+    chunk_stages: Int64Array
     level_offsets: tuple[int, ...]
     rank_predecessor: Int32Array
     transfer_predecessor: Int32Array
@@ -98,7 +96,7 @@ class Structure:
     def release_node(self) -> Int32Array:
         """Last item of each virtual stage that adds to its gradients, [v, P]."""
         last = self.weight_node if self.weight_node.size else self.backward_node
-        return np.asarray(last[self.placement, -1])
+        return np.asarray(last[self.chunk_stages, -1])
 
     @property
     def release_term(self) -> Term:
@@ -107,12 +105,12 @@ class Structure:
 
     def swapped(self, by_stage: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Reorder an array [..., J] from virtual stages to chunk by chunk and rank by rank, or back."""
-        return by_stage if self.in_order else by_stage[..., self.placement.reshape(-1)]
+        return by_stage if self.in_order else by_stage[..., self.chunk_stages.reshape(-1)]
 
     @property
     def in_order(self) -> bool:
         """True if all chunks run over the ranks in the same direction."""
-        return self.vpp == 1 or int(self.placement[1, 0]) == self.num_stages
+        return self.vpp == 1 or int(self.chunk_stages[1, 0]) == self.num_stages
 
     @property
     def num_virtual_stages(self) -> int:
@@ -241,7 +239,7 @@ def _levels(transfer_source: Int64Array, num_stages: int) -> list[Int64Array]:
 def structure(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> Structure:
     """Build the step graph of a schedule in topological levels (cached: about 16 bytes per work item)."""
     orders = work_orders(schedule, num_stages, num_micro_batches, vpp)
-    stages, num_virtual = placement(schedule, num_stages, vpp), num_stages * vpp
+    stages, num_virtual = chunk_stages(schedule, num_stages, vpp), num_stages * vpp
     num_items = orders.kind.shape[1]
     stride = num_items + 1
     item_numbers = np.arange(num_stages, dtype=np.int64)[:, None] * stride + np.arange(num_items)
@@ -277,7 +275,7 @@ def structure(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: 
         num_stages=num_stages,
         num_micro_batches=num_micro_batches,
         vpp=vpp,
-        placement=stages,
+        chunk_stages=stages,
         level_offsets=(0, *np.cumsum([len(level) for level in levels]).tolist()),
         rank_predecessor=rank_predecessor,
         transfer_predecessor=node[transfer_source[order]],

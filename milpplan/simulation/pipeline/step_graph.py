@@ -146,14 +146,14 @@ def _sweep(graph: StepGraph, durations: Int64Array) -> Sweep:
     node_durations = by_term.reshape(-1, *batch).take(structure.duration_index, axis=0)
     by_stage = by_term.reshape(len(Term), structure.num_virtual_stages, -1)
     if not structure.in_order:
-        by_stage = by_stage[:, structure.placement.reshape(-1)]
+        by_stage = by_stage[:, structure.chunk_stages.reshape(-1)]
     matrix = by_stage.reshape(len(Term), vpp, num_stages, -1)
     gather_end = np.cumsum(matrix[Term.GATHER], axis=0)
 
     # A node holds its earliest start until its level turns it into its end.
     end = np.zeros((num_nodes + num_stages + 1, *batch), dtype=np.int64)
     if graph.overlap_param_gather:
-        first = structure.forward_node[structure.placement.reshape(-1), 0]
+        first = structure.forward_node[structure.chunk_stages.reshape(-1), 0]
         end[first] = np.maximum(*first_starts(matrix)).reshape(-1, *batch)
     else:
         end[num_nodes:-1] = gather_end[-1].reshape(-1, *batch)
@@ -309,7 +309,7 @@ def simulate_times(graph: StepGraph, durations: IntegerArray) -> Timeline:
         reduce_end_ns=structure.swapped(sweep.reduce_end.reshape(-1)),
         gradients_ready_ns=sweep.ready[:, 0],
         optimizer_start_ns=optimizer_start,
-        busy_ns=np.asarray(busy_ns)[structure.placement].sum(axis=0),
+        busy_ns=np.asarray(busy_ns)[structure.chunk_stages].sum(axis=0),
         finish_ns=optimizer_start + sweep.optimizer[:, 0],
         step_time_ns=int(sweep.step_time(graph.barrier_ns)[0]),
     )

@@ -99,6 +99,10 @@ def check_schedule(schedule: Schedule, num_stages: int, num_micro_batches: int, 
         )
     if vpp > 1 and num_stages == 1:
         raise ValueError(f"{vpp} virtual stages per rank need at least 2 pipeline ranks, got 1")
+    if schedule in SPLIT_SCHEDULES and num_stages == 1:
+        raise ValueError(
+            f"schedule {schedule!r} splits the backward, which needs at least 2 pipeline ranks, got 1"
+        )
     if vpp > 1 and schedule == "interleaved" and num_micro_batches % num_stages:
         raise ValueError(
             f"the interleaved schedule needs micro-batches divisible by the pipeline ranks, got "
@@ -107,7 +111,7 @@ def check_schedule(schedule: Schedule, num_stages: int, num_micro_batches: int, 
 
 
 @lru_cache(maxsize=256)
-def placement(schedule: Schedule, num_stages: int, vpp: int) -> Int64Array:
+def chunk_stages(schedule: Schedule, num_stages: int, vpp: int) -> Int64Array:
     """List the virtual stage of every chunk and rank, [v, P].
 
     Flattened, it is a permutation that is its own inverse.

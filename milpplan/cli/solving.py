@@ -1,0 +1,467 @@
+"""Work of the command ``solve``: the problem of its words, its best plan, comments, the file, the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from milpplan.calibration.error_bars import ErrorBar, Robustness
+from milpplan.cli import arguments, checks, interrupts
+from milpplan.cli.answer import (
+    INTERRUPTED,
+    SolveEnd,
+    compared,
+    evidence_of,
+    next_steps,
+    shown_progress,
+    uncertainty,
+)
+from milpplan.cli.length_options import LengthOptions, are_asked
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks
+from milpplan.cli.plan_checks import check_plan_of_file, within_range
+from milpplan.errors import InvalidInputError, MilpplanError
+from milpplan.explain.break_even import BreakEvens, break_evens
+from milpplan.explain.hardware_choice import run_totals
+from milpplan.optimize.context import Deadline
+from milpplan.optimize.infeasibility import Effort, explain
+from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.result import DEFAULT_GAP, PlanResult, ProgramAnswer, SolveOptions
+from milpplan.optimize.robust import ROBUST_GAP, solve_robust
+from milpplan.optimize.solve import margin_price, target_price
+from milpplan.optimize.solve import solve as solve_problem
+from milpplan.problem.catalog import load_scenarios
+from milpplan.problem.plan import Plan
+from milpplan.problem.problem import Problem
+from milpplan.problem.reading import shown
+from milpplan.reports.answers.solve import program_fact, program_text, solve_blocks
+from milpplan.reports.documents.document import document_text, read_plan, result_document
+from milpplan.reports.files import check_writable, write_whole
+from milpplan.units import gap_text
+from milpplan.validation.evidence import Evidence
+
+METHODS: Final = ("search", "program")
+MAX_CANDIDATES: Final = 16
+"""Maximum of kinds of hardware to choose from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveWords:
+    """The command's arguments and options as typer gives them, apart from those about lengths."""
+
+    model: str | None
+    hardware: str | None
+    ignore: list[str] | None
+    gpus: str | None
+    global_batch: str | None
+    calculon: tuple[Path, Path, Path] | None
+    seq_len: str | None
+    precision: str
+    attention: str
+    grad_dtype: str
+    inference: bool
+    space: str
+    schedule: str | None
+    fix: list[str] | None
+    allow: list[str] | None
+    forbid: list[str] | None
+    memory_margin: float | None
+    target: str | None
+    target_version: str | None
+    stack: bool
+    price_limit: float
+    objective: str
+    deadline_hours: float | None
+    deadline_days: float | None
+    tokens: float | None
+    price: str | None
+    method: str
+    backend: str
+    time_limit: float | None
+    gap: float | None
+    fastest: bool
+    seed: int
+    workers: int | None
+    witness: bool
+    warm_start: Path | None
+    check_ends: bool
+    robust: bool
+    scenarios: Path | None
+    out: Path | None
+    verbose: bool
+    progress: bool
+    as_json: bool
+
+    def check_robust(self, num_kinds: int) -> None:
+        """Refuse words that have no meaning for a robust plan, of which there is one on one kind of hardware.
+
+        Raises:
+            InvalidInputError: words that contradict each other.
+        """
+        if self.scenarios is not None and not self.robust:
+            raise InvalidInputError(
+                "--scenarios without --robust.",
+                "Expected scenarios of a robust plan.",
+                "Add --robust, or leave --scenarios out.",
+            )
+        others = {
+            "--method program": self.method == "program",
+            "--check-ends": self.check_ends,
+            "several kinds of hardware": num_kinds > 1,
+        }
+        given = [name for name, is_given in others.items() if is_given]
+        if self.robust and given:
+            raise InvalidInputError(
+                f"--robust is given together with {' and '.join(given)}.",
+                "Expected the search for one plan on one cluster, whose doubts are the scenarios.",
+                "Leave one of the two out.",
+            )
+
+    def problem(self, hardware: str | None) -> Problem:
+        """Build the problem on one kind of hardware, with the space that ``--target`` can run."""
+        whole = self.whole(hardware)
+        if self.target is not None:
+            from milpplan.launchers.targets import restrict
+
+            return restrict(whole, self.target, self.target_version)
+        if self.target_version is not None:
+            raise InvalidInputError(
+                f"--target-version is {shown(self.target_version)}, without --target.",
+                "Expected the launcher that it is a version of.",
+                "Add --target, or leave --target-version out.",
+            )
+        return whole
+
+    def whole(self, hardware: str | None) -> Problem:
+        """Build the problem on one kind of hardware, for any launcher."""
+        hardware = self.with_stack(hardware)
+        words = self.model, hardware, self.job(), self.space, self.fix or [], self.allow or [], self.schedule
+        if self.calculon is None:
+            return arguments.problem_of(*words)
+        from milpplan.cli import calculon
+
+        return calculon.problem_of(self.calculon, *words)
+
+    def with_stack(self, hardware: str | None) -> str | None:
+        """Return the stack of ``--target`` on a bare hardware name, if all kinds of hardware have one."""
+        if hardware is None or self.target is None or not self.stack:
+            return hardware
+        from milpplan.launchers.targets import target_stack
+
+        stacks = {name: target_stack(self.target, name) for name in names_of(self.hardware)}
+        return hardware if None in stacks.values() else stacks.get(hardware, hardware)
+
+    def job(self) -> dict[str, Any]:
+        """Collect the options that describe the job."""
+        return {
+            "gpus": self.gpus,
+            "global_batch": self.global_batch,
+            "seq_len": self.seq_len,
+            "precision": self.precision,
+            "attention": self.attention,
+            "grad_dtype": self.grad_dtype,
+            "objective": self.objective,
+            "deadline_hours": arguments.deadline_hours(self.deadline_hours, self.deadline_days),
+            "tokens": self.tokens,
+            "kind": "inference" if self.inference else "training",
+            "ignore": self.ignore,
+            "memory_margin": self.memory_margin,
+        }
+
+    def options(self, problem: Problem) -> SolveOptions:
+        """Collect the options of the search."""
+        start = None if self.warm_start is None else _starting_plan(problem, self.warm_start)
+        return SolveOptions(
+            backend=self.backend,
+            gap=self.gap if self.gap is not None else ROBUST_GAP if self.robust else DEFAULT_GAP,
+            simplest=not self.fastest,
+            time_limit_s=self.time_limit,
+            seed=self.seed,
+            workers=self.workers,
+            witness=self.witness,
+            warm_start=start,
+            forbid=arguments.forbidden_values(self.forbid or []),
+        )
+
+
+def run(words: SolveWords, lengths: LengthOptions) -> ExitCode:
+    """Solve the problem of a command line, print and write the answer; the exit code says how it ended.
+
+    Args:
+        words: the arguments and options.
+        lengths: the options about sequences of several lengths.
+    """
+    if are_asked(lengths):
+        return _solve_lengths(words, lengths)
+    names = names_of(words.hardware)
+    if checks.choice(words.method, "--method", METHODS) == "program" and len(names) > 1:
+        raise InvalidInputError(
+            "--method program with several kinds of hardware.",
+            "Expected one cluster, whose answer is one program.",
+            "Name one, or leave --method out.",
+        )
+    words.check_robust(len(names))
+    price_of = prices(words.price, names, words.tokens)
+    problem = words.problem(names[0] or None)
+    options = words.options(problem)
+    if len(names) > 1:
+        from milpplan.cli.candidates import choose_hardware
+
+        asked = words.out, words.as_json, words.verbose, words.progress
+        return choose_hardware(names, words.problem, price_of, options, *asked)
+    priced = words.target is not None and words.price_limit and not words.robust
+    whole = words.whole(names[0] or None) if priced else None
+    return _answer(problem, options, words, whole, price_of.get(names[0]))
+
+
+def _starting_plan(problem: Problem, path: Path) -> Plan:
+    """Read the plan of a file, as a start for a problem.
+
+    Raises:
+        IllegalPlanError: it is no plan for this model, or for none of these numbers of GPUs and batches.
+    """
+    plan = read_plan(path)[1]
+    check_plan_of_file(problem, plan)
+    return plan
+
+
+def names_of(hardware: str | None) -> list[str]:
+    """Read the kinds of hardware of a command line: words with commas between them."""
+    names = [name.strip() for name in (hardware or "").split(",")]
+    if len(names) > 1 and (len(set(names)) < len(names) or "" in names or len(names) > MAX_CANDIDATES):
+        raise InvalidInputError(
+            f"HARDWARE is {shown(hardware)}.",
+            f"Expected one description, or two to {MAX_CANDIDATES} different ones with commas between them.",
+            "Correct HARDWARE.",
+        )
+    return names
+
+
+def prices(text: str | None, names: Sequence[str], tokens: float | None) -> dict[str, float]:
+    """Read the price of an accelerator-hour of every kind of hardware; empty where none is given.
+
+    Raises:
+        InvalidInputError: no number, no hardware of the name, one that is missing, or no tokens to pay for.
+    """
+    if text is None:
+        return {}
+    if tokens is None:
+        raise InvalidInputError(
+            "--price-per-gpu-hour without --tokens.",
+            "Expected the tokens that the whole run trains on.",
+            "Add --tokens, such as --tokens 15e12.",
+        )
+    price_of: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, word = part.rpartition("=")
+        for priced in [name.strip()] if equals else names:
+            price_of[checks.choice(priced, "--price-per-gpu-hour", names)] = _price(word)
+    missing = [name for name in names if name not in price_of]
+    if missing:
+        raise InvalidInputError(
+            f"--price-per-gpu-hour {shown(text)} has no price for {', '.join(missing)}.",
+            "Expected one price for all, or NAME=PRICE for each kind of hardware, with commas between them.",
+            "Add what is missing.",
+        )
+    return price_of
+
+
+def _price(word: str) -> float:
+    try:
+        price = float(word)
+    except ValueError:
+        price = -1.0
+    checks.positive(price if price != -1.0 else float("nan"), "--price-per-gpu-hour", "price")
+    return price
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A result and its comments; a comment is None if there was no time for it."""
+
+    result: PlanResult
+    bar: ErrorBar | None = None
+    robust: Robustness | None = None
+    known: Evidence | None = None
+    why: MilpplanError | None = None
+    program: ProgramAnswer | None = None
+    break_even: BreakEvens | None = None
+
+
+def _answer(
+    problem: Problem, options: SolveOptions, words: SolveWords, whole: Problem | None, price: float | None
+) -> ExitCode:
+    """Solve a problem, print and write the answer; the exit code says how it ended.
+
+    Args:
+        problem: the problem.
+        options: options of the search.
+        words: the command's arguments and options.
+        whole: the problem without the restriction to a launcher, to prove what the restriction costs.
+        price: price of an accelerator-hour.
+    """
+    checks.positive(options.time_limit_s, "--time-limit", "number of seconds")
+    if words.out is not None:
+        check_writable(words.out)
+    scenarios = None if words.scenarios is None else load_scenarios(words.scenarios)
+    deadline = Deadline.after(options.time_limit_s)
+    options = replace(options, cancelled=interrupts.asked_to_stop)
+    answers: list[_Answer] = []
+    with (
+        interrupts.keeping(answers),
+        shown_progress(problem.job.objective, words.progress) as callback,
+        within_range(),
+        interrupts.limited(deadline.left_s()),
+    ):
+        asked = replace(options, callback=callback)
+        if words.robust:
+            answers.append(_Answer(solve_robust(problem, scenarios, asked)))
+        else:
+            answers.append(_Answer(solve_problem(problem, asked)))
+        _comment(answers[0], options, deadline, words, whole)
+    # Neither another signal nor the time limit may lose the plan now.
+    with undisturbed(), within_range():
+        if interrupts.asked_to_stop():
+            answers[0].result = replace(answers[0].result, message=interrupts.STOPPED)
+        return _print(answers[0], options, words, price)
+
+
+def _comment(
+    answer: _Answer, options: SolveOptions, deadline: Deadline, words: SolveWords, whole: Problem | None
+) -> None:
+    """Add the comments to a result in the time that is left."""
+    result = answer.result
+    if result.status == "infeasible":
+        # This explanation stays if the diagnosis below is interrupted.
+        answer.why = INTERRUPTED
+        answer.why = explain(result.problem, options.forbid, Effort(deadline=deadline.until))
+    answer.known = evidence_of(result)
+    if words.method == "program" and result.plan is not None and not result.message:
+        from milpplan.optimize.milp.block_program import solve_block_program
+
+        answer.program = solve_block_program(result, options, deadline.left_s())
+    if whole is not None and not result.message:
+        cost = target_price(result, whole, options, deadline.left_s(words.price_limit))
+        answer.result = replace(result, target_price=cost)
+    if words.price_limit and not result.message:
+        cost = margin_price(result, options, deadline.left_s(words.price_limit))
+        answer.result = replace(answer.result, margin_price=cost)
+    check_ends = words.check_ends and not result.message
+    solve_end = _end_solver(result, options, deadline) if check_ends else None
+    answer.bar, answer.robust = uncertainty(result, solve_end)
+    if words.verbose and result.plan is not None and not result.message and words.objective != "num_gpus":
+        answer.break_even = break_evens(result.problem, result.plan, result.runners_up, options.gap, deadline)
+    if check_ends and answer.robust is None and result.plan is not None:
+        say("No constant of the hardware is uncertain, or it has several node types: there are no ends to check.")
+
+
+def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: float | None) -> ExitCode:
+    """Print and write the result."""
+    result, why, bar, robust, known = answer.result, answer.why, answer.bar, answer.robust, answer.known
+    others = compared(result, robust, known)
+    totals = run_totals(result, price)
+    for line in (*result.details.get("unavailable", ()), result.message, _why_not_proved(result, options)):
+        if line:
+            say(line)
+    text = ""
+    if words.as_json or words.out:
+        text = document_text(result_document(result, options.gap, why, bar, robust, known, totals, others))
+    try:
+        if words.as_json:
+            emit(text)
+        elif why is None:
+            steps = tuple(next_steps(result, words.out, words.verbose))
+            comments = bar, robust, known, totals, answer.break_even
+            show_blocks(solve_blocks(result, options.gap, *comments, verbose=words.verbose, next_steps=steps))
+        if answer.program is not None:
+            # Standard output holds one document.
+            say(program_text(answer.program)) if words.as_json else show_blocks([program_fact(answer.program)])
+        if why is not None:
+            say_error(why)
+    finally:
+        # A full disk behind standard output must not cost the file as well.
+        code = _write(words.out, text, OF_STATUS[result.status])
+    if code == ExitCode.OPTIMAL and answer.program is not None and not answer.program.agrees:
+        return ExitCode.STOPPED_WITH_PLAN
+    return code
+
+
+def _why_not_proved(result: PlanResult, options: SolveOptions) -> str:
+    """Say why a search ended without its proof although nobody stopped it; empty where it did not."""
+    limit = options.time_limit_s
+    # A solver that is given the rest of the time ends a little before it.
+    stopped = result.message or (limit is not None and result.wall_time_s > 0.95 * limit)
+    if result.status != "feasible" or result.gap is None or stopped or result.regret is not None:
+        return ""
+    return (
+        f"The search ended by itself: no solver could prove --gap {gap_text(options.gap)} (bounds of integer "
+        "programs are rounded, and count only if a second solver confirms them). "
+        f"A --gap a little above {gap_text(result.gap)} is proved."
+    )
+
+
+def _end_solver(result: PlanResult, options: SolveOptions, deadline: Deadline) -> SolveEnd:
+    """Make a function that solves the problem at an end from the best plan: its plan, and its bound in seconds."""
+
+    def solve_end(there: Problem) -> tuple[Plan | None, float | None]:
+        start, limit_s = result.plan, deadline.left_s()
+        asked = replace(options, warm_start=start, time_limit_s=limit_s, simplest=False)
+        again = solve_problem(there, asked)
+        return again.plan, again.lower_bound_s
+
+    return solve_end
+
+
+def _write(out: Path | None, text: str, code: ExitCode) -> ExitCode:
+    """Write the document, and report a failure. Without a plan and without a proof of infeasibility nothing is
+    written, because the file may hold a plan of an earlier run."""
+    if out is None:
+        return code
+    if code == ExitCode.STOPPED_WITHOUT_PLAN:
+        say(f"Not written to {out}: there is no plan.")
+        return code
+    try:
+        write_whole(out, text)
+    except InvalidInputError as error:
+        say_error(error)
+        return of_error(error)
+    say(f"Written to {out}.")
+    return code
+
+
+def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
+    """Solve ``solve --lengths``, the older form of ``solve-lengths``."""
+    from milpplan.cli.commands.solve_lengths import answer_lengths
+
+    others = {
+        "--calculon": words.calculon,
+        "--allow": words.allow,
+        "--forbid": words.forbid,
+        "--schedule": words.schedule,
+        "--warm-start": words.warm_start,
+        "--check-ends": words.check_ends,
+        "--robust": words.robust,
+        "--price-per-gpu-hour": words.price,
+        "--target": words.target,
+        "--target-version": words.target_version,
+        "--space": words.space != "free",
+        "--deadline-hours": words.deadline_hours,
+        "--deadline-days": words.deadline_days,
+        "--tokens": words.tokens,
+        "--no-witness": not words.witness,
+        "--fastest": words.fastest,
+        "--method": words.method != "search",
+    }
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise InvalidInputError(
+            f"--lengths is given together with {' and '.join(given)}.",
+            "Expected lengths with a model, a cluster, formats, --fix, --gap, --time-limit and --backend.",
+            "Leave the other options out.",
+        )
+    limits = words.gap, words.time_limit, words.backend, words.workers
+    described = words.model, words.hardware, words.job(), words.space, words.fix or []
+    code = answer_lengths(*described, asked, limits, words.out, words.as_json)
+    say("`milpplan solve --lengths` is now `milpplan solve-lengths`, with the same options.")
+    return code
