@@ -29,7 +29,7 @@ from milpplan.calibration.measured import Observation, observations
 from milpplan.calibration.sources import write_overlay
 from milpplan.problem.catalog import load_overlay
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import Overlay, applied
+from milpplan.problem.overlay import CONGESTION, SHARES, Overlay, applied
 from milpplan.validation.comparison import UNSCORED_FLAGS
 from milpplan.validation.runs.reader import read_runs
 from milpplan.validation.runs.variants import VARIANTS
@@ -45,7 +45,12 @@ CONSTANTS = (
     "step_overhead_s",
 )
 """Fitted unless ``CHOSEN`` says otherwise."""
+SHARDED = (*SHARES, CONGESTION)
+"""Constants of gathers and reductions beside compute, and of rings over many nodes."""
 CHOSEN = {
+    "composer": (*CONSTANTS, *SHARDED),
+    "aleph-alpha": (*CONSTANTS, CONGESTION),
+    "maxtext": ("gemm_efficiency", *SHARDED),
     "nemo": (
         "gemm_efficiency",
         "gemm_fp8_efficiency",
@@ -56,7 +61,7 @@ CHOSEN = {
     ),
     "nanotron": (*CONSTANTS, "scale_out_hop_s", "far_micro_batch_s", "far_step_s", "far_reduce_s"),
     # One model with one length in few layouts does not tell kinds of kernels apart.
-    "internevo": ("gemm_efficiency", "scale_out_efficiency", "scale_out_hop_s"),
+    "internevo": ("gemm_efficiency", "scale_out_efficiency", "scale_out_hop_s", *SHARES),
     # Megatron-LM of 2023 synchronises the host after every batch of messages between stages
     # (megatron/core/pipeline_parallel/p2p_communication.py).
     "zero-bubble": ("gemm_efficiency", "message_s"),

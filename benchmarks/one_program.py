@@ -25,7 +25,7 @@ from benchmarks.problems import CASES, Case, Kind
 from benchmarks.tables import markdown_table, measured_on, replace_section
 from milpplan import solve
 from milpplan.optimize.milp.block_program import solve_block_program
-from milpplan.optimize.milp.program import write_mps
+from milpplan.optimize.milp.write_program import write_mps
 from milpplan.optimize.result import ProgramAnswer, SolveOptions
 
 README: Final = Case("readme", "llama3-70b", "dgx-h100", 512, 512, 8192)

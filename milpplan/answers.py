@@ -24,7 +24,7 @@ def num_untested_terms(problem: Problem, plan: Plan) -> int:
     return num_unexercised(problem, plan)
 
 
-def document_of(result: PlanResult) -> ResultDocument:
+def plain_document(result: PlanResult) -> ResultDocument:
     """Make the document that `milpplan solve --json` prints, without what it adds from measured runs.
 
     Args:
@@ -40,7 +40,7 @@ def to_dict(result: PlanResult) -> dict[str, Any]:
     """Convert a result to plain dictionaries, lists, numbers and texts."""
     from milpplan.reports.documents.document import document_text
 
-    document: dict[str, Any] = json.loads(document_text(document_of(result)))
+    document: dict[str, Any] = json.loads(document_text(plain_document(result)))
     return document
 
 
@@ -113,7 +113,7 @@ def write_report(result: PlanResult, path: str | Path, time_limit_s: float = 10.
     plan, file = _plan_of(result), Path(path)
     check_writable(file)
     overview = plan_overview(result.problem, plan, time_limit_s=time_limit_s, forbid=result.forbid)
-    write_whole(file, plan_page(overview, document_of(result), ()))
+    write_whole(file, plan_page(overview, plain_document(result), ()))
     return file
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import milpplan
 from milpplan.cli.app import app
-from milpplan.problem.catalog import preset_text
+from milpplan.problem import preset_text
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.calibration.test_gemm_table import products

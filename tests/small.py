@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from milpplan import Job, Problem, Space, load_hardware
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, ModelSpec
+from milpplan.problem import DenseMlp, GroupedQueryAttention, HardwareSpec, LayerRun, ModelSpec
 
 GIB = 2**30
 

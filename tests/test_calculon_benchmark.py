@@ -16,8 +16,8 @@ from benchmarks.calculon_space import Task, random_executions
 from milpplan import Space, simulate
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.problem import Problem
 from milpplan.problem.calculon.translation import calculon_run
-from milpplan.problem.problem import Problem
 
 DATA = Path(__file__).parent / "data" / "calculon"
 

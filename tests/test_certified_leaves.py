@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from milpplan import Problem, SolveOptions, solve
-from milpplan.calibration.sources import write_overlay
+from milpplan.calibration import write_overlay
 from milpplan.cli.answer import compared, evidence_of, uncertainty
 from milpplan.cli.commands.certify import certified
 from milpplan.cli.plan_checks import within_range
 from milpplan.errors import MilpplanError
-from milpplan.optimize.certify import SecondProofs, other_backend
-from milpplan.problem.overlay import Constants, Factor
-from milpplan.problem.reading import parse_json, validated
+from milpplan.optimize import SecondProofs, other_backend
+from milpplan.problem import Constants, Factor, parse_json, validated
 from milpplan.reports.documents.certificate import NOT_CERTIFIED, sealed
 from milpplan.reports.documents.document import ResultDocument, document_text, read_result, result_document
 from tests.amounts import long_but

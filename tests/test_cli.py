@@ -16,7 +16,7 @@ import milpplan
 from milpplan.cli import solving
 from milpplan.cli.app import app
 from milpplan.errors import SolverError
-from milpplan.problem.plan import SCHEDULES
+from milpplan.problem import SCHEDULES
 from milpplan.reports import files
 from milpplan.reports.documents.document import ResultDocument, SimulationDocument, document_text
 from milpplan.reports.documents.plan_file import PlanFile, plan_document

@@ -38,6 +38,15 @@ def test_min_gpus_meets_a_deadline() -> None:
     assert seconds <= 3 * 86400
 
 
+def test_min_gpus_prints_the_fastest_plan_on_request() -> None:
+    """Not the simplest within the tolerance, and then no other plan is named."""
+    words = ["min-gpus", "llama3-8b", "dgx-h100", *JOB, "--gpus", "8:16:8", "--gap", "0.05", "--json"]
+    simplest, fastest = (json.loads(run(*words, *more).stdout)["result"] for more in ((), ("--fastest",)))
+    assert fastest["step_time_s"] < simplest["step_time_s"]
+    assert simplest["fastest"]["plan"]["layout"] == fastest["plan"]["layout"]
+    assert fastest["fastest"] is None
+
+
 def test_a_price_says_what_the_run_costs() -> None:
     """In the report and in the document, with the proved least."""
     words = ["solve", "llama3-8b", "dgx-h100", "--gpus", "16", *JOB, "--tokens", "1e12"]

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
-from milpplan.launchers.targets import TARGETS
+from milpplan.launchers import TARGETS
 from tests.fuzz_seeds import LABELS, seeds
 from tests.fuzzing import CONTROLS, FILE, at, parsed, places, replaced, run, written, wrong_characters
 

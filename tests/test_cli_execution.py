@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from milpplan.cli.app import app
-from milpplan.problem.catalog import load_hardware
+from milpplan.problem import load_hardware
 
 POOR = ("solve", "llama2-7b", "rtx4090", "--gpus", "2", "--global-batch", "8", "--seq-len", "2048")
 

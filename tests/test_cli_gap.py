@@ -18,7 +18,8 @@ from milpplan.errors import InvalidInputError
 from milpplan.explain import optima
 from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.reports.answers.gap import Failed, GapDocument, Judged, gap_document, layout_fates
+from milpplan.reports.answers import Failed, GapDocument, Judged, gap_document
+from milpplan.reports.answers.gap import layout_fates
 from milpplan.reports.documents.document import document_text, read_plan
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from milpplan.reports.html.charts import fates_chart

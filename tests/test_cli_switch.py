@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from milpplan import Links, Problem, plan_switch
 from milpplan.cli.app import app
-from milpplan.problem.problem import Job
+from milpplan.problem import Job
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.small import small_problem

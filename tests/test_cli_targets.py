@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.cli.solving import SolveWords
-from milpplan.launchers.targets import STACKS, TARGETS
-from milpplan.problem.catalog import stack_names
+from milpplan.launchers import TARGETS
+from milpplan.launchers.targets import STACKS
+from milpplan.problem import stack_names
 
 SMALL = ["solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "16", "--gap", "1e-3"]
 

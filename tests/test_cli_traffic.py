@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from milpplan import Layout, Problem, traffic
 from milpplan.cli import arguments
 from milpplan.cli.app import app
-from milpplan.problem.plan import RANK_ORDERS
+from milpplan.problem import RANK_ORDERS
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.simulation.cases import even_plan

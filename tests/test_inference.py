@@ -15,13 +15,11 @@ from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError
 from milpplan.optimize.bounds.closed_form import compute_bounds, layout_bounds
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
-from milpplan.problem.problem import Job
-from milpplan.simulation.layers.parameters import model_flops_per_token
-from milpplan.simulation.layers.terms import Phase
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
+from milpplan.problem import Job
+from milpplan.simulation import LayoutColumns, LayoutCosts, plan_stages
+from milpplan.simulation.layers import Phase, model_flops_per_token
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.pipeline.lanes import memory_timelines
-from milpplan.simulation.stages import plan_stages
 from tests.amounts import long_but
 from tests.optimize.brute_force import brute_force, costed_plans
 from tests.optimize.problems import random_problem

@@ -17,18 +17,16 @@ import pytest
 
 from milpplan import Problem, load_hardware, plugins, simulate, solve
 from milpplan.errors import SolverError, UnknownNameError
-from milpplan.launchers.targets import target_named, target_names
+from milpplan.launchers import target_named, target_names
 from milpplan.optimize.milp.backends import backend, backend_names
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Limits, Solution
 from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.plugins import PluginError
-from milpplan.problem.catalog import hardware_names
-from milpplan.problem.model import LayerRun
-from milpplan.problem.plan import TP_OVERLAPS
-from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
+from milpplan.problem import TP_OVERLAPS, LayerRun, hardware_names
+from milpplan.simulation import FloatArray, LayoutColumns
+from milpplan.simulation.layers import layer_seconds
 from tests.optimize.brute_force import brute_force, naive_layouts, weight
 from tests.optimize.problems import random_problem
 from tests.test_cli import refused, run

@@ -6,27 +6,17 @@ overlay by ``Fit.overlay``.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from milpplan.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.calibration.fitting.fit import fit
+    from milpplan.calibration.bus_tables import PASSES, fit_bus
+    from milpplan.calibration.coverage import mean_share
+    from milpplan.calibration.efficiency_tables import fit_gemm
+    from milpplan.calibration.error_bars import error_bar, joint_end, robustness
     from milpplan.calibration.fitting.records import Constant, Fit
-    from milpplan.calibration.measured import Observation, observations
-
-__all__ = ["Constant", "Fit", "Observation", "fit", "observations"]
-
-_HOMES = {
-    "Constant": "fitting.records",
-    "Fit": "fitting.records",
-    "fit": "fitting.fit",
-    "Observation": "measured",
-    "observations": "measured",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Loaded when asked for: scipy takes half a second, and reports need only the records of this folder.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from milpplan.calibration.measured import Observation, StepPredictor, observations
+    from milpplan.calibration.sources import write_overlay
+else:
+    __getattr__ = lazy_exports(__name__, __file__)

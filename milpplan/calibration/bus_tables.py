@@ -11,10 +11,11 @@ import numpy as np
 
 from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import BusTable, HardwareSpec
-from milpplan.problem.overlay import COLLECTIVES, LEAST_FACTOR, MOST_FACTOR, Constants, Factor, Tables
+from milpplan.problem import COLLECTIVES, BusTable, Constants, Factor, HardwareSpec, Tables
+from milpplan.problem.overlay import LEAST_FACTOR, MOST_FACTOR
 from milpplan.problem.reading import shown
-from milpplan.simulation.network.collectives import Operation, bus_bandwidth_bytes_per_s
+from milpplan.simulation.network import bus_bandwidth_bytes_per_s
+from milpplan.simulation.network.collectives import Operation
 from milpplan.units import percent_text, size_text
 
 PASSES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}

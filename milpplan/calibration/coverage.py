@@ -9,8 +9,7 @@ from statistics import fmean
 from typing import Final
 
 from milpplan.calibration.error_bars import side_s
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
 from milpplan.validation.comparison import Comparison
 
 MAX_RUNS: Final = 8

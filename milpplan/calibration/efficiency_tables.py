@@ -15,16 +15,10 @@ from scipy.linalg import cho_factor, cho_solve
 
 from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import GemmTable, HardwareSpec, SizeCurve
-from milpplan.problem.overlay import Constants, Factor, Tables
+from milpplan.problem import Constants, Factor, GemmTable, HardwareSpec, SizeCurve, Tables
 from milpplan.problem.reading import shown
-from milpplan.simulation.layers.kernels import (
-    GemmPrecision,
-    engine_of,
-    gemm_bytes,
-    interpolate_curve,
-    interpolate_table,
-)
+from milpplan.simulation.layers import interpolate_curve, interpolate_table
+from milpplan.simulation.layers.kernels import GemmPrecision, engine_of, gemm_bytes
 
 FloatArray = npt.NDArray[np.float64]
 

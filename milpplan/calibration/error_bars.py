@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Final, Literal
 
-from milpplan.problem.hardware import HardwareSpec, Uncertainty
-from milpplan.problem.overlay import UNCERTAIN, moved, uncertainty_of
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.simulator import simulate
+from milpplan.problem import UNCERTAIN, HardwareSpec, Plan, Problem, Uncertainty, moved, uncertainty_of
+from milpplan.simulation import simulate
 
 End = Literal["fast", "slow"]
 

@@ -8,22 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fitting.parameters import Theta
+from milpplan.calibration.fitting import Theta
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import HardwareSpec, Plan, Problem
+from milpplan.simulation import LayoutColumns, durations, plan_stages, step_times_ns
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.simulator import step_times_ns
-from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S
 from milpplan.validation.comparison import UNSCORED_FLAGS
-from milpplan.validation.runs.frameworks import stack_of
-from milpplan.validation.runs.measures import step_measure
-from milpplan.validation.runs.reader import RunFile
-from milpplan.validation.runs.records import UnstatedError
-from milpplan.validation.runs.statement import state
+from milpplan.validation.runs import RunFile, UnstatedError, stack_of, state, step_measure
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -12,21 +12,29 @@ from typing import Any, Final, Literal
 
 from milpplan.calibration.bus_tables import fit_bus, is_nccl_log, parse_nccl
 from milpplan.calibration.efficiency_tables import fit_gemm, is_gemm_csv, parse_gemm
+from milpplan.calibration.fitting import Fit
 from milpplan.calibration.fitting.fit import fit
-from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.measured import Observation, observations
 from milpplan.calibration.training_logs import LoggedSteps, logged_steps, program_of
 from milpplan.errors import InvalidInputError
-from milpplan.problem.catalog import hardware_names, load_hardware
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import USUAL, Overlay, Provenance
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.problem.reading import read_bytes, read_text, validated
+from milpplan.problem import (
+    HardwareSpec,
+    Overlay,
+    Plan,
+    Problem,
+    Provenance,
+    hardware_names,
+    load_hardware,
+    read_bytes,
+    read_text,
+    validated,
+)
+from milpplan.problem.overlay import USUAL
 from milpplan.reports.files import write_whole
-from milpplan.simulation.simulator import simulate
+from milpplan.simulation import simulate
 from milpplan.units import counted, gib_text, percent_text, seconds_text
-from milpplan.validation.runs.reader import MAX_FILE_BYTES, is_packed, read_runs
+from milpplan.validation.runs import read_runs
+from milpplan.validation.runs.reader import MAX_FILE_BYTES, is_packed
 
 Kind = Literal["runs", "nccl", "gemm", "logs"]
 SINGLE_CONSTANT: Final = "gemm_efficiency"

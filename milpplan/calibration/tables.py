@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from milpplan.calibration.fitting.records import Constant, Fit
+from milpplan.calibration.fitting import Fit
+from milpplan.calibration.fitting.records import Constant
 from milpplan.calibration.sources import Calibration
-from milpplan.problem.overlay import CONGESTION, FACTORS, SWITCHES, TIMES
+from milpplan.problem import FACTORS
+from milpplan.problem.overlay import CONGESTION, SWITCHES, TIMES
 from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.units import percent_text, printable, seconds_text
 from milpplan.version import __version__

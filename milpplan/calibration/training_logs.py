@@ -23,8 +23,7 @@ from typing import Final, Literal
 
 from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.errors import InvalidInputError
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
 from milpplan.units import GIB, MIB
 
 WARM: Final = 1.1

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from milpplan.calibration.error_bars import ErrorBar, Robustness, error_bar, robustness
+from milpplan.calibration import error_bar, robustness
+from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.cli.outcome import say
 from milpplan.errors import InfeasibleError
-from milpplan.optimize.result import PlanResult, Progress
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Objective, Problem
-from milpplan.simulation.simulator import simulate
+from milpplan.optimize import PlanResult, Progress
+from milpplan.problem import Plan, Problem
+from milpplan.problem.problem import Objective
+from milpplan.simulation import simulate
 from milpplan.units import gap_text, lower_bound_text, rate_text, seconds_text
 from milpplan.validation.ablation import evidence
 from milpplan.validation.evidence import Evidence

@@ -10,10 +10,24 @@ from pydantic import ValidationError
 
 from milpplan.cli.checks import choice, count_or_range, missing, positive, record, whole
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.solve import fixed
-from milpplan.problem.catalog import hardware_names, load_hardware, load_model, model_names
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, TP_OVERLAPS, Layout, Schedule
+from milpplan.optimize import fixed
+from milpplan.problem import (
+    RANK_ORDERS,
+    SCHEDULES,
+    TP_OVERLAPS,
+    HardwareSpec,
+    Job,
+    Layout,
+    NodeGroup,
+    Problem,
+    Range,
+    Schedule,
+    Space,
+    hardware_names,
+    load_hardware,
+    load_model,
+    model_names,
+)
 from milpplan.problem.problem import (
     MAX_BATCH,
     MAX_GPUS,
@@ -23,11 +37,6 @@ from milpplan.problem.problem import (
     MIXINGS,
     NOT_LISTS,
     SPACES,
-    Job,
-    NodeGroup,
-    Problem,
-    Range,
-    Space,
 )
 from milpplan.problem.reading import plain_reason, shown
 from milpplan.simulation.layout_columns import SWITCHES, WORDS

@@ -9,13 +9,14 @@ from typing import Any, Final
 from milpplan.cli import arguments, checks
 from milpplan.cli.outcome import say
 from milpplan.errors import InvalidInputError
+from milpplan.problem import Problem
 from milpplan.problem.calculon.translation import (
     CalculonFiles,
     calculon_problem,
     notes,
     read_calculon,
 )
-from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, SPACES, Problem
+from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, SPACES
 
 Files = tuple[Path, Path, Path]
 FROM_FILES: Final = (

@@ -10,10 +10,10 @@ from milpplan.cli import checks, interrupts
 from milpplan.cli.answer import next_steps, shown_progress
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
-from milpplan.explain.hardware_choice import Candidate, Choice, choose
+from milpplan.explain import Candidate, Choice, choose
+from milpplan.optimize import SolveOptions
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import SolveOptions
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from milpplan.reports.answers.hardware_choice import choice_blocks, choice_document
 from milpplan.reports.documents.document import document_text, result_document
 from milpplan.reports.files import check_writable, write_whole

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.problem.problem import Range
+from milpplan.problem import Range
 from milpplan.problem.reading import RecordType, invalid_fields, shown
 from milpplan.reports.files import check_writable
 

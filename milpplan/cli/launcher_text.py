@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.reading import MAX_FILE_BYTES, read_text
+from milpplan.problem import read_text
+from milpplan.problem.reading import MAX_FILE_BYTES
 
 STANDARD_INPUT: Final = Path("-")
 

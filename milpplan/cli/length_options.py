@@ -11,7 +11,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem.problem import MAX_SEQUENCE
 
 if TYPE_CHECKING:
-    from milpplan.lengths.records import SequenceRules
+    from milpplan.lengths import SequenceRules
 
 DEFAULT_ALIGNMENT: Final = 128
 
@@ -55,7 +55,7 @@ class LengthOptions:
     @property
     def rules(self) -> SequenceRules:
         """Rules by which sequences form micro-batches, and their attention mask."""
-        from milpplan.lengths.records import SequenceRules
+        from milpplan.lengths import SequenceRules
 
         if self.mask not in (None, "causal", "full"):
             raise InvalidInputError(f"--mask is {self.mask}.", "Expected causal or full.", "Correct --mask.")
@@ -76,7 +76,7 @@ def are_asked(asked: LengthOptions) -> bool:
     }
     given = [name for name, value in options.items() if value is not None]
     for name in given:
-        from milpplan.lengths.sequences import MAX_SEQUENCES
+        from milpplan.lengths import MAX_SEQUENCES
 
         maximum = MAX_SEQUENCE * (MAX_SEQUENCES if name == "--tokens-per-step" else 1)
         checks.whole(str(options[name]), name, maximum)

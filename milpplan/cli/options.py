@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.catalog import hardware_names, model_names, stack_names
-from milpplan.problem.reading import parse_toml, read_text, shown
+from milpplan.problem import hardware_names, model_names, read_text, stack_names
+from milpplan.problem.reading import parse_toml, shown
 
 JOB: Final = "Model and job"
 PLANS: Final = "Plans to choose from"

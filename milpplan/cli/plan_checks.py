@@ -7,8 +7,7 @@ import numpy as np
 from milpplan.cli.arguments import check_size
 from milpplan.errors import IllegalPlanError
 from milpplan.optimize.space.enumerate_layouts import broken_rules
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
 from milpplan.simulation.simulator import check_plan
 
 MAX_WORK_ITEMS = 33_554_432

@@ -22,20 +22,21 @@ from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.explain.break_even import BreakEvens, break_evens
-from milpplan.explain.hardware_choice import run_totals
+from milpplan.explain import run_totals
+from milpplan.explain.break_even import break_evens
+from milpplan.explain.records import BreakEvens
+from milpplan.optimize import DEFAULT_GAP, Effort, PlanResult, SolveOptions, explain, solve_robust, target_price
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import DEFAULT_GAP, PlanResult, ProgramAnswer, SolveOptions
-from milpplan.optimize.robust import ROBUST_GAP, solve_robust
-from milpplan.optimize.solve import margin_price, target_price
+from milpplan.optimize.result import ProgramAnswer
+from milpplan.optimize.robust import ROBUST_GAP
+from milpplan.optimize.solve import margin_price
 from milpplan.optimize.solve import solve as solve_problem
+from milpplan.problem import Plan, Problem
 from milpplan.problem.catalog import load_scenarios
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
 from milpplan.problem.reading import shown
-from milpplan.reports.answers.solve import program_fact, program_text, solve_blocks
+from milpplan.reports.answers import solve_blocks
+from milpplan.reports.answers.solve import program_fact, program_text
 from milpplan.reports.documents.document import document_text, read_plan, result_document
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.units import gap_text
@@ -122,7 +123,7 @@ class SolveWords:
         """Build the problem on one kind of hardware, with the space that ``--target`` can run."""
         whole = self.whole(hardware)
         if self.target is not None:
-            from milpplan.launchers.targets import restrict
+            from milpplan.launchers import restrict
 
             return restrict(whole, self.target, self.target_version)
         if self.target_version is not None:

@@ -10,10 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.problem import HardwareSpec, Layout, Problem
+from milpplan.simulation import FloatArray, IntArray
 
 Tier = Literal["inside", "between"]
 ALL_TYPES = "all node types"

@@ -51,20 +51,24 @@ from milpplan.communication.wires import (
     transfer_bytes,
 )
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.plan import Layout, Plan, VirtualStage
-from milpplan.problem.problem import Problem
-from milpplan.simulation import states
-from milpplan.simulation.layers.embedding_and_head import Endpoint, embedding_endpoint, head_endpoint
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.layout_costs import step_overhead_ns
+from milpplan.problem import HardwareSpec, Layout, Plan, Problem, VirtualStage
+from milpplan.simulation import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    LayoutColumns,
+    LocalParameters,
+    simulate,
+    states,
+    step_overhead_ns,
+)
+from milpplan.simulation.layers import embedding_endpoint, head_endpoint
+from milpplan.simulation.layers.embedding_and_head import Endpoint
 from milpplan.simulation.network import collectives
 from milpplan.simulation.network.collectives import Operation
 from milpplan.simulation.pipeline.lanes import PipelineRun, pipeline_runs
 from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.replica_costs import across
-from milpplan.simulation.simulator import simulate
-from milpplan.simulation.states import LocalParameters
 from milpplan.units import NS_PER_S
 
 

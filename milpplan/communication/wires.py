@@ -20,15 +20,13 @@ import numpy as np
 
 from milpplan.communication.records import Pairs, Places, pairs_of
 from milpplan.errors import InvalidInputError
-from milpplan.problem.model import GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
-from milpplan.problem.problem import Problem
-from milpplan.simulation import states
+from milpplan.problem import GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts, Problem
+from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
+from milpplan.simulation.layers import Shard, kv_heads_per_rank, padded_vocab_size
 from milpplan.simulation.layers.embedding_and_head import Endpoint
-from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES, Shard, kv_heads_per_rank
-from milpplan.simulation.layers.parameters import padded_vocab_size
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.network.collectives import PASSES, Operation, all_to_all_bytes, copies_sent, wire_factor
-from milpplan.simulation.states import LocalParameters
+from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES
+from milpplan.simulation.network import all_to_all_bytes, wire_factor
+from milpplan.simulation.network.collectives import PASSES, Operation, copies_sent
 
 Parallelism = Literal[
     "tp", "sp", "cp", "ep", "pp", "gradient_reduce", "parameter_gather", "tied_embedding", "gradient_norm"

@@ -8,11 +8,11 @@ on another plan is better by more than the tolerance. The answer holds among the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from milpplan.explain.records import BreakEven, BreakEvens
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.objective import objective_weights
@@ -30,29 +30,6 @@ BISECTIONS: Final = 8
 SAMPLES: Final = 4
 """Number of points of the line that are compared before the bisection: the first at which another plan is better
 bounds the interval."""
-
-
-@dataclass(frozen=True, slots=True)
-class BreakEven:
-    """Break-even of one doubt.
-
-    ``scenario``: the end of the doubt. ``values``: constants at which the plan is still the best, and just beyond
-    which ``rival`` is better; those of the end where no compared plan overtakes, and ``rival`` is None.
-    """
-
-    scenario: Scenario
-    values: dict[str, float]
-    rival: Plan | None
-
-
-@dataclass(frozen=True, slots=True)
-class BreakEvens:
-    """Break-evens of a plan among ``num_plans`` other plans: ``num_kept`` from elsewhere, the others the best
-    uniform plans at the ends of the doubts."""
-
-    doubts: tuple[BreakEven, ...]
-    num_plans: int
-    num_kept: int
 
 
 def break_evens(

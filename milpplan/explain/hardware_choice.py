@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from milpplan.errors import InvalidInputError
+from milpplan.optimize import Effort, PlanResult, SolveOptions, explain
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.infeasibility import Effort, explain
-from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import fewest, solve
-from milpplan.problem.problem import MAX_GPUS, Problem, Range
+from milpplan.problem import Problem, Range
+from milpplan.problem.problem import MAX_GPUS
 from milpplan.units import HOURS_PER_DAY, counted, gpu_hours
 
 

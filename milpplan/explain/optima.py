@@ -7,14 +7,10 @@ import time
 from dataclasses import dataclass
 
 from milpplan.explain.records import Interval, Optimum, Unit
-from milpplan.optimize.infeasibility import with_job
-from milpplan.optimize.objective import objective_weights
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize import PlanResult, objective_weights, with_job
 from milpplan.optimize.solve import solve
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.simulator import simulate
+from milpplan.problem import Plan, Problem
+from milpplan.simulation import LayoutColumns, simulate
 from milpplan.units import NS_PER_S
 
 MIN_LIMIT_S = 0.05

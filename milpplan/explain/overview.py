@@ -28,9 +28,9 @@ import numpy as np
 
 from milpplan.communication.traffic import traffic
 from milpplan.errors import IllegalPlanError, MilpplanError
-from milpplan.explain.break_even import BreakEvens, break_evens
+from milpplan.explain.break_even import break_evens
 from milpplan.explain.optima import asked_for
-from milpplan.explain.records import ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
+from milpplan.explain.records import BreakEvens, ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.infeasibility import with_job
@@ -211,8 +211,6 @@ WITHIN: Final = 0.01
 DEFAULT_LIMIT_S: Final = 10.0
 SOLVE_GAP: Final = 1e-3
 """Relative tolerance for a layout's best plan; the shown values are rounded."""
-BREAK_EVEN_SHARE: Final = 0.2
-"""Share of the time that is kept for the break-even values of doubts."""
 
 
 def near_best(
@@ -257,7 +255,7 @@ def near_best(
     # In this order many layouts share a computation of costs.
     search.queue = rows = rows[np.argsort(values[rows], kind="stable")]
     # Layouts that there was no time for may do as well.
-    num_closed = search.explored.frontier.closed_below(search.threshold())
+    num_closed = search.explored.closed.closed_below(search.threshold())
     for row in rows.tolist():
         if row not in found and time.monotonic() < deadline:
             limit = min(cutoff / float(search.explored.weights[row]), float(search.explored.limits_ns[row]))
@@ -353,8 +351,8 @@ def plan_overview(
     traffic_of_plan = _or_missing(lambda: traffic(problem, plan))
     rule, exports = _rule(problem, plan), _exports(problem, plan)
     left_s = max(0.0, deadline - time.monotonic())
-    near = _or_missing(lambda: _near(problem, plan, within, (1.0 - BREAK_EVEN_SHARE) * left_s, forbid))
-    break_even = _break_even(problem, plan, near, Deadline(deadline)) if report.fits else None
+    near = _or_missing(lambda: _near(problem, plan, within, left_s, forbid))
+    left_s = max(0.0, deadline - time.monotonic())
     return Overview(
         problem=problem,
         plan=plan,
@@ -364,15 +362,15 @@ def plan_overview(
         near=near,
         rule=rule,
         exports=exports,
-        break_even=break_even,
+        break_even=_break_even(problem, plan, near, left_s) if report.fits else None,
     )
 
 
-def _break_even(problem: Problem, plan: Plan, near: NearBest | Missing, deadline: Deadline) -> BreakEvens | None:
+def _break_even(problem: Problem, plan: Plan, near: NearBest | Missing, limit_s: float) -> BreakEvens | None:
     """Compare the plan with the near plans from doubt to doubt; None where the search was interrupted."""
     kept = () if isinstance(near, Missing) else [other.plan for other in near.plans]
     try:
-        return break_evens(asked_for(problem, plan), plan, kept, SOLVE_GAP, deadline)
+        return break_evens(asked_for(problem, plan), plan, kept, SOLVE_GAP, Deadline.after(limit_s))
     except (KeyboardInterrupt, MilpplanError):
         return None
 

@@ -12,9 +12,9 @@ from typing import Literal
 
 from milpplan.communication.records import TrafficReport
 from milpplan.errors import MilpplanError
-from milpplan.explain.break_even import BreakEvens
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem
+from milpplan.problem.scenarios import Scenario
 from milpplan.simulation.pipeline.lanes import StepLanes
 from milpplan.simulation.report import StepReport
 from milpplan.units import counted
@@ -85,7 +85,7 @@ class RuleEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PlanLimits:
     """Limits of the plan. Free bytes of every pipeline rank, negative where it does not fit; the bubble as a share
     of the step."""
 
@@ -160,7 +160,7 @@ class Explanation:
     above_best: Interval
     is_outside: bool
     """True if the search refused the plan as a start: its layout or stages are not in the declared space."""
-    limits: Limits
+    limits: PlanLimits
     changes: tuple[SingleChange, ...]
     worth: tuple[Worth, ...]
     wishes: tuple[WishAnswer, ...]
@@ -262,3 +262,26 @@ class Overview:
     def title(self) -> str:
         """Model and number of GPUs."""
         return f"{self.problem.model.name} on {counted(self.plan.layout.num_gpus, 'GPU')}"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """Break-even of one doubt.
+
+    ``scenario``: the end of the doubt. ``values``: constants at which the plan is still the best, and just beyond
+    which ``rival`` is better; those of the end where no compared plan overtakes, and ``rival`` is None.
+    """
+
+    scenario: Scenario
+    values: dict[str, float]
+    rival: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEvens:
+    """Break-evens of a plan among ``num_plans`` other plans: ``num_kept`` from elsewhere, the others the best
+    uniform plans at the ends of the doubts."""
+
+    doubts: tuple[BreakEven, ...]
+    num_plans: int
+    num_kept: int

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
 from milpplan.explain.optima import Yardstick, ratio
-from milpplan.explain.records import Exposed, Interval, Limits, Optimum, Outcome, RuleEffect, WishAnswer
+from milpplan.explain.records import Exposed, Interval, Optimum, Outcome, PlanLimits, RuleEffect, WishAnswer
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds
 from milpplan.optimize.infeasibility import floor, refusing_rules, with_space
 from milpplan.optimize.solve import fixed
@@ -179,11 +179,11 @@ GROUPED: Final = ("tp_exposed", "cp_exposed", "ep_exposed", *REPLICAS)
 """Parts of the step that are communication of a group."""
 
 
-def limits(problem: Problem, plan: Plan, report: StepReport, best_s: float) -> Limits:
+def limits(problem: Problem, plan: Plan, report: StepReport, best_s: float) -> PlanLimits:
     """Determine the limits of a plan; ``best_s`` is the step of the best known plan, which rules are compared
     with."""
     layout = plan.layout
-    return Limits(
+    return PlanLimits(
         headroom_bytes=tuple(stage.usable_memory_bytes - stage.memory.peak_bytes for stage in report.stages),
         bubble_share=report.breakdown_s["bubble"] / report.step_time_s,
         num_micro_batches=layout.num_micro_batches,

@@ -49,8 +49,8 @@ from typing import Literal
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.bounds.idle_time import CapacityRow
-from milpplan.groups.bounds.pipeline_bounds import SCALE_BITS, CountCuts, PipelineCuts, last_stage_cut
+from milpplan.groups.bounds import CapacityRow, PipelineCuts, last_stage_cut
+from milpplan.groups.bounds.pipeline_bounds import SCALE_BITS, CountCuts
 from milpplan.groups.problem import FloatArray, GroupedProblem, Int64Array, Kind
 from milpplan.groups.tours import TourCostRows, every_strategy_is_used, least_overhead_ns
 from milpplan.optimize.milp.program import Program, ProgramBuilder

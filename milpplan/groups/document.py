@@ -20,7 +20,8 @@ from milpplan.errors import InvalidInputError
 from milpplan.groups.dispatch.dispatcher import Dispatch
 from milpplan.groups.plan import Group, GroupedPlan, Packing, check, simulate
 from milpplan.groups.problem import GroupedProblem, Int64Array, Pipeline, Strategy, SwitchTimes, TabledPipeline
-from milpplan.problem.reading import parse_json, read_text, shown, validated
+from milpplan.problem import parse_json, read_text, validated
+from milpplan.problem.reading import shown
 from milpplan.problem.records import Count, NonNegativeFloat, PositiveInt, Record
 
 Pairs = tuple[tuple[PositiveInt, PositiveInt], ...]

@@ -63,8 +63,7 @@ from milpplan.groups.assignment_program import (
     assignment_program,
     ranked_sets,
 )
-from milpplan.groups.bounds.idle_time import IdleTimeBound
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
+from milpplan.groups.bounds import IdleTimeBound, PipelineCuts
 from milpplan.groups.packing.levelled import exchange_in_group, pack_kinds, plan_from_packings, relocate
 from milpplan.groups.packing.local_search import balance, exchange_pairs, first_packings, has_single_micro_batches
 from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged

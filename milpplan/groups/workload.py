@@ -23,7 +23,8 @@ from pydantic import Field, RootModel, model_validator
 
 from milpplan.errors import InvalidInputError
 from milpplan.groups.problem import FloatArray, Int64Array
-from milpplan.problem.reading import RecordType, parse_json, read_text, shown, validated
+from milpplan.problem import parse_json, read_text, validated
+from milpplan.problem.reading import RecordType, shown
 from milpplan.problem.records import Count, PositiveFloat, Record
 from milpplan.units import MIB
 

@@ -18,8 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.plan import SCHEDULES, Layout
-from milpplan.problem.problem import Problem
+from milpplan.problem import SCHEDULES, Layout, Problem
 
 Mode = Literal["none", "selective", "full"]
 Columns = Mapping[str, npt.NDArray[np.int64]]

@@ -10,9 +10,7 @@ import numpy as np
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.records import ConfigLaunch, Refusal
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import SCHEDULES, Layout, Plan, RankOrder
-from milpplan.problem.problem import Problem
+from milpplan.problem import SCHEDULES, Layout, ModelSpec, Plan, Problem, RankOrder
 from milpplan.units import counted
 
 

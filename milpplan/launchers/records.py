@@ -9,11 +9,7 @@ from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.megatron.arguments import Arguments, Values
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Job, Problem
-from milpplan.problem.reading import validated
+from milpplan.problem import HardwareSpec, Job, Layout, ModelSpec, Plan, Problem, validated
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from milpplan.launchers.nanotron.launcher import Nanotron
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
 from milpplan.launchers.torchtitan.launcher import Torchtitan
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
-from milpplan.problem.catalog import STACK_MARK, stack_names
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem, Space
+from milpplan.problem import Plan, Problem, Space, stack_names
+from milpplan.problem.catalog import STACK_MARK
 from milpplan.problem.reading import shown
 
 

@@ -45,17 +45,14 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
-from milpplan.groups.assignment_program import ranked_sets
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.plan import GroupedPlan
-from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
-from milpplan.groups.search import solve_groups
+from milpplan.groups import GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, ranked_sets, solve_groups
+from milpplan.groups.bounds import PipelineCuts
 from milpplan.groups.tours import tour_time_ns
 from milpplan.lengths.records import BaselineStep
 from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.lengths.switches import NEVER_NS, Switches
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S
 
 # Number of values of M that are tried, and the minimum number of GPUs of a group.

@@ -22,14 +22,19 @@ import numpy as np
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem, Space
+from milpplan.problem import Layout, Plan, Problem, Space
+from milpplan.simulation import (
+    IntArray,
+    LayoutColumns,
+    LayoutCosts,
+    StageOptions,
+    plan_stages,
+    rank_memory,
+    usable_memory_bytes,
+)
 from milpplan.simulation.layers.cost_models import has_own_times
-from milpplan.simulation.layout_columns import IntArray, LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.report import StageMemory
-from milpplan.simulation.simulator import rank_memory
-from milpplan.simulation.stages import StageOptions, plan_stages
 from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
 from milpplan.units import gib_text
 

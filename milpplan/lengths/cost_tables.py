@@ -32,17 +32,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.problem import Kind, Strategy, TabledPipeline
+from milpplan.groups import Kind, Strategy, TabledPipeline
+from milpplan.groups.bounds import PipelineCuts
 from milpplan.lengths.candidates import Candidate, SizedCandidate
 from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.replica_time import StageTimes, layout_times, ring_times, stage_layers, staged
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.terms import Term
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
+from milpplan.problem import Layout, Problem
+from milpplan.simulation import FloatArray, IntArray, LayoutColumns, sequence_cores
+from milpplan.simulation.layers import Term
 from milpplan.simulation.network import collectives, placement
-from milpplan.simulation.packed_sequences import sequence_cores
 from milpplan.units import NS_PER_S
 
 # The ratio of forward to backward of equal stages is a ratio of whole parts of this number.

@@ -28,16 +28,14 @@ from typing import Any
 import numpy as np
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.document import Degrees
+from milpplan.groups import Degrees, Group, GroupedPlan, Int64Array, Packing, check
+from milpplan.groups.bounds import PipelineCuts
 from milpplan.groups.packing.levelled import pack
-from milpplan.groups.plan import Group, GroupedPlan, Packing, check
-from milpplan.groups.problem import Int64Array
 from milpplan.groups.tours import tour_time_ns
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
-from milpplan.problem.model import Attention, GroupedQueryAttention, ModelSpec
-from milpplan.problem.problem import Problem
+from milpplan.problem import GroupedQueryAttention, ModelSpec, Problem
+from milpplan.problem.model import Attention
 from milpplan.units import percent_text
 
 SCRIPT = "hotspa.sh"

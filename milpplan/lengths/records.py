@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
 
 Status = Literal["optimal", "feasible"]
 MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]

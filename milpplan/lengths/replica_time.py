@@ -21,12 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.lengths.candidates import Candidate
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
+from milpplan.problem import Layout, Problem
+from milpplan.simulation import IntArray, packed_times, sequence_cores
+from milpplan.simulation.layers import Phase
 from milpplan.simulation.layers.kernels import Mask
-from milpplan.simulation.layers.terms import Phase
-from milpplan.simulation.layout_columns import IntArray
-from milpplan.simulation.packed_sequences import PackedTimes, packed_times, packed_times_of, sequence_cores
+from milpplan.simulation.packed_sequences import PackedTimes, packed_times_of
 from milpplan.units import NS_PER_S
 
 # Seconds of attention that hide any ring.

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload import Workload, optimal_buckets, padded
+from milpplan.groups import Workload, optimal_buckets, padded
 from milpplan.lengths.records import SequenceRules
 from milpplan.optimize.milp.backends import AUTO, backend_names
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.problem import MAX_SEQUENCE, Problem
+from milpplan.problem import ModelSpec, Problem
+from milpplan.problem.problem import MAX_SEQUENCE
 from milpplan.problem.reading import shown
-from milpplan.simulation.layers.parameters import model_flops_per_token
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
+from milpplan.simulation.layers import model_flops_per_token
 
 MAX_SEQUENCES = 8192
 """Maximum number of sequences of a step, as every one is packed."""

@@ -25,7 +25,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from milpplan.groups.workload import Workload
+from milpplan.groups import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
@@ -40,7 +40,7 @@ from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.steps import AnyStep, Step
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.turn_search import SetProcess, TurnSearch
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from milpplan.units import NS_PER_S
 
 # Shares of the time limit: for single strategies if other searches follow, if none follow, and at the end; for

@@ -17,9 +17,10 @@ from enum import IntEnum
 import numpy as np
 
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
-from milpplan.groups.bounds.pipeline_bounds import CountCuts, PipelineCuts
+from milpplan.groups import Kind, Strategy
+from milpplan.groups.bounds import PipelineCuts
+from milpplan.groups.bounds.pipeline_bounds import CountCuts
 from milpplan.groups.packing.levelled import pack
-from milpplan.groups.problem import Kind, Strategy
 from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, exclusive_pipeline_bounds, max_exclusive
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
 from milpplan.lengths.bounds.work_bounds import (
@@ -34,10 +35,9 @@ from milpplan.lengths.cost_tables import Load, Tables, finish_ns, once_ns, strat
 from milpplan.lengths.records import LengthGroup, MicroBatches
 from milpplan.lengths.replica_time import replicas_of_several
 from milpplan.lengths.single.packing_local_search import Timer, improved
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.terms import Term
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.problem import Layout, Problem
+from milpplan.simulation import IntArray
+from milpplan.simulation.layers import Term
 from milpplan.units import NS_PER_S
 
 Replicas = tuple[IntArray, ...]

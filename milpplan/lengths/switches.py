@@ -13,11 +13,11 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from milpplan.groups.problem import SwitchTimes
+from milpplan.groups import SwitchTimes
 from milpplan.lengths.candidates import LayoutKey
 from milpplan.lengths.records import LengthSwitch
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation import usable_memory_bytes
 from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
 from milpplan.switching.ownership import ShardRules
 from milpplan.switching.planning import least_switch_s, switch_costs

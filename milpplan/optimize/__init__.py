@@ -1,1 +1,25 @@
 """Optimiser: read ``solve``, ``result`` and ``context``, then the folders ``search``, ``layout``, ``bounds``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milpplan.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from milpplan.optimize.certify import SecondProofs, other_backend
+    from milpplan.optimize.context import Counters, SolveContext
+    from milpplan.optimize.infeasibility import Effort, explain, refusing_rules, with_job, with_space
+    from milpplan.optimize.objective import objective_weights
+    from milpplan.optimize.result import (
+        DEFAULT_GAP,
+        Certification,
+        ClaimedResult,
+        PlanResult,
+        Progress,
+        SolveOptions,
+    )
+    from milpplan.optimize.robust import solve_robust
+    from milpplan.optimize.solve import fixed, target_price
+else:
+    __getattr__ = lazy_exports(__name__, __file__)

@@ -18,16 +18,20 @@ from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import in_space
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.mixed_costs import RankCosts, costs_of
+from milpplan.problem import Plan, Problem
+from milpplan.simulation import (
+    LayoutColumns,
+    RankCosts,
+    StepReport,
+    costs_of,
+    costs_of_replicas,
+    durations,
+    plan_stages,
+    simulate,
+    view_plans,
+)
 from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
 from milpplan.simulation.pipeline.step_graph import StepGraph
-from milpplan.simulation.replica_costs import costs_of_replicas, view_plans
-from milpplan.simulation.report import StepReport
-from milpplan.simulation.simulator import simulate
-from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S, counted, gap_text, seconds_text
 
 ROUNDING = 1e-9

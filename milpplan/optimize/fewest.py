@@ -15,8 +15,7 @@ from typing import Final
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.objective import on_gpus
 from milpplan.optimize.result import PlanResult, SolveOptions, SolverWork, Status, proof_strength
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
 
 ANY_PLAN: Final = 0.999
 """Gap of a solve that only asks whether there is a plan: the first plan ends it."""

@@ -22,11 +22,10 @@ from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import SHARDING_RULES, divisors, layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.rules import PIPELINE_SHARDING_RULES, REPLICA_SHARDING_RULES
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import NOT_LISTS, Job, Problem, Range, Space
-from milpplan.simulation.bulk.cache_keys import OFFLOADS
-from milpplan.simulation.layout_costs import capacities_bytes, usable_memory_bytes
-from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.problem import Job, Layout, Problem, Range, Space
+from milpplan.problem.problem import NOT_LISTS
+from milpplan.simulation import capacities_bytes, cluster_costs, usable_memory_bytes
+from milpplan.simulation.bulk import OFFLOADS
 from milpplan.units import NS_PER_S, counted, gib_text, seconds_text
 
 Forbidden = tuple[Mapping[str, object], ...]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
+from milpplan.problem import Problem
+from milpplan.simulation import FloatArray, LayoutColumns
 from milpplan.units import NS_PER_S, gpu_hours
 
 

@@ -11,10 +11,8 @@ from typing import Any, Final, Literal, Protocol
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.search.candidate_layouts import PruneRecord
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem, Space
-from milpplan.problem.scenarios import Scenario
-from milpplan.simulation.report import StepReport
+from milpplan.problem import Plan, Problem, Scenario, Space
+from milpplan.simulation import StepReport
 
 Status = Literal["optimal", "feasible", "infeasible", "no_solution_found"]
 

@@ -52,13 +52,10 @@ from milpplan.optimize.solve import (
     uniform_plans,
 )
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.problem.scenarios import NOMINAL, Scenario, default_scenarios, in_scenario
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.mixed_costs import costs_of
+from milpplan.problem import Plan, Problem, Scenario, in_scenario
+from milpplan.problem.scenarios import NOMINAL, default_scenarios
+from milpplan.simulation import LayoutColumns, costs_of, simulate
 from milpplan.simulation.scenario_costs import Scenarios
-from milpplan.simulation.simulator import simulate
 from milpplan.units import NS_PER_S
 
 ROBUST_GAP: Final = 2e-3

@@ -369,7 +369,7 @@ def _bound_of_any_chunks(
     context = SolveContext(replace(options, callback=None), backend_named(options.backend), [], deadline)
     search = Search(problem.model_copy(update={"space": space}), even.space, context, time.monotonic(), (best,))
     # Bounds by compute do not depend on chunks, so they stay valid.
-    search.explored.frontier = even.frontier.closed_again()
+    search.explored.closed = even.closed.closed_again()
     search.bound()
     return min(search.prune_record().least(interleaved=True), even.least(interleaved=False), search.best_value)
 

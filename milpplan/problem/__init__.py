@@ -3,3 +3,83 @@
 ``problem.Problem`` is what a user asks, ``plan.Plan`` is what the planner decides. ``reading`` and ``catalog``
 load descriptions from files and by name; ``overlay`` holds fitted changes of a hardware description.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milpplan.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from milpplan.problem.catalog import (
+        hardware_names,
+        load_hardware,
+        load_model,
+        load_overlay,
+        model_names,
+        preset_text,
+        stack_names,
+    )
+    from milpplan.problem.hardware import (
+        Accelerator,
+        BusTable,
+        GemmTable,
+        HardwareSpec,
+        HostMemory,
+        Pods,
+        Precision,
+        Rails,
+        SizeCurve,
+        Software,
+        Uncertainty,
+    )
+    from milpplan.problem.model import (
+        DenseMlp,
+        GroupedQueryAttention,
+        LatentAttention,
+        LayerRun,
+        MixtureOfExperts,
+        ModelSpec,
+    )
+    from milpplan.problem.overlay import (
+        COLLECTIVES,
+        FACTORS,
+        PRIOR_SIGMA,
+        PRIORS,
+        UNCERTAIN,
+        Constants,
+        Factor,
+        Overlay,
+        Provenance,
+        Seconds,
+        Switch,
+        Tables,
+        applied,
+        moved,
+        uncertainty_of,
+        with_constants,
+    )
+    from milpplan.problem.plan import (
+        PAIRED_SCHEDULES,
+        RANK_ORDERS,
+        SCHEDULES,
+        SPLIT_SCHEDULES,
+        TP_OVERLAPS,
+        V_SCHEDULES,
+        Layout,
+        Plan,
+        RankOrder,
+        Recompute,
+        Schedule,
+        VirtualStage,
+        order_code,
+        order_of,
+        rank_stages,
+        shares_code,
+        shares_of,
+    )
+    from milpplan.problem.problem import ANY_SPLIT_LAYERS, Job, Mixing, NodeGroup, Problem, Range, Space
+    from milpplan.problem.reading import parse_json, read_bytes, read_text, validated
+    from milpplan.problem.scenarios import Scenario, in_scenario
+else:
+    __getattr__ = lazy_exports(__name__, __file__)

@@ -107,8 +107,9 @@ PRIOR_SIGMA: Final = {
 they are, for others in seconds. Source: the spread of the values that the stacks in ``hardware/stacks`` fit around
 those of the descriptions. The priors of a fit (``milpplan.calibration.fitting``) are wider: they only keep it well
 posed."""
-CONGESTION_MEDIAN: Final = 4e-13
-"""Congestion to doubt where a description states none, in seconds per byte and domain (docs/accuracy.md)."""
+DOUBTED_CONGESTION: Final = 3e-14
+"""Congestion to move from where a description states none, in seconds per byte and domain: that of a well-built
+network (docs/accuracy.md)."""
 SHARED: Final = ("gemm_efficiency", "memory_efficiency", "attention_efficiency", "scale_up_efficiency")
 LEFT_SHARE: Final = 0.3
 """Factors that share most of a step, and the part of their priors' sigmas that is left beside fitted constants:
@@ -322,7 +323,7 @@ def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
     """Move constants of a description by a number of their standard deviations; positive is slower.
 
     ``sigmas`` maps names of ``UNCERTAIN`` to this number. Factors move by their logarithms, times and shares stay
-    within their ranges. A network without congestion starts from the prior's median to the slow side.
+    within their ranges. A network without congestion starts from a well-built one's to the slow side.
     """
     sigma = uncertainty_of(hardware)
     factors = {name: exp(-sigmas[name] * getattr(sigma, name)) for name in FACTORS if name in sigmas}
@@ -336,7 +337,7 @@ def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
             share = constant_of(hardware, name) - sigmas[name] * getattr(sigma, name)
             others[name] = min(max(share, 0.0), 1.0)
     if CONGESTION in sigmas and sigma.congestion_s_per_byte > 0:
-        start = constant_of(hardware, CONGESTION) or (CONGESTION_MEDIAN if sigmas[CONGESTION] > 0 else 0.0)
+        start = constant_of(hardware, CONGESTION) or (DOUBTED_CONGESTION if sigmas[CONGESTION] > 0 else 0.0)
         others[CONGESTION] = start * exp(sigmas[CONGESTION] * sigma.congestion_s_per_byte)
     changed = with_constants(hardware, factors, others)
     return _with_longer_hops(changed, sigmas.get(HOP, 0.0) * sigma.scale_out_hop_s)

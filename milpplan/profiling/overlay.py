@@ -16,19 +16,26 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.bus_tables import PASSES, BusLog, fit_bus
-from milpplan.calibration.efficiency_tables import Attentions, Direction, Products, fit_curve, fit_gemm
+from milpplan.calibration import PASSES, fit_bus, fit_gemm
+from milpplan.calibration.bus_tables import BusLog
+from milpplan.calibration.efficiency_tables import Attentions, Direction, Products, fit_curve
+from milpplan.calibration.fitting import Fit, Theta
 from milpplan.calibration.fitting.fit import fit_predicted
-from milpplan.calibration.fitting.parameters import Theta
-from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.sources import checked_words
 from milpplan.calibration.tables import constants_table, errors_blocks, fit_document, note_blocks
 from milpplan.errors import InvalidInputError
-from milpplan.problem.catalog import load_hardware
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import CURVES, Overlay, Provenance, Tables, applied, with_constants
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
+from milpplan.problem import (
+    HardwareSpec,
+    Layout,
+    Overlay,
+    Problem,
+    Provenance,
+    Tables,
+    applied,
+    load_hardware,
+    with_constants,
+)
+from milpplan.problem.overlay import CURVES
 from milpplan.profiling.records import (
     MODES,
     Attention,
@@ -41,17 +48,18 @@ from milpplan.profiling.records import (
 )
 from milpplan.profiling.sweep import layers_words, words_of
 from milpplan.reports.blocks import Block, Paragraph, Table
-from milpplan.simulation.layers.activations import layer_activations
-from milpplan.simulation.layers.kernels import (
+from milpplan.simulation import LayoutColumns
+from milpplan.simulation.layers import (
+    EXPOSED,
+    Phase,
     attention_backward_s,
     attention_forward_s,
     average_keys,
-    flash_attention_flops,
+    layer_activations,
+    layer_seconds,
     memory_bound_s,
 )
-from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layers.terms import EXPOSED, Phase
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation.layers.kernels import flash_attention_flops
 from milpplan.units import bandwidth_text, gib_text, percent_text, printable, seconds_text, size_text
 from milpplan.version import __version__
 

@@ -16,10 +16,19 @@ from typing import Annotated, Final, Literal, Protocol
 from pydantic import Field
 
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.problem.hardware import HardwareSpec, Software
-from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, ModelSpec
-from milpplan.problem.problem import Job, Problem
-from milpplan.problem.reading import parse_json, read_text, validated
+from milpplan.problem import (
+    DenseMlp,
+    GroupedQueryAttention,
+    HardwareSpec,
+    Job,
+    LayerRun,
+    ModelSpec,
+    Problem,
+    Software,
+    parse_json,
+    read_text,
+    validated,
+)
 from milpplan.problem.records import Count, NonNegativeFloat, PositiveInt, Record
 from milpplan.reports.files import write_whole
 

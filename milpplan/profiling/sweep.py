@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
 
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem import HardwareSpec
 from milpplan.problem.records import Record
 from milpplan.profiling.records import (
     MODES,

@@ -18,9 +18,10 @@ from typing import Any, Final
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.reading import parse_json, read_text, validated
-from milpplan.reports.answers.lengths import EventRecord, LengthsFile, TurnRecord
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.problem import parse_json, read_text, validated
+from milpplan.reports.answers import LengthsFile
+from milpplan.reports.answers.lengths import EventRecord, TurnRecord
+from milpplan.simulation import IntArray
 from milpplan.simulation.pipeline.lanes import LANES, SLICE_KINDS, Lane, RankLanes, StepLanes
 from milpplan.units import NS_PER_S, counted
 from milpplan.version import __version__

@@ -4,3 +4,39 @@
 layers (``layers``) and of the network (``network``); ``stages`` sums them up for a virtual stage; ``pipeline``
 finds the longest path through the step. ``bulk`` simulates many uniform plans at a time.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milpplan.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from milpplan.simulation.layout_columns import (
+        BoolArray,
+        FloatArray,
+        IntArray,
+        LayoutColumns,
+        ascending,
+        column_value,
+        unique_rows,
+    )
+    from milpplan.simulation.layout_costs import (
+        CostTable,
+        LayoutCosts,
+        capacities_bytes,
+        host_capacity_bytes,
+        layer_durations_ns,
+        step_overhead_ns,
+        usable_memory_bytes,
+    )
+    from milpplan.simulation.mixed_costs import RankCosts, cluster_costs, costs_of, rank_capacities, rank_types
+    from milpplan.simulation.packed_sequences import packed_times, sequence_cores
+    from milpplan.simulation.replica_costs import ReplicaView, costs_of_replicas, joined_plan, view_plans
+    from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
+    from milpplan.simulation.simulator import rank_memory, simulate, step_times_ns
+    from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
+    from milpplan.simulation.states import LocalParameters, least_held_bytes
+    from milpplan.simulation.validate_layout import check_plan_of_model
+else:
+    __getattr__ = lazy_exports(__name__, __file__)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.plan import (
+from milpplan.problem import (
     PAIRED_SCHEDULES,
     RANK_ORDERS,
     SCHEDULES,
@@ -17,12 +17,12 @@ from milpplan.problem.plan import (
     TP_OVERLAPS,
     V_SCHEDULES,
     Layout,
-    expert_replicas,
     order_code,
     order_of,
     shares_code,
     shares_of,
 )
+from milpplan.problem.plan import expert_replicas
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -14,23 +14,34 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from milpplan.simulation import offload as offloading
 from milpplan.simulation import states
-from milpplan.simulation.bulk.cache_keys import COST_KEYS, OFFLOADS, STATE_KEYS, distinct, distinct_layers
-from milpplan.simulation.layers.activations import head_deferred_bytes, layer_activations, layer_deferred_bytes
-from milpplan.simulation.layers.embedding_and_head import Endpoint, embedding_endpoint, head_endpoint
-from milpplan.simulation.layers.layer_time import BF16_BYTES, layer_seconds
+from milpplan.simulation.bulk import OFFLOADS, distinct_layers
+from milpplan.simulation.bulk.cache_keys import COST_KEYS, STATE_KEYS, distinct
+from milpplan.simulation.layers import (
+    EXPOSED,
+    ONCE,
+    Part,
+    Phase,
+    embedding_endpoint,
+    head_deferred_bytes,
+    head_endpoint,
+    layer_activations,
+    layer_deferred_bytes,
+    layer_seconds,
+)
+from milpplan.simulation.layers.embedding_and_head import Endpoint
+from milpplan.simulation.layers.layer_time import BF16_BYTES
 from milpplan.simulation.layers.paired_layers import paired_ns
-from milpplan.simulation.layers.terms import EXPOSED, ONCE, REPLAYS, Part, Phase
+from milpplan.simulation.layers.terms import REPLAYS
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.network import collectives, placement
+from milpplan.simulation.network import collectives, placement, transfer_s
 from milpplan.simulation.network.stage_transfers import (
     crossing_transfer_s,
     ends_reduce_s,
     far_step_s,
     gradient_norm_s,
-    transfer_s,
 )
 from milpplan.simulation.states import LocalParameters
 from milpplan.units import NS_PER_S

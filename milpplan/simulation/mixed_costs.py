@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.plan import Layout, NodeOrder
-from milpplan.problem.problem import Problem
+from milpplan.problem import Layout, Problem
+from milpplan.problem.plan import NodeOrder
 from milpplan.simulation.layout_columns import BoolArray, IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import (
     CostTable,

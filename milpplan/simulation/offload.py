@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.kernels import Numbers, interpolate_curve
-from milpplan.simulation.layers.terms import REPLAYS, Phase
+from milpplan.problem import HardwareSpec, Problem
+from milpplan.simulation.layers import Phase, interpolate_curve
+from milpplan.simulation.layers.kernels import Numbers
+from milpplan.simulation.layers.terms import REPLAYS
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.units import NS_PER_S
 

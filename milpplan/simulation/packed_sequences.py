@@ -19,15 +19,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.problem.model import LayerRun
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.embedding_and_head import embedding_endpoint, head_endpoint
+from milpplan.problem import LayerRun, Layout, Problem
+from milpplan.simulation.layers import (
+    EXPOSED,
+    Part,
+    Phase,
+    Shard,
+    embedding_endpoint,
+    head_endpoint,
+    layer_seconds,
+)
 from milpplan.simulation.layers.kernels import Mask
-from milpplan.simulation.layers.layer_time import Shard, flash_core_s, layer_seconds
-from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
+from milpplan.simulation.layers.layer_time import flash_core_s
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.network.stage_transfers import transfer_s
+from milpplan.simulation.network import transfer_s
 from milpplan.units import NS_PER_S
 
 

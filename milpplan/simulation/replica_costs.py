@@ -17,10 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.plan import Layout, Plan, Recompute, shares_of
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.parameters import mfu
+from milpplan.problem import HardwareSpec, Layout, Plan, Problem, Recompute, shares_of
+from milpplan.simulation.layers import mfu
 from milpplan.simulation.layout_columns import LayoutColumns, ascending, column_value, constant
 from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs, step_overhead_ns
 from milpplan.simulation.report import StageReport, StepReport

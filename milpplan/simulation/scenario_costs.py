@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import CostTable
 from milpplan.simulation.mixed_costs import AnyTable, RankCosts, cluster_costs

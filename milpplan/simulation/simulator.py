@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.plan import PAIRED_SCHEDULES, Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.parameters import mfu
-from milpplan.simulation.layers.terms import EXPOSED, ONCE, PAIRED, WORK, Part, Phase
+from milpplan.problem import PAIRED_SCHEDULES, Layout, Plan, Problem
+from milpplan.simulation.layers import EXPOSED, ONCE, Part, Phase, mfu
+from milpplan.simulation.layers.terms import PAIRED, WORK
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, step_overhead_ns
 from milpplan.simulation.mixed_costs import RankCosts, costs_of, rank_capacities, rank_types

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from milpplan.problem.plan import Layout, Plan
-from milpplan.simulation.layers.terms import Phase
+from milpplan.problem import Layout, Plan
+from milpplan.simulation.layers import Phase
 from milpplan.simulation.layout_columns import IntArray, ascending
 from milpplan.simulation.layout_costs import LayoutCosts
 from milpplan.simulation.mixed_costs import RankCosts

@@ -10,15 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.problem.model import GroupedQueryAttention, LayerRun, MixtureOfExperts
-from milpplan.problem.problem import Problem
+from milpplan.problem import GroupedQueryAttention, LayerRun, MixtureOfExperts, Problem
 from milpplan.simulation.bulk.cache_keys import STATE_KEYS
+from milpplan.simulation.layers import layer_parameters
 from milpplan.simulation.layers.layer_time import BF16_BYTES
-from milpplan.simulation.layers.parameters import layer_parameters
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, unique_rows
-from milpplan.simulation.network import collectives, placement
-from milpplan.simulation.network.collectives import call_s
-from milpplan.simulation.network.placement import RankGroup
+from milpplan.simulation.network import RankGroup, call_s, collectives, placement
 
 FP32_BYTES = 4
 ADAM_STATE_BYTES = 12

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.model import MixtureOfExperts, ModelSpec
-from milpplan.problem.plan import SPLIT_SCHEDULES, Layout, Plan
-from milpplan.problem.problem import Job, Range
+from milpplan.problem import SPLIT_SCHEDULES, Job, Layout, MixtureOfExperts, ModelSpec, Plan, Range
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline.work_order import check_schedule

@@ -24,14 +24,23 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue, ValidationError, model_validator
 
 from milpplan.errors import InvalidInputError, MilpplanError, UnknownNameError
+from milpplan.optimize import DEFAULT_GAP
 from milpplan.optimize.milp.backends import backend_names
-from milpplan.optimize.result import DEFAULT_GAP
-from milpplan.problem.catalog import load_hardware, load_model
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES, Job, Problem, Space
-from milpplan.problem.reading import parse_json, parse_toml, plain_reason, read_text, shown, validated
+from milpplan.problem import (
+    HardwareSpec,
+    Job,
+    Layout,
+    ModelSpec,
+    Problem,
+    Space,
+    load_hardware,
+    load_model,
+    parse_json,
+    read_text,
+    validated,
+)
+from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES
+from milpplan.problem.reading import parse_toml, plain_reason, shown
 from milpplan.problem.records import PositiveFloat, Record
 from milpplan.units import engineering_text
 

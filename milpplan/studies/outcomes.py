@@ -16,11 +16,11 @@ import numpy as np
 from pydantic import BaseModel
 
 from milpplan.errors import MilpplanError
+from milpplan.optimize import PlanResult, SolveOptions
 from milpplan.optimize.infeasibility import floor
-from milpplan.optimize.result import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from milpplan.problem.records import Count, Record
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.studies.grid import SolveSettings

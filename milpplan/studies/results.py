@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from milpplan.reports.documents.plan_file import PlanFile
 from milpplan.reports.files import write_whole
 from milpplan.studies.grid import GRID_AXES, Cell, Study

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.plan import Layout
+from milpplan.problem import Layout
 from milpplan.studies.grid import GRID_AXES, Cell, Study
 from milpplan.studies.outcomes import Outcome
 from milpplan.studies.store import Sweep

@@ -21,17 +21,18 @@ import numpy as np
 
 from milpplan.communication.records import rank_lists
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.problem.model import (
+from milpplan.problem import (
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
     LayerRun,
+    Layout,
     MixtureOfExperts,
     ModelSpec,
+    Plan,
 )
-from milpplan.problem.plan import Layout, Plan
-from milpplan.simulation.layers.parameters import padded_vocab_size, total_parameters
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation import IntArray
+from milpplan.simulation.layers import padded_vocab_size, total_parameters
 from milpplan.simulation.states import ADAM_STATE_BYTES
 
 Split = Literal["rows", "columns", "none"]

@@ -22,10 +22,8 @@ from typing import Any
 import numpy as np
 
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Plan
-from milpplan.simulation.layout_columns import FloatArray, IntArray
-from milpplan.simulation.validate_layout import check_plan_of_model
+from milpplan.problem import ModelSpec, Plan
+from milpplan.simulation import FloatArray, IntArray, check_plan_of_model
 from milpplan.switching.ownership import (
     EMBEDDING,
     EQUAL_ROWS,

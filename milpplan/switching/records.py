@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
 from milpplan.switching.ownership import Tensor, What
 from milpplan.switching.routes import Deliveries
 

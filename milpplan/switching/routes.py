@@ -37,8 +37,8 @@ import numpy as np
 
 from milpplan.communication.records import gpus_per_domain
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.problem import HardwareSpec
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 from milpplan.switching.slices import Lots
 
 OUT_INSIDE, IN_INSIDE, OUT_BETWEEN, IN_BETWEEN = range(4)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Plan
-from milpplan.simulation.layout_columns import BoolArray, IntArray
+from milpplan.problem import ModelSpec, Plan
+from milpplan.simulation import BoolArray, IntArray
 from milpplan.switching.ownership import (
     EQUAL_ROWS,
     Ownership,

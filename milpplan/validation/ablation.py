@@ -7,14 +7,20 @@ from functools import lru_cache
 from importlib import resources
 from typing import Final
 
-from milpplan.problem.catalog import hardware_names, load_hardware, stack_names
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.problem.reading import parse_json, validated
+from milpplan.problem import (
+    HardwareSpec,
+    Plan,
+    Problem,
+    hardware_names,
+    load_hardware,
+    parse_json,
+    stack_names,
+    validated,
+)
 from milpplan.problem.records import Count, NonNegativeFloat, Record
 from milpplan.validation.evidence import Ablated, Evidence, Outside, TermEvidence
-from milpplan.validation.runs.clusters import GENERATIONS, generation_of
+from milpplan.validation.runs import generation_of
+from milpplan.validation.runs.clusters import GENERATIONS
 from milpplan.validation.terms import Term, step_doubled_s, step_without_s, used_terms
 
 FILE: Final = "exercised.json"

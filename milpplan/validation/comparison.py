@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from milpplan.simulation.report import StepReport
-from milpplan.simulation.simulator import simulate
+from milpplan.simulation import StepReport, simulate
 from milpplan.validation.memory import MemoryMeasure, memory_measures, not_compared, predicted_memory
-from milpplan.validation.runs.clusters import generation_of
-from milpplan.validation.runs.frameworks import framework_of
-from milpplan.validation.runs.measures import StepMeasure, rates, step_measure
-from milpplan.validation.runs.reader import RunFile
-from milpplan.validation.runs.records import Run, UnstatedError
-from milpplan.validation.runs.statement import Statement, state
-from milpplan.validation.runs.variants import VARIANTS
+from milpplan.validation.runs import (
+    VARIANTS,
+    Run,
+    RunFile,
+    Statement,
+    StepMeasure,
+    UnstatedError,
+    framework_of,
+    generation_of,
+    rates,
+    state,
+    step_measure,
+)
 
 UNSCORED_FLAGS = frozenset({"old_pp_engine", "conflicting_reruns", "modified_model", "heterogeneous_stages"})
 """Flags of runs that do not test the cost model: another engine, contradictory reruns, another model."""

@@ -10,7 +10,7 @@ from typing import Final
 from milpplan.units import percent_text, seconds_text
 from milpplan.validation.comparison import Comparison
 from milpplan.validation.ranking import release_of
-from milpplan.validation.runs.frameworks import stack_of
+from milpplan.validation.runs import stack_of
 
 SAME_STEP: Final = 0.02
 """Relative difference up to which two printed values of one step agree: both are rounded."""

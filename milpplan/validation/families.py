@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from milpplan.problem.plan import Layout
+from milpplan.problem import Layout
 from milpplan.validation.comparison import UNSCORED_FLAGS, Comparison
 
 MIN_POINTS = 3

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeGuard
 
-from milpplan.simulation.report import StageMemory, StepReport
+from milpplan.simulation import StepReport
+from milpplan.simulation.report import StageMemory
 from milpplan.units import GIB, MIB
-from milpplan.validation.runs.frameworks import Framework, framework_of
-from milpplan.validation.runs.records import Run
-from milpplan.validation.runs.statement import Statement
+from milpplan.validation.runs import Run, Statement, framework_of
+from milpplan.validation.runs.frameworks import Framework
 
 MemoryKind = Literal["allocated", "update", "reserved", "device"]
 MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = ("allocated", "update", "reserved", "device")

@@ -15,8 +15,7 @@ from statistics import fmean
 import numpy as np
 
 from milpplan.validation.comparison import UNSCORED_FLAGS, Comparison
-from milpplan.validation.runs.frameworks import framework_of, stack_of
-from milpplan.validation.runs.records import Run
+from milpplan.validation.runs import Run, framework_of, stack_of
 
 _RELEASE = re.compile(r"\b(?:v|container |release )(\d+\.\d+(?:\.\d+)*)")
 _COMMIT = re.compile(r"@([\w.\-]+)")

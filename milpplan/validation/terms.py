@@ -17,18 +17,30 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.problem.model import DenseMlp, LayerRun, MixtureOfExperts
-from milpplan.problem.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.bulk.cache_keys import OFFLOADS
-from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layers.terms import Part, Phase
-from milpplan.simulation.layout_columns import IntArray, LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
-from milpplan.simulation.network.collectives import members_per_domain
+from milpplan.problem import (
+    PAIRED_SCHEDULES,
+    SPLIT_SCHEDULES,
+    DenseMlp,
+    LayerRun,
+    Layout,
+    MixtureOfExperts,
+    Plan,
+    Problem,
+)
+from milpplan.simulation import (
+    IntArray,
+    LayoutColumns,
+    LayoutCosts,
+    durations,
+    plan_stages,
+    simulate,
+    step_times_ns,
+)
+from milpplan.simulation.bulk import OFFLOADS
+from milpplan.simulation.layers import Part, Phase, layer_seconds
+from milpplan.simulation.layout_costs import layout_costs
+from milpplan.simulation.network import members_per_domain
 from milpplan.simulation.offload import offloaded
-from milpplan.simulation.simulator import simulate, step_times_ns
-from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S
 
 Scale = Callable[[Problem, Layout, LayoutCosts, int], LayoutCosts]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from milpplan import Layout, plan_overview
-from milpplan.launchers.targets import TARGETS
+from milpplan.launchers import TARGETS
 from milpplan.reports.html.plan_page import plan_page
 from tests.browser.opening import Opened, assert_opens_alone, open_page
 from tests.reports.pages import piped

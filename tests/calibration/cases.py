@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.calibration.fitting.parameters import Theta
-from milpplan.calibration.measured import Observation, StepPredictor, observations
-from milpplan.validation.runs.reader import RunFile
-from milpplan.validation.runs.records import Run
+from milpplan.calibration import Observation, StepPredictor, observations
+from milpplan.calibration.fitting import Theta
+from milpplan.validation.runs import Run, RunFile
 from tests.validation.cases import record
 
 LAYOUTS = (

@@ -13,7 +13,7 @@ from milpplan import load_hardware
 from milpplan.calibration.sources import write_overlay
 from milpplan.cli import interrupts
 from milpplan.cli.commands import calibrate
-from milpplan.problem.overlay import Constants, Factor
+from milpplan.problem.overlay import PRIORS, Constants, Factor
 from milpplan.reports.documents.document import ResultDocument, SimulationDocument
 from tests.calibration.cases import Theta, measured_under, steps, varied
 from tests.calibration.test_gemm_table import products
@@ -72,7 +72,7 @@ def test_logs_and_products(tmp_path: Path) -> None:
 
 
 def test_error_bars_on_the_command_line(tmp_path: Path) -> None:
-    """solve and simulate print the bar and have it in their documents; without an overlay neither does."""
+    """solve and simulate print the bar and have it in their documents; without an overlay it is of the priors."""
     path, plan = tmp_path / "mine.toml", tmp_path / "plan.json"
     write_overlay(path, overlay(constants=Constants(gemm_efficiency=Factor(value=0.9, one_sigma=0.05))))
     shown = run("solve", "llama3-8b", str(path), *SMALL, "--check-ends", "--out", str(plan))
@@ -90,7 +90,9 @@ def test_error_bars_on_the_command_line(tmp_path: Path) -> None:
     assert again.error_bar == document.error_bar
     assert "error bar" in run("simulate", str(plan)).stdout
     plain = run("solve", "llama3-8b", "dgx-h100", *SMALL, "--json")
-    assert json.loads(plain.stdout)["error_bar"] is None
+    known = json.loads(plain.stdout)["error_bar"]
+    assert known["overlay"] == PRIORS.overlay
+    assert known["above_s"] > document.error_bar.above_s
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from milpplan.calibration import Observation, StepPredictor
+from milpplan.calibration.fitting import Fit, Theta
 from milpplan.calibration.fitting.fit import _folds, fit
-from milpplan.calibration.fitting.parameters import Theta
-from milpplan.calibration.fitting.records import Fit
 from milpplan.calibration.fitting.robust import robust_scale
-from milpplan.calibration.measured import Observation, StepPredictor
 from milpplan.errors import InvalidInputError
-from milpplan.problem.overlay import applied
-from milpplan.simulation.simulator import simulate
+from milpplan.problem import applied
+from milpplan.simulation import simulate
 from tests.amounts import long_but
 from tests.calibration.cases import measured_under, record, steps, varied
 

@@ -15,7 +15,7 @@ from milpplan.problem.catalog import load_overlay
 from milpplan.problem.hardware import BusTable, SizeCurve
 from milpplan.problem.overlay import (
     COLLECTIVES,
-    CONGESTION_MEDIAN,
+    DOUBTED_CONGESTION,
     FACTORS,
     LEFT_SHARE,
     PRIOR_SIGMA,
@@ -165,13 +165,13 @@ def test_a_fit_that_says_little_leaves_the_prior() -> None:
 
 
 def test_a_network_without_congestion_is_doubted_to_the_slow_side() -> None:
-    """The fast end keeps none; the slow end has one sigma above the prior's median."""
+    """The fast end keeps none; the slow end has one sigma above a well-built network's."""
     bare = load_hardware("dgx-h100")
     network = bare.scale_out.model_copy(update={"congestion_s_per_byte": 0.0})
     free = bare.model_copy(update={"scale_out": network})
     fast, slow = (moved(free, {"congestion_s_per_byte": k}).scale_out.congestion_s_per_byte for k in (-1.0, 1.0))
     assert fast == 0.0
-    assert slow == pytest.approx(CONGESTION_MEDIAN * exp(PRIOR_SIGMA["congestion_s_per_byte"]))
+    assert slow == pytest.approx(DOUBTED_CONGESTION * exp(PRIOR_SIGMA["congestion_s_per_byte"]))
 
 
 def test_file_and_back(tmp_path: Path) -> None:

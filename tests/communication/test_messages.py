@@ -9,15 +9,10 @@ import pytest
 
 from milpplan.communication import wires
 from milpplan.communication.wires import Message
-from milpplan.problem.model import MixtureOfExperts
-from milpplan.problem.plan import RANK_ORDERS, Layout
-from milpplan.problem.problem import Problem
-from milpplan.simulation import states
-from milpplan.simulation.layers.embedding_and_head import embedding_endpoint, head_endpoint
-from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layers.terms import Part, Phase
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.network import placement
+from milpplan.problem import RANK_ORDERS, Layout, MixtureOfExperts, Problem
+from milpplan.simulation import LayoutColumns, states
+from milpplan.simulation.layers import Part, Phase, embedding_endpoint, head_endpoint, layer_seconds
+from milpplan.simulation.network import RankGroup, placement, transfer_s
 from milpplan.simulation.network.collectives import (
     all_gather_s,
     all_reduce_s,
@@ -25,8 +20,6 @@ from milpplan.simulation.network.collectives import (
     p2p_s,
     reduce_scatter_s,
 )
-from milpplan.simulation.network.placement import RankGroup
-from milpplan.simulation.network.stage_transfers import transfer_s
 from tests.simulation.cases import MODEL_HARDWARE, problem_of, random_layout
 
 OF_PART = {Part.TP: ("tp", "sp"), Part.CP: ("cp",), Part.EP: ("ep",)}

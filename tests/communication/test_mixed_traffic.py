@@ -13,9 +13,9 @@ from milpplan import Layout, Plan, Problem, VirtualStage, simulate, traffic
 from milpplan.communication.wires import ALGORITHMS
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.problem import Job, NodeGroup
+from milpplan.problem import Job, NodeGroup
+from milpplan.simulation import joined_plan, view_plans
 from milpplan.simulation.pipeline.lanes import pipeline_runs
-from milpplan.simulation.replica_costs import joined_plan, view_plans
 from tests.communication.test_traffic import assert_sums
 from tests.optimize.mixed_problems import mixed_problem
 from tests.optimize.problems import random_plan

@@ -14,8 +14,8 @@ from milpplan.communication.records import gpus_per_domain, rank_lists
 from milpplan.communication.traffic import spread
 from milpplan.communication.wires import ALGORITHMS, Algorithm
 from milpplan.errors import InvalidInputError
-from milpplan.problem.plan import RANK_ORDERS, VirtualStage
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import RANK_ORDERS, VirtualStage
+from milpplan.simulation import LayoutColumns
 from milpplan.simulation.network import placement
 from tests.amounts import first, long_but
 from tests.simulation.cases import even_plan, problem_of, random_cases, shipped_hardware

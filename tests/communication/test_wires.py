@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.communication.wires import ALGORITHMS, Algorithm, edges, wire_bytes
-from milpplan.simulation.network.collectives import all_to_all_bytes
+from milpplan.simulation.network import all_to_all_bytes
 
 PARTS = [(8,), (1, 1), (4, 4), (2, 2, 2), (8, 8, 8, 8), (2, 4), (3, 3, 3, 3, 3), (1, 3, 2), (16,) * 5, (1,)]
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")

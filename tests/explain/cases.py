@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from milpplan import Plan, Problem
-from milpplan.explain.records import Interval
+from milpplan.explain import Interval
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from tests.optimize.brute_force import brute_force, num_plans
 from tests.optimize.problems import random_problem

@@ -8,8 +8,8 @@ import pytest
 
 from milpplan import Job, Problem, Range, Space, load_hardware, load_model, solve
 from milpplan.errors import InvalidInputError
-from milpplan.explain.hardware_choice import Candidate, choose, fewest_gpus, run_totals
-from milpplan.optimize.result import SolveOptions
+from milpplan.explain import Candidate, choose, fewest_gpus, run_totals
+from milpplan.optimize import SolveOptions
 from tests.amounts import first
 from tests.optimize.brute_force import brute_force
 from tests.optimize.problems import random_problem

@@ -15,8 +15,9 @@ import milpplan
 from milpplan.cli.app import app
 from milpplan.cli.commands.explain import wish
 from milpplan.errors import MilpplanError
-from milpplan.explain.why_not import WISHABLE, wished
-from milpplan.reports.answers.explain import ExplanationDocument
+from milpplan.explain import WISHABLE
+from milpplan.explain.why_not import wished
+from milpplan.reports.answers import ExplanationDocument
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.small import small_problem
@@ -44,7 +45,14 @@ def test_the_report_says_it_all(plan_path: Path) -> None:
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "the best plan known; at most" in text
-    for words in ("What binds", "memory stage 0", "1 GiB more memory", "Why not its neighbours", "tp=2"):
+    for words in (
+        "evidence no scored run on",
+        "What binds",
+        "memory stage 0",
+        "1 GiB more memory",
+        "Why not its neighbours",
+        "tp=2",
+    ):
         assert words in text
     assert "\x1b" not in result.stdout
     assert not re.search(r"\b(inf|nan)\b", result.stdout)
@@ -65,6 +73,8 @@ def test_the_document_is_one_and_a_plan_file(plan_path: Path, tmp_path: Path) ->
     )
     assert result.exit_code == 0, result.output
     document = ExplanationDocument.model_validate_json(result.stdout)
+    assert document.evidence is not None
+    assert document.evidence.generation == "Hopper"
     assert [one.words for one in document.wishes] == ["tp=2", "pp=2,recompute=full"]
     assert all(one.asked and one.outcome == "priced" for one in document.wishes)
     assert document.wishes[1].price is not None

@@ -12,6 +12,7 @@ import pytest
 import milpplan
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import InvalidInputError, SolverError
+from milpplan.explain import Budget
 from milpplan.explain.judge.gap import (
     WHOLE,
     Priced,
@@ -24,14 +25,12 @@ from milpplan.explain.judge.gap import (
     variants,
     widened,
 )
-from milpplan.explain.optima import Budget
+from milpplan.optimize import with_space
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.infeasibility import with_space
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
-from milpplan.problem.problem import Space
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.problem import Space
+from milpplan.simulation import LayoutColumns, cluster_costs
 from milpplan.units import gpu_hours
 from tests.explain.cases import feasible, holds, truth_s
 from tests.optimize.mixed_problems import mixed_problem, switched_problem

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from milpplan import Layout, Plan, Problem, Range, Space, simulate, solve
+from milpplan.explain import NearBest
 from milpplan.explain import overview as module
 from milpplan.explain.overview import near_best, rule_of_thumb
-from milpplan.explain.records import NearBest
+from milpplan.optimize import fixed, with_job
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.infeasibility import with_job
-from milpplan.optimize.solve import fixed
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from tests.optimize.brute_force import brute_force
 from tests.optimize.replica_problems import BOTH, best_of_replicas, brute_force_of_both, replica_problem

@@ -7,12 +7,11 @@ import math
 import pytest
 
 from milpplan import Problem, simulate, solve
-from milpplan.explain import explain_plan
+from milpplan.explain import Interval, Worth, Yardstick, explain_plan, saved_share
 from milpplan.explain.explain_plan import CHANGES, MORE, questions, worth
-from milpplan.explain.optima import Yardstick, ratio, saved_share
-from milpplan.explain.records import Interval, Worth
-from milpplan.problem.hardware import Accelerator
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.explain.optima import ratio
+from milpplan.problem import Accelerator
+from milpplan.simulation import usable_memory_bytes
 from tests.explain.cases import feasible, holds, truth_s
 from tests.small import GIB, small_hardware, small_problem
 

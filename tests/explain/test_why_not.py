@@ -11,15 +11,13 @@ import pytest
 
 from milpplan import Layout, Problem, explain_plan, solve
 from milpplan.errors import InvalidInputError
-from milpplan.explain.optima import Yardstick
-from milpplan.explain.records import Optimum, WishAnswer
-from milpplan.explain.why_not import WISHABLE, WORDS, answer, neighbours, rule_effects, wished
+from milpplan.explain import WISHABLE, Optimum, WishAnswer, Yardstick
+from milpplan.explain.why_not import WORDS, answer, neighbours, rule_effects, wished
 from milpplan.optimize.bounds.closed_form import compute_bounds
 from milpplan.optimize.space import enumerate_layouts
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.rules import STAGE_RULES
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation import LayoutColumns, usable_memory_bytes
 from tests.explain.cases import feasible, holds, truth_s
 from tests.optimize.brute_force import brute_force
 from tests.small import GIB, small_problem

@@ -21,8 +21,7 @@ import numpy as np
 from benchmarks.launchers import PAIRS, problem_of, same_plan
 from milpplan import Plan, Problem, simulate, solve
 from milpplan.errors import IllegalPlanError
-from milpplan.launchers.records import ConfigLaunch, Launch
-from milpplan.launchers.targets import TARGETS, restrict
+from milpplan.launchers import TARGETS, ConfigLaunch, Launch, restrict
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from tests.launchers.test_targets import drawn_plan
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
+from milpplan.groups import GroupedProblem, Pipeline, Strategy, SwitchTimes
 
 Lengths = tuple[int, ...]
 

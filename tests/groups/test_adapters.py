@@ -9,7 +9,7 @@ import pytest
 from benchmarks.length_groups import case_problem
 from examples.adapters import flexsp, hydraulis
 from milpplan.errors import InfeasibleError
-from milpplan.groups.search import solve_groups
+from milpplan.groups import solve_groups
 
 
 def test_hydraulis_capacities_come_out() -> None:

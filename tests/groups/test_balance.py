@@ -7,9 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from milpplan.groups import Group, GroupedProblem, Pipeline, Strategy, SwitchTimes, arranged
 from milpplan.groups.packing.local_search import balance, first_packings, has_single_micro_batches
-from milpplan.groups.plan import Group, arranged
-from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
 from tests.amounts import first
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.groups.assignment_program import assignment_program, ranked_sets
-from milpplan.groups.bounds.idle_time import IdleTimeBound
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.search import solve_groups, solve_set
-from milpplan.groups.tours import undominated_tours
+from milpplan.groups import ranked_sets, solve_groups, solve_set, undominated_tours
+from milpplan.groups.assignment_program import assignment_program
+from milpplan.groups.bounds import IdleTimeBound, PipelineCuts
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solution import Limits
 from tests.amounts import first

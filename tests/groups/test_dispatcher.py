@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
+from milpplan.groups import GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, solve_groups
 from milpplan.groups.dispatch.dispatcher import Dispatch, Dispatcher
-from milpplan.groups.plan import GroupedPlan
-from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
-from milpplan.groups.search import solve_groups
 from tests.amounts import long_but
 from tests.groups.brute_force import event_time_ns, least_time_ns, random_problem
 

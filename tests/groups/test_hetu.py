@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.document import Degrees
+from milpplan.groups import Degrees, Group, GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, arranged
+from milpplan.groups.bounds import PipelineCuts
 from milpplan.groups.packing.levelled import pack
-from milpplan.groups.plan import Group, GroupedPlan, arranged
-from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
 from milpplan.lengths.hotspa_export import SCRIPT, as_buckets, exported, parallel_config
 from tests.oracles.hotspa_runtime import runtime_packs
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from examples.adapters import flexsp
+from milpplan.groups import GroupedProblem, Kind, Packing, Pipeline, Strategy, SwitchTimes, solve_groups
 from milpplan.groups.packing.local_search import exchange_pairs, first_packings
-from milpplan.groups.plan import Packing
-from milpplan.groups.problem import GroupedProblem, Kind, Pipeline, Strategy, SwitchTimes
-from milpplan.groups.search import solve_groups
 from tests.amounts import first
 
 

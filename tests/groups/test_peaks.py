@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.long_sequence import around, peaks
-from milpplan.groups.bounds.work_envelope import BatchKind, PipelineTable
+from milpplan.groups import FloatArray, Int64Array, Kind, Pipeline, pipeline_times_ns
+from milpplan.groups.bounds import BatchKind, PipelineTable, around
+from milpplan.groups.bounds.long_sequence import peaks
 from milpplan.groups.dispatch.batch_packing import Placed, place, place_around
-from milpplan.groups.problem import FloatArray, Int64Array, Kind, Pipeline, pipeline_times_ns
 
 LONGEST = 8_192
 PIPELINE = Pipeline("deep", 4, 0.2, 4_500, 1e6, LONGEST)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts, best_profile, drain_cut, last_stage_cut
-from milpplan.groups.problem import Kind, Pipeline, pipeline_times_ns
-from milpplan.simulation.layers.terms import Term
+from milpplan.groups import Kind, Pipeline, pipeline_times_ns
+from milpplan.groups.bounds import PipelineCuts, best_profile, last_stage_cut
+from milpplan.groups.bounds.pipeline_bounds import drain_cut
+from milpplan.simulation.layers import Term
 from milpplan.simulation.pipeline.schedule import structure
 from milpplan.simulation.pipeline.step_graph import StepGraph, step_time_ns
 from tests.groups.brute_force import event_time_ns

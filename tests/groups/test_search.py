@@ -11,9 +11,17 @@ from benchmarks.length_groups import case_problem, data, step_problem
 from benchmarks.switch_tables import Weights, switch_s
 from examples.adapters import hydraulis
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
-from milpplan.groups.plan import check, simulate
-from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes, TabledPipeline
-from milpplan.groups.search import solve_groups, solve_set
+from milpplan.groups import (
+    GroupedProblem,
+    Pipeline,
+    Strategy,
+    SwitchTimes,
+    TabledPipeline,
+    check,
+    solve_groups,
+    solve_set,
+)
+from milpplan.groups.plan import simulate
 from tests.groups.brute_force import least_time_ns
 
 CONTENT = data()

@@ -9,11 +9,9 @@ import pytest
 
 from benchmarks.length_groups import case_problem
 from examples.adapters import hydraulis
-from milpplan.groups.bounds.idle_time import CapacityRow, IdleTimeBound
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
+from milpplan.groups import Int64Array, Kind, Pipeline, pipeline_times_ns, solve_groups
+from milpplan.groups.bounds import CapacityRow, IdleTimeBound, PipelineCuts
 from milpplan.groups.packing.levelled import pack, pack_around
-from milpplan.groups.problem import Int64Array, Kind, Pipeline, pipeline_times_ns
-from milpplan.groups.search import solve_groups
 
 LENGTHS = np.array([5, 10, 20, 40, 150, 400])
 COUNTS = np.array([8, 8, 8, 4, 2, 1])

@@ -10,18 +10,8 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload import (
-    LogNormal,
-    Mixture,
-    Pareto,
-    described,
-    fitted_mixture,
-    optimal_buckets,
-    padded,
-    read_lengths,
-    step_of,
-    workload_of,
-)
+from milpplan.groups import optimal_buckets, padded, read_lengths, step_of, workload_of
+from milpplan.groups.workload import LogNormal, Mixture, Pareto, described, fitted_mixture
 
 
 def written(path: Path, text: str) -> Path:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
+from milpplan.launchers import ImportRequest, Launch
 from milpplan.launchers.megatron.launcher import Imported, Megatron, imported, torchrun_script
 from milpplan.launchers.megatron.rules import selective_modules
-from milpplan.launchers.records import ImportRequest, Launch
 from tests.simulation.cases import even_plan, problem_of, random_layout, random_plan, random_problem
 
 VERSION = "d98e8a64"

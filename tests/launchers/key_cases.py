@@ -13,15 +13,13 @@ from typing import Any
 import yaml
 
 from milpplan.errors import MilpplanError
+from milpplan.launchers import TARGETS, Imported, ImportRequest, Known, flat, is_quiet, known_settings
 from milpplan.launchers.accelerate import launcher as accelerate_import
 from milpplan.launchers.accelerate.files import FLAG
 from milpplan.launchers.automodel import launcher as automodel_import
 from milpplan.launchers.deepspeed import launcher as deepspeed_settings
 from milpplan.launchers.nanotron import settings as nanotron_settings
-from milpplan.launchers.records import Imported, ImportRequest
-from milpplan.launchers.settings import Known, flat, is_quiet, known_settings
-from milpplan.launchers.shell.script import script_commands
-from milpplan.launchers.targets import TARGETS
+from milpplan.launchers.shell import script_commands
 from milpplan.launchers.torchtitan import settings as torchtitan_settings
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
 from tests.launchers.test_fuzz import file_of

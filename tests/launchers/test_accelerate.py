@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers import Imported, ImportRequest
 from milpplan.launchers.accelerate.launcher import PROGRAMS, imported
-from milpplan.launchers.records import Imported, ImportRequest
 from tests.simulation.cases import shipped_hardware, shipped_model
 
 YAML = """compute_environment: LOCAL_MACHINE

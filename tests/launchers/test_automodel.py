@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from milpplan.errors import InvalidInputError
+from milpplan.launchers import Imported, ImportRequest
 from milpplan.launchers.automodel.launcher import imported
-from milpplan.launchers.records import Imported, ImportRequest
 from tests.simulation.cases import shipped_hardware, shipped_model
 
 RECIPE: dict[str, Any] = {

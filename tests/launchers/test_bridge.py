@@ -9,10 +9,10 @@ import pytest
 
 from milpplan import Plan, Problem
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers import ImportRequest
 from milpplan.launchers.megatron.launcher import Imported
 from milpplan.launchers.megatron_bridge import launcher as bridge_import
 from milpplan.launchers.megatron_bridge.launcher import CONSTANT, NAMES, SCRIPT, MegatronBridge
-from milpplan.launchers.records import ImportRequest
 from tests.launchers.cases import NAMED, deepseek, llama_uneven, random_case
 from tests.launchers.test_megatron_round_trip import assert_same
 

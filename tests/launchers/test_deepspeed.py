@@ -187,6 +187,7 @@ def test_somebody_elses_file_is_read() -> None:
         ({"fp16": {"enabled": True}}, "fp16.enabled"),
         ({"zero_optimization": {"stage": 4}}, "0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 2}}, "without overlap_comm"),
+        ({"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0}}, "gathers no weights ahead"),
         ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}, "offload_optimizer"),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_hpz_partition_size"),
         ({"tensor_parallel": {"autotp_size": 4}}, "autotp_size"),

@@ -12,14 +12,12 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, MilpplanError
+from milpplan.launchers import TARGETS, Code, Imported, ImportRequest, is_quiet, known_settings
 from milpplan.launchers.accelerate import launcher as accelerate_import
 from milpplan.launchers.automodel import launcher as automodel_import
 from milpplan.launchers.deepspeed import launcher as deepspeed_settings
 from milpplan.launchers.megatron_bridge import launcher as bridge_import
 from milpplan.launchers.nanotron import settings as nanotron_settings
-from milpplan.launchers.records import Imported, ImportRequest
-from milpplan.launchers.settings import Code, is_quiet, known_settings
-from milpplan.launchers.targets import TARGETS
 from milpplan.launchers.torchtitan import settings as torchtitan_settings
 from tests.amounts import long_but
 from tests.launchers.key_cases import Schema, schemas

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from milpplan import simulate
 from milpplan.errors import MilpplanError
-from milpplan.launchers.records import Imported, ImportRequest
-from milpplan.launchers.targets import TARGETS, target_named
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
+from milpplan.launchers import TARGETS, Imported, ImportRequest, target_named
+from milpplan.problem import Layout, Problem
 from tests.amounts import long_but
 from tests.refusals import in_three_parts
 from tests.simulation.cases import even_plan, problem_of, shipped_hardware

@@ -235,9 +235,43 @@ def test_flags_that_are_read_as_harmless_are_of_the_parser() -> None:
     ):  # fmt: skip
         assert name in megatron_flags()
         assert not is_quiet(name)
+    for name in ("--use-checkpoint-args", "--rerun-mode", "--log-params-norm"):
+        assert not is_quiet(name)
     for name in ("--lr", "--data-path", "--tensorboard-dir", "--save-interval", "--seed", "--adam-beta1"):
         assert name in megatron_flags()
         assert is_quiet(name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--use-checkpoint-args", "--use-mp-args-from-checkpoint-args", "--rerun-mode report_stats"),
+        *("--distributed-backend gloo", "--empty-unused-memory-level 1", "--timing-log-level 2"),
+        *("--log-params-norm", "--log-num-zeros-in-grad", "--log-max-attention-logit"),
+    ],
+)
+def test_what_works_in_every_step_is_refused(words: str) -> None:
+    """Sizes that a checkpoint decides, steps that run twice, messages through hosts, memory given back in every
+    step, timers that wait for the device, and norms of all weights: none is a record between steps."""
+    with pytest.raises(InvalidInputError, match=words.split()[0]):
+        read(SCRIPT.replace("MORE", words))
+    name = words.split()[0]
+    assert read(SCRIPT.replace("MORE", words), ignored=(name,)).plan == read().plan
+
+
+@pytest.mark.parametrize(
+    "words", ["--rerun-mode disabled", "--distributed-backend nccl", "--timing-log-level 0", "--log-interval 1"]
+)
+def test_other_values_of_such_flags_cost_nothing(words: str) -> None:
+    """They are read without a word."""
+    found = read(SCRIPT.replace("MORE", words))
+    assert (found.plan, found.ignored_flags) == (read().plan, ())
+
+
+def test_positions_that_are_not_priced_are_refused() -> None:
+    """A model without positions spares the rotation that is priced."""
+    with pytest.raises(InvalidInputError, match="position-embedding-type is none"):
+        read(SCRIPT.replace("--position-embedding-type rope", "--position-embedding-type none"))
 
 
 @pytest.mark.parametrize("value", ["{a: 1}", "[[1]]", "2026-01-01"])
@@ -305,6 +339,7 @@ ALIKE = {
     "--accumulate-allreduce-grads-in-fp32": "the default with bf16",
     "--data-parallel-sharding-strategy": "no_shard is the default",
     "--moe-grouped-gemm": "the default of its dispatcher",
+    "--rerun-mode": "disabled runs every step once, as the default does",
 }
 """Flags that are read and whose value in this test changes nothing in these scripts, with the reason."""
 

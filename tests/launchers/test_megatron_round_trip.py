@@ -9,11 +9,10 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError
+from milpplan.launchers import ImportRequest
 from milpplan.launchers.megatron.launcher import Megatron, imported, torchrun_script
 from milpplan.launchers.megatron.rules import MEGATRON
-from milpplan.launchers.records import ImportRequest
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.problem import NodeGroup
+from milpplan.problem import ModelSpec, NodeGroup
 from tests.launchers.cases import NAMED, VERSION, legal_layout, random_case, round_trip
 from tests.simulation.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
 

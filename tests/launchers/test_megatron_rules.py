@@ -7,7 +7,7 @@ import pytest
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.megatron.arguments import Arguments, checked, megatron_flags
 from milpplan.launchers.megatron.rules import RULES, broken_rules, check_environment, check_rules
-from milpplan.launchers.shell.launch_text import pairs_of
+from milpplan.launchers.shell import pairs_of
 
 DENSE = (
     "--num-layers 80 --hidden-size 8192 --num-attention-heads 64 --group-query-attention --num-query-groups 8 "

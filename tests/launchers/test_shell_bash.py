@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.shell.script import script_commands
-from milpplan.launchers.shell.tree import MARK, is_mark, readable
+from milpplan.launchers.shell import is_mark, readable, script_commands
+from milpplan.launchers.shell.tree import MARK
 from tests.amounts import long_but
 
 STUB = '#!/bin/sh\nfor one in "$@"; do printf "%s\\001" "$one" >> "$LOG"; done\nprintf "\\002" >> "$LOG"\n'

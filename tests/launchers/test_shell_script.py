@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.shell.script import script_commands
-from milpplan.launchers.shell.tree import deciders_in, unknown_in
+from milpplan.launchers.shell import script_commands, unknown_in
+from milpplan.launchers.shell.tree import deciders_in
 from tests.amounts import long_but
 
 SCRIPT = r"""#!/bin/bash

@@ -10,14 +10,12 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError, UnknownNameError
-from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.targets import TARGETS, restrict
+from milpplan.launchers import TARGETS, ImportRequest, restrict
+from milpplan.optimize import SolveOptions, target_price
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.solve import target_price
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import even_splits
-from milpplan.problem.problem import NodeGroup
+from milpplan.problem import NodeGroup
 from tests.amounts import long_but
 from tests.simulation.cases import problem_of, shipped_hardware
 

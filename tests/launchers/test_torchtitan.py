@@ -13,11 +13,11 @@ import pytest
 
 from milpplan import Layout, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers.records import ImportRequest
+from milpplan.launchers import ImportRequest
 from milpplan.launchers.torchtitan.launcher import Torchtitan, imported
 from milpplan.launchers.torchtitan.run import NEWEST, RULES, V022, V030, Run, broken_rules, flavors
 from milpplan.launchers.torchtitan.settings import known
-from milpplan.simulation.layers.parameters import total_parameters
+from milpplan.simulation.layers import total_parameters
 from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import NAMED, VERSIONS, qwen_sharded, random_case, round_trip, staged
 from tests.simulation.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware

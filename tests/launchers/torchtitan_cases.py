@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
-from milpplan.launchers.records import Imported, ImportRequest
+from milpplan.launchers import Imported, ImportRequest
 from milpplan.launchers.torchtitan.launcher import Torchtitan, imported
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
 from tests.simulation.cases import problem_of

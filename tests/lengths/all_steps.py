@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from milpplan.groups.workload import Workload, workload_of
-from milpplan.lengths.replica_time import micro_batch_times
+from milpplan.groups import Workload, workload_of
+from milpplan.lengths import micro_batch_times
 from milpplan.lengths.side_by_side.teams import Family, Turn
 from tests.lengths.cases import GRAIN
 

@@ -11,9 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.lengths.replica_time import micro_batch_times, pipeline_ns
-from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.switches import Switches
+from milpplan.lengths import StrategyTables, Switches, micro_batch_times, pipeline_ns
 
 Counts = tuple[int, ...]
 NEVER = 10**18

@@ -6,12 +6,10 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.groups.workload import Workload, workload_of
-from milpplan.lengths.candidates import quantum_problem
-from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.groups import Workload, workload_of
+from milpplan.lengths import Load, StrategyTables, quantum_problem
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, even_weights, subgradient_bound_ns
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from tests.small import small_model, small_problem
 
 GRAIN = 128

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from milpplan.lengths import StrategyTables, Switches, replicas_ns
 from milpplan.lengths.baselines import (
     BOUNDARIES,
     Bucket,
@@ -19,10 +20,7 @@ from milpplan.lengths.baselines import (
     packs,
     rounds,
 )
-from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.switches import Switches
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
 

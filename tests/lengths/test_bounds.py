@@ -8,13 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.long_sequence import best_mixture, group_ns, load_bound, long_bound, path_bound
-from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.groups.bounds.pipeline_bounds import Window, chord
+from milpplan.groups.bounds import StageLoads, Window, best_mixture, chord, group_ns, load_bound, long_bound
+from milpplan.groups.bounds.long_sequence import path_bound
+from milpplan.lengths import Load, StrategyTables, pipeline_ns, replicas_ns
 from milpplan.lengths.bounds.work_bounds import LinearBounds, heaviest, latencies
-from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.replica_time import pipeline_ns, replicas_ns
-from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, lp_bound_ns
 from milpplan.lengths.turns.screening import branched, screened, split
 from tests.lengths.cases import GRAIN, mixed_ns, pool, pool_of, random_micro_batches, workload

@@ -8,10 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.long_sequence import load_bound
-from milpplan.lengths.candidates import quantum_problem
-from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.strategy_tables import MAX_QUANTA, StrategyTables
+from milpplan.groups.bounds import load_bound
+from milpplan.lengths import MAX_QUANTA, Load, StrategyTables, quantum_problem
 from milpplan.lengths.turns.turn_dispatch import PipelineBound
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem

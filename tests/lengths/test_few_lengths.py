@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from milpplan import Job, Problem, load_hardware, load_model, solve_lengths, workload_of
+from milpplan.lengths import Load, StrategyTables, cutoff_ns
 from milpplan.lengths.bounds.longest_sequence_branching import ClassAssignments, fewest_bins
 from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, NOTHING, WITHOUT, PinnedItem
-from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.single.single_strategy_search import Incumbents
-from milpplan.lengths.steps import cutoff_ns
-from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.cases import GRAIN, deep_pool
 
 STEPS: dict[str, tuple[str, str, int, list[int], int, dict[str, tuple[int, ...]], dict[str, Any]]] = {

@@ -9,8 +9,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds.long_sequence import best_mixture
-from milpplan.groups.bounds.pipeline_bounds import Window
+from milpplan.groups.bounds import Window, best_mixture
+from milpplan.lengths import StrategyTables, micro_batch_times, recomputes_less, replicas_ns
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
 from milpplan.lengths.bounds.configuration_columns import ConfigurationLP, Start, improved, optimise_prices, worths
 from milpplan.lengths.bounds.micro_batch_pricing import (
@@ -21,8 +21,6 @@ from milpplan.lengths.bounds.micro_batch_pricing import (
     MicroBatchPricing,
     PinnedItem,
 )
-from milpplan.lengths.replica_time import micro_batch_times, replicas_ns
-from milpplan.lengths.strategy_tables import StrategyTables, recomputes_less
 from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches
 
 

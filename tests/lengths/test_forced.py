@@ -7,15 +7,13 @@ import time
 import numpy as np
 import pytest
 
+from milpplan.lengths import Step, StrategyTables, replicas_ns
 from milpplan.lengths.bounds.exclusive_sequences import (
     exclusive_bounds,
     exclusive_pipeline_bounds,
     longest,
     max_exclusive,
 )
-from milpplan.lengths.replica_time import replicas_ns
-from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.screening import branched
 from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import pool_of, random_packings, workload

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from milpplan.groups.bounds.long_sequence import load_bound, path_bound
-from milpplan.groups.bounds.path_mixtures import StageLoads
+from milpplan.groups.bounds import StageLoads, load_bound
+from milpplan.groups.bounds.long_sequence import path_bound
+from milpplan.lengths import pipeline_ns
 from milpplan.lengths.bounds.work_bounds import corners
-from milpplan.lengths.replica_time import pipeline_ns
 
 
 def test_every_pair_has_at_least_a_mixture_of_the_corners() -> None:

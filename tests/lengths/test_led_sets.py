@@ -7,9 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from milpplan.lengths.replica_time import replicas_ns
-from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.lengths import Step, StrategyTables, replicas_ns
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.lengths.turns.set_branch_and_bound import ReplicaInequalities, SetBranchAndBound
 from milpplan.lengths.turns.turn_search import TurnSearch

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from milpplan.lengths import Step, StrategyTables
 from milpplan.lengths.bounds.work_bounds import LinearBounds
-from milpplan.lengths.steps import Step
-from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, lp_bound_ns, single_row_bound_ns
 from milpplan.lengths.turns.screening import StrategySet, screened, split
 from milpplan.lengths.turns.turn_search import TurnSearch
-from milpplan.simulation.layout_columns import FloatArray
+from milpplan.simulation import FloatArray
 from tests.lengths.cases import deep_pool, mixed_ns, pool
 
 NUMBER = 6

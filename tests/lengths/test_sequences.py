@@ -9,22 +9,26 @@ import pytest
 
 from milpplan import load_model
 from milpplan.errors import InvalidInputError
-from milpplan.groups.problem import Kind, Pipeline
-from milpplan.groups.workload import Workload, workload_of
-from milpplan.lengths.candidates import quantum_problem
-from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.records import SequenceRules
-from milpplan.lengths.replica_time import micro_batch_times
-from milpplan.lengths.sequences import bucketed, check_rules, least_padding, sequence_flops
+from milpplan.groups import Kind, Pipeline, Workload, workload_of
+from milpplan.lengths import (
+    Load,
+    SequenceRules,
+    StrategyTables,
+    bucketed,
+    check_rules,
+    least_padding,
+    micro_batch_times,
+    quantum_problem,
+)
+from milpplan.lengths.sequences import sequence_flops
 from milpplan.lengths.side_by_side.sequence_duals import Contents
 from milpplan.lengths.side_by_side.teams import Family
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.strategy_tables import StrategyTables, pack_padded
+from milpplan.lengths.strategy_tables import pack_padded
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.kernels import average_keys
-from milpplan.simulation.layers.parameters import model_flops_per_token
-from milpplan.simulation.packed_sequences import sequence_cores
+from milpplan.problem import Problem
+from milpplan.simulation import sequence_cores
+from milpplan.simulation.layers import average_keys, model_flops_per_token
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from milpplan.lengths.steps import Step
+from milpplan.lengths import Step
 from milpplan.lengths.turns.screening import Node
 from milpplan.lengths.turns.turn_search import (
     SetProcess,

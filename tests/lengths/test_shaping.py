@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.length_jobs import Case, LogNormalLaw, Wikipedia
-from milpplan.lengths.candidates import quantum_problem
-from milpplan.lengths.cost_tables import Load
+from milpplan.lengths import Load, StrategyTables, quantum_problem
 from milpplan.lengths.single.packing_local_search import packings_by_shape
-from milpplan.lengths.strategy_tables import StrategyTables
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InfeasibleError, InvalidInputError
-from milpplan.groups.workload import Workload, workload_of
-from milpplan.lengths.records import LengthsResult
-from milpplan.lengths.sequences import MAX_SEQUENCES
+from milpplan.groups import Workload, workload_of
+from milpplan.lengths import MAX_SEQUENCES, LengthsResult, Step
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.steps import Step
 from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem

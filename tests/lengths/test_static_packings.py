@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.length_jobs import ALIGNMENT, Case, K, ParetoTail
-from milpplan.lengths.candidates import quantum_problem
-from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.replica_time import replicas_ns
+from milpplan.lengths import Load, Packed, StrategyTables, quantum_problem, replicas_ns
 from milpplan.lengths.single.single_strategy_search import Incumbents
-from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from tests.lengths.cases import GRAIN, pool
 
 

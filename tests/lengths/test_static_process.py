@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from milpplan.groups.workload import workload_of
+from milpplan.groups import workload_of
+from milpplan.lengths import LengthsResult, StrategyTables
 from milpplan.lengths import solve_lengths as solving
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
-from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.single import single_strategy_process as static_process
 from milpplan.lengths.single.single_strategy_process import (
     SingleProcessRequest,
@@ -18,7 +18,6 @@ from milpplan.lengths.single.single_strategy_process import (
     SingleStrategyWorker,
 )
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
-from milpplan.lengths.strategy_tables import StrategyTables
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem
 

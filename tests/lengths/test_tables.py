@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Problem, load_hardware, load_model
-from milpplan.groups.problem import Pipeline, pipeline_times_ns
-from milpplan.lengths.candidates import quantum_problem
-from milpplan.lengths.cost_tables import finish_ns, line_below
-from milpplan.lengths.replica_time import micro_batch_times, pipeline_ns, replicas_ns
-from milpplan.problem.problem import Job
-from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layers.terms import EXPOSED
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.packed_sequences import packed_times, sequence_cores
+from milpplan.groups import Pipeline, pipeline_times_ns
+from milpplan.lengths import line_below, micro_batch_times, pipeline_ns, quantum_problem, replicas_ns
+from milpplan.lengths.cost_tables import finish_ns
+from milpplan.problem import Job
+from milpplan.simulation import LayoutColumns, packed_times, sequence_cores, simulate
+from milpplan.simulation.layers import EXPOSED, layer_seconds
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, simulate_times
-from milpplan.simulation.simulator import simulate
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches, workload
 from tests.small import small_problem
 

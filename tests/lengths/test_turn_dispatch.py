@@ -12,12 +12,12 @@ import pytest
 
 from milpplan import LengthsResult, Problem, load_model, solve_lengths
 from milpplan.errors import InvalidInputError
+from milpplan.groups import DispatchFile, workload_of
 from milpplan.groups.dispatch.dispatcher import Dispatcher
-from milpplan.groups.document import DispatchFile, plan_file, read_plan
-from milpplan.groups.workload import workload_of
-from milpplan.lengths.candidates import candidates, quantum_problem
-from milpplan.lengths.hotspa_export import as_buckets, check_model, exported
-from milpplan.lengths.records import SequenceRules
+from milpplan.groups.document import plan_file, read_plan
+from milpplan.lengths import SequenceRules, check_model, quantum_problem
+from milpplan.lengths.candidates import candidates
+from milpplan.lengths.hotspa_export import as_buckets, exported
 from milpplan.lengths.turns.turn_dispatch import TurnDispatch, TurnDispatcher
 from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, workload

@@ -14,9 +14,16 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload import Workload, workload_of
-from milpplan.lengths.candidates import quantum_problem
-from milpplan.lengths.cost_tables import Load
+from milpplan.groups import Workload, workload_of
+from milpplan.lengths import (
+    LengthsResult,
+    Load,
+    Packed,
+    SequenceRules,
+    StrategyTables,
+    quantum_problem,
+    replicas_ns,
+)
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
     close,
@@ -28,13 +35,10 @@ from milpplan.lengths.heterogeneous.count_program import (
     whole_shares,
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousBound, HeterogeneousPacker, HeterogeneousSearch
-from milpplan.lengths.records import LengthsResult, SequenceRules
-from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.lengths.solve_lengths import solve_lengths
-from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation import IntArray
 from tests.lengths.all_steps import partitions
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem

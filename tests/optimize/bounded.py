@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layout_bounds
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
-from milpplan.simulation.states import least_held_bytes
+from milpplan.problem import Layout, Problem
+from milpplan.simulation import LayoutCosts, least_held_bytes, usable_memory_bytes
+from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.brute_force import costed_plans
 
 

@@ -17,13 +17,26 @@ import numpy as np
 from milpplan import Layout, Plan, Recompute, VirtualStage
 from milpplan.optimize.space.enumerate_layouts import kept_rules, layout_space
 from milpplan.optimize.space.rules import EXECUTION
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import IntArray, LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, host_capacity_bytes, layout_costs, usable_memory_bytes
-from milpplan.simulation.mixed_costs import RankCosts, cluster_costs, rank_capacities, rank_types
+from milpplan.problem import Problem
+from milpplan.simulation import (
+    IntArray,
+    LayoutColumns,
+    LayoutCosts,
+    RankCosts,
+    StageOptions,
+    cluster_costs,
+    durations,
+    host_capacity_bytes,
+    plan_stages,
+    rank_capacities,
+    rank_memory,
+    rank_types,
+    stage_options,
+    step_times_ns,
+    usable_memory_bytes,
+)
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.pipeline.schedule import live_profiles
-from milpplan.simulation.simulator import rank_memory, step_times_ns
-from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
 
 
 def recompute_choices(modes: Sequence[str], count: int) -> list[tuple[int, int]]:

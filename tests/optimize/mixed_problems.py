@@ -7,9 +7,8 @@ from typing import Any
 
 from milpplan import HardwareSpec, ModelSpec
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.hardware import HostMemory, SizeCurve
-from milpplan.problem.problem import Job, NodeGroup, Problem, Space
-from milpplan.simulation.mixed_costs import costs_of
+from milpplan.problem import HostMemory, Job, NodeGroup, Problem, SizeCurve, Space
+from milpplan.simulation import costs_of
 from tests.optimize.brute_force import num_plans, time_and_peak
 from tests.optimize.problems import FAMILIES, RECOMPUTE_SETS, random_hardware, random_model, random_plan
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from milpplan import Layout
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.plan import RankOrder
-from milpplan.problem.problem import Job, Mixing, NodeGroup, Problem, Space
-from milpplan.simulation.replica_costs import ReplicaView, costs_of_replicas, joined_plan
+from milpplan.problem import Job, Mixing, NodeGroup, Problem, RankOrder, Space
+from milpplan.simulation import ReplicaView, costs_of_replicas, joined_plan
 from tests.optimize.brute_force import Best, Costed, brute_force, costed_plans, num_plans, weight
 from tests.optimize.mixed_problems import with_memories
 from tests.optimize.problems import FAMILIES, RECOMPUTE_SETS, random_hardware, random_model

@@ -13,9 +13,8 @@ from milpplan.optimize.space.layout_space import Choices, within
 from milpplan.optimize.space.lazy_product import Blocks, apply_rules, boxes
 from milpplan.optimize.space.rule_filter import Rule, RuleFilter
 from milpplan.optimize.space.rules import offloads
-from milpplan.problem.plan import SCHEDULES, SPLIT_SCHEDULES
-from milpplan.problem.problem import Problem, Space
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.problem import SCHEDULES, SPLIT_SCHEDULES, Problem, Space
+from milpplan.simulation import IntArray
 from tests.amounts import long_but
 from tests.optimize.test_layouts import small
 

@@ -17,10 +17,9 @@ from milpplan.optimize.bounds import lagrangian_memory
 from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layout_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.problem import Job, Problem, Space
-from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
-from milpplan.simulation.layout_costs import CostTable, layout_costs, usable_memory_bytes
-from milpplan.simulation.states import least_held_bytes
+from milpplan.problem import Job, Problem, Space
+from milpplan.simulation import CostTable, FloatArray, LayoutColumns, least_held_bytes, usable_memory_bytes
+from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import few_or_many, long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import time_and_peak

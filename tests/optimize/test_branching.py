@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from milpplan import Layout, solve
+from milpplan.optimize import Counters, SolveOptions
 from milpplan.optimize.bounds.closed_form import max_layers_on_ranks
-from milpplan.optimize.context import Counters
+from milpplan.optimize.layout import LayoutContext, LayoutSolver, LayoutState, fitted_plan
 from milpplan.optimize.layout.compact_relaxation import num_inner
-from milpplan.optimize.layout.cutting_planes import LayoutState
 from milpplan.optimize.layout.layer_branching import (
     BranchingTree,
     candidate_branchings,
@@ -24,23 +24,16 @@ from milpplan.optimize.layout.layer_branching import (
     improve,
     strong_branching,
 )
-from milpplan.optimize.layout.layout_solver import LayoutSolver
-from milpplan.optimize.layout.rounding import fitted_plan
-from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import even_splits
-from milpplan.problem.problem import ANY_SPLIT_LAYERS, Problem, Space
-from milpplan.reports.answers.solve import solve_blocks
+from milpplan.problem import ANY_SPLIT_LAYERS, Problem, Space
+from milpplan.reports.answers import solve_blocks
 from milpplan.reports.documents.document import result_document
 from milpplan.reports.terminal import terminal_text
 from milpplan.reports.words.plan_words import space_text
-from milpplan.simulation.layout_columns import BoolArray, IntArray
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation import BoolArray, IntArray, plan_stages, rank_memory, simulate, usable_memory_bytes
 from milpplan.simulation.pipeline.step_graph import StepGraph
-from milpplan.simulation.simulator import rank_memory, simulate
-from milpplan.simulation.stages import plan_stages
 from tests.amounts import first, long_but
 from tests.optimize.brute_force import Costed, constants, costed_plans
 from tests.optimize.problems import random_problem

@@ -211,7 +211,7 @@ def test_all_that_may_be_below_a_value_is_opened() -> None:
     search.best = 1.0, uniform_plan(problem, space.at(0), "none")
     search.open_all()
     assert np.array_equal(np.sort(search.explored.rows), np.flatnonzero(values < search.keep_below))
-    assert search.explored.frontier.bound >= search.keep_below
+    assert search.explored.closed.bound >= search.keep_below
 
 
 SMALL = Budget(groups_at_once=40, blocks_at_once=3)
@@ -261,10 +261,10 @@ def test_a_large_space_is_bounded_before_it_is_taken_apart() -> None:
     assert search.best is not None
     assert known.report is not None
     assert search.best[0] == known.report.step_time_ns
-    assert search.explored.frontier.closed.whole.mean() > 0.5
+    assert search.explored.closed.state.whole.mean() > 0.5
     assert search.prune_record().count("open") == 0
-    again = search.explored.frontier.closed_again()
-    assert not again.closed.opened.any()
+    again = search.explored.closed.closed_again()
+    assert not again.state.opened.any()
     assert again.bound <= search.global_bound()
 
 

@@ -20,8 +20,7 @@ import pytest
 
 from milpplan import PlanResult, Problem, solve
 from milpplan.errors import InvalidInputError, UnavailableError
-from milpplan.optimize.context import Counters
-from milpplan.optimize.result import SolveOptions
+from milpplan.optimize import Counters, SolveOptions
 from milpplan.optimize.search import branch_phase
 from milpplan.optimize.search.branch_phase import Begun, Worker, WorkerInit, moves
 from milpplan.parallel import WorkerProcess

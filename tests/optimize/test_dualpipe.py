@@ -12,14 +12,13 @@ import pytest
 from milpplan import Space, load_hardware, load_model, solve
 from milpplan.optimize.bounds.closed_form import compute_bounds, layout_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
-from milpplan.optimize.layout.rounding import analytic_paths
+from milpplan.optimize.layout import analytic_paths
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
-from milpplan.problem.plan import PAIRED_SCHEDULES, SCHEDULES, Layout
-from milpplan.problem.problem import Job, Problem
+from milpplan.problem import PAIRED_SCHEDULES, SCHEDULES, Job, Layout, Problem
+from milpplan.simulation import durations, plan_stages
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.pipeline.critical_path import critical_path
 from milpplan.simulation.pipeline.step_graph import StepGraph
-from milpplan.simulation.stages import durations, plan_stages
 from tests.amounts import long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import (

@@ -12,9 +12,9 @@ from milpplan import Layout, load_hardware, load_model, simulate, solve
 from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.rules import EXECUTION
-from milpplan.problem.hardware import HostMemory, SizeCurve
-from milpplan.problem.problem import Job, Problem, Space
-from milpplan.simulation.layout_costs import host_capacity_bytes, layout_costs
+from milpplan.problem import HostMemory, Job, Problem, SizeCurve, Space
+from milpplan.simulation import host_capacity_bytes
+from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import brute_force, costed_plans, naive_layouts

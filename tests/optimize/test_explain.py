@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from milpplan import Problem, Range, fixed, solve
-from milpplan.optimize import infeasibility
+from milpplan.optimize import Effort, explain, infeasibility
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.infeasibility import Effort, explain
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.brute_force import time_and_peak

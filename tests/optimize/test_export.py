@@ -7,11 +7,11 @@ import pulp
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.milp import program as write_program
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.milp.program import ProgramBuilder, portable_names, write_lp, write_mps
+from milpplan.optimize.milp.program import ProgramBuilder
 from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import brute_force, random_program
+from milpplan.optimize.milp.write_program import portable_names, write_lp, write_mps
 from tests.amounts import first
 
 
@@ -79,7 +79,7 @@ def test_a_failed_export_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(pulp.LpProblem, "writeLP", fail)
     with pytest.raises(RuntimeError, match="disk full"):
-        write_program.write_lp(random_program(1), path)
+        write_lp(random_program(1), path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from milpplan import Plan, PlanResult, Problem, simulate, solve
+from milpplan.optimize import SolveOptions
 from milpplan.optimize import solve as planner
 from milpplan.optimize.fewest import FewestSearch
 from milpplan.optimize.objective import on_gpus
-from milpplan.optimize.result import SolveOptions
-from milpplan.problem.problem import Range
-from milpplan.reports.answers.hardware_choice import FewestDocument
+from milpplan.problem import Range
+from milpplan.reports.answers import FewestDocument
 from tests.amounts import first
 from tests.optimize.problems import random_problem
 from tests.test_cli import run

@@ -13,12 +13,16 @@ from milpplan import load_hardware, load_model, solve
 from milpplan.optimize.bounds.closed_form import layout_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Job, Problem, Space
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import layout_costs, usable_memory_bytes
-from milpplan.simulation.simulator import rank_memory, step_times_ns
-from milpplan.simulation.stages import durations, plan_stages
+from milpplan.problem import Job, Plan, Problem, Space
+from milpplan.simulation import (
+    LayoutColumns,
+    durations,
+    plan_stages,
+    rank_memory,
+    step_times_ns,
+    usable_memory_bytes,
+)
+from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.problems import random_plan
 
 PLANS = 1000

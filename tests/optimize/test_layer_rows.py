@@ -8,13 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from milpplan.optimize.layout import LayoutContext
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.rank_relaxation import RankRelaxation, rank_choices
-from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import layers_up_to, run_counts, run_positions
-from milpplan.simulation.layout_columns import IntArray
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.simulation import IntArray, usable_memory_bytes
 from tests.optimize.brute_force import constants
 from tests.optimize.problems import random_problem
 from tests.optimize.test_branching import NEVER, splits_of

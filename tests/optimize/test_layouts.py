@@ -11,14 +11,24 @@ import pytest
 
 from milpplan import Range
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.infeasibility import explain
-from milpplan.optimize.solve import fixed
+from milpplan.optimize import explain, fixed
 from milpplan.optimize.space import enumerate_layouts, rule_filter
 from milpplan.optimize.space.enumerate_layouts import broken_rules, divisors, layout_space
-from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
-from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, Layout, Plan, VirtualStage
-from milpplan.problem.problem import Problem, Space
-from milpplan.simulation.simulator import simulate
+from milpplan.problem import (
+    RANK_ORDERS,
+    SCHEDULES,
+    DenseMlp,
+    GroupedQueryAttention,
+    LayerRun,
+    Layout,
+    MixtureOfExperts,
+    ModelSpec,
+    Plan,
+    Problem,
+    Space,
+    VirtualStage,
+)
+from milpplan.simulation import simulate
 from tests.amounts import long_but
 from tests.simulation.cases import even_plan, problem_of
 from tests.simulation.rank_listing import listed

@@ -200,7 +200,7 @@ def test_too_little_memory_is_explained() -> None:
     )
     assert solve(problem).status == "infeasible"
     text = str(explain(problem))
-    assert f"{large.accelerator.name} has 75.6 GiB usable" in text
+    assert f"{large.accelerator.name} has 71.6 GiB usable of 80.0 GiB with a margin of 4.0 GiB" in text
     assert "on every GPU of the node type that has most" in text
     assert f"GPUs in all, the added ones {small.name}" in text
 

@@ -19,12 +19,13 @@ from milpplan.optimize.milp import backends, whole_program
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.milp.degrees import DEGREES, Degrees, exponents, primes_of
-from milpplan.optimize.milp.program import IntArray, Program, ProgramBuilder, write_lp, write_mps
+from milpplan.optimize.milp.program import IntArray, Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits, Solution, violations
 from milpplan.optimize.milp.whole_program import monolithic_program, solve_monolithic
+from milpplan.optimize.milp.write_program import write_lp, write_mps
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.problem import Job, Problem
-from milpplan.simulation.layout_columns import column_value
+from milpplan.problem import Job, Problem
+from milpplan.simulation import column_value
 from tests.amounts import first, long_but
 from tests.optimize.brute_force import Best, brute_force, naive_layouts
 from tests.optimize.problems import FAMILIES, batch_range, random_problem

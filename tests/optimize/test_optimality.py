@@ -84,10 +84,13 @@ def test_optimum_is_that_of_brute_force(backend: str, block: int, count: int) ->
 @pytest.mark.parametrize("share", long_but((0.25,), (0.05, 0.25, 0.5)))
 def test_optimum_with_a_margin_is_that_of_brute_force(backend: str, share: float) -> None:
     """Where plans leave a share of the memory, ``solve`` and the program of the whole space find the best of
-    devices that are smaller by that share, and its report still speaks of the memory that is there."""
+    devices that are smaller by that share, with and without ZeRO 2 and 3 in pipelines, and the report still speaks
+    of the memory that is there."""
     kind = ("uniform", "free")
     for seed in range(6000, 6004):
         problem = random_problem(seed, kind=kind[seed % 2])
+        space = problem.space.model_copy(update={"zero_pipeline": seed % 4 == 1})
+        problem = problem.model_copy(update={"space": space})
         asked = with_margin(problem, share, of_space=seed % 4 < 2)
         installed = asked.hardware.accelerator.memory_bytes
         best = brute_force(with_memory(problem, installed - int(share * installed)))

@@ -10,21 +10,25 @@ from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, load_hardware, load_model
 from milpplan.optimize.bounds.split_bounds import SplitBounds
+from milpplan.optimize.layout import LayoutContext, LayoutProgram, analytic_paths, stage_menu
 from milpplan.optimize.layout.compact_relaxation import RESOLUTION, CompactRelaxation
-from milpplan.optimize.layout.layout_program import LayoutProgram
 from milpplan.optimize.layout.layout_solver import max_stage_layers
-from milpplan.optimize.layout.rounding import analytic_paths, chunk_paths
-from milpplan.optimize.layout.stage_options import LayoutContext, stage_menu
+from milpplan.optimize.layout.rounding import chunk_paths
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import violations
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.problem import Job, Problem, Space
-from milpplan.simulation.layout_columns import IntArray
-from milpplan.simulation.layout_costs import LayoutCosts, usable_memory_bytes
+from milpplan.problem import Job, Problem, Space
+from milpplan.simulation import (
+    IntArray,
+    LayoutCosts,
+    durations,
+    plan_stages,
+    rank_memory,
+    step_times_ns,
+    usable_memory_bytes,
+)
 from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term
-from milpplan.simulation.simulator import rank_memory, step_times_ns
-from milpplan.simulation.stages import durations, plan_stages
 from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import constants, costed_plans
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory

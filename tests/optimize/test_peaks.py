@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from milpplan import Layout
-from milpplan.optimize.context import Counters
+from milpplan.optimize import Counters
+from milpplan.optimize.layout import LayoutContext, LayoutState, analytic_paths
 from milpplan.optimize.layout import layer_branching as layer_branching
 from milpplan.optimize.layout.compact_relaxation import (
     CompactRelaxation,
@@ -19,12 +20,11 @@ from milpplan.optimize.layout.compact_relaxation import (
     fullest_stage_branching,
     num_inner,
 )
-from milpplan.optimize.layout.cutting_planes import LayoutState, rounds_on
+from milpplan.optimize.layout.cutting_planes import rounds_on
 from milpplan.optimize.layout.rank_relaxation import EventTimeRelaxation
-from milpplan.optimize.layout.rounding import analytic_paths, chunk_paths
-from milpplan.optimize.layout.stage_options import LayoutContext
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import FloatArray
+from milpplan.optimize.layout.rounding import chunk_paths
+from milpplan.problem import Problem
+from milpplan.simulation import FloatArray
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, step_time_ns
 from tests.optimize.brute_force import Costed
 from tests.optimize.test_branching import free_cases, narrowed_somewhere, some, splits_of

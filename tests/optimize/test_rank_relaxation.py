@@ -8,18 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.optimize.context import Counters
+from milpplan.optimize import Counters
+from milpplan.optimize.layout import LayoutContext, LayoutState, analytic_paths
 from milpplan.optimize.layout import layer_branching as layer_branching
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation, ceiling_paths
-from milpplan.optimize.layout.cutting_planes import LayoutState, rounds_on
+from milpplan.optimize.layout.cutting_planes import rounds_on
 from milpplan.optimize.layout.rank_relaxation import RankRelaxation, rank_choices
-from milpplan.optimize.layout.rounding import analytic_paths, chunk_paths
-from milpplan.optimize.layout.stage_options import LayoutContext
-from milpplan.problem.plan import Plan, Recompute, VirtualStage
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.optimize.layout.rounding import chunk_paths
+from milpplan.problem import Plan, Problem, Recompute, VirtualStage
+from milpplan.simulation import IntArray, durations, plan_stages
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term
-from milpplan.simulation.stages import durations, plan_stages
 from tests.optimize.brute_force import Costed
 from tests.optimize.test_branching import narrowed_somewhere, some
 from tests.optimize.test_branching import test_trees_end_at_the_best_plan as check_trees

@@ -10,7 +10,7 @@ import pytest
 from milpplan import Plan, Problem, solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_parts, recomputes_as_declared
-from milpplan.simulation.layout_costs import host_capacity_bytes, usable_memory_bytes
+from milpplan.simulation import host_capacity_bytes, usable_memory_bytes
 from tests.amounts import long_but
 from tests.optimize.brute_force import costed_layouts, deadline_ns, weight
 from tests.optimize.problems import random_problem

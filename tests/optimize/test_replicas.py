@@ -260,6 +260,7 @@ def test_rows_of_sharding_are_found_again() -> None:
     with their rule's name."""
     hardware = preset("dgx-a100-80"), preset("dgx-h100")
     problem = two_types(load_model("llama3-8b"), *hardware, 16, mixing=BOTH, pp=(2,), tp=(2,), vpp=(1,))
+    problem = problem.model_copy(update={"space": problem.space.model_copy(update={"zero_pipeline": True})})
     space = layout_space(problem)
     layouts = [space.at(row) for row in range(len(space))]
     assert [space.find(layout) for layout in layouts] == list(range(len(layouts)))

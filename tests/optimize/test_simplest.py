@@ -8,8 +8,8 @@ import pytest
 from milpplan import Plan, PlanResult, SolveOptions, simulate, solve
 from milpplan.answers import num_untested_terms
 from milpplan.optimize.search.simplest import SIMULATED, Simplicity, searched_gap, simplicity
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.problem import Problem
+from milpplan.simulation import usable_memory_bytes
 from tests.amounts import long_but
 from tests.optimize.brute_force import brute_force, costed_layouts, deadline_ns, weight
 from tests.optimize.problems import random_problem

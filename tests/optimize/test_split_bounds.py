@@ -8,19 +8,16 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Problem, load_hardware, load_model, simulate
+from milpplan.optimize import Counters
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.cutting_planes import LayoutState
-from milpplan.optimize.layout.layout_solver import mixture_bound
-from milpplan.optimize.layout.rounding import analytic_paths
-from milpplan.optimize.layout.stage_options import LayoutContext
+from milpplan.optimize.layout import LayoutContext, LayoutState, analytic_paths, mixture_bound
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.problem import Job
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.problem import Job
+from milpplan.simulation import LayoutCosts, durations, plan_stages, usable_memory_bytes
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
 from milpplan.simulation.pipeline.step_graph import StepGraph
-from milpplan.simulation.stages import durations, plan_stages
 from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import constants, costed_plans, time_and_peak
 from tests.optimize.problems import problems, random_plan, with_memory

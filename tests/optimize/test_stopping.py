@@ -252,14 +252,16 @@ def test_progress_and_result_count_the_same_open_layouts(space: str, seed: int) 
 @pytest.mark.parametrize("space", SPACES)
 def test_an_incumbent_is_told_before_any_bound(space: str) -> None:
     """The first progress has a plan's step time, which the answer does not exceed."""
-    problem = problem_of(space, 1)
-    told: list[Progress] = []
-    answer = solve(problem, workers=1, callback=told.append)
-    assert answer.step_time_s is not None
-    first = told[0]
-    assert first.incumbent is not None
-    assert (first.bound, first.open_layouts) == (None, None)
-    assert first.incumbent >= answer.step_time_s * (1 - DEFAULT_GAP)
+    for seed in range(1, 20):
+        told: list[Progress] = []
+        answer = solve(problem_of(space, seed), workers=1, callback=told.append)
+        if answer.step_time_s is not None:
+            start = told[0]
+            assert (start.bound, start.open_layouts) == (None, None)
+            assert start.incumbent is not None
+            assert start.incumbent >= answer.step_time_s * (1 - DEFAULT_GAP)
+            return
+    raise AssertionError("no problem has a plan")
 
 
 def test_the_search_looks_at_so_many_layouts_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,16 @@ from milpplan import Layout, load_hardware, load_model, simulate_many
 from milpplan.optimize.bounds.cluster_bounds import cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_compute_bounds
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.problem import Job, Problem, Space
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, LayoutColumns
-from milpplan.simulation.layout_costs import layer_durations_ns, layout_costs, usable_memory_bytes
-from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.problem import Job, Problem, Space
+from milpplan.simulation import (
+    BoolArray,
+    FloatArray,
+    LayoutColumns,
+    cluster_costs,
+    layer_durations_ns,
+    usable_memory_bytes,
+)
+from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import few_or_many, long_but
 from tests.optimize.mixed_problems import mixed_problem
 from tests.optimize.problems import problems, with_memory

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from milpplan.errors import SolverError
-from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize import SolveOptions
+from milpplan.optimize.layout import LayoutSolver
 from milpplan.optimize.milp.backends import WITNESSES
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits, Solution, Status
-from milpplan.optimize.result import SolveOptions
 
 
 class Scripted:

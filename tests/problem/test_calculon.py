@@ -17,16 +17,14 @@ import pytest
 from milpplan import Layout, simulate
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.space.enumerate_layouts import broken_rules
+from milpplan.problem import GemmTable, Job, SizeCurve, Space, validated
 from milpplan.problem.calculon import system as calculon_system
 from milpplan.problem.calculon import translation
 from milpplan.problem.calculon.system import CalculonExecution, CalculonModel, CalculonSystem
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_problem, calculon_run, placed
-from milpplan.problem.hardware import GemmTable, SizeCurve
-from milpplan.problem.problem import Job, Space
-from milpplan.problem.reading import validated
-from milpplan.simulation.layers.kernels import gemm_s, interpolate_curve, interpolate_table
-from milpplan.simulation.layers.parameters import total_parameters
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation import LayoutColumns
+from milpplan.simulation.layers import interpolate_curve, interpolate_table, total_parameters
+from milpplan.simulation.layers.kernels import gemm_s
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network import collectives, placement
 

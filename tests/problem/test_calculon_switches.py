@@ -15,13 +15,11 @@ import pytest
 from milpplan import simulate
 from milpplan.problem.calculon import translation
 from milpplan.problem.calculon.translation import calculon_run
-from milpplan.simulation.layers.parameters import total_parameters
-from milpplan.simulation.layers.terms import Part, Phase
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
+from milpplan.simulation import LayoutColumns, LayoutCosts, StepReport
+from milpplan.simulation.layers import Part, Phase, total_parameters
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network import collectives
 from milpplan.simulation.offload import host_transfer_s
-from milpplan.simulation.report import StepReport
 from tests.problem.test_calculon import files, tree
 
 TOKENS, H, T = 2 * 2048, 4096, 8

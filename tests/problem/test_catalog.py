@@ -14,17 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError, MilpplanError, UnknownNameError
-from milpplan.problem import catalog
-from milpplan.problem.catalog import (
+from milpplan.problem import (
+    HardwareSpec,
+    ModelSpec,
+    catalog,
     hardware_names,
     load_hardware,
     load_model,
     model_names,
     preset_text,
+    validated,
 )
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.reading import nearest, validated
+from milpplan.problem.reading import nearest
 from tests.refusals import in_three_parts
 
 HF_CONFIG = Path(__file__).parents[1] / "data" / "hf_configs" / "llama3-8b.json"

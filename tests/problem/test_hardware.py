@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from milpplan.problem.hardware import BusTable, GemmTable, HardwareSpec, SizeCurve
+from milpplan.problem import BusTable, GemmTable, HardwareSpec, SizeCurve
 
 HARDWARE = Path(__file__).parents[2] / "hardware"
 FILES = sorted(HARDWARE.glob("*.toml"))

@@ -11,14 +11,22 @@ import pytest
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.problem.catalog import load_hardware
+from milpplan.problem import (
+    GroupedQueryAttention,
+    Job,
+    LatentAttention,
+    Layout,
+    MixtureOfExperts,
+    ModelSpec,
+    Plan,
+    Problem,
+    VirtualStage,
+    load_hardware,
+)
 from milpplan.problem.huggingface.config import ALIASES, BUILDERS, model_from_config
 from milpplan.problem.huggingface.defaults import CLASS_DEFAULTS, CLASS_SIZES, without_effect
-from milpplan.problem.model import GroupedQueryAttention, LatentAttention, MixtureOfExperts, ModelSpec
-from milpplan.problem.plan import Layout, Plan, VirtualStage
-from milpplan.problem.problem import Job, Problem
-from milpplan.simulation.layers.parameters import total_parameters
-from milpplan.simulation.simulator import simulate
+from milpplan.simulation import simulate
+from milpplan.simulation.layers import total_parameters
 from tests.amounts import few_or_many
 
 DATA = Path(__file__).parents[1] / "data"

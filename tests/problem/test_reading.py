@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
-from milpplan.problem.reading import read_bytes, read_text
+from milpplan.problem import read_bytes, read_text
 from tests.refusals import in_three_parts
 
 CLUSTER = ["llama2-7b", "dgx-h100", "--gpus", "8"]

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from milpplan import load_hardware
-from milpplan.calibration.bus_tables import PASSES
-from milpplan.problem.hardware import HardwareSpec, SizeCurve
-from milpplan.problem.overlay import COLLECTIVES, with_constants
+from milpplan.calibration import PASSES
+from milpplan.problem import COLLECTIVES, HardwareSpec, SizeCurve, with_constants
 from milpplan.profiling.overlay import attention_flops, layers_cost
 from milpplan.profiling.records import (
     Attention,
@@ -25,8 +24,9 @@ from milpplan.profiling.records import (
     Traffic,
 )
 from milpplan.profiling.sweep import GPU, Task, sweep
-from milpplan.simulation.layers.kernels import attention_backward_s, attention_forward_s, gemm_s, memory_bound_s
-from milpplan.simulation.network.collectives import bus_bandwidth_bytes_per_s
+from milpplan.simulation.layers import attention_backward_s, attention_forward_s, memory_bound_s
+from milpplan.simulation.layers.kernels import gemm_s
+from milpplan.simulation.network import bus_bandwidth_bytes_per_s
 
 BASE = "dgx-h100"
 GEMM, MEMORY, SCALE_UP = 0.83, 1.12, 0.9

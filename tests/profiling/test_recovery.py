@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from milpplan import load_hardware
-from milpplan.calibration.sources import write_overlay
+from milpplan.calibration import write_overlay
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem import HardwareSpec
 from milpplan.profiling.overlay import Profile, checked, document_text, profiled
 from milpplan.profiling.records import Attention, Exchange, Layers, Measurements, Product, Traffic
 from milpplan.profiling.sweep import GPU, measure, sweep

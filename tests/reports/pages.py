@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from milpplan import Overview, Plan, PlanResult, Problem, plan_overview, solve
-from milpplan.problem.plan import Layout, Schedule
+from milpplan.problem import Layout, Schedule
 from milpplan.reports.documents.document import ResultDocument, result_document
 from tests.simulation.cases import even_plan, problem_of
 from tests.small import small_problem

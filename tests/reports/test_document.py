@@ -15,7 +15,7 @@ from rich.console import Console
 
 from milpplan import Job, Layout, Plan, Range, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import InfeasibleError, InvalidInputError
-from milpplan.reports.answers.solve import solve_blocks
+from milpplan.reports.answers import solve_blocks
 from milpplan.reports.documents.document import (
     ResultDocument,
     SimulationDocument,

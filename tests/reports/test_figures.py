@@ -11,16 +11,15 @@ import milpplan
 from milpplan import Plan, PlanResult, SolveOptions, StepReport, simulate, solve, step_lanes
 from milpplan.communication.records import TrafficReport
 from milpplan.errors import InvalidInputError
-from milpplan.explain.hardware_choice import Candidate, Choice, Fewest, choose, fewest_gpus
+from milpplan.explain import Candidate, Choice, Explanation, Fewest, choose, fewest_gpus
 from milpplan.explain.judge.records import GapReport
-from milpplan.explain.records import Explanation
-from milpplan.groups.workload import workload_of
-from milpplan.lengths.records import LengthsResult
+from milpplan.groups import workload_of
+from milpplan.lengths import LengthsResult
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.library import DRAWN
 from milpplan.reports.notebook import figures
 from milpplan.reports.notebook.html import notebook_html, result_blocks
-from milpplan.simulation.report import BREAKDOWN
+from milpplan.simulation import BREAKDOWN
 from milpplan.units import GIB, seconds_text
 from tests.reports.pages import piped, solved
 from tests.reports.test_plan_page import Reader

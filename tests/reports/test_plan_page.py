@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, Problem, load_hardware, plan_overview, simulate, solve, step_lanes
 from milpplan.errors import IllegalPlanError
-from milpplan.explain.records import Missing
+from milpplan.explain import Missing
+from milpplan.launchers import TARGETS, Launch
 from milpplan.launchers.megatron.launcher import Megatron
-from milpplan.launchers.records import Launch
-from milpplan.launchers.targets import TARGETS
-from milpplan.problem.problem import NodeGroup
+from milpplan.problem import NodeGroup
 from milpplan.reports.documents.document import result_document
 from milpplan.reports.html.charts import (
     MAX_ITEMS,

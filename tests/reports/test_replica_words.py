@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from milpplan import PlanResult, load_hardware, load_model, plan_overview, solve
-from milpplan.explain.records import Missing
-from milpplan.problem.problem import Job, NodeGroup, Problem, Space
+from milpplan.explain import Missing
+from milpplan.problem import Job, NodeGroup, Problem, Space
 from milpplan.reports.chrome_trace import trace_events
 from milpplan.reports.documents.plan_file import plan_document
 from milpplan.reports.html.charts import timeline_data

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from milpplan import solve
-from milpplan.reports.answers.solve import solve_blocks
-from milpplan.reports.answers.step import simulation_blocks
+from milpplan.reports.answers import simulation_blocks, solve_blocks
 from milpplan.reports.documents.document import result_document
 from milpplan.reports.html.plan_page import search_section
 from milpplan.reports.terminal import terminal_text

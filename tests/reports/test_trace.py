@@ -12,7 +12,7 @@ import pytest
 
 from milpplan import simulate, step_lanes
 from milpplan.errors import InvalidInputError
-from milpplan.problem.plan import Schedule
+from milpplan.problem import Schedule
 from milpplan.reports import chrome_trace as trace
 from milpplan.simulation.pipeline.lanes import Lane
 from tests.reports.pages import piped

@@ -8,12 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.problem.catalog import load_hardware, load_model
-from milpplan.problem.hardware import Accelerator, HardwareSpec, Precision, SizeCurve
-from milpplan.problem.model import MixtureOfExperts, ModelSpec
-from milpplan.problem.plan import PAIRED_SCHEDULES, SCHEDULES, V_SCHEDULES, Layout, Plan, Recompute, VirtualStage
-from milpplan.problem.problem import Job, Problem, Range
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import (
+    PAIRED_SCHEDULES,
+    SCHEDULES,
+    V_SCHEDULES,
+    Accelerator,
+    HardwareSpec,
+    Job,
+    Layout,
+    MixtureOfExperts,
+    ModelSpec,
+    Plan,
+    Precision,
+    Problem,
+    Range,
+    Recompute,
+    SizeCurve,
+    VirtualStage,
+    load_hardware,
+    load_model,
+)
+from milpplan.simulation import LayoutColumns
 
 MODEL_HARDWARE = (
     ("gpt3-175b", "dgx-a100-80", "unfused", "bf16"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
-from milpplan.problem.plan import Layout
+from milpplan.problem import Layout
 
 Ranks = tuple[int, ...]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.problem.hardware import Software
-from milpplan.problem.model import MixtureOfExperts
-from milpplan.simulation.layers.activations import LayerActivations, layer_activations
+from milpplan.problem import MixtureOfExperts, Software
+from milpplan.simulation.layers import layer_activations
+from milpplan.simulation.layers.activations import LayerActivations
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, problem_of
 
 GPT_FAMILY = ("megatron-22b", "gpt3-175b", "turing-530b", "megatron-1t")

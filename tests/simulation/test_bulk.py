@@ -7,14 +7,11 @@ import pytest
 
 from milpplan import Layout, Problem, simulate, simulate_many
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.problem.hardware import HostMemory, SizeCurve
-from milpplan.problem.plan import RANK_ORDERS, SPLIT_SCHEDULES, TP_OVERLAPS, Schedule
-from milpplan.problem.problem import NodeGroup
-from milpplan.simulation.bulk import lockstep
+from milpplan.problem import RANK_ORDERS, SPLIT_SCHEDULES, TP_OVERLAPS, HostMemory, NodeGroup, Schedule, SizeCurve
+from milpplan.simulation import LayoutColumns
+from milpplan.simulation.bulk import lockstep, uniform_plan
 from milpplan.simulation.bulk import simulate_many as bulk
 from milpplan.simulation.bulk.lockstep import work_ends
-from milpplan.simulation.bulk.simulate_many import uniform_plan
-from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.pipeline.schedule import rank_profile, structure
 from tests.amounts import long_but
 from tests.simulation.cases import problem_of, random_layout, random_problem, shipped_hardware

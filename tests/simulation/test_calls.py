@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.plan import Layout
-from milpplan.simulation.network.collectives import call_s, far_s
-from milpplan.simulation.simulator import simulate
+from milpplan.problem import HardwareSpec, Layout
+from milpplan.simulation import simulate
+from milpplan.simulation.network import call_s, far_s
 from tests.amounts import few_or_many
 from tests.simulation.cases import even_plan, problem_of, shipped_hardware
 

@@ -23,8 +23,15 @@ from milpplan.simulation.network.collectives import (
 from tests.amounts import few_or_many
 
 HARDWARE = Path(__file__).parents[2] / "hardware"
+
+
+def quiet(spec: HardwareSpec) -> HardwareSpec:
+    """A description without congestion: the published points were measured on quiet networks."""
+    return spec.model_copy(update={"scale_out": spec.scale_out.model_copy(update={"congestion_s_per_byte": 0.0})})
+
+
 SPECS = {
-    path.stem: HardwareSpec.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    path.stem: quiet(HardwareSpec.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))))
     for path in sorted(HARDWARE.glob("*.toml"))
 }
 H100, H200, A100, B200 = (SPECS[name] for name in ("dgx-h100", "dgx-h200", "dgx-a100-80", "dgx-b200"))
@@ -253,3 +260,18 @@ def test_an_all_reduce_costs_no_less_than_a_gather_across_domains(
     spec = spec.model_copy(update={"scale_out": rings})
     stride = spec.scale_up.num_gpus * 2**doublings
     assert all_reduce_s(spec, num_bytes, size, stride) >= all_gather_s(spec, num_bytes, size, stride)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_congestion_slows_rings_with_their_domains(name: str) -> None:
+    """A ring through d nodes takes factor * bytes * congestion * d longer where its NICs are slower than the
+    links, and a group inside a node as long as before."""
+    free = A100.scale_out.model_copy(update={"variants": (), "rails": None})
+    busy = free.model_copy(update={"congestion_s_per_byte": 1e-12})
+    times = [
+        COLLECTIVES[name](A100.model_copy(update={"scale_out": out}), GIB, [8, 64, 4], [1, 1, 8])
+        for out in (free, busy)
+    ]
+    passes, sizes, nodes = (2 if name == "all_reduce" else 1), np.array([8, 64, 4]), np.array([0, 8, 4])
+    added = passes * (sizes - 1) / sizes * GIB * 1e-12 * nodes
+    assert times[1] - times[0] == pytest.approx(added, rel=1e-9, abs=1e-12)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milpplan.problem.plan import Layout
-from milpplan.simulation.layout_columns import LayoutColumns, ascending, unique_rows
+from milpplan.problem import Layout
+from milpplan.simulation import LayoutColumns, ascending, unique_rows
 from tests.simulation.cases import random_layout, random_problem
 
 

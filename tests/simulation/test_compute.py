@@ -11,17 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import Accelerator, GemmTable, HardwareSpec, SizeCurve
-from milpplan.simulation.layers.kernels import (
+from milpplan.problem import Accelerator, GemmTable, HardwareSpec, SizeCurve
+from milpplan.simulation.layers import (
     attention_backward_s,
     attention_forward_s,
+    interpolate_curve,
+    interpolate_table,
+    memory_bound_s,
+)
+from milpplan.simulation.layers.kernels import (
     batched_gemm_s,
     batched_small_gemm_s,
     gemm_s,
-    interpolate_curve,
-    interpolate_table,
     last_tile_flops,
-    memory_bound_s,
     weight_gradient_s,
 )
 

@@ -8,10 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan.problem.plan import SCHEDULES
-from milpplan.simulation.layers.activations import head_deferred_bytes, layer_activations, layer_deferred_bytes
-from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase
+from milpplan.problem import SCHEDULES
+from milpplan.simulation.layers import (
+    EXPOSED,
+    ONCE,
+    Part,
+    Phase,
+    head_deferred_bytes,
+    layer_activations,
+    layer_deferred_bytes,
+    layer_seconds,
+)
 from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import long_but
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, ideal_hardware, problem_of

@@ -6,8 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.simulation.layers.embedding_and_head import embedding_endpoint, head_endpoint
-from milpplan.simulation.layers.terms import Part, Phase
+from milpplan.simulation.layers import Part, Phase, embedding_endpoint, head_endpoint
 from milpplan.simulation.network import collectives
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, ideal_hardware, problem_of
 

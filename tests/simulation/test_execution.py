@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers import kernels
-from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import Layout, Problem
+from milpplan.simulation import LayoutColumns
+from milpplan.simulation.layers import EXPOSED, Part, Phase, kernels, layer_seconds
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network import collectives
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, problem_of, random_layout, shipped_hardware

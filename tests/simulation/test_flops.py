@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from milpplan.problem.catalog import load_model
-from milpplan.simulation.layers.parameters import mfu, model_flops_per_token, total_parameters
+from milpplan.problem import load_model
+from milpplan.simulation.layers import mfu, model_flops_per_token, total_parameters
 from tests.simulation.cases import problem_of
 
 

@@ -15,7 +15,7 @@ from milpplan.simulation.layers.parameters import layer_parameters
 from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
 from milpplan.simulation.network import collectives
 from milpplan.simulation.network.collectives import overlap_s
-from tests.simulation.cases import MODEL_HARDWARE, columns_of, ideal_hardware, problem_of
+from tests.simulation.cases import MODEL_HARDWARE, columns_of, ideal_hardware, problem_of, shipped_model
 
 FloatArray = npt.NDArray[np.float64]
 PEAK_FLOPS_PER_S = 312e12
@@ -89,6 +89,24 @@ def test_operator_checkpoints_replay_every_second_product() -> None:
     found = seconds(problem)[Part.COMPUTE, Phase.SELECTIVE] * PEAK_FLOPS_PER_S
     assert found == pytest.approx(2 * 8192 * 4096 * (1024 + 4096 + 14336))
     assert seconds(problem_of("llama3-8b", plain))[Part.COMPUTE, Phase.SELECTIVE] * PEAK_FLOPS_PER_S < 1
+
+
+def test_norms_of_queries_and_keys_cost_as_much_with_any_positions() -> None:
+    """Rotary positions are a pass over queries and keys, their norms another one; learned positions spare the
+    first only."""
+    passes: dict[tuple[bool, str], float] = {}
+    for learned in (False, True):
+        for norm in ("none", "per_head"):
+            model = shipped_model("llama3-8b")
+            attention = model.layers[0].attention.model_copy(update={"qk_norm": norm})
+            layers = (model.layers[0].model_copy(update={"attention": attention}),)
+            changed = model.model_copy(update={"layers": layers, "learned_positions": learned})
+            found = seconds(problem_of(changed, "dgx-h100"))
+            passes[learned, norm] = float(found[Part.COMPUTE, Phase.FORWARD])
+    one = passes[False, "none"] - passes[True, "none"]
+    assert one > 0
+    for learned in (False, True):
+        assert passes[learned, "per_head"] - passes[learned, "none"] == pytest.approx(one)
 
 
 def test_flash_attention_counts_the_causal_half() -> None:

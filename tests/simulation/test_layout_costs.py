@@ -47,7 +47,7 @@ def test_columns_cost_as_one_by_one(count: int, case: tuple[str, str, str, str])
         own = numbers(alone.at(0))
         for name, values in numbers(together.at(row)).items():
             assert np.array_equal(values, own[name]), name
-            assert np.issubdtype(values.dtype, np.integer)
+            assert np.issubdtype(values.dtype, np.integer) or name == "exposed_fractions"
             assert np.all(values >= 0), name
             if row == 11:
                 assert np.array_equal(values, numbers(some.at(1))[name])
@@ -91,11 +91,16 @@ def test_memory_changes_no_constant() -> None:
 
 
 def test_usable_memory_by_hand() -> None:
-    """An H100's 81,559 MiB less 3 % of fragmentation and 2 GiB of reserve."""
+    """An H100's 81,559 MiB less 3 % of fragmentation, 2 GiB of reserve and a margin of 5 %."""
     problem = problem_of("llama3-8b", "dgx-h100")
     hardware = problem.hardware
     assert hardware.fragmentation_fraction == 0.03
-    assert usable_memory_bytes(problem) == int(81_559 * 2**20 * 0.97) - 2 * 2**30
+    usable = int(81_559 * 2**20 * 0.97) - 2 * 2**30
+    assert usable_memory_bytes(problem) == usable - int(0.05 * 81_559 * 2**20)
+    for share in (0.0, 0.2):
+        space = problem.space.model_copy(update={"memory_margin_fraction": share})
+        asked = problem.model_copy(update={"space": space})
+        assert usable_memory_bytes(asked) == usable - int(share * 81_559 * 2**20)
 
 
 def test_transfer_by_hand() -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import Layout, Plan, Problem
+from milpplan.simulation import LayoutColumns, plan_stages, simulate
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.pipeline.lanes import memory_timeline, memory_timelines, pipeline_runs
-from milpplan.simulation.simulator import simulate
-from milpplan.simulation.stages import plan_stages
 from milpplan.units import NS_PER_S
 from tests.amounts import first
 from tests.simulation.cases import even_plan, problem_of, random_cases

@@ -56,7 +56,7 @@ def test_ranks_have_their_types_constants() -> None:
         found = costs.of_rank(rank)
         for name in ("duration_ns", "reduce_ns", "gather_ns", "optimizer_ns", "state_bytes", "kept_bytes"):
             np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-        assert rank_capacities(PROBLEM, layout())[rank] == hardware.usable_bytes
+        assert rank_capacities(PROBLEM, layout())[rank] == hardware.capacity_bytes()
 
 
 def test_what_passes_between_types_takes_the_slower() -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, simulate
-from milpplan.problem.hardware import HardwareSpec, Rails
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import HardwareSpec, Rails
+from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.network.collectives import all_gather_s, all_reduce_s, all_to_all_s, p2p_s, wire_factor
+from milpplan.simulation.network import wire_factor
+from milpplan.simulation.network.collectives import all_gather_s, all_reduce_s, all_to_all_s, p2p_s
 from tests.simulation.cases import even_plan, problem_of, shipped_hardware
 
 GB = 1e9

@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.problem.hardware import HardwareSpec, HostMemory, SizeCurve
-from milpplan.problem.plan import SPLIT_SCHEDULES, Layout, Plan, Recompute, VirtualStage
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.terms import Phase
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
+from milpplan.problem import (
+    SPLIT_SCHEDULES,
+    HardwareSpec,
+    HostMemory,
+    Layout,
+    Plan,
+    Problem,
+    Recompute,
+    SizeCurve,
+    VirtualStage,
+)
+from milpplan.simulation import LayoutColumns, LayoutCosts, plan_stages, simulate
+from milpplan.simulation.layers import Phase
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.offload import beside, host_transfer_s
-from milpplan.simulation.simulator import simulate
-from milpplan.simulation.stages import plan_stages
 from tests.amounts import long_but
 from tests.simulation.cases import even_plan, problem_of, random_cases, shipped_hardware
 

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.plan import SCHEDULES, Layout, Plan, Recompute
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.paired_layers import LAYER_COMMUNICATION, least_paired_ns
-from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Term
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
-from milpplan.simulation.simulator import simulate
+from milpplan.problem import SCHEDULES, HardwareSpec, Layout, Plan, Problem, Recompute
+from milpplan.simulation import LayoutColumns, LayoutCosts, simulate
+from milpplan.simulation.layers import EXPOSED, ONCE, Part, Phase, Term, least_paired_ns
+from milpplan.simulation.layers.paired_layers import LAYER_COMMUNICATION
+from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import long_but
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, even_plan, problem_of
 from tests.simulation.test_stages import stage

@@ -5,25 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.problem.catalog import load_model, model_names
-from milpplan.problem.model import (
+from milpplan.problem import (
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
     LayerRun,
     MixtureOfExperts,
     ModelSpec,
+    load_model,
+    model_names,
 )
+from milpplan.simulation.layers import active_parameters, layer_parameters, padded_vocab_size, total_parameters
 from milpplan.simulation.layers.parameters import (
     LayerParameters,
-    active_parameters,
     embedding_parameters,
     final_norm_parameters,
     head_parameters,
-    layer_parameters,
-    padded_vocab_size,
     position_parameters,
-    total_parameters,
 )
 
 PUBLISHED = {

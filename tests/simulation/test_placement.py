@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.hardware import HardwareSpec, Rails
-from milpplan.problem.plan import RANK_ORDERS, Layout
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import RANK_ORDERS, HardwareSpec, Layout, Rails
+from milpplan.simulation import LayoutColumns, simulate
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.network import placement
-from milpplan.simulation.network.domains import group_place
-from milpplan.simulation.network.placement import RankGroup
-from milpplan.simulation.simulator import simulate
+from milpplan.simulation.network import RankGroup, group_place, placement
 from tests.simulation.cases import even_plan, problem_of, random_layout, random_problem, shipped_hardware
 from tests.simulation.rank_listing import Ranks, listed
 

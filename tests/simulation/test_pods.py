@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from milpplan import Layout, Space, simulate, solve, traffic
-from milpplan.problem.hardware import HardwareSpec, Pods
-from milpplan.problem.problem import Job, Problem
+from milpplan.problem import HardwareSpec, Job, Pods, Problem
+from milpplan.simulation.network import group_place
 from milpplan.simulation.network.collectives import (
     all_gather_s,
     all_reduce_s,
@@ -18,7 +18,6 @@ from milpplan.simulation.network.collectives import (
     processor_fraction,
     reduce_scatter_s,
 )
-from milpplan.simulation.network.domains import group_place
 from tests.optimize.brute_force import brute_force
 from tests.optimize.problems import random_problem
 from tests.optimize.test_optimality import EXACT, assert_optimal

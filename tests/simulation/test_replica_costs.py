@@ -7,12 +7,10 @@ import pytest
 
 from milpplan import Layout, Plan, Recompute, VirtualStage, load_hardware, load_model, simulate
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.plan import shares_code, shares_of
-from milpplan.problem.problem import Job, NodeGroup, Problem
+from milpplan.problem import Job, NodeGroup, Problem, shares_code, shares_of
+from milpplan.simulation import ReplicaView, costs_of_replicas, durations, plan_stages, view_plans
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS, memory_timelines, step_lanes
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline, simulate_times
-from milpplan.simulation.replica_costs import ReplicaView, costs_of_replicas, view_plans
-from milpplan.simulation.stages import durations, plan_stages
 
 A100, H100 = load_hardware("dgx-a100-80"), load_hardware("dgx-h100")
 MODEL = load_model("llama3-8b")

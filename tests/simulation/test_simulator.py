@@ -156,7 +156,8 @@ def test_numbers_make_sense(problem: Problem, plan: Plan) -> None:
     tokens = plan.layout.global_batch_size * problem.job.sequence_length
     assert report.tokens_per_s * report.step_time_s == pytest.approx(tokens)
     assert report.step_time_ns == round(report.step_time_s * NS_PER_S)
-    assert report.usable_memory_bytes == usable_memory_bytes(problem)
+    assert report.usable_memory_bytes == problem.hardware.usable_bytes
+    assert {stage.capacity_bytes for stage in report.stages} == {usable_memory_bytes(problem)}
     assert report.fits == (report.peak_memory_bytes <= report.usable_memory_bytes)
     derived = {"memory_margin_bytes", "memory_verdict"}
     assert set(report.to_dict()) == set(type(report).__dataclass_fields__) | derived
@@ -172,24 +173,32 @@ def test_reserves_and_usable_memory_are_what_is_installed(problem: Problem, plan
 
 
 @pytest.mark.parametrize(
-    ("usable", "verdict", "margin"),
+    ("usable", "margin", "verdict", "leaves"),
     [
-        (999, "does_not_fit", -1),
-        (1000, "tight", 0),
-        (1049, "tight", 49),
-        (1050, "safe", 50),
+        (999, 0.0, "does_not_fit", False),
+        (1000, 0.0, "tight", True),
+        (1000, 0.01, "tight", False),
+        (1049, 0.04, "tight", True),
+        (1050, 0.05, "safe", True),
+        (1050, 0.06, "safe", False),
     ],
 )
-def test_verdict_of_memory(usable: int, verdict: str, margin: int) -> None:
-    """Below a twentieth of the peak a margin is tight, below zero the plan does not fit."""
+def test_verdict_of_memory(usable: int, margin: float, verdict: str, leaves: bool) -> None:
+    """A plan that leaves the hardware's margin is safe, whatever the space asks for; a plan that leaves less is
+    tight, and below zero it does not fit."""
     problem, plan = CASES[0]
-    report = replace(
-        report_of(problem, plan),
-        peak_memory_bytes=1000,
-        usable_memory_bytes=usable,
-        fits=usable >= 1000,
-    )
-    assert (report.memory_verdict, report.memory_margin_bytes) == (verdict, margin)
+    peak = report_of(problem, plan).peak_memory_bytes
+    unit = peak / 1000
+    size = int(usable * unit) + (usable > 1000)
+    accelerator = problem.hardware.accelerator.model_copy(update={"memory_bytes": size})
+    changes = {"accelerator": accelerator, "reserved_bytes": 0, "fragmentation_fraction": 0.0}
+    changes["memory_margin_fraction"] = 50 * unit / size - 1e-9
+    hardware = problem.hardware.model_copy(update=changes)
+    space = problem.space.model_copy(update={"memory_margin_fraction": margin * 1000 * unit / size})
+    report = sut.simulate(problem.model_copy(update={"hardware": hardware, "space": space}), plan)
+    assert (report.memory_verdict, report.fits_with_margin) == (verdict, leaves)
+    assert report.memory_margin_bytes == size - peak
+    assert report.fits == (usable >= 1000)
 
 
 @pytest.mark.parametrize(("problem", "plan"), first(8, CASES))

@@ -9,15 +9,11 @@ from hypothesis import strategies as st
 
 from milpplan import HardwareSpec, Job, Plan, Problem, Space, load_model, simulate
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.problem.hardware import Software
-from milpplan.problem.plan import Layout
-from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layers.parameters import layer_parameters, padded_vocab_size
-from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import Layout, Software
+from milpplan.simulation import LayoutColumns, stage_options
+from milpplan.simulation.layers import EXPOSED, Part, Phase, layer_parameters, layer_seconds, padded_vocab_size
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.stages import stage_options
 from tests.amounts import few_or_many
 from tests.simulation.cases import shipped_hardware, shipped_model
 

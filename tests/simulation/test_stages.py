@@ -10,6 +10,7 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
+from milpplan.simulation.network.collectives import processor_fraction
 from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
 from tests.amounts import first
@@ -57,8 +58,8 @@ def test_affine_in_layers(kind: int, ends: str) -> None:
 
 
 def test_affine_in_recompute_counts() -> None:
-    """Every further recomputed layer adds one replay to the backward and drops the same bytes; nothing else
-    changes."""
+    """Every further recomputed layer adds one replay to the backward and drops the same bytes; else only the part
+    of the backward changes that reductions wait for."""
     costs = sharded()
     kinds = [1] * 8
     none = stage(costs, kinds)
@@ -68,7 +69,8 @@ def test_affine_in_recompute_counts() -> None:
         dropped = full * costs.dropped_full_bytes[1] + selective * costs.dropped_selective_bytes[1]
         changed = found.terms[:, 0] - none.terms[:, 0]
         assert changed[Term.BACKWARD] == extra
-        assert np.count_nonzero(np.delete(changed, Term.BACKWARD)) == 0
+        assert changed[Term.LEAD] == pytest.approx(costs.exposed_fractions[1] * extra, abs=1)
+        assert np.count_nonzero(np.delete(changed, [Term.BACKWARD, Term.LEAD])) == 0
         assert none.kept_bytes - found.kept_bytes == dropped
 
 
@@ -161,3 +163,43 @@ def test_a_split_loses_nothing(problem: Problem, plan: Plan) -> None:
     assert sum(int(item.kept_bytes[0]) for item in stages) == whole.kept_bytes
     for term in ADDITIVE:
         assert matrix[term].sum() == whole.terms[term, 0]
+
+
+@pytest.mark.parametrize("hidden", [1.0, 0.6, 0.0])
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_a_fraction_of_the_shorter_is_hidden(hidden: float, zero_stage: int) -> None:
+    """Of a reduction beside the last backward, of a gather beside the first forward, and of both in every
+    micro-batch, ``hidden`` times the shorter of communication and compute is hidden."""
+    problem = problem_of("llama3-8b", "dgx-a100-80")
+    layout = Layout(
+        dp=64, global_batch_size=64, zero_stage=zero_stage, overlap_grad_reduce=True, overlap_param_gather=True
+    )
+    fractions = {"hidden_gather_fraction": hidden, "hidden_reduce_fraction": hidden}
+    all_hidden, some = (
+        costs_of(
+            problem.model_copy(
+                update={
+                    "hardware": problem.hardware.model_copy(
+                        update={"software": problem.hardware.software.model_copy(update=changed)}
+                    )
+                }
+            ),
+            layout,
+        )
+        for changed in ({"hidden_gather_fraction": 1.0, "hidden_reduce_fraction": 1.0}, fractions)
+    )
+    if zero_stage == 3:
+        # (exposed, hidden) of forward and backward; the processors' share of hidden time is exposed again.
+        share = float(processor_fraction(problem.hardware, 64, 1))
+        sent = all_hidden.parts.zero[0].sum(axis=0)[:2] - share * all_hidden.parts.zero[0, 1, :2]
+        assert some.parts.zero[0, 1, :2] == pytest.approx(hidden * all_hidden.parts.zero[0, 1, :2], abs=2)
+        assert some.parts.zero[0, 0, :2] == pytest.approx(sent - (1 - share) * some.parts.zero[0, 1, :2], abs=3)
+        return
+    before, after = (stage(costs, [0] * 32, ends="first last").terms[:, 0] for costs in (all_hidden, some))
+    for part, whole, rest, cover in (
+        (Term.TRAIL, Term.REDUCE, Term.LEAD, Term.BACKWARD),
+        (Term.FIRST, Term.GATHER, Term.LAST, Term.FORWARD),
+    ):
+        exposed = max(after[part], after[whole] - after[cover] + after[rest])
+        shorter = min(before[whole] - before[part], before[cover] - before[rest])
+        assert exposed == pytest.approx(before[whole] - hidden * shorter, abs=2)

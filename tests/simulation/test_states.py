@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milpplan.problem.hardware import Software
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.parameters import layer_parameters
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import Problem, Software
+from milpplan.simulation import LayoutColumns, LocalParameters
+from milpplan.simulation.layers import layer_parameters
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network import collectives
 from milpplan.simulation.states import (
-    LocalParameters,
     gather_s,
     local_layer_parameters,
     optimizer_s,

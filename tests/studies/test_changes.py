@@ -8,7 +8,7 @@ import pytest
 
 from milpplan import load_hardware
 from milpplan.errors import InvalidInputError, MilpplanError, UnknownNameError
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem import HardwareSpec
 from milpplan.studies.grid import Case, apply_case, known_paths
 
 H100 = load_hardware("dgx-h100")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from milpplan import load_hardware, load_model
 from milpplan.problem.problem import Job, NodeGroup, Problem
 from milpplan.studies.grid import SolveSettings
-from milpplan.studies.outcomes import task_of
+from milpplan.studies.outcomes import settings_options, task_of
+from tests.small import small_problem
 
 
 def test_every_node_type_is_in_the_key() -> None:
@@ -27,3 +28,11 @@ def test_every_node_type_is_in_the_key() -> None:
     keys = [task_of(cluster, SolveSettings()).key for cluster in clusters]
     assert len(set(keys)) == len(clusters)
     assert [task_of(cluster, SolveSettings()).key for cluster in clusters] == keys
+
+
+def test_a_study_may_ask_for_the_fastest_plans() -> None:
+    """Its cells have keys of their own then, and options that keep the fastest plan."""
+    problem, fastest = small_problem(), SolveSettings(simplest=False)
+    assert task_of(problem, fastest).key != task_of(problem, SolveSettings()).key
+    assert not settings_options(fastest).simplest
+    assert settings_options(SolveSettings()).simplest

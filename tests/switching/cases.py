@@ -8,8 +8,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from milpplan import Layout, ModelSpec, Plan, VirtualStage
-from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
-from milpplan.problem.plan import RANK_ORDERS
+from milpplan.problem import (
+    RANK_ORDERS,
+    DenseMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerRun,
+    MixtureOfExperts,
+)
 
 GROUPED = GroupedQueryAttention(
     num_attention_heads=8,

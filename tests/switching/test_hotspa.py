@@ -19,7 +19,7 @@ from benchmarks.switching import (
     tables,
 )
 from milpplan import best_order, plan_switch, switch_costs
-from milpplan.simulation.layers.parameters import total_parameters
+from milpplan.simulation.layers import total_parameters
 from milpplan.switching.ownership import What
 from tests.amounts import first, long_but
 

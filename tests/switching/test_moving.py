@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from milpplan import Links, Plan, plan_switch
 from milpplan.errors import IllegalPlanError
-from milpplan.simulation.validate_layout import check_plan_of_model
+from milpplan.simulation import check_plan_of_model
 from milpplan.switching.ownership import WHATS, ShardRules, What, ownership
 from milpplan.switching.planning import boxes_of_ranks, held_of, move
 from milpplan.switching.records import SENDERS, Senders

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.model import GroupedQueryAttention
-from milpplan.problem.plan import Plan
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.problem import GroupedQueryAttention, Plan
+from milpplan.simulation import LayoutColumns, plan_stages
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.stages import plan_stages
 from milpplan.switching.ownership import (
     SHARDED_FROM,
     WHATS,

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from milpplan.validation.comparison import compare_run
-from milpplan.validation.runs.reader import RunFile, read_runs
-from milpplan.validation.runs.records import Run
+from milpplan.validation.runs import Run, RunFile, read_runs
 
 RECORD: dict[str, Any] = {
     "id": "case-1",

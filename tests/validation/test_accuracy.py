@@ -18,7 +18,7 @@ from milpplan.problem.hardware import MEMORY_MARGIN
 from milpplan.validation.comparison import compare
 from milpplan.validation.families import fitted
 from milpplan.validation.ranking import Sweep, kendall_tau
-from milpplan.validation.runs.reader import read_runs
+from milpplan.validation.runs import read_runs
 from milpplan.validation.summary import Errors, GroupedErrors, memory_margin, summarise
 from tests.validation.cases import exact_record, record, written
 
@@ -216,6 +216,17 @@ def test_a_line_that_falls_has_no_relative_slope(tmp_path: Path) -> None:
     assert told["slope_error_fraction"] is None
     assert told["intercept_error_fraction"] == pytest.approx(family.intercept_error_fraction)
     assert document["summary"]["family_errors"][0]["slope_error"] is None
+
+
+def test_validate_says_how_many_runs_are_within_one_sigma(tmp_path: Path) -> None:
+    """One of two runs is as predicted, the other takes ten times as long: half are within the priors' sigma."""
+    exact, slow = exact_record(id="exact", group="new"), exact_record(id="slow", group="new")
+    slow["measured"]["step_time_s"] *= 10
+    path = written(tmp_path / "runs.json", [exact, slow])
+    text = CliRunner().invoke(app, ["validate", "--runs", str(path)]).stdout
+    assert "error bars: 50 % of a sample of scored runs are within one sigma" in text
+    document = json.loads(CliRunner().invoke(app, ["validate", "--runs", str(path), "--json"]).stdout)
+    assert document["summary"]["within_one_sigma_by_source"] == {"new": 0.5}
 
 
 def test_a_line_is_found_exactly() -> None:

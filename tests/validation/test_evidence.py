@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from benchmarks.exercised_terms import counted, table_of
 from milpplan import Plan, Problem, simulate
 from milpplan.cli.app import app
-from milpplan.problem.catalog import load_hardware
-from milpplan.problem.problem import NodeGroup, Range
+from milpplan.problem import NodeGroup, Range, load_hardware
 from milpplan.reports.documents.document import document_text, simulation_document
 from milpplan.reports.words.result_words import (
     evidence_document,
@@ -34,11 +33,7 @@ from milpplan.validation.ablation import (
 )
 from milpplan.validation.comparison import UNSCORED_FLAGS, compare
 from milpplan.validation.evidence import Evidence
-from milpplan.validation.runs.measures import step_measure
-from milpplan.validation.runs.reader import read_runs
-from milpplan.validation.runs.records import Run, UnstatedError
-from milpplan.validation.runs.statement import Statement, state
-from milpplan.validation.runs.variants import VARIANTS
+from milpplan.validation.runs import VARIANTS, Run, Statement, UnstatedError, read_runs, state, step_measure
 from milpplan.validation.terms import BY_NAME, used_terms
 from tests.validation.cases import record, shipped_runs, written
 from tests.validation.test_terms import case

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from milpplan.simulation.simulator import simulate
+from milpplan.simulation import simulate
 from milpplan.units import GIB, MIB
 from milpplan.validation.comparison import Comparison, Validation, compare_run
 from milpplan.validation.memory import MemoryMeasure, held_ahead_bytes, memory_measures, predicted_memory
-from milpplan.validation.runs.frameworks import framework_of
-from milpplan.validation.runs.statement import state
+from milpplan.validation.runs import framework_of, state
 from milpplan.validation.summary import summarise
 from tests.validation.cases import run
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.validation.comparison import compare
+from milpplan.validation.runs import read_runs
 from milpplan.validation.runs import reader as reading
-from milpplan.validation.runs.reader import read_runs
 from tests.amounts import few_or_many
 from tests.validation.cases import record, shipped_runs, written
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from milpplan.validation import tables
 from milpplan.validation.comparison import compare
 from milpplan.validation.document import document
-from milpplan.validation.runs.reader import read_runs
+from milpplan.validation.runs import read_runs
 from milpplan.validation.summary import summarise
 from milpplan.validation.tables import report
 from tests.validation.cases import exact_record, record, written

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.validation.comparison import compare
-from milpplan.validation.runs.reader import read_runs, respelled
+from milpplan.validation.runs import read_runs
+from milpplan.validation.runs.reader import respelled
 from tests.validation.cases import record, written
 
 ANY_JSON = st.recursive(

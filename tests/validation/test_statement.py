@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from milpplan import Recompute, simulate
-from milpplan.problem.catalog import load_model
-from milpplan.problem.model import LatentAttention, MixtureOfExperts
+from milpplan.problem import LatentAttention, MixtureOfExperts, load_model
 from milpplan.units import GIB
+from milpplan.validation.runs import UnstatedError, state
 from milpplan.validation.runs.frameworks import (
     FRAMEWORKS,
     ceil_split,
@@ -18,8 +18,6 @@ from milpplan.validation.runs.frameworks import (
     split_by_cost_with_ties,
     split_with_embeddings,
 )
-from milpplan.validation.runs.records import UnstatedError
-from milpplan.validation.runs.statement import state
 from tests.validation.cases import run, shipped_runs
 
 

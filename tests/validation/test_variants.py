@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from milpplan.problem.catalog import hardware_names, load_hardware
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem import HardwareSpec, hardware_names, load_hardware
 from milpplan.validation.comparison import compare_run
-from milpplan.validation.runs.clusters import generation_of, hardware_of
-from milpplan.validation.runs.records import Cluster, Run, UnstatedError
-from milpplan.validation.runs.variants import VARIANTS, described, stack_hardware
+from milpplan.validation.runs import VARIANTS, Cluster, Run, UnstatedError, generation_of
+from milpplan.validation.runs.clusters import hardware_of
+from milpplan.validation.runs.variants import described, stack_hardware
 from tests.validation.cases import record, shipped_runs
 
 

@@ -16,13 +16,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from milpplan.calibration import Observation, StepPredictor
 from milpplan.calibration.fitting.parameters import STARTS_S, Parameter, Predictor, Theta, log_ratios, parameter
 from milpplan.calibration.fitting.records import Constant, Fit
 from milpplan.calibration.fitting.robust import covariance, linear_step, objective, robust_scale
-from milpplan.calibration.measured import Observation, StepPredictor, on_hardware
+from milpplan.calibration.measured import on_hardware
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import CONGESTION, CONSTANTS, FACTORS, SHARES, SWITCHES, TIMES, USUAL
+from milpplan.problem import FACTORS, HardwareSpec
+from milpplan.problem.overlay import CONGESTION, CONSTANTS, SHARES, SWITCHES, TIMES, USUAL
 from milpplan.units import percent_text, seconds_text
 
 MAX_ITERATIONS: Final = 15

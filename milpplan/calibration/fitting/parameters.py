@@ -16,7 +16,6 @@ import numpy.typing as npt
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import (
     CONGESTION,
-    CONGESTION_MEDIAN,
     FACTORS,
     PRIOR_SIGMA,
     SHARES,
@@ -44,7 +43,7 @@ PRIOR_SECONDS_SIGMA: Final = {
 PRIOR_SHARE_SIGMA: Final = PRIOR_SIGMA["hidden_gather_fraction"]
 """One sigma of a hidden fraction's prior around the value of the description. Source: the spread of the fractions
 that single sources of frameworks with prefetch fit (docs/accuracy.md)."""
-PRIOR_CONGESTION_S_PER_BYTE: Final = CONGESTION_MEDIAN
+PRIOR_CONGESTION_S_PER_BYTE: Final = 4e-13
 PRIOR_CONGESTION_SIGMA: Final = PRIOR_SIGMA["congestion_s_per_byte"]
 """Median of the congestion's prior where the description has none, and one sigma of its logarithm. Source: the
 congestion that five sources fit, 0.03 to 2 ms for a GB and a node (docs/accuracy.md)."""

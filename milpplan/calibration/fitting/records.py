@@ -8,21 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import (
-    CONGESTION,
-    FACTORS,
-    SHARES,
-    SWITCHES,
-    Constants,
-    Factor,
-    Overlay,
-    Portion,
-    Provenance,
-    Seconds,
-    SecondsPerByte,
-    Switch,
-)
+from milpplan.problem import FACTORS, Constants, Factor, HardwareSpec, Overlay, Provenance, Seconds, Switch
+from milpplan.problem.overlay import CONGESTION, SHARES, SWITCHES, Portion, SecondsPerByte
 
 FloatArray = npt.NDArray[np.float64]
 OUTLIER_WEIGHT = 0.3

@@ -10,7 +10,8 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from milpplan.calibration.sources import LoggedRun, calibrated, calibrated_from_logs, write_overlay
+from milpplan.calibration import write_overlay
+from milpplan.calibration.sources import LoggedRun, calibrated, calibrated_from_logs
 from milpplan.calibration.tables import calibration_blocks, document_text
 from milpplan.cli import options as o
 from milpplan.cli.checks import positive
@@ -19,10 +20,8 @@ from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.targets import target_named
-from milpplan.problem.catalog import load_hardware
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.launchers import ImportRequest, target_named
+from milpplan.problem import HardwareSpec, load_hardware
 from milpplan.problem.overlay import USUAL
 from milpplan.reports.files import check_writable
 

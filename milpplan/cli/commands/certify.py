@@ -14,41 +14,40 @@ from typing import Annotated, Final
 
 import typer
 
-from milpplan.calibration.error_bars import ENDS, joint_end
+from milpplan.calibration import joint_end
+from milpplan.calibration.error_bars import ENDS
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import INTERRUPTED, compared, evidence_of, shown_progress, uncertainty
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.explain.hardware_choice import run_totals
-from milpplan.launchers.targets import restrict
-from milpplan.optimize.certify import ROUNDING, SecondProofs, listed_problem, objective_of, other_backend
+from milpplan.explain import run_totals
+from milpplan.launchers import restrict
+from milpplan.optimize import (
+    Certification,
+    ClaimedResult,
+    PlanResult,
+    SecondProofs,
+    SolveOptions,
+    explain,
+    objective_weights,
+    other_backend,
+)
+from milpplan.optimize.certify import ROUNDING, listed_problem, objective_of
 from milpplan.optimize.certify import certify as certify_claim
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.infeasibility import explain
 from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.optimize.milp.block_program import solve_block_program
-from milpplan.optimize.milp.program import WRITERS, Program, write_mps
+from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
-from milpplan.optimize.result import (
-    Certification,
-    Check,
-    ClaimedResult,
-    FastestPlan,
-    PlanResult,
-    SolveOptions,
-    SolverWork,
-    Status,
-    TargetPrice,
-    Verdict,
-)
+from milpplan.optimize.milp.write_program import WRITERS, write_mps
+from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
+from milpplan.optimize.result import Check, FastestPlan, SolverWork, Status, TargetPrice, Verdict
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.optimize.space.rule_filter import check_forbidden
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
 from milpplan.problem.reading import shown
 from milpplan.reports.answers.solve import program_text
 from milpplan.reports.documents.certificate import (
@@ -68,10 +67,7 @@ from milpplan.reports.documents.document import (
     with_parts,
 )
 from milpplan.reports.words.plan_words import cost_model_text
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.simulation.report import StepReport
-from milpplan.simulation.simulator import simulate
+from milpplan.simulation import LayoutColumns, StepReport, simulate, usable_memory_bytes
 from milpplan.units import counted
 from milpplan.version import __version__
 

@@ -15,7 +15,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.reports.answers.comparison import Side, comparison_blocks, comparison_document
 from milpplan.reports.documents.claims import proved_bound_s
 from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.simulation.simulator import simulate
+from milpplan.simulation import simulate
 
 EXAMPLES: Final = (("What differs between two plans, and what that costs", "old.json new.json"),)
 MOST_PLANS = 6

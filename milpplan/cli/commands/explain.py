@@ -16,12 +16,11 @@ from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
+from milpplan.explain import WISHABLE, Explanation
 from milpplan.explain.explain_plan import explain_plan
-from milpplan.explain.records import Explanation
-from milpplan.explain.why_not import WISHABLE
+from milpplan.optimize import DEFAULT_GAP
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import DEFAULT_GAP
-from milpplan.problem.problem import Space
+from milpplan.problem import Space
 from milpplan.problem.reading import shown
 from milpplan.reports.answers.explain import explanation_blocks, explanation_document
 from milpplan.reports.documents.claims import bound_for

@@ -10,7 +10,8 @@ import typer
 from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say
 from milpplan.cli.plan_checks import check_plan_of_file
-from milpplan.launchers.targets import launch_document, target_named, version_of
+from milpplan.launchers import target_named
+from milpplan.launchers.targets import launch_document, version_of
 from milpplan.reports.documents.claims import result_in
 from milpplan.reports.documents.document import read_plan
 from milpplan.reports.files import make_directory, write_all

@@ -20,18 +20,16 @@ from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.explain.judge.gap import Solves, widened
 from milpplan.explain.judge.gap import gap as judge
 from milpplan.explain.judge.records import GapReport
-from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.targets import Launcher, restrict, target_named
+from milpplan.launchers import ImportRequest, restrict, target_named
+from milpplan.launchers.targets import Launcher
+from milpplan.optimize import DEFAULT_GAP
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import DEFAULT_GAP
+from milpplan.problem import HardwareSpec, ModelSpec, Plan, Problem, load_hardware, load_model
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_run, notes, read_calculon
-from milpplan.problem.catalog import load_hardware, load_model
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import SPACES, Problem
-from milpplan.reports.answers.gap import Failed, Judged, gap_blocks, gap_document, gaps_blocks
+from milpplan.problem.problem import SPACES
+from milpplan.reports.answers import Failed, Judged, gap_document
+from milpplan.reports.answers.gap import gap_blocks, gaps_blocks
 from milpplan.reports.documents.document import document_text, read_plan
 from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from milpplan.reports.files import check_writable, write_whole

@@ -11,14 +11,13 @@ from milpplan.cli import options as o
 from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
-from milpplan.launchers.records import Imported, ImportRequest
-from milpplan.launchers.targets import target_named
-from milpplan.problem.catalog import load_hardware, load_model
-from milpplan.reports.answers.step import simulation_blocks
+from milpplan.launchers import Imported, ImportRequest, target_named
+from milpplan.problem import load_hardware, load_model
+from milpplan.reports.answers import simulation_blocks
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import ImportedFile, plan_document
 from milpplan.reports.files import check_writable, write_whole
-from milpplan.simulation.simulator import simulate
+from milpplan.simulation import simulate
 
 EXAMPLES: Final = (
     (

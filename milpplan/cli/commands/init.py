@@ -11,7 +11,7 @@ import typer
 from milpplan.cli.checks import choice, count_or_range, positive, whole
 from milpplan.cli.outcome import say, say_error
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.problem.catalog import load_hardware, load_model
+from milpplan.problem import load_hardware, load_model
 from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE
 from milpplan.reports.files import check_writable, write_whole
 

@@ -15,10 +15,10 @@ from milpplan.cli.arguments import deadline_hours as hours_of
 from milpplan.cli.arguments import forbidden_values, problem_of
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
-from milpplan.explain.hardware_choice import Fewest, fewest_gpus
+from milpplan.explain import Fewest, fewest_gpus
+from milpplan.optimize import DEFAULT_GAP, SolveOptions
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import DEFAULT_GAP, SolveOptions
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from milpplan.reports.answers.hardware_choice import fewest_blocks, fewest_document
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.files import check_writable, write_whole

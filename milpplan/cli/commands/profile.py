@@ -10,13 +10,13 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from milpplan.calibration.sources import write_overlay
+from milpplan.calibration import write_overlay
 from milpplan.cli import checks
 from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InvalidInputError
-from milpplan.problem.catalog import load_hardware
+from milpplan.problem import load_hardware
 from milpplan.profiling.overlay import document_text, profile_blocks, profiled
 from milpplan.profiling.records import Measurements, open_machine, read_raw, write_raw
 from milpplan.profiling.sweep import EXTENTS, measure, sweep

@@ -14,13 +14,13 @@ from milpplan.cli.answer import shown_progress
 from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.cli.solving import SolveWords
+from milpplan.optimize import SolveOptions
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.block_program import solve_block_program
-from milpplan.optimize.milp.program import WRITERS
 from milpplan.optimize.milp.whole_program import monolithic_program
-from milpplan.optimize.result import SolveOptions
+from milpplan.optimize.milp.write_program import WRITERS
 from milpplan.optimize.solve import solve
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from milpplan.reports.answers.solve import program_fact
 
 EXAMPLES: Final = (

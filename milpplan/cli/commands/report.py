@@ -14,8 +14,7 @@ from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.explain.overview import plan_overview
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
 from milpplan.reports.chrome_trace import lengths_in, lengths_trace, trace_text
 from milpplan.reports.documents.claims import result_in, written_by_another
 from milpplan.reports.documents.document import ResultDocument, read_plan
@@ -23,8 +22,8 @@ from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.html.page_template import require_jinja
 from milpplan.reports.html.plan_page import plan_page
 from milpplan.reports.words.plan_words import cost_model_text
+from milpplan.simulation import StepReport
 from milpplan.simulation.pipeline.lanes import step_lanes
-from milpplan.simulation.report import StepReport
 from milpplan.units import counted, seconds_text
 from milpplan.version import __version__
 

@@ -10,18 +10,12 @@ from pydantic import BaseModel
 
 from milpplan.cli.checks import choice
 from milpplan.cli.outcome import emit
-from milpplan.groups.document import DispatchFile, GroupedPlanFile
+from milpplan.groups import DispatchFile, GroupedPlanFile
 from milpplan.groups.workload import WorkloadFile
 from milpplan.lengths.side_by_side.team_dispatch import TeamDispatchFile
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.overlay import Overlay
-from milpplan.problem.problem import Problem
+from milpplan.problem import HardwareSpec, ModelSpec, Overlay, Problem
 from milpplan.problem.scenarios import ScenarioFile
-from milpplan.reports.answers.explain import ExplanationDocument
-from milpplan.reports.answers.gap import GapDocument
-from milpplan.reports.answers.hardware_choice import ChoiceDocument, FewestDocument
-from milpplan.reports.answers.lengths import LengthsFile
+from milpplan.reports.answers import ChoiceDocument, ExplanationDocument, FewestDocument, GapDocument, LengthsFile
 from milpplan.reports.documents.document import ResultDocument
 from milpplan.reports.documents.plan_file import PlanFile
 from milpplan.studies.grid import Study

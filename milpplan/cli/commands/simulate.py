@@ -7,19 +7,18 @@ from typing import Annotated, Final
 
 import typer
 
-from milpplan.calibration.error_bars import error_bar
+from milpplan.calibration import error_bar
 from milpplan.cli import calculon as calculons
 from milpplan.cli import options as o
 from milpplan.cli.checks import missing
 from milpplan.cli.outcome import ExitCode, emit, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
+from milpplan.problem import Plan, Problem
 from milpplan.problem.calculon.translation import calculon_run, read_calculon
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.reports.answers.step import simulation_blocks
+from milpplan.reports.answers import simulation_blocks
 from milpplan.reports.documents.document import document_text, read_plan, simulation_document
-from milpplan.simulation.report import StepReport
-from milpplan.simulation.simulator import simulate as simulate_plan
+from milpplan.simulation import StepReport
+from milpplan.simulation import simulate as simulate_plan
 from milpplan.validation.ablation import evidence
 
 EXAMPLES: Final = (

@@ -13,15 +13,14 @@ from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InvalidInputError
-from milpplan.groups.workload import Workload, read_lengths, step_of, workload_of
-from milpplan.lengths.hotspa_export import check_model, hotspa_step
-from milpplan.lengths.records import LengthsResult
-from milpplan.lengths.sequences import bucketed, least_padding
+from milpplan.groups import Workload, read_lengths, step_of, workload_of
+from milpplan.lengths import LengthsResult, bucketed, check_model, least_padding
+from milpplan.lengths.hotspa_export import hotspa_step
 from milpplan.lengths.solve_lengths import solve_lengths as solve_step
 from milpplan.optimize.milp.backends import AUTO, backend_names, load_solvers
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.problem import MAX_BATCH, MAX_SEQUENCE, Problem
+from milpplan.problem import ModelSpec, Problem
+from milpplan.problem.problem import MAX_BATCH, MAX_SEQUENCE
 from milpplan.reports.answers.lengths import lengths_blocks, lengths_document
 from milpplan.reports.files import check_writable, make_directory, write_whole
 from milpplan.units import percent_text

@@ -12,8 +12,7 @@ from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
 from milpplan.problem.reading import shown
 from milpplan.reports.answers.switch import switch_blocks, switch_document
 from milpplan.reports.documents.document import read_plan

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from milpplan.calibration.coverage import coverage, mean_share
+from milpplan.calibration import mean_share
+from milpplan.calibration.coverage import coverage
 from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
 from milpplan.cli.plan_checks import within_range
@@ -18,7 +19,7 @@ from milpplan.reports.files import make_directory
 from milpplan.validation.comparison import Validation, compare
 from milpplan.validation.document import document_text
 from milpplan.validation.figures import write_figures
-from milpplan.validation.runs.reader import RunFile, read_runs
+from milpplan.validation.runs import RunFile, read_runs
 from milpplan.validation.summary import summarise
 from milpplan.validation.tables import report
 

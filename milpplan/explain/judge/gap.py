@@ -17,24 +17,31 @@ from typing import Final
 import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
+from milpplan.explain import Budget, Interval, Yardstick, saved_share
 from milpplan.explain.judge.records import Change, Effort, GapReport, NearPlan, SpaceGap, Spending, layout_words
-from milpplan.explain.optima import Budget, Yardstick, saved_share
-from milpplan.explain.records import Interval, SingleChange
+from milpplan.explain.records import SingleChange
+from milpplan.optimize import DEFAULT_GAP, PlanResult, Progress, SolveOptions, with_job, with_space
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
-from milpplan.optimize.infeasibility import with_job, with_space
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import DEFAULT_GAP, PlanResult, Progress, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import even_splits, in_space
-from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage
-from milpplan.problem.problem import Problem, Space
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.mixed_costs import RankCosts, cluster_costs, costs_of, rank_capacities, rank_types
+from milpplan.problem import Layout, Plan, Problem, Recompute, Space, VirtualStage
+from milpplan.simulation import (
+    LayoutColumns,
+    RankCosts,
+    StepReport,
+    cluster_costs,
+    costs_of,
+    durations,
+    plan_stages,
+    rank_capacities,
+    rank_memory,
+    rank_types,
+    simulate,
+    step_times_ns,
+)
 from milpplan.simulation.replica_costs import ReplicaCosts
-from milpplan.simulation.report import StepReport
-from milpplan.simulation.simulator import rank_memory, simulate, step_times_ns
-from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S, gpu_hours
 
 FOLLOWERS: Final = {

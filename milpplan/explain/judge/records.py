@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from milpplan.explain.records import Interval
-from milpplan.optimize.result import PlanResult
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.report import StepReport
+from milpplan.explain import Interval
+from milpplan.optimize import PlanResult
+from milpplan.problem import Layout, Plan, Problem
+from milpplan.simulation import StepReport
 
 Effort = Literal["flag", "reshard"]
 """Effort of a change. ``flag``: every rank holds the same parameters, and the run continues with other arguments.

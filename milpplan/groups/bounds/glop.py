@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.groups.problem import FloatArray
-from milpplan.groups.problem import Int64Array as IntArray
+from milpplan.groups import FloatArray
+from milpplan.groups import Int64Array as IntArray
 
 # The simplex method on the dual is the fastest on programs of paths.
 _PARAMETERS = "solve_dual_problem:ALWAYS_DO"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from milpplan.groups import FloatArray, Int64Array, Kind
 from milpplan.groups.bounds.long_sequence import (
     MAX_MICRO_BATCHES,
     LoadBound,
@@ -29,7 +30,6 @@ from milpplan.groups.bounds.long_sequence import (
 )
 from milpplan.groups.bounds.path_mixtures import StageLoads
 from milpplan.groups.bounds.pipeline_bounds import SCALE_BITS, CountCuts, PathBound, PipelineCuts
-from milpplan.groups.problem import FloatArray, Int64Array, Kind
 
 # Number of programs of a long sequence: first at the load of the other replicas, then at the load that it allows.
 _EFFORTS = (24, 100)

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from milpplan.groups import FloatArray
+from milpplan.groups import Int64Array as IntArray
 from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
-from milpplan.groups.problem import FloatArray
-from milpplan.groups.problem import Int64Array as IntArray
 
 
 @dataclass(frozen=True, slots=True)

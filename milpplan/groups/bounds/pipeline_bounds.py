@@ -54,8 +54,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from milpplan.groups import FloatArray, Int64Array, Kind, Pipeline
 from milpplan.groups.bounds import glop as linear
-from milpplan.groups.problem import FloatArray, Int64Array, Kind, Pipeline
 
 SCALE_BITS: Final = 40
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from milpplan.groups import FloatArray, Int64Array, Kind, Pipeline
 from milpplan.groups.bounds.long_sequence import peaks
 from milpplan.groups.bounds.pipeline_bounds import SCALE_BITS, PathMixture, PipelineCuts, best_profile
-from milpplan.groups.problem import FloatArray, Int64Array, Kind, Pipeline
 
 # Loads, as multiples of the plan's, at which mixtures of paths are computed, and maximum numbers tried at each.
 _NEAR = (1.0, 0.6, 1.5)

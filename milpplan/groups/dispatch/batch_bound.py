@@ -29,9 +29,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.groups.bounds import glop
-from milpplan.groups.bounds.work_envelope import BatchKind
-from milpplan.groups.problem import FloatArray, Int64Array
+from milpplan.groups import FloatArray, Int64Array
+from milpplan.groups.bounds import BatchKind, glop
 from milpplan.groups.tours import TourCost
 
 _NUM_BUCKETS = 40

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.groups.bounds.long_sequence import around
-from milpplan.groups.bounds.work_envelope import BatchKind
-from milpplan.groups.problem import FloatArray, Int64Array, pipeline_times_ns
+from milpplan.groups import FloatArray, Int64Array, pipeline_times_ns
+from milpplan.groups.bounds import BatchKind, around
 
 # Maximum number of exchanges.
 _EXCHANGES = 40

@@ -22,8 +22,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
-from milpplan.groups.bounds import glop
-from milpplan.groups.bounds.work_envelope import BatchKind, PipelineTable
+from milpplan.groups import (
+    Group,
+    GroupedPlan,
+    GroupedProblem,
+    Int64Array,
+    Packing,
+    SwitchTimes,
+    check,
+    solve_groups,
+    undominated_tours,
+    workload_of,
+)
+from milpplan.groups.bounds import BatchKind, PipelineTable, glop
 from milpplan.groups.dispatch.batch_bound import Batch, DualValues, Node, narrow, relax, root, split, with_duals
 from milpplan.groups.dispatch.batch_packing import (
     Placed,
@@ -33,11 +44,7 @@ from milpplan.groups.dispatch.batch_packing import (
     place_into,
     place_together,
 )
-from milpplan.groups.plan import Group, GroupedPlan, Packing, check
-from milpplan.groups.problem import GroupedProblem, Int64Array, SwitchTimes
-from milpplan.groups.search import solve_groups
-from milpplan.groups.tours import TourCost, best_tour, undominated_tours
-from milpplan.groups.workload import workload_of
+from milpplan.groups.tours import TourCost, best_tour
 
 # Relative gap at which the search ends, and its time limit in seconds: any packing will do.
 _GAP, _TIME_LIMIT_S = 0.02, 5.0

@@ -26,10 +26,11 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.groups.bounds.pipeline_bounds import BestLoads, PipelineCuts, best_profile
+from milpplan.groups import FloatArray, Group, GroupedPlan, GroupedProblem, Int64Array, Kind, Packing, arranged
+from milpplan.groups.bounds import PipelineCuts, best_profile
+from milpplan.groups.bounds.pipeline_bounds import BestLoads
 from milpplan.groups.packing.local_search import balance, exchange_pairs, has_single_micro_batches, improve
-from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged, in_flight_fits
-from milpplan.groups.problem import FloatArray, GroupedProblem, Int64Array, Kind
+from milpplan.groups.plan import in_flight_fits
 
 # Number of micro-batch counts tried, best bound first.
 _TRIES = 4

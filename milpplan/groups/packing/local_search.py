@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.groups.plan import Packing, in_flight_fits
-from milpplan.groups.problem import FloatArray, Int64Array, Kind, pipeline_times_ns
+from milpplan.groups import FloatArray, Int64Array, Kind, Packing, pipeline_times_ns
+from milpplan.groups.plan import in_flight_fits
 
 # Maximum candidates of a pair of replicas, and the number of fastest other replicas tried in one round.
 _BATCH = 3_000

@@ -25,17 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.launchers import Code, ConfigLaunch, Known, flat, known_settings
 from milpplan.launchers.capabilities import FSDP_LIMITS, FSDP_RULES, Capability, Columns, Limit, RowRule
-from milpplan.launchers.records import ConfigLaunch
 from milpplan.launchers.scripts import header
-from milpplan.launchers.settings import Code, Known, Settings, check_words, flat, kinds_of, known_settings
-from milpplan.launchers.shell.launch_text import load_yaml, pairs_of, program_place
-from milpplan.launchers.shell.script import script_commands
-from milpplan.launchers.shell.tree import unknown_in
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage
-from milpplan.problem.problem import Problem
-from milpplan.problem.reading import parse_json, shown, validated
+from milpplan.launchers.settings import Settings, check_words, kinds_of
+from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
+from milpplan.launchers.shell.launch_text import load_yaml, program_place
+from milpplan.problem import Layout, ModelSpec, Plan, Problem, Recompute, VirtualStage, parse_json, validated
+from milpplan.problem.reading import shown
 
 TRAINER = {
     "gradient_accumulation_steps": "--gradient_accumulation_steps",

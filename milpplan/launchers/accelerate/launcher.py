@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from milpplan.errors import InvalidInputError
+from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, known_settings
 from milpplan.launchers.accelerate.files import (
     ACCELERATE,
     FLAG,
@@ -31,19 +32,10 @@ from milpplan.launchers.expressible import (
     whole_nodes,
     word,
 )
-from milpplan.launchers.records import (
-    ConfigLaunch,
-    Imported,
-    ImportRequest,
-    Refusal,
-    check_gpus,
-    described,
-    job_of,
-)
+from milpplan.launchers.records import Refusal, check_gpus, described, job_of
 from milpplan.launchers.scripts import slurm_script
-from milpplan.launchers.settings import Settings, admitted, check_priced, known_settings
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
+from milpplan.launchers.settings import Settings, admitted, check_priced
+from milpplan.problem import Layout, Plan, Problem
 from milpplan.problem.reading import shown
 
 QUIET: Mapping[str, str] = {

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import InvalidInputError
+from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, flat, known_settings
 from milpplan.launchers.capabilities import (
     FSDP_LIMITS,
     FSDP_RULES,
@@ -40,22 +41,12 @@ from milpplan.launchers.expressible import (
     rule_refusals,
     word,
 )
-from milpplan.launchers.records import (
-    ConfigLaunch,
-    Imported,
-    ImportRequest,
-    Refusal,
-    check_gpus,
-    described,
-    job_of,
-)
+from milpplan.launchers.records import Refusal, check_gpus, described, job_of
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
-from milpplan.launchers.settings import Settings, admitted, check_priced, flat, known_settings, nested
+from milpplan.launchers.settings import Settings, admitted, check_priced, nested
 from milpplan.launchers.shell.launch_text import load_yaml
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Layout, Plan, Recompute, Schedule, VirtualStage
-from milpplan.problem.problem import Problem
-from milpplan.problem.reading import shown, validated
+from milpplan.problem import Layout, ModelSpec, Plan, Problem, Recompute, Schedule, VirtualStage, validated
+from milpplan.problem.reading import shown
 
 D, PIPE = "distributed.", "distributed.pipeline."
 SCHEDULES: dict[Schedule, str] = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}

@@ -331,6 +331,8 @@ def imported(request: ImportRequest) -> Imported:
     layout = layout_of(settings, world)
     stage, overlap = sharding_of(settings)
     losses = losses_of(stage, layout.dp, grad_dtype, overlap)
+    if stage == 3 and settings.get("zero_optimization.stage3_prefetch_bucket_size") == 0:
+        losses.append("ZeRO 3 that gathers no weights ahead (stage3_prefetch_bucket_size 0) is not priced")
     if losses:
         raise IllegalPlanError(
             f"The run is not one that is priced: {'; '.join(losses)}.",

@@ -85,7 +85,9 @@ def megatron_flags() -> dict[str, Flag]:
             type=entry.get("type", "str"),
             nargs=entry.get("nargs") and str(entry["nargs"]),
             choices=tuple(str(choice) for choice in entry.get("choices", ())),
-            default=" ".join(map(str, default)) if isinstance(default, list) else default and str(default),
+            default=None
+            if default is None
+            else " ".join(map(str, default if isinstance(default, list) else [default])),
         )
         table |= dict.fromkeys(flag.spellings, flag)
     return table
@@ -416,8 +418,8 @@ def _mlps(model: ModelSpec) -> Pairs:
     return pairs
 
 
-POSITIONS = {"learned_absolute": True, "rope": False, "yarn": False, "none": False}
-"""True for learned positions, by ``--position-embedding-type``; other positions have no cost."""
+POSITIONS = {"learned_absolute": True, "rope": False, "yarn": False}
+"""True for learned positions, by ``--position-embedding-type``; the others rotate queries and keys."""
 
 
 def model_of(given: Arguments, name: str, vocab_size: int | None = None) -> ModelSpec:

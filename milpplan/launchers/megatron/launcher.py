@@ -62,27 +62,30 @@ QUIET: dict[str, tuple[str, ...]] = {
     ),
     "checkpoints, evaluation, logs, profiles and faults: not in a step of training": (
         r"save.*|load|load-main-params.*|ckpt-.*|no-ckpt.*|no-(save|load)-.*|async-.*|dist-ckpt-.*|use-dist-ckpt",
-        r"finetune|pretrained-checkpoint|use-checkpoint-args|use-persistent-ckpt-worker|auto-detect-ckpt-format",
+        r"finetune|pretrained-checkpoint|use-persistent-ckpt-worker|auto-detect-ckpt-format",
         r"non-persistent-.*|override-ckpt-iteration|exit-on-missing-checkpoint|replication.*|verify-integrity",
-        r"distrib-optim-fully-reshardable.*|no-strict-fsdp-dtensor-load|use-mp-args-from-checkpoint-args",
+        r"distrib-optim-fully-reshardable.*|no-strict-fsdp-dtensor-load",
         r"eval-.*|start-eval-at-iter|skip-train|test-mode|full-validation|multiple-validation-sets|validation.*",
-        r"log-.*|logging-level|tensorboard-.*|wandb-.*|timing-.*|no-log-.*|no-barrier-with-level-1-timing|otel-.*",
+        r"log-(?!params-norm|num-zeros|max-attention).*|logging-level|tensorboard-.*|wandb-.*|timing-log-option|no-log-.*|no-barrier-with-level-1-timing|otel-.*",
         r"profile.*|use-pytorch-profiler|pytorch-profiler-.*|record-.*|memory-snapshot-path|nvtx-ranges",
         r"no-one-logger|one-logger-.*|app-tag-.*|straggler-.*|disable-straggler-on-startup|manual-gc.*|no-manual-gc.*",
-        r"no-check-for-nan-in-loss-and-grad|check-for-.*|rerun-mode|error-injection-.*|fault-injector-.*",
+        r"no-check-for-nan-in-loss-and-grad|check-for-.*|error-injection-.*|fault-injector-.*",
         r"config-logger-dir|inprocess-.*|enable-ft-package|calc-ft-timeouts|ft-.*|adlr-.*|check-weight-hash.*",
         r"result-rejected.*",
     ),
     "how processes find each other, and sizes of buckets, which are not part of a plan": (
-        r"distributed-(backend|timeout.*)|local-rank|lazy-mpu-init|flight-recorder-.*|no-flight-recorder-.*",
+        r"distributed-timeout.*|local-rank|lazy-mpu-init|flight-recorder-.*|no-flight-recorder-.*",
         r"disable-gloo-process-groups|nccl-communicator-config-path|use-mcore-models|high-priority-stream-groups",
         r"tp-comm-bootstrap-backend|tp-comm-overlap-cfg|no-align-.*|ddp-(num-buckets|bucket-size|pad-buckets.*)",
         r"ddp-average-in-collective|te-rng-tracker|inference-rng-tracker|calculate-per-token-loss|enable-experimental",
-        r"fp8-(amax-.*|margin|interval)|flash-attention-version|use-flash-attn|empty-unused-memory-level",
+        r"fp8-(amax-.*|margin|interval)|flash-attention-version|use-flash-attn",
     ),
 }
 """Patterns of flags without effect on the cost, by reason."""
 _QUIET = {reason: re.compile("|".join(patterns)) for reason, patterns in QUIET.items()}
+
+QUIET_VALUES = {"--rerun-mode": ("disabled", "validate_results")}
+"""Values without effect on the cost, of flags with other values that have one."""
 
 PROGRAMS = ("pretrain_gpt.py", "pretrain_gpt_core.py", "pretrain_gpt2.py")
 """Megatron-LM's programs, current and older, that train the GPT which the arguments describe."""
@@ -127,7 +130,7 @@ def unpriced(given: Arguments) -> tuple[str, ...]:
     for name, values in given.values.items():
         if name in given.looked_at or is_quiet(name):
             continue
-        if values and " ".join(values) == flags[name].default:
+        if values and " ".join(values) in (flags[name].default, *QUIET_VALUES.get(name, ())):
             continue
         left.append(" ".join((name, *values)))
     return tuple(left)

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.launchers import Launch
 from milpplan.launchers.expressible import placed_alike, title_of
 from milpplan.launchers.megatron.arguments import Arguments, Values, model_arguments
 from milpplan.launchers.megatron.rules import (
@@ -26,12 +27,8 @@ from milpplan.launchers.megatron.rules import (
     stage_sizes,
     stage_string,
 )
-from milpplan.launchers.records import Launch, Section
-from milpplan.problem.hardware import Accelerator, HardwareSpec
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Job, Problem
-from milpplan.problem.reading import validated
+from milpplan.launchers.records import Section
+from milpplan.problem import Accelerator, HardwareSpec, Job, Layout, ModelSpec, Plan, Problem, validated
 
 NEWEST = MEGATRON.versions[0]
 LACKS: dict[str, tuple[str, ...]] = {

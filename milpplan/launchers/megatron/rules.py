@@ -32,9 +32,7 @@ from itertools import groupby
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.capabilities import WHOLE_NODES, Capability, Limit, Mode
 from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values
-from milpplan.problem.model import DenseMlp, LatentAttention, MixtureOfExperts, ModelSpec
-from milpplan.problem.plan import Plan, Recompute
-from milpplan.problem.problem import Job, Problem
+from milpplan.problem import DenseMlp, Job, LatentAttention, MixtureOfExperts, ModelSpec, Plan, Problem, Recompute
 from milpplan.problem.reading import shown
 
 MAX_CHARACTERS = 100_000

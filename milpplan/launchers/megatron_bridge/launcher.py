@@ -21,21 +21,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.launchers import Code, Imported, ImportRequest, Launch, known_settings
 from milpplan.launchers.capabilities import WHOLE_NODES, Capability, Limit
 from milpplan.launchers.expressible import check_replicas
 from milpplan.launchers.megatron.arguments import Arguments, Values, megatron_flags, pattern_flags
 from milpplan.launchers.megatron.launcher import Megatron, imported_from
 from milpplan.launchers.megatron.plan import check_problem as check_megatron
 from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
-from milpplan.launchers.records import Imported, ImportRequest, Launch, Section
+from milpplan.launchers.records import Section
 from milpplan.launchers.scripts import arguments_script, slurm_script
-from milpplan.launchers.settings import Code, Settings, admitted, check_words, known_settings
-from milpplan.launchers.shell.launch_text import Given, pairs_of, program_place, world_of
-from milpplan.launchers.shell.script import script_commands
-from milpplan.launchers.shell.tree import unknown_in
-from milpplan.problem.model import LatentAttention
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.launchers.settings import Settings, admitted, check_words
+from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
+from milpplan.launchers.shell.launch_text import Given, program_place, world_of
+from milpplan.problem import LatentAttention, Plan, Problem
 from milpplan.problem.reading import shown
 
 Part = Literal["all", "experts", "latent"]

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, flat
 from milpplan.launchers.capabilities import (
     NO_TILES,
     ONE_F_ONE_B,
@@ -51,13 +52,11 @@ from milpplan.launchers.nanotron.settings import (
     settings_of,
     stage_sizes,
 )
-from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Refusal, job_of
+from milpplan.launchers.records import Refusal, job_of
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
-from milpplan.launchers.settings import Settings, admitted, check_priced, flat, nested
+from milpplan.launchers.settings import Settings, admitted, check_priced, nested
 from milpplan.launchers.shell.launch_text import load_yaml
-from milpplan.problem.model import GroupedQueryAttention, ModelSpec
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import GroupedQueryAttention, Layout, ModelSpec, Plan, Problem
 from milpplan.problem.reading import shown
 
 Check = Callable[[ModelSpec, Layout, int], str]

@@ -12,11 +12,10 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.settings import Known, Settings, known_settings
-from milpplan.problem.model import DenseMlp, GroupedQueryAttention, ModelSpec
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.problem.reading import shown, validated
+from milpplan.launchers import Known, known_settings
+from milpplan.launchers.settings import Settings
+from milpplan.problem import DenseMlp, GroupedQueryAttention, Layout, ModelSpec, Plan, Problem, validated
+from milpplan.problem.reading import shown
 
 _P, _M, _T = "parallelism", "model.model_config", "tokens"
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}

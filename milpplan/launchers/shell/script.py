@@ -33,7 +33,7 @@ from milpplan.launchers.shell.state import (
 )
 from milpplan.launchers.shell.tree import MARK, deciders_in, is_mark, marked, readable
 from milpplan.launchers.shell.words import Words
-from milpplan.problem.reading import read_text
+from milpplan.problem import read_text
 
 MAX_ROUNDS = 8
 _SUCCEED = frozenset(

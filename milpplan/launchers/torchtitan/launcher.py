@@ -14,6 +14,7 @@ import warnings
 from typing import Any
 
 from milpplan.errors import InvalidInputError
+from milpplan.launchers import Code, ConfigLaunch, Imported, ImportRequest, flat
 from milpplan.launchers.expressible import (
     check_replicas,
     config_launch,
@@ -26,9 +27,9 @@ from milpplan.launchers.expressible import (
     refuse,
     whole_nodes,
 )
-from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Refusal, check_vocabulary, job_of
+from milpplan.launchers.records import Refusal, check_vocabulary, job_of
 from milpplan.launchers.scripts import header, slurm_script, torchrun_script
-from milpplan.launchers.settings import LARGEST, MAX_DEPTH, Code, Settings, admitted, check_priced, flat
+from milpplan.launchers.settings import LARGEST, MAX_DEPTH, Settings, admitted, check_priced
 from milpplan.launchers.torchtitan.run import (
     NEWEST,
     RULES,
@@ -48,10 +49,7 @@ from milpplan.launchers.torchtitan.run import (
     sharding_of,
 )
 from milpplan.launchers.torchtitan.settings import QUIET, known, run_of, settings_of, translated
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import HardwareSpec, ModelSpec, Plan, Problem
 from milpplan.problem.reading import parse_toml, shown
 
 MAX_CHARACTERS = 300_000

@@ -46,10 +46,7 @@ from milpplan.launchers.capabilities import (
     whole_words,
 )
 from milpplan.launchers.expressible import model_differences
-from milpplan.problem.model import GroupedQueryAttention, LatentAttention, ModelSpec
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.problem.reading import validated
+from milpplan.problem import GroupedQueryAttention, LatentAttention, Layout, ModelSpec, Plan, Problem, validated
 
 Pair = tuple[str, str]
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.settings import Known, Settings, known_settings
+from milpplan.launchers import Known, known_settings
+from milpplan.launchers.settings import Settings
 from milpplan.launchers.torchtitan.run import NEWEST, V022, Pair, Run
 from milpplan.problem.reading import shown
 

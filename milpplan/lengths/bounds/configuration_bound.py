@@ -26,18 +26,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from milpplan.groups.bounds import StageLoads, Window, best_mixture, long_bound
 from milpplan.groups.bounds.long_sequence import (
     MAX_MICRO_BATCHES,
     LoadBound,
     LongSequenceBound,
     MicroBatchCountRange,
     WindowBound,
-    best_mixture,
     halved,
-    long_bound,
 )
-from milpplan.groups.bounds.path_mixtures import Mixture, StageLoads
-from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
+from milpplan.groups.bounds.path_mixtures import Mixture
+from milpplan.groups.bounds.pipeline_bounds import PathBound
 from milpplan.lengths.bounds.configuration_columns import (
     Columns,
     ConfigurationLP,
@@ -48,7 +47,7 @@ from milpplan.lengths.bounds.configuration_columns import (
 )
 from milpplan.lengths.bounds.micro_batch_pricing import Items, MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
 
 # Maximum number of entries in the tables of a window.
 _LARGEST = 4e8

@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.groups.bounds import glop
+from milpplan.groups.bounds import Window, glop
 from milpplan.groups.bounds.path_mixtures import Graph, Mixture
-from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
+from milpplan.groups.bounds.pipeline_bounds import PathBound
 from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 Decisions = tuple[tuple[int, bool], ...]
 """Branching decisions: distance of a micro-batch behind the one with the pinned item, and whether it holds such an

@@ -70,8 +70,8 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.groups.bounds.long_sequence import best_mixture, halved
-from milpplan.groups.bounds.pipeline_bounds import Window
+from milpplan.groups.bounds import Window, best_mixture
+from milpplan.groups.bounds.long_sequence import halved
 from milpplan.lengths.bounds.configuration_columns import (
     Columns,
     ConfigurationLP,
@@ -83,7 +83,7 @@ from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, Pinne
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
 from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
 
 # Maximum number of assignments and of whole sequences.
 _MAX_ASSIGNMENTS, MAX_WHOLE = 35_000, 24

@@ -24,7 +24,7 @@ import numpy as np
 
 from milpplan.lengths.bounds.work_bounds import tolls
 from milpplan.lengths.cost_tables import Tables
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 NOTHING = -1e30
 """Value of impossible contents."""

@@ -49,19 +49,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.groups.bounds.long_sequence import (
-    MAX_MICRO_BATCHES,
-    LoadBound,
-    LongSequenceBound,
-    group_ns,
-    load_bound,
-    long_bound,
-)
-from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.groups.bounds.pipeline_bounds import chord
+from milpplan.groups.bounds import StageLoads, chord, group_ns, load_bound, long_bound
+from milpplan.groups.bounds.long_sequence import MAX_MICRO_BATCHES, LoadBound, LongSequenceBound
+from milpplan.lengths import Load, line_below
 from milpplan.lengths.candidates import SizedCandidate
-from milpplan.lengths.cost_tables import Load, Tables, hull_below, line_below, line_of, turns_down
-from milpplan.simulation.layout_columns import FloatArray
+from milpplan.lengths.cost_tables import Tables, hull_below, line_of, turns_down
+from milpplan.simulation import FloatArray
 
 MOST_STAGES = 8
 """Maximum number of stages in programs: of deeper pipelines the last stages suffice, as they form a pipeline of

@@ -72,19 +72,18 @@ import numpy as np
 from milpplan.errors import SolverError
 from milpplan.groups.bounds.long_sequence import halved
 from milpplan.groups.bounds.pipeline_bounds import PathBound
+from milpplan.lengths import Packed, StrategyTables, replicas_ns
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, Duals, WindowNode, WindowTree
 from milpplan.lengths.bounds.configuration_columns import ClassWindow, restricted_master_duals
 from milpplan.lengths.bounds.longest_sequence_branching import begin, copy_in_measure, shorter
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies
 from milpplan.lengths.records import LengthGroup, TeamTurn
-from milpplan.lengths.replica_time import replicas_ns
-from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.optimize.milp.backends import backend, check_infeasible
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.milp.program import ProgramBuilder
 from milpplan.optimize.milp.solution import Limits
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 from milpplan.units import NS_PER_S
 
 

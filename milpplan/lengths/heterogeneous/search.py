@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from milpplan.lengths import Packed, StrategyTables, cutoff_ns
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
     LongestSequenceClass,
@@ -33,10 +34,8 @@ from milpplan.lengths.heterogeneous.count_program import (
 from milpplan.lengths.records import HeterogeneousReplicas
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas, packings_by_shape
-from milpplan.lengths.steps import cutoff_ns
-from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.optimize.milp.backends import AUTO
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
 from milpplan.units import NS_PER_S
 
 # Relative excess up to which a packing from load shapes is preferred, as it gains more by local search.

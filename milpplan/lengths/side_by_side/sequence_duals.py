@@ -51,11 +51,11 @@ import numpy as np
 
 from milpplan.groups.bounds import glop
 from milpplan.groups.bounds import glop as linear
+from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds.micro_batch_pricing import NOTHING, Items, KnapsackDP
 from milpplan.lengths.bounds.work_bounds import latencies
 from milpplan.lengths.side_by_side.teams import Family
-from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 # Factor that covers the rounding of float sums.
 _SAFETY = 1.0 - 1e-9

@@ -20,18 +20,16 @@ from pydantic import Field
 
 from milpplan.errors import InvalidInputError
 from milpplan.groups.bounds import glop
-from milpplan.lengths.candidates import quantum_problem
-from milpplan.lengths.cost_tables import Load
-from milpplan.lengths.records import PACKED, SequenceRules, TeamTurn
-from milpplan.lengths.sequences import check_longest, check_rules, checked_batch
+from milpplan.lengths import MAX_QUANTA, Load, SequenceRules, StrategyTables, check_rules, quantum_problem
+from milpplan.lengths.records import PACKED, TeamTurn
+from milpplan.lengths.sequences import check_longest, checked_batch
 from milpplan.lengths.side_by_side.sequence_duals import SharedTables
 from milpplan.lengths.side_by_side.team_quick import lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort, plan_family, team_turns
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
-from milpplan.lengths.strategy_tables import MAX_QUANTA, StrategyTables
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
 from milpplan.problem.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Record
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S
 
 # Number of bunches of lengths in the program of a quick bound.

@@ -36,7 +36,7 @@ import numpy as np
 from milpplan.lengths.side_by_side.sequence_duals import SharedWork
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, Turn, simulate_turns
 from milpplan.lengths.single.packing_local_search import Timer
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,13 +36,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.lengths.cost_tables import Load
+from milpplan.lengths import Load, StrategyTables
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
 from milpplan.lengths.side_by_side.sequence_duals import Priced, priced, shared_work
 from milpplan.lengths.side_by_side.team_quick import Packer, quick_turns, spread
 from milpplan.lengths.side_by_side.teams import Family, TeamStep, Turn, families, simulate_turns
-from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 from milpplan.units import NS_PER_S
 
 # tau at first and in the end, as a share of the step.

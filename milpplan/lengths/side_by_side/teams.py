@@ -28,10 +28,10 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
+from milpplan.lengths import StrategyTables
 from milpplan.lengths.replica_time import times_of_several
 from milpplan.lengths.single.packing_local_search import Timer
-from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation import IntArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,13 +28,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from milpplan.groups.bounds import StageLoads, Window
 from milpplan.groups.bounds.long_sequence import best_loads
-from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.groups.bounds.pipeline_bounds import Window
+from milpplan.lengths import Load
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
-from milpplan.lengths.cost_tables import Load, Tables
+from milpplan.lengths.cost_tables import Tables
 from milpplan.lengths.replica_time import ring_times
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
 
 # Numbers of micro-batches that are tried first; then those next to the best.
 _NUMBERS = (2, 4, 7, 11, 16, 22, 30, 42)

@@ -33,12 +33,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from milpplan.errors import SolverError
-from milpplan.lengths.replica_time import StageTimes, micro_batch_times, pipeline_ns
-from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.lengths import StrategyTables, micro_batch_times, pipeline_ns
+from milpplan.lengths.replica_time import StageTimes
 from milpplan.optimize.milp.backends import AUTO, backend, check_infeasible
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
 
 # Maximum number of contents in a program, and in the full list; maximum number of micro-batches of a replica.
 _CONTENTS, _LISTED, MOST = 48, 20_000, 32

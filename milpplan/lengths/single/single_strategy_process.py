@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from milpplan.errors import InfeasibleError, MilpplanError
+from milpplan.lengths import Step
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
-from milpplan.lengths.steps import Step
 from milpplan.lengths.strategy_tables import WorkBoundKey
 from milpplan.parallel import WorkerProcess, can_start, usable_cpus
 

@@ -21,9 +21,9 @@ from contextlib import suppress
 import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
+from milpplan.groups import GroupedProblem, SwitchTimes, solve_groups
 from milpplan.groups.bounds.long_sequence import WindowBound
-from milpplan.groups.problem import GroupedProblem, SwitchTimes
-from milpplan.groups.search import solve_groups
+from milpplan.lengths import Packed, Step, StrategyTables, cutoff_ns, recomputes_less
 from milpplan.lengths.baselines import bucketed_step
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
 from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
@@ -31,10 +31,10 @@ from milpplan.lengths.bounds.work_bounds import DEEP, PipelineWorkBound
 from milpplan.lengths.side_by_side.sequence_duals import single_strategy_bound_ns
 from milpplan.lengths.single.packing_local_search import packings_by_shape
 from milpplan.lengths.single.replica_feasibility import ReplicaFeasibility
-from milpplan.lengths.steps import GAP_SHARE, Step, cutoff_ns
-from milpplan.lengths.strategy_tables import Effort, Packed, StrategyTables, recomputes_less
+from milpplan.lengths.steps import GAP_SHARE
+from milpplan.lengths.strategy_tables import Effort
 from milpplan.lengths.switches import NEVER_NS
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation import IntArray
 
 MAX_EFFORT_RATIO = 3.0
 """Maximum ratio of the time of maximum effort to the time of more effort."""

@@ -36,10 +36,10 @@ from typing import Literal
 import numpy as np
 
 from milpplan.groups.bounds import glop
+from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.work_bounds import DEEP, LengthClass, LinearBounds, PipelineWorkBound
-from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 # Maximum number of weight updates; closed and hopeless sets leave after every so many, hopeless ones from the last
 # number on.

@@ -26,7 +26,7 @@ from milpplan.lengths.turns.lagrangian_mixtures import (
     single_row_bound_ns,
     subgradient_bound_ns,
 )
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
 
 # Maximum number of sets of all sizes, and number of sets that are cut in one batch.
 _MAX_SETS, _SPLIT = 20_000_000, 128

@@ -16,13 +16,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds.exclusive_sequences import ExclusiveProgram
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies
-from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, IntervalBounds, Kind
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet, branched, screened, split
 from milpplan.lengths.turns.set_branch_and_bound import Participant, ReplicaInequalities, SetBranchAndBound
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 # Shares of the remaining time: for screening all sets, and for each of the two refinements of pipelines.
 _SCREEN_SHARE, _REFINE_SHARE = 0.35, 0.5

@@ -36,13 +36,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from milpplan.groups.bounds import glop
+from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching, ReplicaClassBound
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
 from milpplan.lengths.heterogeneous.count_program import CapacityRow, ReplicaClass, UsedKind
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
-from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.simulation import FloatArray, IntArray
 
 # An assignment is cut off if some dual vector limits the replicas to less than this share of it.
 _CUT = 1.0 - 1e-3

@@ -26,31 +26,39 @@ from itertools import pairwise, product
 import numpy as np
 
 from milpplan.errors import InvalidInputError
+from milpplan.groups import (
+    Degrees,
+    DispatchFile,
+    Group,
+    GroupedPlan,
+    GroupedProblem,
+    Kind,
+    Packing,
+    Strategy,
+    arranged,
+)
+from milpplan.groups.bounds import StageLoads, Window, best_mixture, group_ns
 from milpplan.groups.bounds.long_sequence import (
     MAX_MICRO_BATCHES,
     LoadBound,
     LongSequenceBound,
     MicroBatchCountRange,
-    best_mixture,
-    group_ns,
 )
-from milpplan.groups.bounds.path_mixtures import Mixture, StageLoads
-from milpplan.groups.bounds.pipeline_bounds import PathBound, Window
+from milpplan.groups.bounds.path_mixtures import Mixture
+from milpplan.groups.bounds.pipeline_bounds import PathBound
 from milpplan.groups.dispatch.dispatcher import Dispatch, Dispatcher
-from milpplan.groups.document import Degrees, DispatchFile, DispatchGroup
-from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged
-from milpplan.groups.problem import MAX_DISTINCT, GroupedProblem, Kind, Strategy
+from milpplan.groups.document import DispatchGroup
+from milpplan.groups.problem import MAX_DISTINCT
 from milpplan.groups.tours import best_tour
+from milpplan.lengths import MAX_QUANTA, LengthsResult, Load, Packed, StrategyTables, Switches, quantum_problem
 from milpplan.lengths.bounds.work_bounds import MOST_STAGES, latencies, ramp, stage_loads
-from milpplan.lengths.candidates import SizedCandidate, candidates, quantum_problem, sized
-from milpplan.lengths.cost_tables import Load, Tables, typical_pipeline
-from milpplan.lengths.records import LengthsResult, MicroBatches, RanStep
+from milpplan.lengths.candidates import SizedCandidate, candidates, sized
+from milpplan.lengths.cost_tables import Tables, typical_pipeline
+from milpplan.lengths.records import MicroBatches, RanStep
 from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.single.packing_local_search import Timer, improved
-from milpplan.lengths.strategy_tables import MAX_QUANTA, Packed, StrategyTables
-from milpplan.lengths.switches import Switches
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.problem import Problem
+from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S
 
 # Loads for ranges and boxes, in full micro-batches of a replica; lengths of the longest sequence as shares of a

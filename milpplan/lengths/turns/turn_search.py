@@ -46,17 +46,15 @@ from functools import partial
 import numpy as np
 
 from milpplan.errors import MilpplanError
-from milpplan.groups.problem import GroupedProblem, SwitchTimes
-from milpplan.groups.search import solve_set
+from milpplan.groups import GroupedProblem, SwitchTimes, solve_set
 from milpplan.groups.tours import best_tour, least_overhead_ns
-from milpplan.lengths.steps import AnyStep, Step, cutoff_ns
-from milpplan.lengths.strategy_tables import Packed, StrategyTables
-from milpplan.lengths.switches import Switches
+from milpplan.lengths import Packed, Step, StrategyTables, Switches, cutoff_ns
+from milpplan.lengths.steps import AnyStep
 from milpplan.lengths.turns.lagrangian_mixtures import Kind, best_shares
 from milpplan.lengths.turns.screening import Helper, Node, ScreeningResult, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.parallel import WorkerProcess
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.simulation import IntArray
 
 
 @dataclass(frozen=True, eq=False)

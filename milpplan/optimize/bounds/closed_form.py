@@ -55,20 +55,22 @@ from milpplan.optimize.bounds.lagrangian_memory import (
     price_corners,
     priced_layers,
 )
-from milpplan.optimize.layout.stage_options import LayoutContext
-from milpplan.problem.plan import SCHEDULES, V_SCHEDULES
-from milpplan.problem.problem import Problem
-from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct, distinct_layers
-from milpplan.simulation.layers.paired_layers import PAIR_ROUNDING_NS, least_paired_ns
-from milpplan.simulation.layers.terms import ONCE, Phase
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.layout_costs import (
+from milpplan.optimize.layout import LayoutContext
+from milpplan.problem import SCHEDULES, V_SCHEDULES, Problem
+from milpplan.simulation import (
     CostTable,
+    FloatArray,
+    IntArray,
+    LayoutColumns,
     LayoutCosts,
     layer_durations_ns,
-    least_layer_ns,
     usable_memory_bytes,
 )
+from milpplan.simulation.bulk import LAYER_KEYS, distinct_layers
+from milpplan.simulation.bulk.cache_keys import distinct
+from milpplan.simulation.layers import ONCE, Phase, least_paired_ns
+from milpplan.simulation.layers.paired_layers import PAIR_ROUNDING_NS
+from milpplan.simulation.layout_costs import least_layer_ns
 
 SAFETY = 1.0 - 1e-12
 """Factor that scales bounds down by more than the rounding of floating-point sums, a few ulps."""

@@ -45,18 +45,22 @@ from milpplan.optimize.bounds.lagrangian_memory import (
     priced_layers,
 )
 from milpplan.optimize.bounds.uniform_plans import UniformBounds, rank_work, uniform_bounds
-from milpplan.problem.plan import order_of
-from milpplan.problem.problem import Problem
-from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct, distinct_layers
-from milpplan.simulation.layers.terms import ONCE
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
-from milpplan.simulation.layout_costs import (
+from milpplan.problem import Problem, order_of
+from milpplan.simulation import (
+    BoolArray,
     CostTable,
+    FloatArray,
+    IntArray,
+    LayoutColumns,
+    ascending,
     capacities_bytes,
     layer_durations_ns,
-    least_layer_ns,
     usable_memory_bytes,
 )
+from milpplan.simulation.bulk import LAYER_KEYS, distinct_layers
+from milpplan.simulation.bulk.cache_keys import distinct
+from milpplan.simulation.layers import ONCE
+from milpplan.simulation.layout_costs import least_layer_ns
 from milpplan.simulation.mixed_costs import AnyTable, ClusterTable, types_of_ranks
 from milpplan.simulation.replica_costs import ReplicaTable, on_one_type, view_columns
 from milpplan.simulation.scenario_costs import ScenarioTable, SearchTable

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 
 from milpplan.optimize.space.plan_space import fewest_inner_layers, splits_into
-from milpplan.problem.plan import SCHEDULES, V_SCHEDULES
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.terms import Phase
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns, ascending
-from milpplan.simulation.layout_costs import CostTable, LayoutCosts
+from milpplan.problem import SCHEDULES, V_SCHEDULES, Problem
+from milpplan.simulation import CostTable, FloatArray, IntArray, LayoutColumns, LayoutCosts, ascending
+from milpplan.simulation.layers import Phase
 from milpplan.simulation.pipeline.work_order import num_pairs
 from milpplan.simulation.stages import EMBEDDING, HEAD
 

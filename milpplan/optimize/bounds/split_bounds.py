@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, recompute_options, useful_items
 from milpplan.simulation.layout_columns import BoolArray, IntArray, ascending
@@ -54,6 +54,7 @@ class SplitBounds:
     options: dict[StageContent, tuple[StageOptions, IntArray]] = field(default_factory=dict)
     menus: dict[tuple[int, StageContent], Menu | None] = field(default_factory=dict)
     replays: dict[tuple[int, tuple[StageContent, ...]], IntArray | None] = field(default_factory=dict)
+    choices: dict[tuple[int, tuple[StageContent, ...]], npt.NDArray[np.int16]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # On paths without negative counts, which are nearly all, the choices left out of menus are dominated, and
@@ -116,7 +117,7 @@ class SplitBounds:
         for rank, held in enumerate(self._by_rank(contents)):
             stages = list(self.context.layout.rank_stages[rank])
             menus = self._menus(rank, held)
-            items = None if menus is None else _fastest_items(self.context, rank, menus, weights[stages])
+            items = None if menus is None else self._fastest_items(rank, held, menus, weights[stages])
             if menus is None or items is None:
                 return None
             for stage, menu, item in zip(stages, menus, items, strict=True):
@@ -138,7 +139,7 @@ class SplitBounds:
             menus = self._menus(rank, contents)
             value: int | None = None
             if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
-                choices = _backwards(menus, _fitting_choices(self.context, rank, menus))
+                choices = _backwards(menus, self._joint_choices(rank, contents, menus))
                 value = int(choices.sum(axis=0).min()) if choices.shape[1] else None
             elif menus is not None:
                 value = _min_fitting(self.context, rank, menus, ones)[0]
@@ -173,7 +174,7 @@ class SplitBounds:
         if math.prod(map(len, menus)) > MAX_CHOICES:
             backwards = self._at_one_moment(rank, menus, weights)
         else:
-            choices = _backwards(menus, _fitting_choices(self.context, rank, menus))
+            choices = _backwards(menus, self._joint_choices(rank, contents, menus))
             backwards = (weights @ choices).min(axis=1) if choices.shape[1] else None
         if backwards is None:
             return None
@@ -182,6 +183,29 @@ class SplitBounds:
             for stage, content in zip(stages, contents, strict=True)
         ]
         return np.asarray(backwards - weights @ np.array(minima))
+
+    def _joint_choices(
+        self, rank: int, contents: tuple[StageContent, ...], menus: Sequence[Menu]
+    ) -> npt.NDArray[np.int16]:
+        """Return the items of a rank's chunks in the joint choices that count, [v, choices]; see
+        ``_fitting_choices``."""
+        if (rank, contents) not in self.choices:
+            # There are at most MAX_CHOICES items.
+            self.choices[rank, contents] = _fitting_choices(self.context, rank, menus).astype(np.int16)
+        return self.choices[rank, contents]
+
+    def _fastest_items(
+        self, rank: int, contents: tuple[StageContent, ...], menus: Sequence[Menu], weights: IntArray
+    ) -> Sequence[int] | None:
+        """Return the items of the rank's chunks with the minimum sum of weighted backwards; None where none
+        fits."""
+        if math.prod(map(len, menus)) > MAX_CHOICES:
+            return _min_fitting(self.context, rank, menus, weights)[1]
+        choices = self._joint_choices(rank, contents, menus)
+        if not choices.shape[1]:
+            return None
+        fastest: list[int] = choices[:, int((weights @ _backwards(menus, choices)).argmin())].tolist()
+        return fastest
 
     def _at_one_moment(self, rank: int, menus: Sequence[Menu], weights: IntArray) -> IntArray | None:
         """Return the minimum weighted backwards of each path [paths] over the choices that fit at the moment with
@@ -239,53 +263,52 @@ def _fitting_choices(context: LayoutContext, rank: int, menus: Sequence[Menu]) -
     nonnegative weights is smaller.
     """
     states = sum(int(menu.state_bytes[0]) for menu in menus) + int(context.costs.of_rank(rank).buffer_bytes)
-    fits = np.ones([len(menu) for menu in menus], dtype=np.bool_)
-    for running, live in context.profiles[rank]:
-        sizes = [_bytes_at(menus, chunk, running, live) for chunk in range(len(menus))]
-        fits &= reduce(np.add.outer, sizes) <= context.capacity_of(rank) - states
+    running = np.array([chunk for chunk, _ in context.profiles[rank]])
+    live = np.array([counts for _, counts in context.profiles[rank]])
+    fits = _sums_within(
+        [_bytes_at(menus, chunk, running, live) for chunk in range(len(menus))], context.capacity_of(rank) - states
+    )
     if context.costs.offloads:
-        # Here the items are not in the order of their backwards.
-        return np.stack(np.nonzero(fits & _fit_on_host(context, rank, menus)))
+        host_capacity = context.host_capacity_of(rank) - sum(int(menu.host_state_bytes[0]) for menu in menus)
+        kept = [live[:, chunk, None] * menu.host_kept_bytes for chunk, menu in enumerate(menus)]
+        fits &= _sums_within(kept, host_capacity)
+    # Items of every chunk, fastest first.
+    orders = [np.argsort(menu.terms[Term.BACKWARD], kind="stable") for menu in menus]
+    fits = fits.reshape([len(menu) for menu in menus])[np.ix_(*orders)]
     minimal = fits.copy()
     for chunk in range(len(menus)):
         np.moveaxis(minimal, chunk, 0)[1:] &= ~np.moveaxis(fits, chunk, 0)[:-1]
-    return np.stack(np.nonzero(minimal))
+    return np.stack([order[items] for order, items in zip(orders, np.nonzero(minimal), strict=True)])
 
 
-def _bytes_at(menus: Sequence[Menu], chunk: int, running: int, live: Sequence[int]) -> IntArray:
-    """Return the bytes of a chunk's items, apart from states, at a moment of its rank: the counts ``live`` of a
-    ``LiveProfile``, while the chunk ``running`` has its backward."""
+def _sums_within(parts: Sequence[IntArray], limit: int) -> BoolArray:
+    """Mask the joint choices, [product of the numbers of items], whose sums over the chunks are within a limit at
+    every moment; ``parts``: each chunk's amounts [moments, items]."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total[:, :, None] + part[:, None, :]).reshape(len(part), -1)
+    return np.asarray((total <= limit).all(axis=0))
+
+
+def _bytes_at(menus: Sequence[Menu], chunk: int, running: IntArray, live: IntArray) -> IntArray:
+    """Return the bytes of a chunk's items, apart from states, at several moments of its rank, [moments, items].
+
+    Args:
+        menus: of all chunks of the rank.
+        chunk: the chunk.
+        running: chunk that has its backward at each moment, [moments].
+        live: counts of the moments' profiles (``LiveProfile``), [moments, v or 2 v].
+    """
     menu, v = menus[chunk], len(menus)
-    size = live[chunk] * menu.kept_bytes + sum(live[chunk + v : chunk + v + 1]) * menu.deferred_bytes
-    return size + menu.transient_bytes if chunk == running else size
+    size: IntArray = live[:, chunk, None] * menu.kept_bytes + (running == chunk)[:, None] * menu.transient_bytes
+    if live.shape[1] > v:
+        size = size + live[:, chunk + v, None] * menu.deferred_bytes
+    return size
 
 
-def _backwards(menus: Sequence[Menu], choices: IntArray) -> IntArray:
+def _backwards(menus: Sequence[Menu], choices: npt.NDArray[np.int16]) -> IntArray:
     """Return the backward nanoseconds of joint choices, [v, choices]."""
     return np.stack([menu.terms[Term.BACKWARD][items] for menu, items in zip(menus, choices, strict=True)])
-
-
-def _fastest_items(
-    context: LayoutContext, rank: int, menus: Sequence[Menu], weights: IntArray
-) -> Sequence[int] | None:
-    """Return the items of the rank's chunks with the minimum sum of weighted backwards; None where none fits."""
-    if math.prod(map(len, menus)) > MAX_CHOICES:
-        return _min_fitting(context, rank, menus, weights)[1]
-    choices = _fitting_choices(context, rank, menus)
-    if not choices.shape[1]:
-        return None
-    fastest: list[int] = choices[:, int((weights @ _backwards(menus, choices)).argmin())].tolist()
-    return fastest
-
-
-def _fit_on_host(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> BoolArray:
-    """Mask the joint choices of the chunks that fit on the host together; one axis a chunk."""
-    capacity = context.host_capacity_of(rank) - sum(int(menu.host_state_bytes[0]) for menu in menus)
-    fits = np.ones([len(menu) for menu in menus], dtype=np.bool_)
-    for _, live in context.profiles[rank]:
-        sizes = [count * menu.host_kept_bytes for count, menu in zip(live, menus, strict=False)]
-        fits &= reduce(np.add.outer, sizes) <= capacity
-    return fits
 
 
 def _min_fitting(
@@ -297,8 +320,9 @@ def _min_fitting(
     The chunks are added one by one, keeping the Pareto set of (bytes, nanoseconds).
     """
     running, live = max(context.profiles[rank], key=lambda profile: sum(profile[1]))
+    moment = np.array([running]), np.array([live])
     states = sum(int(menu.state_bytes[0]) for menu in menus) + int(context.costs.of_rank(rank).buffer_bytes)
-    sizes = [_bytes_at(menus, chunk, running, live) for chunk in range(len(menus))]
+    sizes = [_bytes_at(menus, chunk, *moment)[0] for chunk in range(len(menus))]
     capacity = context.capacity_of(rank) - states - sum(int(size.min()) for size in sizes)
     if capacity < 0:
         return None, None

@@ -20,11 +20,18 @@ from milpplan.optimize.bounds.lagrangian_memory import (
     groups_of,
     over_kinds,
 )
-from milpplan.problem.problem import Problem
-from milpplan.simulation.bulk.cache_keys import distinct_layers
-from milpplan.simulation.bulk.simulate_many import uniform_plan
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns, unique_rows
-from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layer_durations_ns, usable_memory_bytes
+from milpplan.problem import Problem
+from milpplan.simulation import (
+    CostTable,
+    FloatArray,
+    IntArray,
+    LayoutColumns,
+    LayoutCosts,
+    layer_durations_ns,
+    unique_rows,
+    usable_memory_bytes,
+)
+from milpplan.simulation.bulk import distinct_layers, uniform_plan
 from milpplan.simulation.stages import EMBEDDING, HEAD
 
 __all__ = ["UniformBounds", "rank_work", "uniform_bounds", "uniform_compute_bounds", "uniform_plan"]

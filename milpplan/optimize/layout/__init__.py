@@ -2,3 +2,18 @@
 ``rounding``, ``layout_program``; ``view_solver`` for heterogeneous replicas and scenarios; ``layer_branching`` and
 ``rank_relaxation`` for interleaved schedules with uneven splits.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milpplan.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from milpplan.optimize.layout.cutting_planes import LayoutState
+    from milpplan.optimize.layout.layout_program import LayoutProgram
+    from milpplan.optimize.layout.layout_solver import LayoutOutcome, LayoutSolver, mixture_bound
+    from milpplan.optimize.layout.rounding import analytic_paths, fitted_plan
+    from milpplan.optimize.layout.stage_options import LayoutContext, stage_menu
+else:
+    __getattr__ = lazy_exports(__name__, __file__)

@@ -61,14 +61,14 @@ from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, Rows
 from milpplan.optimize.space.plan_space import layers_up_to
-from milpplan.problem.plan import Layout
-from milpplan.simulation.layers.terms import PAIRED, Phase
-from milpplan.simulation.layout_columns import FloatArray, IntArray
-from milpplan.simulation.layout_costs import LayoutCosts, host_capacity_bytes
+from milpplan.problem import Layout
+from milpplan.simulation import FloatArray, IntArray, LayoutCosts, host_capacity_bytes, stage_options
+from milpplan.simulation.layers import Phase
+from milpplan.simulation.layers.terms import PAIRED
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.schedule import Structure
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.stages import EMBEDDING, HEAD, least_edges, least_slope, stage_options
+from milpplan.simulation.stages import EMBEDDING, HEAD, least_edges, least_slope
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from milpplan.optimize.context import Counters
+from milpplan.optimize import Counters
 from milpplan.optimize.layout.compact_relaxation import RESOLUTION as COMPACT_RESOLUTION
 from milpplan.optimize.layout.compact_relaxation import CeilingPath, CompactRelaxation
 from milpplan.optimize.layout.layout_program import LayoutProgram
@@ -29,12 +29,11 @@ from milpplan.optimize.layout.rounding import (
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, UnitCosts, stage_menu
 from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolution
 from milpplan.optimize.milp.program import Program, Rows
-from milpplan.problem.plan import Plan
+from milpplan.problem import Plan
+from milpplan.simulation import FloatArray, IntArray, ascending, durations, plan_stages
 from milpplan.simulation.layers.terms import PAIRED, WORK
-from milpplan.simulation.layout_columns import FloatArray, IntArray, ascending
 from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_paths
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term
-from milpplan.simulation.stages import durations, plan_stages
 
 INWARD = (1.0, 0.5, 0.2)
 """Weights of the relaxation's optimum in the points that are separated; the rest of the weight is on the best

@@ -21,8 +21,8 @@ from functools import partial
 
 import numpy as np
 
+from milpplan.optimize import Counters
 from milpplan.optimize.bounds.closed_form import max_layers_on_ranks
-from milpplan.optimize.context import Counters
 from milpplan.optimize.layout.compact_relaxation import (
     CompactRelaxation,
     ceiling_paths,
@@ -34,12 +34,13 @@ from milpplan.optimize.layout.rank_relaxation import EventTimeRelaxation, RankRe
 from milpplan.optimize.layout.rounding import chunk_paths, fitted_plan, rounded_layers
 from milpplan.optimize.layout.stage_options import LayoutContext
 from milpplan.optimize.space.plan_space import even_splits
-from milpplan.problem.plan import Plan
-from milpplan.simulation.layers.terms import ONCE, PAIRED, WORK
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.problem import Plan
+from milpplan.simulation import FloatArray, IntArray, durations, plan_stages
+from milpplan.simulation.layers import ONCE
+from milpplan.simulation.layers.terms import PAIRED, WORK
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.step_graph import StepGraph
-from milpplan.simulation.stages import StageMemo, durations, plan_stages
+from milpplan.simulation.stages import StageMemo
 
 CANDIDATES = 24
 """Number of moves simulated at a time: those that shorten the critical path most."""

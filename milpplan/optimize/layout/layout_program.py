@@ -31,9 +31,8 @@ import numpy as np
 from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext, Menu
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.space.plan_space import even_splits
-from milpplan.problem.plan import Plan, Recompute, VirtualStage
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
-from milpplan.simulation.layout_costs import host_capacity_bytes
+from milpplan.problem import Plan, Recompute, VirtualStage
+from milpplan.simulation import BoolArray, FloatArray, IntArray, host_capacity_bytes
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.schedule import held_bytes
 from milpplan.simulation.pipeline.step_graph import Term

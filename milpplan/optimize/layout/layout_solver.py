@@ -55,10 +55,11 @@ MIXTURE_ROUNDS = 30
 """Maximum number of paths whose mean length bounds a split."""
 NODES = 4
 """Number of nodes by which free splits of one layout are branched at a time."""
-WITNESS_LIMITS = ((1.0, 1.0), (20.0, 5.0))
+WITNESS_LIMITS = ((1.0, 1.0), (20.0, 5.0), (300.0, 50.0))
 """Time limits of a confirming solver: (seconds, multiple of the first solver's time), of which the longer counts.
-All solvers are asked with the short limit before any with the long limit, because which solver is fast differs
-from program to program. The solver that proved last is asked first."""
+All solvers are asked with a short limit before any with a longer limit, because which solver is fast differs from
+program to program. The longest is for overloaded machines, where the proof would be lost otherwise. The solver
+that proved last is asked first."""
 COARSE_GAP = 0.02
 """Relative gap (of the part above the program's base) of integer programs that only look for critical paths."""
 PartBounds = dict[tuple[Layout, PartKey], int]

@@ -16,22 +16,15 @@ import numpy as np
 
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu
 from milpplan.optimize.space.plan_space import even_splits, in_parts
-from milpplan.problem.plan import (
-    PAIRED_SCHEDULES,
-    SPLIT_SCHEDULES,
-    V_SCHEDULES,
-    Layout,
-    Plan,
-    Recompute,
-    VirtualStage,
-)
-from milpplan.simulation.layers.terms import PAIRED, WORK, Phase
-from milpplan.simulation.layout_columns import FloatArray, IntArray
+from milpplan.problem import PAIRED_SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Layout, Plan, Recompute, VirtualStage
+from milpplan.simulation import FloatArray, IntArray, StageOptions
+from milpplan.simulation.layers import Phase
+from milpplan.simulation.layers.terms import PAIRED, WORK
 from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.schedule import LiveProfile, held_bytes
 from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.pipeline.work_order import chunk_stages, num_pairs
-from milpplan.simulation.stages import StageMemo, StageOptions
+from milpplan.simulation.stages import StageMemo
 
 Choice = list[int]
 

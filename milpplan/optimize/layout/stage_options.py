@@ -19,19 +19,29 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.optimize.space.plan_space import layer_bounds, layers_up_to, model_runs, place_bounds, run_counts
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.terms import ONCE, Phase
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
-from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.simulation.mixed_costs import RankCosts, rank_capacities
+from milpplan.problem import Layout, Plan, Problem
+from milpplan.simulation import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    RankCosts,
+    StageOptions,
+    durations,
+    plan_stages,
+    rank_capacities,
+    rank_memory,
+    stage_options,
+    step_times_ns,
+    usable_memory_bytes,
+)
+from milpplan.simulation.layers import ONCE, Phase
 from milpplan.simulation.pipeline.schedule import LiveProfile, live_profiles
 from milpplan.simulation.pipeline.step_graph import Term
 from milpplan.simulation.pipeline.work_order import chunk_stages
 from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts
-from milpplan.simulation.simulator import fits_in_memory, rank_memory, step_times_ns
-from milpplan.simulation.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages, stage_options
+from milpplan.simulation.simulator import fits_in_memory
+from milpplan.simulation.stages import EMBEDDING, HEAD
 
 ITEM_BYTES = (
     *("state_bytes", "kept_bytes", "deferred_bytes", "transient_bytes"),

@@ -56,11 +56,9 @@ from milpplan.optimize.layout.stage_options import LayoutContext, Menu, UnitCost
 from milpplan.optimize.milp.program import Program, Rows
 from milpplan.optimize.search.candidate_layouts import Fate
 from milpplan.optimize.space.plan_space import even_splits
-from milpplan.problem.plan import Layout, Plan
-from milpplan.simulation.layout_columns import FloatArray, IntArray
-from milpplan.simulation.replica_costs import joined_plan
+from milpplan.problem import Layout, Plan
+from milpplan.simulation import FloatArray, IntArray, durations, joined_plan, plan_stages
 from milpplan.simulation.scenario_costs import SAME, TimeScale
-from milpplan.simulation.stages import durations, plan_stages
 
 Split = tuple[int, ...]
 

@@ -23,7 +23,7 @@ from milpplan.optimize.milp.solution import (
 from milpplan.plugins import plugin, plugin_names, plugin_title
 
 if TYPE_CHECKING:
-    from milpplan.optimize.result import SolveOptions
+    from milpplan.optimize import SolveOptions
 
 
 def _cbc() -> Backend:

@@ -455,14 +455,14 @@ class _Split:
     @staticmethod
     def of(problem: Problem, record: PruneRecord, value: float, plan: Plan) -> _Split:
         """Bound all layouts: those below ``value``, and that of the plan, are open."""
-        space, frontier = record.space, record.frontier.closed_again()
-        while (frontier.closed.block_values < value).any():
-            before = len(frontier.closed.values)
-            frontier.first(value, len(space) + 1, lambda: False)
-            if len(frontier.closed.values) == before:
+        space, closed = record.space, record.closed.closed_again()
+        while (closed.state.block_values < value).any():
+            before = len(closed.state.values)
+            closed.first(value, len(space) + 1, lambda: False)
+            if len(closed.state.values) == before:
                 raise _too_large("not all of its layouts can be bounded one by one")
-        groups = frontier.first(value, len(space) + 1, lambda: False)
-        opened = frontier.layouts(groups)
+        groups = closed.first(value, len(space) + 1, lambda: False)
+        opened = closed.layouts(groups)
         columns = space.take(opened.rows)
         costs = cluster_costs(problem, columns)
         if problem.space.kind == "uniform":
@@ -478,11 +478,11 @@ class _Split:
             raise _too_large(f"closed-form bounds leave {is_open.sum():,} layouts open, at most {MAX_OPEN:,}")
         _, keys = unique_rows(*(np.asarray(getattr(space.blocks, name)) for name in BLOCK_KEYS))
         minima = np.full(int(keys.max(initial=-1)) + 1, np.inf)
-        closed = frontier.closed.values.copy()
-        closed[groups] = np.inf
-        closed[frontier.closed.groups.sizes == 0] = np.inf
-        np.minimum.at(minima, keys[frontier.closed.groups.block], closed)
-        np.minimum.at(minima, keys, frontier.closed.block_values)
+        group_values = closed.state.values.copy()
+        group_values[groups] = np.inf
+        group_values[closed.state.groups.sizes == 0] = np.inf
+        np.minimum.at(minima, keys[closed.state.groups.block], group_values)
+        np.minimum.at(minima, keys, closed.state.block_values)
         np.minimum.at(minima, keys[space.block_of(opened.rows[~is_open])], values[~is_open])
         chosen = np.flatnonzero(is_open)
         parts = opened.rows[chosen], values[chosen], columns.take(chosen), costs.take(chosen)

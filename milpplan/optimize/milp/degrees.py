@@ -49,8 +49,9 @@ from milpplan.optimize.space.rules import (
     node_orders,
     stage_rules,
 )
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import WORDS, IntArray, LayoutColumns, ascending, column_value
+from milpplan.problem import Problem
+from milpplan.simulation import IntArray, LayoutColumns, ascending, column_value
+from milpplan.simulation.layout_columns import WORDS
 
 MAX_COMBINATIONS = 200_000
 """Maximum number of combinations of values on which one rule is evaluated."""

@@ -30,21 +30,19 @@ from math import ceil, floor, lcm
 import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS, LayoutProgram
-from milpplan.optimize.layout.rounding import Choice, analytic_paths, best_choice, rank_costs
-from milpplan.optimize.layout.stage_options import LayoutContext, Menu, stage_menu
+from milpplan.optimize.layout import LayoutContext, LayoutProgram, analytic_paths, stage_menu
+from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS
+from milpplan.optimize.layout.rounding import Choice, best_choice, rank_costs
+from milpplan.optimize.layout.stage_options import Menu
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.degrees import Degrees
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.milp.solution import Backend, Limits
 from milpplan.optimize.result import Status
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
+from milpplan.simulation import IntArray, LayoutColumns, cluster_costs, usable_memory_bytes
 from milpplan.simulation.layers.terms import WORK
-from milpplan.simulation.layout_columns import IntArray, LayoutColumns
-from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.simulation.mixed_costs import cluster_costs
 from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term
 from milpplan.simulation.replica_costs import ReplicaCosts

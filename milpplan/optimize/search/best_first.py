@@ -21,7 +21,7 @@ from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
 from milpplan.optimize.objective import objective_weights, progress_unit, threshold
 from milpplan.optimize.result import Progress
-from milpplan.optimize.search.candidate_layouts import FATES, CandidateLayouts, PruneRecord
+from milpplan.optimize.search.candidate_layouts import FATES, ClosedLayouts, PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Plan
@@ -54,7 +54,7 @@ class ExploredLayouts:
     problem: Problem
     whole: LayoutSpace
     context: SolveContext
-    frontier: CandidateLayouts = field(init=False)
+    closed: ClosedLayouts = field(init=False)
     """Closed layouts: groups and blocks that are not explored one by one and are in no array here."""
     space: LayoutSpace = field(init=False)
     """Space of the explored layouts only."""
@@ -74,7 +74,7 @@ class ExploredLayouts:
     simulated: BoolArray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.frontier = CandidateLayouts(self.problem, self.whole, self.context.budget)
+        self.closed = ClosedLayouts(self.problem, self.whole, self.context.budget)
         none = np.zeros(0, dtype=np.int64)
         self.space, self.memory = self.whole.only(none), np.zeros(0)
         self.weights, self.limits_ns, self.bounds_ns = np.zeros((3, 0))
@@ -90,7 +90,7 @@ class ExploredLayouts:
         much of them is valid, grows last. The groups stay closed until the caller opens them, so no bound ever
         leaves a layout out.
         """
-        opened = self.frontier.layouts(groups)
+        opened = self.closed.layouts(groups)
         start, count = len(self.rows), len(opened.rows)
         # Lower bounds of the layers' states on the fullest rank; none where node types differ.
         state_bytes = np.zeros(count)
@@ -278,7 +278,7 @@ class Search:
             rows = self.explored.grow(groups)
             fit = rows[self.explored.fates[rows] != FATES.index("does_not_fit")]
             self.candidates = np.concatenate([self.candidates, fit])
-            self.explored.frontier.open(groups)
+            self.explored.closed.open(groups)
 
     def open_all(self) -> None:
         """Explore all layouts whose bound is below the threshold."""
@@ -290,13 +290,13 @@ class Search:
         capacity = self.context.budget.layouts - len(self.explored.rows)
         if capacity <= 0:
             return np.zeros(0, dtype=np.int64)
-        return self.explored.frontier.first(self.threshold(), min(layouts, capacity), self.context.out_of_time)
+        return self.explored.closed.first(self.threshold(), min(layouts, capacity), self.context.out_of_time)
 
     def _any_left(self) -> bool:
         """Return True if layouts without detailed bounds may improve the incumbent."""
         rows = self.candidates[~self.explored.detailed[self.candidates]]
         below = (self.explored.values(rows) < self.threshold()).any()
-        return bool(below) or self.explored.frontier.closed_below(self.threshold()) > 0
+        return bool(below) or self.explored.closed.closed_below(self.threshold()) > 0
 
     def _next(self, size: int) -> IntArray:
         """Return the ``size`` layouts with the smallest bounds among those without detailed bounds; open groups
@@ -356,7 +356,7 @@ class Search:
         every layout left is above the incumbent.
         """
         self._warm_start()
-        self.explored.frontier.prepare(self.context.out_of_time)
+        self.explored.closed.prepare(self.context.out_of_time)
         if self.best is not None:
             self.note(force=True)
         uniform = self.problem.space.kind == "uniform"
@@ -384,7 +384,7 @@ class Search:
     def global_bound(self) -> float:
         """Return the proved lower bound over all layouts."""
         return min(
-            float(self.explored.values(self.candidates).min(initial=self.rest_bound)), self.explored.frontier.bound
+            float(self.explored.values(self.candidates).min(initial=self.rest_bound)), self.explored.closed.bound
         )
 
     def _narrow(self) -> None:
@@ -401,7 +401,7 @@ class Search:
         undecided = (fates == FATES.index("open")) & (values >= self.threshold())
         fates[undecided] = FATES.index("bounded")
         best = self.best_value if self.best else None
-        parts = self.problem, self.whole, self.explored.rows, values, fates, self.explored.frontier
+        parts = self.problem, self.whole, self.explored.rows, values, fates, self.explored.closed
         return PruneRecord(*parts, self.threshold(), best)
 
     def threshold(self) -> float:
@@ -431,7 +431,7 @@ class Search:
         """Log the progress and, if ``tell``, call the callback: at most twice a second unless ``force`` is set."""
         now = time.monotonic() - self.started
         # Before the layouts have bounds there is no bound to report.
-        if (not force and now - self.last_log < 0.5) or (tell and not self.explored.frontier.bounded):
+        if (not force and now - self.last_log < 0.5) or (tell and not self.explored.closed.bounded):
             return
         self.last_log = now
         bound = self.global_bound()
@@ -439,7 +439,7 @@ class Search:
         undecided = (self.explored.fates == 0)[self.candidates] & (
             self.explored.values(self.candidates) < self.threshold()
         )
-        open_layouts = int(undecided.sum()) + self.explored.frontier.closed_below(self.threshold())
+        open_layouts = int(undecided.sum()) + self.explored.closed.closed_below(self.threshold())
         scale = progress_unit(self.problem)
         incumbent = self.best_value * scale if self.best else None
         proved = bound * scale if 0 < bound < np.inf else None

@@ -23,29 +23,21 @@ from typing import Final
 import numpy as np
 
 from milpplan.errors import UnavailableError
-from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.layout_solver import (
-    AIMED_GAP_SHARE,
-    LayoutOutcome,
-    LayoutSolver,
-    PartBounds,
-    resolve_in_parts,
-)
-from milpplan.optimize.layout.stage_options import LayoutContext, longest_step_ns, settings_of
+from milpplan.optimize import Counters, SolveOptions
+from milpplan.optimize.layout import LayoutContext, LayoutOutcome, LayoutSolver
+from milpplan.optimize.layout.layout_solver import AIMED_GAP_SHARE, PartBounds, resolve_in_parts
+from milpplan.optimize.layout.stage_options import longest_step_ns, settings_of
 from milpplan.optimize.layout.view_solver import resolve_views
 from milpplan.optimize.milp.backends import backend, witnesses
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import running
 from milpplan.optimize.objective import threshold
-from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.candidate_layouts import FATES, Fate
 from milpplan.optimize.space.plan_space import in_parts
 from milpplan.parallel import WorkerProcess, can_start, usable_cpus
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import IntArray
-from milpplan.simulation.mixed_costs import RankCosts
+from milpplan.problem import Layout, Problem
+from milpplan.simulation import IntArray, RankCosts
 from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts
 

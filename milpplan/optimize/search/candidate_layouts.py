@@ -235,7 +235,7 @@ class LayoutClass(NamedTuple):
     plain: BoolArray
 
 
-class ClosedLayouts(NamedTuple):
+class GroupStates(NamedTuple):
     """State of the groups [g] and blocks [b].
 
     It is replaced as a whole, because Ctrl-C may come between any two lines and no bound may ever leave a layout
@@ -252,7 +252,7 @@ class ClosedLayouts(NamedTuple):
 
 
 @dataclass(slots=True)
-class CandidateLayouts:
+class ClosedLayouts:
     """Closed layouts of a space; all that is proved of them is one bound per block or group."""
 
     problem: Problem
@@ -265,7 +265,7 @@ class CandidateLayouts:
     weights: FloatArray = field(init=False)
     limits_ns: FloatArray = field(init=False)
     """Step time limits of the blocks' layouts, [b]."""
-    closed: ClosedLayouts = field(init=False)
+    state: GroupStates = field(init=False)
     bounded: bool = False
     """True once every block has a bound."""
 
@@ -278,12 +278,12 @@ class CandidateLayouts:
         values = np.where(self.fits & (self.space.sizes > 0), 0.0, np.inf)
         none = np.zeros(0, dtype=np.int32)
         groups = ComputeGroups(self.space, self.alike, none, none, none, np.zeros(0))
-        self.closed = self._closed_layouts(groups, np.zeros(0, dtype=np.bool_), whole, values)
+        self.state = self._group_states(groups, np.zeros(0, dtype=np.bool_), whole, values)
 
-    def closed_again(self) -> CandidateLayouts:
+    def closed_again(self) -> ClosedLayouts:
         """Return a copy with the same blocks and groups and nothing opened."""
-        copied, state = copy(self), self.closed
-        copied.closed = self._closed_layouts(
+        copied, state = copy(self), self.state
+        copied.state = self._group_states(
             state.groups, np.zeros_like(state.opened), state.whole, state.block_values
         )
         return copied
@@ -295,7 +295,7 @@ class CandidateLayouts:
         if int(self.num_groups[self.fits].sum()) > self.budget.groups_at_once:
             self._bound_blocks(stop)
         else:
-            self._split_blocks(np.flatnonzero(self.fits & self.closed.whole), None)
+            self._split_blocks(np.flatnonzero(self.fits & self.state.whole), None)
             self.bounded = True
 
     @property
@@ -314,19 +314,19 @@ class CandidateLayouts:
             done += len(chunk)
         bounds = bounds_ns[classes.key]
         values = np.where(bounds > self.limits_ns, np.inf, bounds * self.weights)
-        values = np.where(np.isfinite(self.closed.block_values), values, np.inf)
-        self.closed = self.closed._replace(block_values=values)
+        values = np.where(np.isfinite(self.state.block_values), values, np.inf)
+        self.state = self.state._replace(block_values=values)
         self.bounded = done == len(bounds_ns)
 
     @property
     def bound(self) -> float:
         """Proved lower bound of the objective over all closed layouts."""
-        return float(min(self.closed.values.min(initial=np.inf), self.closed.block_values.min(initial=np.inf)))
+        return float(min(self.state.values.min(initial=np.inf), self.state.block_values.min(initial=np.inf)))
 
     def closed_below(self, threshold: float) -> int:
         """Return the number of closed layouts whose bound is below a value of the objective."""
-        groups = self.closed.groups.sizes[self.closed.values < threshold].sum()
-        return int(groups + self.space.sizes[self.closed.block_values < threshold].sum())
+        groups = self.state.groups.sizes[self.state.values < threshold].sum()
+        return int(groups + self.space.sizes[self.state.block_values < threshold].sum())
 
     def first(self, threshold: float, layouts: int, stop: Stop) -> IntArray:
         """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts`` layouts
@@ -337,11 +337,11 @@ class CandidateLayouts:
         while True:
             chosen = self._chosen(threshold, layouts)
             last = (
-                float(self.closed.values[chosen].max(initial=0.0))
-                if self.closed.groups.sizes[chosen].sum() >= layouts
+                float(self.state.values[chosen].max(initial=0.0))
+                if self.state.groups.sizes[chosen].sum() >= layouts
                 else threshold
             )
-            blocks = self._next_blocks(np.flatnonzero(self.closed.block_values < min(last, threshold)))
+            blocks = self._next_blocks(np.flatnonzero(self.state.block_values < min(last, threshold)))
             if not self._split_blocks(blocks, stop):
                 return chosen
             chosen = self._chosen(threshold, layouts)
@@ -351,23 +351,23 @@ class CandidateLayouts:
     def _chosen(self, threshold: float, layouts: int) -> IntArray:
         """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts``
         layouts."""
-        order = self.closed.order
-        order = order[self.closed.values[order] < threshold]
-        count = int(np.searchsorted(np.cumsum(self.closed.groups.sizes[order]), layouts)) + 1
+        order = self.state.order
+        order = order[self.state.values[order] < threshold]
+        count = int(np.searchsorted(np.cumsum(self.state.groups.sizes[order]), layouts)) + 1
         return np.sort(order[:count])
 
     def _next_blocks(self, blocks: IntArray) -> IntArray:
         """Return the blocks to split next: smallest bounds first, within the budget."""
         if not len(blocks):
             return blocks
-        order = blocks[np.argsort(self.closed.block_values[blocks], kind="stable")]
+        order = blocks[np.argsort(self.state.block_values[blocks], kind="stable")]
         ends = np.cumsum(self.num_groups[order])
-        capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.closed.values))
+        capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.state.values))
         return np.sort(order[: np.searchsorted(ends, capacity, side="right")])
 
     def _split_blocks(self, blocks: IntArray, stop: Stop | None) -> bool:
         """Make the groups of some blocks until time is up. Returns True if there were any blocks."""
-        parts, size, done = [self.closed.groups], self.budget.blocks_at_once, 0
+        parts, size, done = [self.state.groups], self.budget.blocks_at_once, 0
         while done < len(blocks) and not (stop is not None and stop()):
             parts.append(ComputeGroups.of(self.problem, self.space, self.alike, blocks[done : done + size]))
             done = min(done + size, len(blocks))
@@ -375,39 +375,39 @@ class CandidateLayouts:
             return False
         groups = ComputeGroups.joined(parts)
         opened = np.zeros(len(groups.block), dtype=np.bool_)
-        opened[: len(self.closed.opened)] = self.closed.opened
-        whole, values = self.closed.whole.copy(), self.closed.block_values.copy()
+        opened[: len(self.state.opened)] = self.state.opened
+        whole, values = self.state.whole.copy(), self.state.block_values.copy()
         whole[blocks[:done]], values[blocks[:done]] = False, np.inf
-        self.closed = self._closed_layouts(groups, opened, whole, values)
+        self.state = self._group_states(groups, opened, whole, values)
         return True
 
-    def _closed_layouts(
+    def _group_states(
         self, groups: ComputeGroups, opened: BoolArray, whole: BoolArray, block_values: FloatArray
-    ) -> ClosedLayouts:
+    ) -> GroupStates:
         """Return the state with given groups, whose values and order follow from their bounds."""
         bounds = groups.bounds_ns
         values = np.where(bounds > self.limits_ns[groups.block], np.inf, bounds * self.weights[groups.block])
         values = np.where(opened, np.inf, values)
-        return ClosedLayouts(groups, opened, values, np.argsort(values, kind="stable"), whole, block_values)
+        return GroupStates(groups, opened, values, np.argsort(values, kind="stable"), whole, block_values)
 
     def layouts(self, groups: IntArray) -> OpenedLayouts:
         """Return the layouts of some groups; the groups stay closed until ``open``."""
-        rows, group = self.closed.groups.layouts(groups)
-        block = self.closed.groups.block[group]
-        return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], self.closed.groups.bounds_ns[group])
+        rows, group = self.state.groups.layouts(groups)
+        block = self.state.groups.block[group]
+        return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], self.state.groups.bounds_ns[group])
 
     def open(self, groups: IntArray) -> None:
         """Mark groups as opened: from now on their layouts are explored one by one and carry the bounds."""
-        self.closed.opened[groups] = True
-        self.closed.values[groups] = np.inf
+        self.state.opened[groups] = True
+        self.state.values[groups] = np.inf
 
     def classes(self) -> Iterator[LayoutClass]:
         """Yield the classes of all closed layouts: first those of groups, then those of whole blocks."""
-        closed = np.flatnonzero(~self.closed.opened)
-        interleaved = self.closed.groups.interleaved[closed]
-        sizes, fit = self.closed.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)
-        yield LayoutClass(self.closed.values[closed], sizes, fit, interleaved, ~interleaved)
-        whole = np.flatnonzero(self.closed.whole)
+        closed = np.flatnonzero(~self.state.opened)
+        interleaved = self.state.groups.interleaved[closed]
+        sizes, fit = self.state.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)
+        yield LayoutClass(self.state.values[closed], sizes, fit, interleaved, ~interleaved)
+        whole = np.flatnonzero(self.state.whole)
         chunks = self.space.stages.alike(("vpp",)).choices
         rows, number, first, group = chunks.lists()
         interleaved = np.zeros(len(first), dtype=np.bool_)
@@ -416,7 +416,7 @@ class CandidateLayouts:
         np.logical_or.at(plain, number, chunks.table["vpp"][rows] == 1)
         list_of_block = group[whole]
         yield LayoutClass(
-            self.closed.block_values[whole],
+            self.state.block_values[whole],
             self.space.sizes[whole],
             self.fits[whole],
             interleaved[list_of_block],
@@ -442,7 +442,7 @@ class PruneRecord:
     """Record of a search: a proved lower bound of every legal layout's objective, and what decided the
     layout.
 
-    Layouts that were not explored one by one have the bound of their group or block in ``frontier``. Their own
+    Layouts that were not explored one by one have the bound of their group or block in ``closed``. Their own
     bounds are computed on demand.
     """
 
@@ -452,7 +452,7 @@ class PruneRecord:
     """Rows of the explored layouts."""
     own_bounds: FloatArray
     own_fates: npt.NDArray[np.int8]
-    frontier: CandidateLayouts
+    closed: ClosedLayouts
     """Closed layouts: all others."""
     threshold: float
     """Objective from which on a bound makes a layout ``bounded``."""
@@ -474,7 +474,7 @@ class PruneRecord:
     @cached_property
     def fates(self) -> npt.NDArray[np.int8]:
         """Indices into ``FATES``, [n]."""
-        fits = self.frontier.fits[self.space.block_of(np.arange(len(self.space)))]
+        fits = self.closed.fits[self.space.block_of(np.arange(len(self.space)))]
         fates = self._of_closed(self.bounds, fits)
         fates[self.rows] = self.own_fates
         return fates
@@ -491,7 +491,7 @@ class PruneRecord:
         """All layouts in classes that share a bound: bounds, fates and numbers of layouts, [n] in each part."""
         closed = (
             (layout_class.values, self._of_closed(layout_class.values, layout_class.fits), layout_class.sizes)
-            for layout_class in self.frontier.classes()
+            for layout_class in self.closed.classes()
         )
         return (self.own_bounds, self.own_fates, np.ones(len(self.rows), dtype=np.int64)), *closed
 
@@ -500,7 +500,7 @@ class PruneRecord:
         with a single stage a rank."""
         mask = (self.space.vpp_of(self.rows) > 1) == interleaved
         minima = [float(self.own_bounds[mask].min(initial=np.inf))]
-        for layout_class in self.frontier.classes():
+        for layout_class in self.closed.classes():
             members = layout_class.interleaved if interleaved else layout_class.plain
             minima.append(float(layout_class.values[members].min(initial=np.inf)))
         return min(minima)

@@ -28,7 +28,8 @@ from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts
 
 PROOF_SHARE: Final = 0.5
-"""Share of the gap that the search aims at, which leaves the rest to the choice."""
+"""Share of the gap that bounds and relaxations aim at, which leaves the rest to the choice. Integer programs
+aim at the whole gap (``SolveContext.tolerance``)."""
 MIN_SHARED_GAP: Final = 5e-4
 """Gap below which the search aims at the whole gap: a tighter proof would take longer than the choice is worth."""
 CONSIDERED: Final = 256

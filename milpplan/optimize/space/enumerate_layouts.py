@@ -58,16 +58,9 @@ from milpplan.optimize.space.rules import (
     virtual_stages,
     with_shares,
 )
-from milpplan.problem.model import DenseMlp, MixtureOfExperts
-from milpplan.problem.plan import RANK_ORDERS, SCHEDULES, Layout
-from milpplan.problem.problem import Problem, Space
-from milpplan.simulation.layout_columns import (
-    BoolArray,
-    IntArray,
-    LayoutColumns,
-    ascending,
-    constant,
-)
+from milpplan.problem import RANK_ORDERS, SCHEDULES, DenseMlp, Layout, MixtureOfExperts, Problem, Space
+from milpplan.simulation import BoolArray, IntArray, LayoutColumns, ascending
+from milpplan.simulation.layout_columns import constant
 from milpplan.simulation.network import placement
 from milpplan.simulation.replica_costs import view_of
 

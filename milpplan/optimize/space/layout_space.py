@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.optimize.space.rule_filter import Columns
-from milpplan.problem.plan import Layout
-from milpplan.simulation.layout_columns import SWITCHES, BoolArray, IntArray, LayoutColumns, constant, unique_rows
+from milpplan.problem import Layout
+from milpplan.simulation import BoolArray, IntArray, LayoutColumns, unique_rows
+from milpplan.simulation.layout_columns import SWITCHES, constant
 
 T = TypeVar("T", bound=np.generic)
 SHARDING = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")

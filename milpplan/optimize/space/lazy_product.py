@@ -17,8 +17,9 @@ import numpy.typing as npt
 from milpplan.optimize.space.layout_space import Alike, Choices, within
 from milpplan.optimize.space.rule_filter import Columns, Rule, RuleFilter, cross
 from milpplan.optimize.space.rules import TRANSFER_DOMINANCE
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import BoolArray, IntArray, taken, unique_rows
+from milpplan.problem import Problem
+from milpplan.simulation import BoolArray, IntArray, unique_rows
+from milpplan.simulation.layout_columns import taken
 
 MAX_ROWS = 1_000_000
 """Maximum number of combinations to which a rule is applied at once."""

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from milpplan.problem.plan import Layout, Plan, Recompute
-from milpplan.problem.problem import Problem
-from milpplan.simulation.bulk.simulate_many import uniform_plan
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.problem import Layout, Plan, Problem, Recompute
+from milpplan.simulation import IntArray
+from milpplan.simulation.bulk import uniform_plan
 
 
 def layer_bounds(problem: Problem, layout: Layout) -> tuple[tuple[int, int], ...]:

@@ -10,10 +10,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
+from milpplan.problem import Layout, Problem
 from milpplan.problem.reading import plain_reason, shown
-from milpplan.simulation.layout_columns import BoolArray, IntArray, column_value
+from milpplan.simulation import BoolArray, IntArray, column_value
 
 Columns = dict[str, IntArray]
 Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]

@@ -33,40 +33,36 @@ from milpplan.optimize.space.rule_filter import (
     expand,
     num_rows,
 )
-from milpplan.problem.model import LayerRun
-from milpplan.problem.plan import (
+from milpplan.problem import (
     PAIRED_SCHEDULES,
     RANK_ORDERS,
     SCHEDULES,
-    SHARE_BASES,
     SPLIT_SCHEDULES,
     TP_OVERLAPS,
     V_SCHEDULES,
-    MicroBatchShares,
+    LayerRun,
+    Problem,
     RankOrder,
     order_code,
     shares_code,
     shares_of,
 )
-from milpplan.problem.problem import Problem
-from milpplan.simulation import states
-from milpplan.simulation.bulk.cache_keys import OFFLOADS
-from milpplan.simulation.layers.cost_models import has_own_times
-from milpplan.simulation.layout_columns import (
-    DEFAULTS,
-    WORDS,
+from milpplan.problem.plan import SHARE_BASES, MicroBatchShares
+from milpplan.simulation import (
     BoolArray,
     FloatArray,
     IntArray,
     LayoutColumns,
     ascending,
     column_value,
-    constant,
+    host_capacity_bytes,
+    states,
     unique_rows,
 )
-from milpplan.simulation.layout_costs import host_capacity_bytes
-from milpplan.simulation.network import placement
-from milpplan.simulation.network.stage_transfers import transfer_s
+from milpplan.simulation.bulk import OFFLOADS
+from milpplan.simulation.layers.cost_models import has_own_times
+from milpplan.simulation.layout_columns import DEFAULTS, WORDS, constant
+from milpplan.simulation.network import placement, transfer_s
 
 if TYPE_CHECKING:
     from milpplan.launchers.capabilities import Capability
@@ -544,7 +540,7 @@ def capability_of(problem: Problem) -> Capability | None:
     name, version = problem.space.target, problem.space.target_version
     if name is None:
         return None
-    from milpplan.launchers.targets import TARGETS
+    from milpplan.launchers import TARGETS
 
     if name not in TARGETS:
         raise UnknownNameError(

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, model_validator
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.reading import RecordType, parse_json, read_text, validated
+from milpplan.problem import HardwareSpec, parse_json, read_text, validated
+from milpplan.problem.reading import RecordType
 from milpplan.problem.records import Count, Fraction, NonNegativeFloat, PositiveInt, Record
 from milpplan.units import GIB, GIGA, MEGA, TERA
 

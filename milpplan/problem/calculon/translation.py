@@ -27,6 +27,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
+from milpplan.problem import Job, Layout, ModelSpec, Plan, Problem, Space, validated
 from milpplan.problem.calculon.system import (
     CalculonExecution,
     CalculonFiles,
@@ -34,10 +35,7 @@ from milpplan.problem.calculon.system import (
     read_calculon,
     slowest_scalar,
 )
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Job, Problem, Space
-from milpplan.problem.reading import RecordType, invalid_fields, validated
+from milpplan.problem.reading import RecordType, invalid_fields
 from milpplan.problem.records import Record
 
 INSIDE_OUT: Final = {"tensor": "tp", "data": "dp", "pipeline": "pp"}

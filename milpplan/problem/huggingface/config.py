@@ -21,6 +21,14 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
+from milpplan.problem import (
+    DenseMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerRun,
+    MixtureOfExperts,
+    ModelSpec,
+)
 from milpplan.problem.huggingface.defaults import (
     CLASS_DEFAULTS,
     CLASS_SIZES,
@@ -32,16 +40,7 @@ from milpplan.problem.huggingface.defaults import (
     without_effect,
 )
 from milpplan.problem.huggingface.typed_keys import DO, HEADS, HIDDEN, KEY_VALUE_HEADS, LAYERS, POSITIONS, Fields
-from milpplan.problem.model import (
-    Attention,
-    DenseMlp,
-    GroupedQueryAttention,
-    LatentAttention,
-    LayerRun,
-    MixtureOfExperts,
-    Mlp,
-    ModelSpec,
-)
+from milpplan.problem.model import Attention, Mlp
 from milpplan.problem.reading import invalid_fields, shown
 
 QkNorm = Literal["none", "per_head", "full_width"]

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Layout, Plan, Problem
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.words.plan_words import cluster_text
-from milpplan.simulation.report import BREAKDOWN, StepReport
+from milpplan.simulation import BREAKDOWN, StepReport
 from milpplan.units import (
     SECONDS_PER_HOUR,
     gib_text,

@@ -7,20 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.catalog import (
-    file_keys,
+from milpplan.problem import (
+    HardwareSpec,
+    ModelSpec,
     hardware_names,
     load_hardware,
     load_model,
     model_names,
     preset_text,
     stack_names,
-    stack_provenance,
 )
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
+from milpplan.problem.catalog import file_keys, stack_provenance
 from milpplan.reports.blocks import Block, Paragraph, Span, Table
-from milpplan.simulation.layers.parameters import active_parameters, total_parameters
+from milpplan.simulation.layers import active_parameters, total_parameters
 from milpplan.units import count_text, gib_text, percent_text
 
 if TYPE_CHECKING:

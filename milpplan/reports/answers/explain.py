@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from milpplan.explain.break_even import BreakEven
 from milpplan.explain.judge.records import layout_words
-from milpplan.explain.records import Explanation, Interval, Limits, Outcome, Unit, WishAnswer, Worth
+from milpplan.explain.records import BreakEven, Explanation, Interval, Outcome, PlanLimits, Unit, WishAnswer, Worth
 from milpplan.problem.plan import Layout
 from milpplan.problem.problem import Problem
 from milpplan.problem.records import Computed, Record
@@ -97,7 +96,7 @@ class ExplanationDocument(Record):
     usable_memory_bytes: int
     breakdown: dict[str, float]
     hidden: dict[str, float]
-    limits: Limits
+    limits: PlanLimits
     changes: tuple[SingleChangeDocument, ...]
     worth: tuple[WorthDocument, ...]
     wishes: tuple[WishDocument, ...]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from milpplan.errors import MilpplanError
+from milpplan.explain import Interval
 from milpplan.explain.judge.records import Change, Effort, GapReport, SpaceGap, layout_words
-from milpplan.explain.records import Interval
-from milpplan.optimize.result import PlanResult, Status
+from milpplan.optimize import PlanResult
+from milpplan.optimize.result import Status
 from milpplan.optimize.search.candidate_layouts import FATES
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
+from milpplan.problem import Layout, Problem
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.answers.step import plan_blocks, would_be_headline
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Literal
 
-from milpplan.explain.hardware_choice import Choice, Fewest, Outcome
+from milpplan.explain import Choice, Fewest
+from milpplan.explain.hardware_choice import Outcome
 from milpplan.problem.problem import MAX_GPUS
 from milpplan.problem.records import Record
 from milpplan.reports.answers.solve import plan_lines, solve_blocks

@@ -7,18 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from milpplan.lengths.records import (
-    Beside,
-    LengthGroup,
-    LengthsResult,
-    MicroBatches,
-    RanGroup,
-    RanStep,
-    SequenceRules,
-    TeamTurn,
-)
-from milpplan.problem.plan import Layout, Recompute
-from milpplan.problem.problem import Problem
+from milpplan.lengths import LengthsResult, SequenceRules
+from milpplan.lengths.records import Beside, LengthGroup, MicroBatches, RanGroup, RanStep, TeamTurn
+from milpplan.problem import Layout, Problem, Recompute
 from milpplan.problem.records import Computed, NonNegativeFloat, PositiveFloat, PositiveInt, Record
 from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.reports.documents.document import tolerance_text

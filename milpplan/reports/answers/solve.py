@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
-from milpplan.explain.break_even import BreakEvens
 from milpplan.explain.hardware_choice import RunTotals
+from milpplan.explain.records import BreakEvens
 from milpplan.optimize.result import PlanResult, ProgramAnswer
 from milpplan.problem.plan import Layout, Plan, Schedule
 from milpplan.problem.problem import Problem

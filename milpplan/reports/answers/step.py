@@ -11,12 +11,11 @@ from itertools import groupby
 from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar
-from milpplan.problem.plan import Layout, Plan, VirtualStage
-from milpplan.problem.problem import Problem
+from milpplan.problem import Layout, Plan, Problem, VirtualStage
 from milpplan.reports.blocks import Block, Cell, Fact, Pair, Paragraph, Table
 from milpplan.reports.words.plan_words import cluster_text, node_types_text, replicas_text
 from milpplan.reports.words.result_words import error_bar_text, evidence_text
-from milpplan.simulation.report import StepReport
+from milpplan.simulation import StepReport
 from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation.evidence import Evidence
 

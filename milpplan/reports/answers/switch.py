@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from milpplan.problem.plan import Layout, Plan
+from milpplan.problem import Layout, Plan
 from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.switching.records import SwitchPlan
 from milpplan.units import bytes_text, counted, lower_bound_text, percent_text, seconds_text, size_text

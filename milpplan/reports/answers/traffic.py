@@ -10,7 +10,7 @@ import numpy as np
 
 from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.reports.blocks import Block, Paragraph, Table
-from milpplan.simulation.layout_columns import FloatArray
+from milpplan.simulation import FloatArray
 from milpplan.units import bytes_text, counted, percent_text, seconds_text
 from milpplan.version import __version__
 

@@ -11,8 +11,9 @@ from typing import Final, Literal
 
 from pydantic import BaseModel
 
-from milpplan.optimize.result import Certification, Check, PlanResult, Verdict
-from milpplan.problem.problem import Problem
+from milpplan.optimize import Certification, PlanResult
+from milpplan.optimize.result import Check, Verdict
+from milpplan.problem import Problem
 from milpplan.problem.records import Record
 from milpplan.reports.blocks import Block, Items, Paragraph, Span, Table
 from milpplan.reports.documents.fields import Document, document_of

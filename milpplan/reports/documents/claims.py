@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.search.candidate_layouts import FATES, PRUNED
-from milpplan.problem.problem import Problem
-from milpplan.problem.reading import parse_json, read_text, shown
+from milpplan.problem import Problem, parse_json, read_text
+from milpplan.problem.reading import shown
 from milpplan.reports.documents.certificate import NOT_CERTIFIED, digest, lacks_constants
 from milpplan.reports.documents.document import (
     BoundClassDocument,

@@ -19,13 +19,12 @@ from pydantic import Field
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.optimize.result import PlanResult, Progress, Regret, Status, Strength
+from milpplan.optimize import PlanResult, Progress
+from milpplan.optimize.result import Regret, Status, Strength
 from milpplan.optimize.search.candidate_layouts import FATES, PruneRecord
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.problem.reading import parse_json, read_text, validated
+from milpplan.problem import Plan, Problem, parse_json, read_text, validated
 from milpplan.problem.records import Computed, Record
-from milpplan.reports.answers.explain import ExplanationDocument
+from milpplan.reports.answers import ExplanationDocument
 from milpplan.reports.documents import plan_file
 from milpplan.reports.documents.certificate import CertificateDocument, certificate_of, is_sealed, sealed
 from milpplan.reports.documents.fields import document_of
@@ -41,7 +40,8 @@ from milpplan.reports.words.result_words import (
     regret_text,
     target_document,
 )
-from milpplan.simulation.report import MemoryVerdict, StepReport
+from milpplan.simulation import StepReport
+from milpplan.simulation.report import MemoryVerdict
 from milpplan.units import percent_text
 from milpplan.validation.evidence import Evidence
 

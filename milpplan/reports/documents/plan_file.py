@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.plan import Layout, Plan, Recompute
-from milpplan.problem.problem import Problem
-from milpplan.problem.reading import parse_json, read_text, shown, validated
+from milpplan.problem import Layout, Plan, Problem, Recompute, parse_json, read_text, validated
+from milpplan.problem.reading import shown
 from milpplan.problem.records import Computed, Count, Record
-from milpplan.simulation.report import StageMemory, StageReport, StepReport
+from milpplan.simulation import StepReport
+from milpplan.simulation.report import StageMemory, StageReport
 from milpplan.units import counted
 
 Span = tuple[Count, Count]

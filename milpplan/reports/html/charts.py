@@ -17,12 +17,11 @@ from typing import Any, Final
 import numpy as np
 
 from milpplan.communication.records import Pairs, TrafficReport
-from milpplan.reports.answers.traffic import NAMES
+from milpplan.reports.answers import NAMES
 from milpplan.reports.documents.document import REASON_WORDS, BoundClassDocument
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
+from milpplan.simulation import BoolArray, FloatArray, IntArray, StepReport
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS, Lane, RankLanes, StepLanes
-from milpplan.simulation.report import StepReport
 from milpplan.units import counted, gib_text, seconds_text
 
 MAX_ROWS: Final = 256

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from milpplan.explain.judge.records import GapReport, SpaceGap
-from milpplan.problem.plan import Plan
+from milpplan.problem import Plan
+from milpplan.reports.answers import GapDocument, Judged
 from milpplan.reports.answers.gap import (
-    GapDocument,
-    Judged,
     LayoutFatesDocument,
     PlanGapDocument,
     SpaceGapDocument,
@@ -40,7 +39,7 @@ from milpplan.reports.html.charts import (
 )
 from milpplan.reports.html.page_template import Section, answer_page
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cost_model_text, layout_text
-from milpplan.simulation.report import StepReport
+from milpplan.simulation import StepReport
 from milpplan.units import counted, gib_text, percent_text, seconds_text
 
 NEAR_FRACTION: Final = 0.05

@@ -23,7 +23,7 @@ from milpplan.reports.html.charts import (
     time_ticks,
 )
 from milpplan.reports.html.page_template import Section, answer_page, asset
-from milpplan.simulation.layout_columns import FloatArray
+from milpplan.simulation import FloatArray
 from milpplan.units import bytes_text, counted, percent_text, seconds_text
 
 ROOM: Final = 1.05

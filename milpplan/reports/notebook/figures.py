@@ -8,8 +8,9 @@ import numpy as np
 
 from milpplan.communication.records import Bandwidth, TrafficReport
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.result import PlanResult
-from milpplan.reports.answers.traffic import NAMES, OVERHEADS
+from milpplan.optimize import PlanResult
+from milpplan.reports.answers import NAMES
+from milpplan.reports.answers.traffic import OVERHEADS
 from milpplan.reports.html.charts import (
     MAX_ITEMS,
     domain_edges,
@@ -20,9 +21,8 @@ from milpplan.reports.html.charts import (
     shown_ranks,
 )
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS
-from milpplan.simulation.layout_columns import FloatArray
+from milpplan.simulation import FloatArray, StepReport
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS, StepLanes
-from milpplan.simulation.report import StepReport
 from milpplan.units import GIB, NS_PER_S, bytes_text, counted, percent_text
 
 COLOURS: Final = {

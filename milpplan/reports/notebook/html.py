@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from milpplan.optimize.result import PlanResult
-from milpplan.problem.plan import Plan
+from milpplan.optimize import PlanResult
+from milpplan.problem import Plan
 from milpplan.reports.blocks import Block, Drawing, Items, Paragraph, Table
 from milpplan.reports.html.charts import (
     colour_keys,
@@ -19,11 +19,11 @@ from milpplan.reports.html.charts import (
 )
 from milpplan.reports.html.page_template import blocks_html
 from milpplan.reports.words.plan_words import MEMORY_PARTS, TIME_PARTS, cluster_text, layout_text, plan_sentences
-from milpplan.simulation.report import StepReport
+from milpplan.simulation import StepReport
 from milpplan.units import gap_text, gib_text, percent_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
-    from milpplan.explain.hardware_choice import Fewest
+    from milpplan.explain import Fewest
 
 COLOURS: Final = (
     *("#2f77b4", "#9a6bb3", "#e0762b", "#caa11c", "#2e9e6f", "#c9d1d9"),

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
-from milpplan.explain.records import Interval
+from milpplan.explain import Interval
 from milpplan.plugins import plugin_title
+from milpplan.problem import RANK_ORDERS, Layout, Plan, Problem, Schedule, Space
 from milpplan.problem.hardware import OWN_COST_MODEL
-from milpplan.problem.plan import RANK_ORDERS, Layout, Plan, Schedule
-from milpplan.problem.problem import NOT_LISTS, Problem, Space
-from milpplan.simulation.report import StepReport
+from milpplan.problem.problem import NOT_LISTS
+from milpplan.simulation import StepReport
 from milpplan.units import counted, gib_text, percent_text, rate_text, seconds_text, signed_percent_text
 from milpplan.version import __version__
 
@@ -288,9 +288,8 @@ def space_text(problem: Problem) -> str:
     narrowed += narrowings(space)
     if space.zero_pipeline:
         narrowed.append("ZeRO 2 and 3 with pipelines")
-    shares = {hardware.margin_fraction(space.memory_margin_fraction) for hardware in problem.node_types}
-    if any(shares):
-        narrowed.append(f"{' or '.join(map(percent_text, sorted(shares)))} of the memory free")
+    if space.memory_margin_fraction is not None:
+        narrowed.append(f"{percent_text(space.memory_margin_fraction)} of the memory free")
     return f"space {space.kind} ({'; '.join(narrowed)})" if narrowed else f"space {space.kind}"
 
 

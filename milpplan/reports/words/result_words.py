@@ -8,9 +8,9 @@ from math import ceil, floor
 from typing import Final, Literal, Protocol
 
 from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
-from milpplan.explain.break_even import BreakEvens
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
+from milpplan.explain.records import BreakEvens
 from milpplan.optimize.result import FastestPlan, PlanResult, Regret, TargetPrice
 from milpplan.problem.catalog import stack_provenance, stacks_on
 from milpplan.problem.overlay import PRIORS, SHARES
@@ -21,7 +21,6 @@ from milpplan.reports.blocks import Table
 from milpplan.reports.documents.certificate import digest
 from milpplan.reports.documents.fields import document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.simulation.layout_costs import capacities_bytes
 from milpplan.units import (
     count_text,
     counted,
@@ -144,8 +143,8 @@ def constants_text(problem: Problem) -> str:
 
 def margin_text(result: PlanResult) -> str:
     """Describe the margin of memory and its price: ``margin 4.0 GiB (0.1 % slower than without)``."""
-    capacities = capacities_bytes(result.problem)
-    sizes = [t.usable_bytes - size for t, size in zip(result.problem.node_types, capacities, strict=True)]
+    assert result.report is not None
+    sizes = [stage.usable_memory_bytes - stage.capacity_bytes for stage in result.report.stages]
     text = f"margin {' or '.join(dict.fromkeys(map(gib_text, sizes)))}"
     price = result.margin_price
     if price is None:

@@ -1,1 +1,13 @@
 """Simulation of many uniform plans at a time, with results equal to those of ``simulator.simulate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milpplan.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, OFFLOADS, distinct_layers
+    from milpplan.simulation.bulk.simulate_many import uniform_plan
+else:
+    __getattr__ = lazy_exports(__name__, __file__)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from milpplan.problem.problem import Problem
+from milpplan.problem import Problem
+from milpplan.simulation import IntArray, LayoutColumns, unique_rows
 from milpplan.simulation.layers.cost_models import has_own_times
-from milpplan.simulation.layout_columns import IntArray, LayoutColumns, unique_rows
-from milpplan.simulation.network import placement
-from milpplan.simulation.network.domains import group_place
+from milpplan.simulation.network import group_place, placement
 
 LAYER_KEYS = (
     *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),

@@ -26,8 +26,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.plan import Schedule
-from milpplan.simulation.layout_columns import IntArray, ascending
+from milpplan.problem import Schedule
+from milpplan.simulation import IntArray, ascending
 
 _REPEATING: frozenset[Schedule] = frozenset({"gpipe", "1f1b"})
 LEAP = 8

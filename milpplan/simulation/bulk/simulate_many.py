@@ -21,14 +21,35 @@ from typing import Literal
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.model import MixtureOfExperts
-from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout, Plan, Recompute, Schedule, VirtualStage
-from milpplan.problem.problem import Problem, Range
+from milpplan.problem import (
+    SCHEDULES,
+    V_SCHEDULES,
+    Layout,
+    MixtureOfExperts,
+    Plan,
+    Problem,
+    Range,
+    Recompute,
+    Schedule,
+    VirtualStage,
+)
+from milpplan.simulation import (
+    BoolArray,
+    CostTable,
+    IntArray,
+    LayoutColumns,
+    LayoutCosts,
+    StageOptions,
+    ascending,
+    simulate,
+    stage_options,
+    unique_rows,
+    usable_memory_bytes,
+)
 from milpplan.simulation.bulk.lockstep import Work, repeats, work_ends
 from milpplan.simulation.bulk.peak_memory import chunk_classes, peak_bytes
-from milpplan.simulation.layers.terms import Term
-from milpplan.simulation.layout_columns import BoolArray, IntArray, LayoutColumns, ascending, unique_rows
-from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.simulation.layers import Term
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline.step_graph import (
     StepGraph,
@@ -37,8 +58,7 @@ from milpplan.simulation.pipeline.step_graph import (
     step_time_ns,
     structure,
 )
-from milpplan.simulation.simulator import check_plan, simulate
-from milpplan.simulation.stages import StageOptions, stage_options
+from milpplan.simulation.simulator import check_plan
 
 Mode = Literal["none", "selective", "full"]
 MODES = ("none", "selective", "full")

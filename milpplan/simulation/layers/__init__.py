@@ -1,1 +1,32 @@
 """Costs of a layer on one GPU: kernel times, layer times, activations, parameters, embedding and head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milpplan.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from milpplan.simulation.layers.activations import head_deferred_bytes, layer_activations, layer_deferred_bytes
+    from milpplan.simulation.layers.embedding_and_head import embedding_endpoint, head_endpoint
+    from milpplan.simulation.layers.kernels import (
+        attention_backward_s,
+        attention_forward_s,
+        average_keys,
+        interpolate_curve,
+        interpolate_table,
+        memory_bound_s,
+    )
+    from milpplan.simulation.layers.layer_time import Shard, kv_heads_per_rank, layer_seconds
+    from milpplan.simulation.layers.paired_layers import least_paired_ns
+    from milpplan.simulation.layers.parameters import (
+        active_parameters,
+        layer_parameters,
+        mfu,
+        model_flops_per_token,
+        padded_vocab_size,
+        total_parameters,
+    )
+    from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Term
+else:
+    __getattr__ = lazy_exports(__name__, __file__)

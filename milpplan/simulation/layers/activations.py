@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
-from milpplan.problem.problem import Problem
+from milpplan.problem import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts, Problem
+from milpplan.simulation import FloatArray, LayoutColumns
 from milpplan.simulation.layers.layer_time import (
     BF16_BYTES,
     FP32_BYTES,
@@ -33,7 +33,6 @@ from milpplan.simulation.layers.layer_time import (
     routed_rows,
 )
 from milpplan.simulation.layers.parameters import padded_vocab_size
-from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 
 
 @dataclass(frozen=True, slots=True)

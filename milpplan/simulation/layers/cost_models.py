@@ -12,10 +12,9 @@ from typing import Protocol, cast
 import numpy as np
 
 from milpplan.plugins import PluginError, plugin, plugin_title
+from milpplan.problem import LayerRun, Problem
 from milpplan.problem.hardware import OWN_COST_MODEL
-from milpplan.problem.model import LayerRun
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
+from milpplan.simulation import FloatArray, LayoutColumns
 
 
 class LayerModel(Protocol):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.problem import Problem
+from milpplan.problem import ModelSpec, Problem
+from milpplan.simulation import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES, Shard
 from milpplan.simulation.layers.parameters import (
@@ -17,9 +17,7 @@ from milpplan.simulation.layers.parameters import (
     position_parameters,
 )
 from milpplan.simulation.layers.terms import Part, Phase
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.network import collectives, placement
-from milpplan.simulation.network.collectives import far_s
+from milpplan.simulation.network import collectives, far_s, placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.hardware import Accelerator, GemmTable, Precision, SizeCurve
+from milpplan.problem import Accelerator, GemmTable, Precision, SizeCurve
 
 FloatArray = npt.NDArray[np.float64]
 Numbers = float | npt.NDArray[np.floating] | npt.NDArray[np.integer]

@@ -265,10 +265,8 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
     qkv = shard.gemm(tokens, q_width + kv_width, shard.hidden)
     out = shard.gemm(tokens, shard.hidden, q_width)
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + kv_width / 2))
-    if shard.problem.model.learned_positions:
-        rope = np.zeros_like(tokens)
-    if attention.qk_norm != "none":
-        rope = 2 * rope
+    # Rotary positions and norms of queries and keys are a pass over them each.
+    rope = (int(not shard.problem.model.learned_positions) + int(attention.qk_norm != "none")) * rope
     tally.compute(
         qkv.forward + out.forward + rope,
         qkv.dgrad + qkv.wgrad + out.dgrad + out.wgrad + rope,

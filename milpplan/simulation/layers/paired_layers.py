@@ -22,11 +22,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from milpplan.problem.model import LayerRun
-from milpplan.problem.problem import Problem
+from milpplan.problem import LayerRun, Problem
+from milpplan.simulation import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layers.layer_time import host_seconds, layer_tally
 from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.network import collectives, placement
 from milpplan.units import NS_PER_S
 

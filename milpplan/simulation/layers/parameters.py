@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milpplan.problem.model import (
+from milpplan.problem import (
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
     LayerRun,
     MixtureOfExperts,
     ModelSpec,
+    Problem,
 )
-from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.kernels import average_keys
 
 IntOrArray = int | NDArray[np.integer[Any]]

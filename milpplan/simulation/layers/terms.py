@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from milpplan.simulation.layout_columns import BoolArray, FloatArray
+from milpplan.simulation import BoolArray, FloatArray
 from milpplan.simulation.network import collectives
 
 

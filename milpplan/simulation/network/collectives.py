@@ -15,9 +15,10 @@ from typing import Literal
 
 import numpy as np
 
-from milpplan.problem.hardware import BusTable, CollectiveVariant, HardwareSpec
+from milpplan.problem import BusTable, HardwareSpec
+from milpplan.problem.hardware import CollectiveVariant
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 from milpplan.simulation.layers.kernels import Numbers, grid_position, log_of
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 from milpplan.simulation.network import domains as pods
 from milpplan.simulation.network.domains import GroupPlace, group_place, same_rail
 

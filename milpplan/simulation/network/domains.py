@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem import HardwareSpec
+from milpplan.simulation import BoolArray, FloatArray, IntArray
 from milpplan.simulation.layers.kernels import Numbers
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
 
 
 class PodPlace(NamedTuple):

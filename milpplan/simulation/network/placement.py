@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from milpplan.problem.plan import RANK_ORDERS
-from milpplan.simulation.layout_columns import BoolArray, IntArray, LayoutColumns
+from milpplan.problem import RANK_ORDERS
+from milpplan.simulation import BoolArray, IntArray, LayoutColumns
 
 AXES = ("tp", "cp", "dp", "pp")
 

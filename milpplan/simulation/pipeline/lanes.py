@@ -23,15 +23,24 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray
-from milpplan.simulation.mixed_costs import RankCosts, costs_of, rank_types
+from milpplan.problem import Layout, Plan, Problem
+from milpplan.simulation import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    RankCosts,
+    StageOptions,
+    costs_of,
+    costs_of_replicas,
+    durations,
+    plan_stages,
+    rank_memory,
+    rank_types,
+    view_plans,
+)
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline, simulate_times
 from milpplan.simulation.pipeline.work_order import Kind, WorkOrder, work_order
-from milpplan.simulation.replica_costs import costs_of_replicas, view_plans
-from milpplan.simulation.simulator import check_plan, rank_memory
-from milpplan.simulation.stages import StageOptions, durations, plan_stages
+from milpplan.simulation.simulator import check_plan
 from milpplan.units import NS_PER_S
 
 

@@ -11,8 +11,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.plan import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Schedule
-from milpplan.simulation.layers.terms import PAIRED, WORK, Term
+from milpplan.problem import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Schedule
+from milpplan.simulation.layers import Term
+from milpplan.simulation.layers.terms import PAIRED, WORK
 from milpplan.simulation.pipeline.work_order import (
     Int32Array,
     Int64Array,

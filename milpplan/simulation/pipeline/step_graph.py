@@ -35,8 +35,8 @@ from typing import SupportsInt
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.plan import Layout
-from milpplan.simulation.layers.terms import Term
+from milpplan.problem import Layout
+from milpplan.simulation.layers import Term
 from milpplan.simulation.pipeline.schedule import Int64Array, Structure, structure
 
 __all__ = [

@@ -36,7 +36,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.plan import PAIRED_SCHEDULES, SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Schedule, rank_stages
+from milpplan.problem import PAIRED_SCHEDULES, SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Schedule, rank_stages
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

@@ -6,8 +6,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from milpplan.problem.catalog import load_hardware
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem import HardwareSpec, load_hardware
 from milpplan.units import GIB, GIGA, TERA
 from milpplan.validation.runs.records import Cluster, UnstatedError
 from milpplan.validation.runs.variants import VARIANTS, described, varied

@@ -371,6 +371,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "dgxc-benchmarking/MaxText/JAX": replace(
         FSDP,
         name="MaxText",
+        stack="maxtext",
         plain=False,
         grad_dtype="bf16",
         notes=("gathers and reductions of JAX's compiler are priced as those of FSDP",),

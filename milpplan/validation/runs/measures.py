@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.parameters import model_flops_per_token
+from milpplan.problem import Problem
+from milpplan.simulation.layers import model_flops_per_token
 from milpplan.validation.runs.frameworks import FlopCount, framework_of
 from milpplan.validation.runs.records import Measured, Run
 from milpplan.validation.runs.statement import Statement

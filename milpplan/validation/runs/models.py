@@ -6,17 +6,17 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from milpplan.problem.catalog import load_model, model_names
-from milpplan.problem.model import (
-    Attention,
+from milpplan.problem import (
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
     LayerRun,
     MixtureOfExperts,
-    Mlp,
     ModelSpec,
+    load_model,
+    model_names,
 )
+from milpplan.problem.model import Attention, Mlp
 from milpplan.validation.runs.frameworks import Framework, Style
 from milpplan.validation.runs.records import ModelDims, Run, UnstatedError
 

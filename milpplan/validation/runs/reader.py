@@ -17,7 +17,8 @@ from typing import Any, Final, TypeGuard
 from pydantic import BaseModel
 
 from milpplan.errors import InvalidInputError
-from milpplan.problem.reading import read_bytes, shown, validated, whole_or_float
+from milpplan.problem import read_bytes, validated
+from milpplan.problem.reading import shown, whole_or_float
 from milpplan.units import GIB, GIGA, MIB
 from milpplan.validation.runs.records import Cluster, Measured, ModelDims, Parallel, Run
 

@@ -10,14 +10,25 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.catalog import load_overlay, stack_names
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.overlay import Overlay, applied
-from milpplan.problem.plan import V_SCHEDULES, Layout, Plan, Recompute, Schedule, VirtualStage
-from milpplan.problem.problem import Job, Problem
+from milpplan.problem import (
+    V_SCHEDULES,
+    HardwareSpec,
+    Job,
+    Layout,
+    ModelSpec,
+    Overlay,
+    Plan,
+    Problem,
+    Recompute,
+    Schedule,
+    VirtualStage,
+    applied,
+    load_overlay,
+    stack_names,
+)
 from milpplan.problem.reading import plain_reason
-from milpplan.simulation.simulator import check_plan, simulate
+from milpplan.simulation import simulate
+from milpplan.simulation.simulator import check_plan
 from milpplan.validation.runs.clusters import hardware_of
 from milpplan.validation.runs.frameworks import (
     UNKNOWN,
