@@ -235,6 +235,5 @@ def test_a_wrong_file_of_scenarios_is_refused(tmp_path: Path, text: str, reason:
 def test_options_without_a_meaning_for_a_robust_plan_are_refused(words: list[str]) -> None:
     """Each is named."""
     assert words[0] in refused(run("solve", *WORDS, *words))
-    assert "--robust" in refused(
-        run("solve", *(word for word in WORDS if word != "--robust"), "--scenarios", "a.toml")
-    )
+    others = [word for word in WORDS if word != "--robust"]
+    assert "--robust" in refused(run("solve", *others, "--scenarios", "a.toml"))

@@ -75,10 +75,7 @@ class SplitBounds:
         ``split``: layers of every virtual stage, [J].
         """
         contents = self._contents(split)
-        min_terms = np.empty((len(Term), len(contents)), dtype=np.int64)
-        for stage, content in enumerate(contents):
-            min_terms[:, stage] = self._options(stage, content)[1]
-        total = self.fixed_ns + np.tensordot(self.counts, min_terms, axes=2)
+        total = self._without_memory(contents)
         # Memory comes last, rank by rank while it can decide: it is expensive, and the first ranks hold most.
         for rank, chunks in enumerate(self._by_rank(contents)):
             if int(total.max()) > cutoff_ns:
@@ -90,6 +87,17 @@ class SplitBounds:
                 return cutoff_ns + 1
             total = total + replays
         return min(int(total.max()), cutoff_ns + 1)
+
+    def without_memory_ns(self, split: Sequence[int]) -> int:
+        """Return a lower bound of the step time of a split that ignores memory."""
+        return int(self._without_memory(self._contents(split)).max())
+
+    def _without_memory(self, contents: list[StageContent]) -> IntArray:
+        """Return the lengths of the paths with the shortest choices of all stages, [paths]."""
+        min_terms = np.empty((len(Term), len(contents)), dtype=np.int64)
+        for stage, content in enumerate(contents):
+            min_terms[:, stage] = self._options(stage, content)[1]
+        return np.asarray(self.fixed_ns + np.tensordot(self.counts, min_terms, axes=2))
 
     def shortest(self, split: Sequence[int], counts: IntArray) -> IntArray | None:
         """Return durations [Term, J] whose sum, weighted by ``counts``, is a lower bound over all recompute

@@ -265,6 +265,8 @@ class Joint:
                 view.pool.append(paths[0])
             plans.append(view_plan)
             step_ns = max(step_ns, view.scale.up(steps[0]))
+            if self.shares_plan and step_ns > self.whole.cutoff_ns:
+                return
         self.whole.keep(step_ns, plan if self.shares_plan else joined_plan(self.layout, tuple(plans)))
 
     def take_choice(self, program: JointProgram, choice: Choice) -> None:
@@ -461,15 +463,16 @@ def _scenario_splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split
     """
     bounds: dict[int, SplitBounds] = {}
     for index, view in enumerate(joint.views):
-        view.take_cutoff()
         bounds[index] = SplitBounds(view.context, view.graph, tuple(view.pool))
-        splits = bounded_splits(view, splits, bounds[index])
-        if _closed(joint, view):
-            return {}
+        least_ns = min(bounds[index].without_memory_ns(split) for split in splits)
+        view.bound_ns = max(view.bound_ns, least_ns)
+    # One scenario closes most layouts, so the others wait for it.
     for index in _most_promising(joint):
         view = joint.views[index]
         view.take_cutoff()
-        splits, bounds[index] = simulated_splits(view, splits, bounds[index])
+        splits = bounded_splits(view, splits, bounds[index])
+        if not _closed(joint, view):
+            splits, bounds[index] = simulated_splits(view, splits, bounds[index])
         if _closed(joint, view):
             return {}
     return {split: tuple(bounds[index].min_backward_ns(split) for index in range(len(bounds))) for split in splits}
