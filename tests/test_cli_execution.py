@@ -43,7 +43,8 @@ def test_poor_gpus_train_with_their_host(tmp_path: Path) -> None:
 
 def test_report_says_what_is_on_the_host() -> None:
     """The first screen names the switches; --verbose shows host memory and exposed transfers as well."""
-    words = (*POOR, "--space", "uniform", "--fix", "offload_optimizer=true", "--fix", "offload_activations=on")
+    offloads = "--fix", "offload_optimizer=true", "--fix", "offload_activations=on"
+    words = (*POOR, "--space", "uniform", *offloads, "--memory-margin", "0")
     switches = "on the host: activations, optimizer"
     for options, shown in (((), (switches,)), (("--verbose",), (switches, "host, usable", "offload exposed"))):
         done = run(*words, *options)

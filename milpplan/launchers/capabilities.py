@@ -71,6 +71,8 @@ class Capability:
     stages: Literal["any", "equal"] = "any"
     modes: Callable[[Problem], tuple[Mode, ...]] = _all_or_none
     more_limits: Callable[[Problem], Mapping[str, Limit]] = _no_limits
+    program: Mapping[str, object] = field(default_factory=dict)
+    """Fields of ``Software`` by which the program that an export starts keeps other bytes than the hardware's."""
     complete: bool = False
     """True if limits and rules cover every refusal of an export, so that a space can be restricted to them."""
 
@@ -139,6 +141,17 @@ def piped_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     return np.asarray(np.where(several & (c["pp"] > 1), after, fsdp_states(problem, c)))
 
 
+TRANSFORMERS: Mapping[str, object] = {
+    "norm_kept_bytes": 4.0,
+    "fused_activation": False,
+    "logit_kept_bytes": 10.0,
+}
+"""Bytes of a model of Transformers that nothing compiles, whose operators run one by one: a norm keeps its input
+in fp32 and normalised instead of as it is, the gate its activation, the loss its log-softmax and two gradients in
+fp32.
+
+Source: transformers 5.24.0, models/llama/modeling_llama.py and loss/loss_utils.py; the sum over the tensors that
+autograd saves in a layer is equal to the byte, but for the rotary tables and the norms' statistics."""
 WHOLE_NODES = {"whole_nodes": RowRule(whole_nodes, "torchrun starts as many processes on every node")}
 NO_STREAMS = "it keeps on the host what this plan streams beside the layers only in other ways"
 NO_TILES = "it has no tiles of products beside their messages that are known to take the time that is priced"

@@ -144,7 +144,7 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
 
     The restriction covers single fields of the layout, rules on several fields, stage sizes and counts of
     recomputed layers. Every plan of the restricted space can be exported to the launcher. Fields that the user has
-    already narrowed stay narrow.
+    already narrowed stay narrow. The software keeps the bytes of the program that an export starts.
 
     Args:
         problem: the problem to restrict.
@@ -177,7 +177,9 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
         changes["kind"] = "uniform"
     elif problem.space.recompute_counts != "alike":
         changes["recompute_counts"] = capability.recompute_counts
-    return problem.model_copy(update={"space": problem.space.model_copy(update=changes)})
+    software = problem.hardware.software.model_copy(update=dict(capability.program))
+    hardware = problem.hardware.model_copy(update={"software": software})
+    return problem.model_copy(update={"space": problem.space.model_copy(update=changes), "hardware": hardware})
 
 
 def _capability_named(name: str) -> Capability:

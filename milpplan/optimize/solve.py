@@ -125,6 +125,8 @@ def target_price(
     if result.plan is None or result.objective is None or result.objective_bound is None:
         return None
     asked = replace(options, time_limit_s=limit_s, warm_start=result.plan, any_chunks=False, simplest=False)
+    # The launcher's program keeps bytes of its own, which are no part of the price.
+    whole = whole.model_copy(update={"hardware": result.problem.hardware})
     best = solve(whole, asked)
     if best.plan is None or best.objective is None or best.objective_bound is None:
         return None

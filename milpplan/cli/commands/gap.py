@@ -372,10 +372,15 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
     problem = arguments.narrowed(problem, [], wanted.allow, wanted.schedule)
     # A launcher's space has those of the plan's own switches that the launcher has.
     whole = problem.model_copy(update={"space": widened(problem.space, case.plan.layout)})
+    runnable = None
+    if runs_on is not None:
+        # Both spaces are judged on one hardware.
+        restricted = restrict(whole, runs_on).model_copy(update={"hardware": problem.hardware})
+        runnable = f"what {runs_on} can run", restricted
     judgement = judge(
         problem,
         case.plan,
-        runnable=None if runs_on is None else (f"what {runs_on} can run", restrict(whole, runs_on)),
+        runnable=runnable,
         time_limit_s=wanted.time_limit_s,
         tolerance=wanted.tolerance,
         tokens=wanted.tokens or case.problem.job.training_tokens,

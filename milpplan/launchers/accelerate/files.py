@@ -26,7 +26,15 @@ import numpy.typing as npt
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import Code, ConfigLaunch, Known, flat, known_settings
-from milpplan.launchers.capabilities import FSDP_LIMITS, FSDP_RULES, Capability, Columns, Limit, RowRule
+from milpplan.launchers.capabilities import (
+    FSDP_LIMITS,
+    FSDP_RULES,
+    TRANSFORMERS,
+    Capability,
+    Columns,
+    Limit,
+    RowRule,
+)
 from milpplan.launchers.scripts import header
 from milpplan.launchers.settings import Settings, check_words, kinds_of
 from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
@@ -452,5 +460,6 @@ ACCELERATE = Capability(
         ),
     },
     stages="equal",
+    program=TRANSFORMERS,
     complete=True,
 )

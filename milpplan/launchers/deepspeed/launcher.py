@@ -32,6 +32,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.capabilities import (
     NO_STREAMS,
     NO_TILES,
+    TRANSFORMERS,
     WHOLE_NODES,
     Capability,
     Columns,
@@ -289,6 +290,7 @@ DEEPSPEED = Capability(
     },
     stages="equal",
     more_limits=own_orders,
+    program=TRANSFORMERS,
     complete=True,
 )
 
