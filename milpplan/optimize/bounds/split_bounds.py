@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, recompute_options, useful_items
 from milpplan.simulation.layout_columns import BoolArray, IntArray, ascending
-from milpplan.simulation.pipeline.critical_path import CriticalPath
-from milpplan.simulation.pipeline.step_graph import StepGraph, Term
+from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, Term
 from milpplan.simulation.stages import StageOptions
 
 MAX_CHOICES = 20_000
