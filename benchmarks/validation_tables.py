@@ -22,8 +22,8 @@ from milpplan.reports.files import write_whole
 from milpplan.units import percent_text
 from milpplan.validation.ablation import FILE, Exercise, ExercisedTerms
 from milpplan.validation.comparison import Comparison, compare
-from milpplan.validation.families import FamilyErrors, families, family_errors
 from milpplan.validation.runs.reader import read_runs
+from milpplan.validation.summary import FamilyErrors, families, family_errors
 from milpplan.validation.terms import TERMS
 
 TARGET = Path(__file__).resolve().parents[1] / "milpplan" / "validation" / FILE

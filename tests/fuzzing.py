@@ -26,7 +26,7 @@ import yaml
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
-from milpplan.studies import processes
+from milpplan.studies import outcomes
 from milpplan.studies.outcomes import solved
 from milpplan.units import cleaned
 
@@ -340,7 +340,7 @@ def _child(case: Case, directory: Path, pipe: int) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(PATIENCE_S)
         # Processes of a sweep would import everything anew for each case.
-        processes.run = lambda tasks, num_workers: (solved(task) for task in tasks)  # type: ignore[assignment]
+        outcomes.run = lambda tasks, num_workers: (solved(task) for task in tasks)  # type: ignore[assignment]
         words = [case.seed.name if word == FILE else word for word in case.seed.words]
         result = CliRunner().invoke(app, words)
         code = result.exit_code

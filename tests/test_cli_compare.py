@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from milpplan.cli.commands.compare import short_names
-from milpplan.reports.answers.comparison import ComparisonDocument
 from tests.test_cli import SOLVE, refused, run
 
 
@@ -29,30 +27,30 @@ def test_the_numbers_are_those_of_the_files(files: tuple[Path, Path, Path]) -> N
     best, narrow, _ = (json.loads(path.read_text()) for path in files)
     result = run("compare", str(files[0]), str(files[1]), "--json")
     assert result.exit_code == 0, result.output
-    document = ComparisonDocument.model_validate_json(result.stdout)
-    first, second = document.plans
-    assert document.same_problem
-    assert (first.slower_fraction, first.step_time_s) == (0.0, best["step_time_s"])
-    assert second.slower_fraction == pytest.approx(narrow["step_time_s"] / best["step_time_s"] - 1)
-    assert second.slower_fraction > 0.01
+    document = json.loads(result.stdout)
+    first, second = document["plans"]
+    assert document["same_problem"]
+    assert (first["slower_fraction"], first["step_time_s"]) == (0.0, best["step_time_s"])
+    assert second["slower_fraction"] == pytest.approx(narrow["step_time_s"] / best["step_time_s"] - 1)
+    assert second["slower_fraction"] > 0.01
     bound = best["lower_bound_s"]
-    assert second.gap_to_bound == pytest.approx(1 - bound / narrow["step_time_s"])
-    assert document.differences["tp"] == (str(best["plan"]["layout"]["tp"]), "8")
-    assert "global_batch_size" not in document.differences
-    assert sum(first.breakdown.values()) == pytest.approx(first.step_time_s)
+    assert second["gap_to_bound"] == pytest.approx(1 - bound / narrow["step_time_s"])
+    assert document["differences"]["tp"] == [str(best["plan"]["layout"]["tp"]), "8"]
+    assert "global_batch_size" not in document["differences"]
+    assert sum(first["breakdown"].values()) == pytest.approx(first["step_time_s"])
 
 
 def test_other_problems_are_compared_by_the_token(files: tuple[Path, Path, Path]) -> None:
     """Twice the batch is not twice as slow, and no bound of one problem is held against the plan of another."""
     result = run("compare", str(files[0]), str(files[2]), "--json")
-    document = ComparisonDocument.model_validate_json(result.stdout)
-    first, large = document.plans
-    assert not document.same_problem
-    assert document.differences["global_batch_size"] == ("32", "64")
-    assert large.gap_to_bound is None
-    expected = large.step_time_s / 2 / first.step_time_s - 1
-    assert large.slower_fraction == pytest.approx(expected)
-    assert abs(large.slower_fraction) < 0.2
+    document = json.loads(result.stdout)
+    first, large = document["plans"]
+    assert not document["same_problem"]
+    assert document["differences"]["global_batch_size"] == ["32", "64"]
+    assert large["gap_to_bound"] is None
+    expected = large["step_time_s"] / 2 / first["step_time_s"] - 1
+    assert large["slower_fraction"] == pytest.approx(expected)
+    assert abs(large["slower_fraction"]) < 0.2
 
 
 def test_the_report_says_it_in_words(files: tuple[Path, Path, Path]) -> None:
@@ -79,8 +77,15 @@ def test_wrong_files_are_refused(files: tuple[Path, Path, Path], tmp_path: Path)
     assert "not as it was written" in refused(run("compare", str(files[0]), str(broken)))
 
 
-def test_names_tell_files_apart() -> None:
+def test_names_tell_files_apart(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """Stems where they differ, else paths, else numbered paths."""
-    assert short_names([Path("x/a.json"), Path("x/b.json")]) == ["a", "b"]
-    assert short_names([Path("x/a.json"), Path("y/a.json")]) == ["x/a.json", "y/a.json"]
-    assert short_names([Path("a.json"), Path("a.json")]) == ["1: a.json", "2: a.json"]
+    (tmp_path / "x").mkdir()
+    (other := tmp_path / "x" / "best.json").write_bytes(files[1].read_bytes())
+    best = str(files[0])
+    for second, names in (
+        (files[1], ["best", "narrow"]),
+        (other, [best, str(other)]),
+        (files[0], [f"1: {best}", f"2: {best}"]),
+    ):
+        document = json.loads(run("compare", best, str(second), "--json").stdout)
+        assert [plan["name"] for plan in document["plans"]] == names

@@ -64,11 +64,11 @@ from milpplan.simulation import (
 )
 from milpplan.simulation.layers import embedding_endpoint, head_endpoint
 from milpplan.simulation.layers.embedding_and_head import Endpoint
+from milpplan.simulation.mixed_costs import across
 from milpplan.simulation.network import collectives
 from milpplan.simulation.network.collectives import Operation
 from milpplan.simulation.pipeline.lanes import PipelineRun, pipeline_runs
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.replica_costs import across
 from milpplan.units import NS_PER_S
 
 

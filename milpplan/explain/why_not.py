@@ -20,7 +20,7 @@ from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_comp
 from milpplan.optimize.infeasibility import floor, refusing_rules, with_space
 from milpplan.optimize.solve import fixed
 from milpplan.optimize.space.enumerate_layouts import DEGREE_RULES, EXPERT_RULES, SEQUENCE_RULES, layout_space
-from milpplan.optimize.space.rule_filter import Rule
+from milpplan.optimize.space.layout_space import Rule
 from milpplan.optimize.space.rules import SPLIT_RULES, stage_rules
 from milpplan.problem.plan import Layout, Plan
 from milpplan.problem.problem import Problem, Space

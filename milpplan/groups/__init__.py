@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 from milpplan.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.groups.assignment_program import ranked_sets
-    from milpplan.groups.document import Degrees, DispatchFile, GroupedPlanFile
-    from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged, check
+    from milpplan.groups.document import (
+        Degrees,
+        DispatchFile,
+        GroupedPlanFile,
+        dispatch_file,
+        plan_file,
+        read_dispatch,
+        read_plan,
+        restored_plan,
+    )
+    from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged, check, undominated_tours
     from milpplan.groups.problem import (
         FloatArray,
         GroupedProblem,
@@ -26,7 +34,6 @@ if TYPE_CHECKING:
         pipeline_times_ns,
     )
     from milpplan.groups.search import solve_groups, solve_set
-    from milpplan.groups.tours import undominated_tours
     from milpplan.groups.workload import Workload, optimal_buckets, padded, read_lengths, step_of, workload_of
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -8,7 +8,7 @@ micro-batches (``pipeline_bounds``; pipelines of one stage have slots only where
 one stage). **Variables.** x_jk >= 0 integer, sequences of length k on kind j; W_jv >= 0, the load of kind j if its
 slot is v; nu_jv binary, its slot; N_j integer, micro-batches of all its replicas; g_jk binary, that x_jk > 0; Z_s
 >= 0 the time of the group, or of the gradient switch hidden behind it; y_t binary, the tour
-(``tours.undominated_tours``). **Objective.** Minimise sum_s Z_s + sum_t constant_t y_t, the time of the step.
+(``undominated_tours``). **Objective.** Minimise sum_s Z_s + sum_t constant_t y_t, the time of the step.
 Times are whole units of ``unit_ns``; every rounding lowers the bound.
 
 Rows, in the order of the functions that add them:
@@ -51,8 +51,8 @@ import numpy as np
 from milpplan.errors import InvalidInputError
 from milpplan.groups.bounds import CapacityRow, PipelineCuts, last_stage_cut
 from milpplan.groups.bounds.pipeline_bounds import SCALE_BITS, CountCuts
+from milpplan.groups.plan import TourCostRows, every_strategy_is_used, least_overhead_ns
 from milpplan.groups.problem import FloatArray, GroupedProblem, Int64Array, Kind
-from milpplan.groups.tours import TourCostRows, every_strategy_is_used, least_overhead_ns
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 
 Proof = Literal["sum", "relaxation", "master", "waits", "exact"]

@@ -24,7 +24,7 @@ simulated; the best of these plans is the answer, and only its exact time counts
 
 **Variables.** q_jrmk >= 0 integer, sequences of length k in micro-batch m of replica r of kind j; z_jrm binary,
 that the micro-batch exists; F_prm, B_prm >= 0, the ends of its forward and backward on stage p; Z_s and y_t as in
-``tours``. Every replica has as many slots m as it may have micro-batches; slots without a micro-batch come
+``plan``. Every replica has as many slots m as it may have micro-batches; slots without a micro-batch come
 first.
 
 Rows, in the order of the functions that add them:
@@ -66,15 +66,18 @@ from milpplan.groups.assignment_program import (
 from milpplan.groups.bounds import IdleTimeBound, PipelineCuts
 from milpplan.groups.packing.levelled import exchange_in_group, pack_kinds, plan_from_packings, relocate
 from milpplan.groups.packing.local_search import balance, exchange_pairs, first_packings, has_single_micro_batches
-from milpplan.groups.plan import Group, GroupedPlan, Packing, arranged
-from milpplan.groups.problem import GroupedProblem, Int64Array, Kind
-from milpplan.groups.tours import (
+from milpplan.groups.plan import (
+    Group,
+    GroupedPlan,
+    Packing,
     TourCostRows,
+    arranged,
     every_strategy_is_used,
     least_overhead_ns,
     serial_ns,
     undominated_tours,
 )
+from milpplan.groups.problem import GroupedProblem, Int64Array, Kind
 from milpplan.optimize.milp.backends import AUTO, backend, check_infeasible
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, ProgramBuilder, Rows

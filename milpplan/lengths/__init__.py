@@ -8,10 +8,9 @@ from milpplan.exports import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.lengths.candidates import quantum_problem
-    from milpplan.lengths.cost_tables import Load, line_below
+    from milpplan.lengths.cost_tables import Load, line_below, micro_batch_times, pipeline_ns, replicas_ns
     from milpplan.lengths.hotspa_export import check_model
     from milpplan.lengths.records import LengthsResult, SequenceRules
-    from milpplan.lengths.replica_time import micro_batch_times, pipeline_ns, replicas_ns
     from milpplan.lengths.sequences import MAX_SEQUENCES, bucketed, check_rules, least_padding
     from milpplan.lengths.steps import Step, cutoff_ns
     from milpplan.lengths.strategy_tables import MAX_QUANTA, Packed, StrategyTables, recomputes_less

@@ -45,11 +45,12 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
-from milpplan.groups import GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, ranked_sets, solve_groups
+from milpplan.groups import GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, solve_groups
+from milpplan.groups.assignment_program import ranked_sets
 from milpplan.groups.bounds import PipelineCuts
-from milpplan.groups.tours import tour_time_ns
+from milpplan.groups.plan import tour_time_ns
+from milpplan.lengths.cost_tables import replicas_ns
 from milpplan.lengths.records import BaselineStep
-from milpplan.lengths.replica_time import replicas_ns
 from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.lengths.switches import NEVER_NS, Switches
 from milpplan.simulation import IntArray

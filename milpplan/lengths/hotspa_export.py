@@ -31,7 +31,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups import Degrees, Group, GroupedPlan, Int64Array, Packing, check
 from milpplan.groups.bounds import PipelineCuts
 from milpplan.groups.packing.levelled import pack
-from milpplan.groups.tours import tour_time_ns
+from milpplan.groups.plan import tour_time_ns
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
 from milpplan.problem import GroupedQueryAttention, ModelSpec, Problem

@@ -13,7 +13,7 @@
     in question, the second process works on sets of strategies (``SetProcess``).
 
 ``groups`` works on tables that never exceed the exact times (``cost_tables``), so its bounds hold for the exact
-times. Every answer is packed and counts with its exact time (``replica_time``). The bound of the step is the
+times. Every answer is packed and counts with its exact time (``cost_tables``). The bound of the step is the
 minimum over all parts of the space.
 """
 

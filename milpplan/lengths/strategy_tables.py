@@ -31,9 +31,17 @@ from milpplan.lengths.bounds.work_bounds import (
     work_bounds,
 )
 from milpplan.lengths.candidates import SizedCandidate, candidates, sized
-from milpplan.lengths.cost_tables import Load, Tables, finish_ns, once_ns, strategy_of, tables_of, typical_pipeline
+from milpplan.lengths.cost_tables import (
+    Load,
+    Tables,
+    finish_ns,
+    once_ns,
+    replicas_of_several,
+    strategy_of,
+    tables_of,
+    typical_pipeline,
+)
 from milpplan.lengths.records import LengthGroup, MicroBatches
-from milpplan.lengths.replica_time import replicas_of_several
 from milpplan.lengths.single.packing_local_search import Timer, improved
 from milpplan.problem import Layout, Problem
 from milpplan.simulation import IntArray

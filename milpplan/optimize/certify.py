@@ -30,8 +30,7 @@ from milpplan.simulation import (
     simulate,
     view_plans,
 )
-from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
-from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, critical_path
 from milpplan.units import NS_PER_S, counted, gap_text, seconds_text
 
 ROUNDING = 1e-9

@@ -44,8 +44,8 @@ from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space
-from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem.plan import RANK_ORDERS, Plan
 from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space

@@ -30,13 +30,21 @@ if TYPE_CHECKING:
         step_overhead_ns,
         usable_memory_bytes,
     )
-    from milpplan.simulation.mixed_costs import RankCosts, cluster_costs, costs_of, rank_capacities, rank_types
+    from milpplan.simulation.mixed_costs import (
+        RankCosts,
+        ReplicaView,
+        cluster_costs,
+        costs_of,
+        costs_of_replicas,
+        joined_plan,
+        rank_capacities,
+        rank_types,
+        view_plans,
+    )
     from milpplan.simulation.packed_sequences import packed_times, sequence_cores
-    from milpplan.simulation.replica_costs import ReplicaView, costs_of_replicas, joined_plan, view_plans
     from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
-    from milpplan.simulation.simulator import rank_memory, simulate, step_times_ns
+    from milpplan.simulation.simulator import check_plan_of_model, rank_memory, simulate, step_times_ns
     from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
     from milpplan.simulation.states import LocalParameters, least_held_bytes
-    from milpplan.simulation.validate_layout import check_plan_of_model
 else:
     __getattr__ = lazy_exports(__name__, __file__)

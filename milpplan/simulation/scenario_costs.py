@@ -20,8 +20,7 @@ import numpy.typing as npt
 from milpplan.problem import Problem
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import CostTable
-from milpplan.simulation.mixed_costs import AnyTable, RankCosts, cluster_costs
-from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.mixed_costs import AnyTable, RankCosts, ReplicaCosts, cluster_costs
 
 SHIFT: Final = 30
 UNIT: Final = 1 << SHIFT

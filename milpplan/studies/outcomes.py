@@ -1,11 +1,15 @@
-"""One cell solved: the task that a worker gets, and the outcome that it returns and that is kept on disk."""
+"""One cell solved: the task that a worker gets, and the outcome that it returns and that is kept on disk.
+
+``run`` runs tasks on worker processes of this machine.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -20,6 +24,7 @@ from milpplan.optimize import PlanResult, SolveOptions
 from milpplan.optimize.infeasibility import floor
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.parallel import run_tasks
 from milpplan.problem import Problem
 from milpplan.problem.records import Count, Record
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
@@ -201,3 +206,36 @@ def _why(result: PlanResult, least_memory: float | None) -> str:
         return f"No layout is legal: {reason}."
     usable = result.details["usable_memory_bytes"]
     return f"No plan fits: the least peak is {gib_text(least_memory)}, usable are {gib_text(usable)}."
+
+
+@dataclass(frozen=True, slots=True)
+class CellWorker:
+    """Worker that solves cells; also the first message to it, as it has no state."""
+
+    solve: Solve
+
+    def worker(self, gone: threading.Event) -> CellWorker:
+        """Return the object that answers the following messages."""
+        return self
+
+    def reply(self, task: Task) -> Outcome:
+        """Solve a task."""
+        return self.solve(task)
+
+
+def run(tasks: Sequence[Task], num_workers: int, solve: Solve = solved) -> Generator[Outcome]:
+    """Return the outcomes of tasks, in the order in which they finish.
+
+    The task of a worker that dies has failed; a new worker takes the next task.
+
+    Args:
+        tasks: the tasks.
+        num_workers: maximum number of processes; at most one a task is started.
+        solve: function of a module that solves a task.
+    """
+    return run_tasks(tasks, num_workers, CellWorker(solve), _failed_outcome)
+
+
+def _failed_outcome(task: Task, how: str) -> Outcome:
+    """Build the outcome of a task whose worker died."""
+    return failed(task.key, f"The process that solved this cell died ({how}).")

@@ -29,11 +29,15 @@ from milpplan.switching.ownership import (
     EQUAL_ROWS,
     HEAD,
     Box,
+    Lots,
     Ownership,
     ShardRules,
     Tensor,
     What,
+    check_gpus,
     element_bytes,
+    lots,
+    lots_between,
     ownership,
 )
 from milpplan.switching.records import SENDERS, GradientRoute, Senders, SwitchCosts, SwitchOrder, SwitchPlan
@@ -49,7 +53,6 @@ from milpplan.switching.routes import (
     receiving_bound_s,
     routes_s,
 )
-from milpplan.switching.slices import Lots, check_gpus, lots, lots_between
 
 
 def chosen_routes(moved: Lots, links: Links, senders: Senders) -> tuple[Routes, float]:

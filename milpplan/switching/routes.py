@@ -39,7 +39,7 @@ from milpplan.communication.records import gpus_per_domain
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.problem import HardwareSpec
 from milpplan.simulation import BoolArray, FloatArray, IntArray
-from milpplan.switching.slices import Lots
+from milpplan.switching.ownership import Lots
 
 OUT_INSIDE, IN_INSIDE, OUT_BETWEEN, IN_BETWEEN = range(4)
 """Ports of a rank: the links inside its domain and its share of the network. Both directions run at the same

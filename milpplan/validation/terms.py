@@ -38,9 +38,8 @@ from milpplan.simulation import (
 )
 from milpplan.simulation.bulk import OFFLOADS
 from milpplan.simulation.layers import Part, Phase, layer_seconds
-from milpplan.simulation.layout_costs import layout_costs
+from milpplan.simulation.layout_costs import layout_costs, offloaded
 from milpplan.simulation.network import members_per_domain
-from milpplan.simulation.offload import offloaded
 from milpplan.units import NS_PER_S
 
 Scale = Callable[[Problem, Layout, LayoutCosts, int], LayoutCosts]

@@ -9,7 +9,6 @@ import pytest
 from milpplan import Problem, simulate, solve
 from milpplan.explain import Interval, Worth, Yardstick, explain_plan, saved_share
 from milpplan.explain.explain_plan import CHANGES, MORE, questions, worth
-from milpplan.explain.optima import ratio
 from milpplan.problem import Accelerator
 from milpplan.simulation import usable_memory_bytes
 from tests.explain.cases import feasible, holds, truth_s
@@ -115,5 +114,4 @@ def test_shares_of_intervals() -> None:
     saved = saved_share(Interval(8.0, 10.0), Interval(4.0, 5.0))
     assert (saved.low, saved.high) == (1 - 5 / 8, 1 - 4 / 10)
     assert saved_share(Interval(8.0, math.inf), Interval(4.0, math.inf)) == Interval(-math.inf, 1.0)
-    assert ratio(1.0, 0.0) == math.inf
     assert small_hardware().accelerator.memory_bytes < explain_plan.UNLIMITED_BYTES

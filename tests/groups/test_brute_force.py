@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.groups import ranked_sets, solve_groups, solve_set, undominated_tours
-from milpplan.groups.assignment_program import assignment_program
+from milpplan.groups import solve_groups, solve_set, undominated_tours
+from milpplan.groups.assignment_program import assignment_program, ranked_sets
 from milpplan.groups.bounds import IdleTimeBound, PipelineCuts
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solution import Limits

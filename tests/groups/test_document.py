@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups import Degrees, GroupedPlan, GroupedPlanFile, solve_groups
+from milpplan.groups import (
+    Degrees,
+    GroupedPlan,
+    GroupedPlanFile,
+    dispatch_file,
+    plan_file,
+    read_dispatch,
+    read_plan,
+    restored_plan,
+    solve_groups,
+)
 from milpplan.groups.dispatch.dispatcher import Dispatcher
-from milpplan.groups.document import dispatch_file, plan_file, read_dispatch, read_plan, restored_plan
 from milpplan.problem import validated
 from tests.groups.brute_force import random_problem
 

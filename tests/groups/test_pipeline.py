@@ -7,7 +7,6 @@ import pytest
 
 from milpplan.groups import Kind, Pipeline, pipeline_times_ns
 from milpplan.groups.bounds import PipelineCuts, best_profile, last_stage_cut
-from milpplan.groups.bounds.pipeline_bounds import drain_cut
 from milpplan.simulation.layers import Term
 from milpplan.simulation.pipeline.schedule import structure
 from milpplan.simulation.pipeline.step_graph import StepGraph, step_time_ns
@@ -65,7 +64,7 @@ def test_no_packing_beats_its_cuts(stages: int) -> None:
             assert profile is not None
             loads = random.integers(0, 41, (400, number))
             times = pipeline_times_ns(one, loads + one.micro_batch_units)
-            for cut in (profile.cut, last_stage_cut(kind, number), drain_cut(kind, number)):
+            for cut in (profile.cut, last_stage_cut(kind, number)):
                 scaled = [int(load) * cut.slope + cut.constant for load in loads.sum(axis=1)]
                 assert all(int(time) << 40 >= bound for time, bound in zip(times, scaled, strict=True))
 

@@ -18,10 +18,10 @@ from milpplan.groups import (
     SwitchTimes,
     TabledPipeline,
     check,
+    plan_file,
     solve_groups,
     solve_set,
 )
-from milpplan.groups.plan import simulate
 from tests.groups.brute_force import least_time_ns
 
 CONTENT = data()
@@ -45,7 +45,7 @@ def test_switching_pays_where_it_should_by_hand() -> None:
     result = solve_groups(small_problem(), "highs")
     assert result.plan.time_ns == result.bound_ns == 120_900 + 50 + 30_090 + 700
     assert result.plan.names == ("4 x short", "1 x long")
-    assert [event.kind for event in simulate(result.plan)] == [
+    assert [event.kind for event in plan_file(result.plan).timeline] == [
         "group", "reduce", "parameters", "group", "gradients", "reduce", "gradients", "finish",
     ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from milpplan.launchers.accelerate import launcher as accelerate_import
 from milpplan.launchers.accelerate.files import FLAG
 from milpplan.launchers.automodel import launcher as automodel_import
 from milpplan.launchers.deepspeed import launcher as deepspeed_settings
-from milpplan.launchers.nanotron import settings as nanotron_settings
+from milpplan.launchers.nanotron import launcher as nanotron_settings
 from milpplan.launchers.shell import script_commands
 from milpplan.launchers.torchtitan import settings as torchtitan_settings
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030

@@ -17,7 +17,7 @@ from milpplan.launchers.accelerate import launcher as accelerate_import
 from milpplan.launchers.automodel import launcher as automodel_import
 from milpplan.launchers.deepspeed import launcher as deepspeed_settings
 from milpplan.launchers.megatron_bridge import launcher as bridge_import
-from milpplan.launchers.nanotron import settings as nanotron_settings
+from milpplan.launchers.nanotron import launcher as nanotron_settings
 from milpplan.launchers.torchtitan import settings as torchtitan_settings
 from tests.amounts import long_but
 from tests.launchers.key_cases import Schema, schemas

@@ -13,8 +13,15 @@ import yaml
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import Imported, ImportRequest
-from milpplan.launchers.nanotron.launcher import RULES, Nanotron, broken_rules, imported, scalar
-from milpplan.launchers.nanotron.settings import known, stage_sizes
+from milpplan.launchers.nanotron.launcher import (
+    RULES,
+    Nanotron,
+    broken_rules,
+    imported,
+    known,
+    scalar,
+    stage_sizes,
+)
 from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import staged
 from tests.simulation.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware

@@ -1,4 +1,4 @@
-"""The small languages of Megatron-LM's arguments: stages, patterns of layers, arithmetic of the shell."""
+"""The small languages of Megatron-LM's arguments: stages and patterns of layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.megatron.arguments import pattern_flags, pattern_text
 from milpplan.launchers.megatron.rules import stage_layers, stage_string
-from milpplan.launchers.shell.words import arithmetic
 
 
 @settings(max_examples=40, deadline=None)
@@ -78,24 +77,6 @@ def test_other_patterns_are_refused(text: str) -> None:
     """No other Python is read."""
     with pytest.raises(InvalidInputError, match="--x"):
         pattern_flags(text, "--x")
-
-
-def test_arithmetic_of_the_shell() -> None:
-    """Whole numbers and known variables; anything else is not known."""
-    values = {"GPUS": "8", "NODES": "4", "WORD": "two words"}
-    assigned: dict[str, str] = {}
-
-    def value_of(text: str) -> int | None:
-        return arithmetic(text, values.get, assigned.__setitem__)
-
-    assert value_of("GPUS * NODES + 1") == 33
-    assert value_of("(GPUS - 1) / 2 % 3") == 0
-    # As bash has it: an empty expression is 0, shifts and choices are arithmetic.
-    assert (value_of(""), value_of("GPUS << 1"), value_of("(GPUS > 1) ? 1 : 0")) == (0, 16, 1)
-    assert value_of("i = GPUS + 1") == 9
-    assert assigned == {"i": "9"}
-    for text in ("GPUS * RANK", "WORD + 1", "1 / 0", "2 ** 99"):
-        assert value_of(text) is None
 
 
 @pytest.mark.parametrize(

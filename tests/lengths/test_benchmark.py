@@ -112,6 +112,7 @@ def test_batches_of_training_are_drawn_and_have_rows() -> None:
     assert all(float(cell.split()[0]) >= 0.0 for cell in cells[2:6])
 
 
+@pytest.mark.long
 def test_batches_in_turn_have_rows() -> None:
     """One for every size, with the strategies of the solved step; no gap is negative."""
     found = turns_rows(

@@ -9,7 +9,7 @@ import pytest
 
 from milpplan.groups import workload_of
 from milpplan.lengths import StrategyTables, replicas_ns
-from milpplan.lengths.replica_time import replicas_of_several
+from milpplan.lengths.cost_tables import replicas_of_several
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches
 from tests.small import small_problem

@@ -11,6 +11,7 @@ from milpplan.lengths import Step, StrategyTables, replicas_ns
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.lengths.turns.set_branch_and_bound import ReplicaInequalities, SetBranchAndBound
 from milpplan.lengths.turns.turn_search import TurnSearch
+from tests.amounts import long_but
 from tests.lengths.cases import deep_pool, pool, pool_of, random_packings, workload
 from tests.small import small_problem
 
@@ -76,7 +77,7 @@ def test_no_step_of_a_set_is_below_it(pool_: object) -> None:
     assert tight > 0.8, tight
 
 
-@pytest.mark.parametrize("pool_", [pool, few_long])
+@pytest.mark.parametrize("pool_", long_but((pool,), (pool, few_long)))
 def test_replicas_hold_what_the_rows_say(pool_: object) -> None:
     """Random packings of whatever a group holds: within its exact time every replica is in one of the kinds, with
     all rows of it; so it is after more was learned, which some packings of more break."""

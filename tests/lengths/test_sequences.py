@@ -20,7 +20,6 @@ from milpplan.lengths import (
     micro_batch_times,
     quantum_problem,
 )
-from milpplan.lengths.sequences import sequence_flops
 from milpplan.lengths.side_by_side.sequence_duals import Contents
 from milpplan.lengths.side_by_side.teams import Family
 from milpplan.lengths.solve_lengths import solve_lengths
@@ -190,14 +189,12 @@ def test_buckets_by_hand() -> None:
     steps = Workload(np.array([1024, 2048, 3072, 4096]), np.array([9, 1, 4, 2]))
     found = bucketed(steps, [2048, 4096], 1024)
     assert (found.lengths.tolist(), found.counts.tolist()) == ([2048, 4096], [10, 6])
-    flops = sequence_flops(model, steps.lengths)
-    assert flops[1] == 2048 * model_flops_per_token(model, 2048)
+    flops = [length * model_flops_per_token(model, length) for length in steps.lengths.tolist()]
     costs = {
         end: float(steps.counts[: place + 1].sum() * flops[place] + steps.counts[place + 1 :].sum() * flops[3])
         for place, end in enumerate(steps.lengths[:3].tolist())
     }
     assert least_padding(model, steps, 2).tolist() == [min(costs, key=lambda end: costs[end]), 4096]
-    assert sequence_flops(model, steps.lengths, "full")[0] == 1024 * model_flops_per_token(model, 2048)
 
 
 def test_bad_buckets_and_masks_are_refused() -> None:

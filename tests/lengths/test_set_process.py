@@ -20,6 +20,7 @@ from milpplan.lengths.turns.turn_search import (
     SetsWorker,
     TurnSearch,
 )
+from tests.amounts import long_but
 from tests.lengths.cases import deep_pool
 
 NEVER = 10**15
@@ -87,7 +88,7 @@ def test_no_time_is_no_work() -> None:
 
 
 @pytest.mark.usefixtures("real_clock")
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("dies", long_but((True,), (False, True)))
 def test_sets_are_shared_and_none_is_lost(dies: bool) -> None:
     """Both look at sets until none is open or to be learned of; every set is left once, with a bound that is at
     least the one before, and as high as one process finds; also where the other process dies."""

@@ -18,6 +18,7 @@ from milpplan.lengths.single.single_strategy_process import (
     SingleStrategyWorker,
 )
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
+from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem
 
@@ -232,7 +233,7 @@ def test_a_process_that_dies_leaves_what_is_known() -> None:
 
 
 @pytest.mark.usefixtures("real_clock")
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("dies", long_but((True,), (False, True)))
 def test_a_step_with_two_processes_is_proved_as_with_one(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
     """The same space: no bound is above any step; also where the other process dies at once."""
     started = []

@@ -39,6 +39,7 @@ from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
 from milpplan.simulation import IntArray
+from tests.amounts import long_but
 from tests.lengths.all_steps import partitions
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem
@@ -216,7 +217,7 @@ def test_no_step_breaks_what_is_learned(make: Callable[[], StrategyTables]) -> N
         assert not bound.relax(one.time_ns, 10.0).excludes
 
 
-@pytest.mark.parametrize("make", [pool, deep_pool])
+@pytest.mark.parametrize("make", long_but((deep_pool,), (pool, deep_pool)))
 def test_no_step_is_below_what_is_proved(make: Callable[[], StrategyTables]) -> None:
     """What a search proves is below what it finds and below random steps, and not by much."""
     found, random = make(), np.random.default_rng(8)

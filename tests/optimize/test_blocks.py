@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.layout_space import Choices, within
+from milpplan.optimize.space.layout_space import Choices, Rule, RuleFilter, within
 from milpplan.optimize.space.lazy_product import Blocks, apply_rules, boxes
-from milpplan.optimize.space.rule_filter import Rule, RuleFilter
 from milpplan.optimize.space.rules import offloads
 from milpplan.problem import SCHEDULES, SPLIT_SCHEDULES, Problem, Space
 from milpplan.simulation import IntArray

@@ -17,8 +17,7 @@ from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.problem import PAIRED_SCHEDULES, SCHEDULES, Job, Layout, Problem
 from milpplan.simulation import durations, plan_stages
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.pipeline.critical_path import critical_path
-from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.pipeline.step_graph import StepGraph, critical_path
 from tests.amounts import long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import (

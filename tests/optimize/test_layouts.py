@@ -12,7 +12,8 @@ import pytest
 from milpplan import Range
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import explain, fixed
-from milpplan.optimize.space import enumerate_layouts, rule_filter
+from milpplan.optimize.space import enumerate_layouts
+from milpplan.optimize.space import layout_space as rule_filter
 from milpplan.optimize.space.enumerate_layouts import broken_rules, divisors, layout_space
 from milpplan.problem import (
     RANK_ORDERS,

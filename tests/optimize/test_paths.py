@@ -27,8 +27,7 @@ from milpplan.simulation import (
     step_times_ns,
     usable_memory_bytes,
 )
-from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
-from milpplan.simulation.pipeline.step_graph import StepGraph, Term
+from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, Term, critical_path
 from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import constants, costed_plans
 from tests.optimize.problems import problems, random_plan, random_problem, with_memory

@@ -15,8 +15,7 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import SCHEDULES, V_SCHEDULES, Job, Problem
 from milpplan.simulation import durations, plan_stages, usable_memory_bytes
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.pipeline.critical_path import critical_path
-from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.pipeline.step_graph import StepGraph, critical_path
 from tests.amounts import long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import (

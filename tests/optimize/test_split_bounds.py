@@ -16,8 +16,7 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job
 from milpplan.simulation import LayoutCosts, durations, plan_stages, usable_memory_bytes
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
-from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, critical_path
 from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import constants, costed_plans, time_and_peak
 from tests.optimize.problems import problems, random_plan, with_memory

@@ -17,9 +17,8 @@ from milpplan.problem.calculon import translation
 from milpplan.problem.calculon.translation import calculon_run
 from milpplan.simulation import LayoutColumns, LayoutCosts, StepReport
 from milpplan.simulation.layers import Part, Phase, total_parameters
-from milpplan.simulation.layout_costs import layout_costs
+from milpplan.simulation.layout_costs import host_transfer_s, layout_costs
 from milpplan.simulation.network import collectives
-from milpplan.simulation.offload import host_transfer_s
 from tests.problem.test_calculon import files, tree
 
 TOKENS, H, T = 2 * 2048, 4096, 8

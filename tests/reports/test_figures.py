@@ -12,7 +12,6 @@ from milpplan import Plan, PlanResult, SolveOptions, StepReport, simulate, solve
 from milpplan.communication.records import TrafficReport
 from milpplan.errors import InvalidInputError
 from milpplan.explain import Candidate, Choice, Explanation, Fewest, choose, fewest_gpus
-from milpplan.explain.judge.records import GapReport
 from milpplan.groups import workload_of
 from milpplan.lengths import LengthsResult
 from milpplan.lengths.solve_lengths import solve_lengths
@@ -105,7 +104,7 @@ def test_a_notebook_shows_every_kind_of_answer() -> None:
     two = [Candidate(name, problem) for name in ("one", "other")]
     roomy = small_problem(memory_gib=40)
     answers = {
-        GapReport: milpplan.gap(problem, plan, time_limit_s=1.0, changes=False),
+        milpplan.GapReport: milpplan.gap(problem, plan, time_limit_s=1.0, changes=False),
         Explanation: milpplan.explain_plan(problem, plan, time_limit_s=0.5),
         LengthsResult: solve_lengths(roomy, workload_of([200, 400, 900], 128), 128, 1, 0.1, 2.0),
         TrafficReport: milpplan.traffic(problem, plan),

@@ -21,8 +21,7 @@ from milpplan.problem import (
 )
 from milpplan.simulation import LayoutColumns, LayoutCosts, plan_stages, simulate
 from milpplan.simulation.layers import Phase
-from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.offload import beside, host_transfer_s
+from milpplan.simulation.layout_costs import beside, host_transfer_s, layout_costs
 from tests.amounts import long_but
 from tests.simulation.cases import even_plan, problem_of, random_cases, shipped_hardware
 

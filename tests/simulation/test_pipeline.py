@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan.problem import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Layout, rank_stages
-from milpplan.simulation.pipeline import critical_path as critical
+from milpplan.simulation.pipeline import step_graph as critical
 from milpplan.simulation.pipeline import step_graph as sut
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term
 from tests.amounts import few_or_many

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from milpplan.studies import processes
+from milpplan.studies import outcomes
 from milpplan.studies.outcomes import Outcome, Task, failed
 from tests.studies.cases import study, sweep
 
@@ -23,10 +23,10 @@ def told(task: Task) -> Outcome:
 def test_a_worker_that_dies_costs_its_task_alone() -> None:
     """Four tasks on one worker: the second one's process is killed; it has failed, and a new one does the
     rest. Nothing is left running."""
-    outcomes = {outcome.key: outcome for outcome in processes.run(TASKS, 1, told)}
-    assert list(outcomes) == [task.key for task in TASKS]
-    assert "signal 9" in outcomes[TASKS[1].key].message
-    first, third, fourth = (outcomes[TASKS[i].key].message for i in (0, 2, 3))
+    found = {outcome.key: outcome for outcome in outcomes.run(TASKS, 1, told)}
+    assert list(found) == [task.key for task in TASKS]
+    assert "signal 9" in found[TASKS[1].key].message
+    first, third, fourth = (found[TASKS[i].key].message for i in (0, 2, 3))
     assert first != third == fourth
     for number in {first, third}:
         assert not Path(f"/proc/{number}").exists() or not Path("/proc/self").exists()

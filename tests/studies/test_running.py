@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
-from milpplan.studies import processes
+from milpplan.studies import outcomes
 from milpplan.studies.outcomes import Outcome, Task, failed, solved
 from milpplan.studies.store import StudyProgress, Sweep, complete, opened, resume
 from milpplan.studies.tables import Row, column_types, csv_text, rows
@@ -144,7 +144,7 @@ def test_progress_counts_cells_and_results_do_not_depend_on_workers(tmp_path: Pa
     """Two workers finish in any order: progress counts to the end, and the table is the same."""
     wanted, heard = sweep(study()), list[StudyProgress]()
     with opened(tmp_path) as store:
-        complete(wanted, store, lambda tasks: processes.run(tasks, 2), heard.append)
+        complete(wanted, store, lambda tasks: outcomes.run(tasks, 2), heard.append)
     assert [one.done for one in heard] == list(range(13))
     assert heard[-1].seconds_left == 0
     assert reproducible(rows(wanted)) == reproducible(rows(reference()))

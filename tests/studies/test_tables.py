@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import sys
 from itertools import product
 from pathlib import Path
@@ -13,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan import simulate
-from milpplan.cli.commands.schema import SCHEMAS
 from milpplan.reports.documents.document import read_plan
 from milpplan.studies.grid import Grid, Study, WhatIf
 from milpplan.studies.results import effects, front, page, scaling_lines, write_results
@@ -21,6 +21,7 @@ from milpplan.studies.tables import Row, column_types, csv_text, parquet_bytes, 
 from milpplan.units import gpu_hours
 from tests.studies.cases import study
 from tests.studies.test_running import reference
+from tests.test_cli import run
 
 
 def test_gpu_hours_of_a_published_run() -> None:
@@ -153,7 +154,7 @@ def test_the_page_is_complete_in_itself(tmp_path: Path) -> None:
 
 def test_the_schema_describes_every_field() -> None:
     """`milpplan schema study` has the fields of a study, of the grid and of what-ifs."""
-    schema = SCHEMAS["study"].model_json_schema()
+    schema = json.loads(run("schema", "study").stdout)
     assert set(Study.model_fields) == set(schema["properties"])
     for name, kind in (("Grid", Grid), ("WhatIf", WhatIf)):
         assert set(kind.model_fields) == set(schema["$defs"][name]["properties"])

@@ -18,10 +18,10 @@ from milpplan.switching.ownership import (
     Tensor,
     What,
     element_bytes,
+    lots,
     model_tensors,
     ownership,
 )
-from milpplan.switching.slices import lots
 from tests.small import small_model, small_problem
 from tests.switching.cases import mixed_model, plan_of, plans
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from milpplan import Links, ModelSpec, Plan, load_hardware, plan_switch
 from milpplan.errors import IllegalPlanError, InvalidInputError, UnknownNameError
+from milpplan.switching import ownership
 from milpplan.switching import routes as least_time
-from milpplan.switching import slices
+from milpplan.switching.ownership import Lots, lots
 from milpplan.switching.routes import (
     WAVES,
     Route,
@@ -26,7 +27,6 @@ from milpplan.switching.routes import (
     routes_s,
 )
 from milpplan.switching.routes import Links as SwitchLinks
-from milpplan.switching.slices import Lots, lots
 from tests.amounts import few_or_many
 from tests.small import small_model
 from tests.switching.cases import mixed_model, plan_of, plans
@@ -187,7 +187,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(least_time, "MAX_VARIABLES", 1)
     with pytest.raises(InvalidInputError, match="nearest senders"):
         plan_switch(MODEL, two, one, LINKS)
-    monkeypatch.setattr(slices, "MAX_GPUS", 1)
+    monkeypatch.setattr(ownership, "MAX_GPUS", 1)
     with pytest.raises(InvalidInputError, match="rank by rank"):
         plan_switch(MODEL, two, one, LINKS, "parameters", "nearest")
 

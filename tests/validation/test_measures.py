@@ -6,7 +6,7 @@ import pytest
 
 from milpplan.simulation.layers import model_flops_per_token
 from milpplan.validation.runs import rates, state, step_measure
-from milpplan.validation.runs.measures import SOURCE_PEAK, flops_per_token
+from milpplan.validation.runs.statement import SOURCE_PEAK, flops_per_token
 from tests.validation.cases import run
 
 GPT = {

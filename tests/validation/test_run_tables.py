@@ -10,10 +10,9 @@ from rich.console import Console
 
 from milpplan.validation import tables
 from milpplan.validation.comparison import compare
-from milpplan.validation.document import document
 from milpplan.validation.runs import read_runs
 from milpplan.validation.summary import summarise
-from milpplan.validation.tables import report
+from milpplan.validation.tables import document, report
 from tests.validation.cases import exact_record, record, written
 
 

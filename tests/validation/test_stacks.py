@@ -41,7 +41,7 @@ def test_constants_predict_runs_they_were_not_fitted_to(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("dgx-a100-40+composer", 0.04),
+        ("dgx-a100-40+composer", 0.03),
         ("dgx-a100-40+flagperf", 0.08),
         ("dgx-a100-40+plain", 0.145),
         ("dgx-a100-80+aleph-alpha", 0.04),
@@ -53,6 +53,7 @@ def test_constants_predict_runs_they_were_not_fitted_to(name: str) -> None:
         ("dgx-a100-80+zero-bubble", 0.04),
         ("dgx-b200+megatron-core", 0.04),
         ("dgx-h100+composer", 0.03),
+        ("dgx-h100+maxtext", 0.06),
         ("dgx-h100+nanotron", 0.08),
         ("dgx-h100+nanotron-earlier-engine", 0.11),
         ("dgx-h100+nanotron-slow-calls", 0.12),

@@ -68,7 +68,8 @@ def test_the_link_scales_what_was_measured_inside_a_node() -> None:
     (h800, _), h100 = hardware_of(Cluster(gpu="H800")), load_hardware("dgx-h100")
     ours = h800.scale_up.all_reduce.bus_bandwidth_bytes_per_s[0][-1]
     assert ours / h100.scale_up.all_reduce.bus_bandwidth_bytes_per_s[0][-1] == pytest.approx(200 / 450)
-    assert h800.accelerator.bf16 == h100.accelerator.bf16
+    assert h800.accelerator.bf16.gemm == h100.accelerator.bf16.gemm
+    assert h800.accelerator.bf16.sustained == 0.75
 
 
 def test_power_raises_rates_that_it_limits() -> None:

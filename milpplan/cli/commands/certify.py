@@ -45,8 +45,8 @@ from milpplan.optimize.milp.write_program import WRITERS, write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
 from milpplan.optimize.result import Check, FastestPlan, SolverWork, Status, TargetPrice, Verdict
 from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space
-from milpplan.optimize.space.rule_filter import check_forbidden
 from milpplan.problem import Plan, Problem
 from milpplan.problem.reading import shown
 from milpplan.reports.answers.solve import program_text

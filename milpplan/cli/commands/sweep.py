@@ -21,7 +21,7 @@ from milpplan.optimize.milp.solution import undisturbed
 from milpplan.parallel import usable_cpus
 from milpplan.problem.records import Count, Record
 from milpplan.reports.documents.document import document_text
-from milpplan.studies import processes, ray_cluster
+from milpplan.studies import outcomes, ray_cluster
 from milpplan.studies.grid import cells, read_study
 from milpplan.studies.outcomes import Outcome, Task
 from milpplan.studies.results import write_results
@@ -109,7 +109,7 @@ def _runner(workers: int | None, ray: bool) -> Runner:
     def solve_all(tasks: Sequence[Task]) -> Generator[Outcome]:
         if ray:
             return ray_cluster.run(tasks, workers)
-        return processes.run(tasks, workers or usable_cpus())
+        return outcomes.run(tasks, workers or usable_cpus())
 
     return solve_all
 

@@ -41,7 +41,7 @@ from milpplan.simulation import (
     simulate,
     step_times_ns,
 )
-from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.mixed_costs import ReplicaCosts
 from milpplan.units import NS_PER_S, gpu_hours
 
 FOLLOWERS: Final = {

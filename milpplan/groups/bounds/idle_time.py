@@ -28,8 +28,7 @@ from milpplan.groups.bounds.long_sequence import (
     MicroBatchCountRange,
     long_bound,
 )
-from milpplan.groups.bounds.path_mixtures import StageLoads
-from milpplan.groups.bounds.pipeline_bounds import SCALE_BITS, CountCuts, PathBound, PipelineCuts
+from milpplan.groups.bounds.pipeline_bounds import SCALE_BITS, CountCuts, PathBound, PipelineCuts, StageLoads
 
 # Number of programs of a long sequence: first at the load of the other replicas, then at the load that it allows.
 _EFFORTS = (24, 100)

@@ -89,8 +89,15 @@ import numpy as np
 
 from milpplan.groups import FloatArray, Pipeline
 from milpplan.groups.bounds import glop as linear
-from milpplan.groups.bounds.path_mixtures import Graph, Mixture, StageLoads
-from milpplan.groups.bounds.pipeline_bounds import PathBound, Window, best_profile, loads_within
+from milpplan.groups.bounds.pipeline_bounds import (
+    Graph,
+    Mixture,
+    PathBound,
+    StageLoads,
+    Window,
+    best_profile,
+    loads_within,
+)
 
 # Numbers of micro-batches from here on have no program; and the numbers at which ranges begin.
 MAX_MICRO_BATCHES = 129

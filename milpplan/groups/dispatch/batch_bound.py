@@ -1,6 +1,6 @@
 """A proved lower bound of one batch's step under given strategies, and loads that nearly reach it.
 
-**Relaxation** of a set Q of strategies and one of its tours (``tours.TourCost``), in a box lo_s <= Z_s <= hi_s:
+**Relaxation** of a set Q of strategies and one of its tours (``TourCost``), in a box lo_s <= Z_s <= hi_s:
 
     min constant + sum_s Z_s   with   W_j = sum_k w_jk x_jk <= G_j(Z_s),   tokens of j <= T_j,   sum_j x_jk = n_k
 
@@ -31,7 +31,7 @@ import numpy as np
 
 from milpplan.groups import FloatArray, Int64Array
 from milpplan.groups.bounds import BatchKind, glop
-from milpplan.groups.tours import TourCost
+from milpplan.groups.plan import TourCost
 
 _NUM_BUCKETS = 40
 # Slopes of the lines over an envelope in the linear program, as shares of the steepest slope.

@@ -44,7 +44,7 @@ from milpplan.groups.dispatch.batch_packing import (
     place_into,
     place_together,
 )
-from milpplan.groups.tours import TourCost, best_tour
+from milpplan.groups.plan import TourCost, best_tour
 
 # Relative gap at which the search ends, and its time limit in seconds: any packing will do.
 _GAP, _TIME_LIMIT_S = 0.02, 5.0

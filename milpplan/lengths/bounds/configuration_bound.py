@@ -35,8 +35,7 @@ from milpplan.groups.bounds.long_sequence import (
     WindowBound,
     halved,
 )
-from milpplan.groups.bounds.path_mixtures import Mixture
-from milpplan.groups.bounds.pipeline_bounds import PathBound
+from milpplan.groups.bounds.pipeline_bounds import Mixture, PathBound
 from milpplan.lengths.bounds.configuration_columns import (
     Columns,
     ConfigurationLP,

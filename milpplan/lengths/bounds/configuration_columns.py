@@ -27,8 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milpplan.groups.bounds import Window, glop
-from milpplan.groups.bounds.path_mixtures import Graph, Mixture
-from milpplan.groups.bounds.pipeline_bounds import PathBound
+from milpplan.groups.bounds.pipeline_bounds import Graph, Mixture, PathBound
 from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 

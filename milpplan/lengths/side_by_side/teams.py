@@ -29,7 +29,7 @@ import numpy as np
 
 from milpplan.errors import IllegalPlanError
 from milpplan.lengths import StrategyTables
-from milpplan.lengths.replica_time import times_of_several
+from milpplan.lengths.cost_tables import times_of_several
 from milpplan.lengths.single.packing_local_search import Timer
 from milpplan.simulation import IntArray
 

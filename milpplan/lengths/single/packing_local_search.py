@@ -1,6 +1,6 @@
 """Local search on the packing of a strategy, at the strategy's own times.
 
-A heuristic; the answers are timed exactly by ``replica_time``. ``groups.packing`` packs for equal stages and one
+A heuristic; the answers are timed exactly by ``cost_tables``. ``groups.packing`` packs for equal stages and one
 table of work. Here every stage has its own layers and ends, and a micro-batch takes the time of its tokens and its
 attention, with the last tiles of its longest sequence: per phase the larger of *ring exposed* and *ring hidden*,
 which is the exact time.
@@ -32,8 +32,7 @@ from milpplan.groups.bounds import StageLoads, Window
 from milpplan.groups.bounds.long_sequence import best_loads
 from milpplan.lengths import Load
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
-from milpplan.lengths.cost_tables import Tables
-from milpplan.lengths.replica_time import ring_times
+from milpplan.lengths.cost_tables import Tables, ring_times
 from milpplan.simulation import FloatArray, IntArray
 
 # Numbers of micro-batches that are tried first; then those next to the best.
@@ -261,7 +260,7 @@ class Timer:
 
     def times(self, phases: FloatArray, lags: FloatArray) -> FloatArray:
         """Return the times of replicas [...] with phases [2, P, ..., v] and lags [..., v], by the recursion of
-        ``replica_time``."""
+        ``cost_tables``."""
         forward, backward = phases
         num_stages, num_micro_batches = forward.shape[0], forward.shape[-1]
         if num_stages == 1:

@@ -10,7 +10,7 @@ worth W and finishes within Z:
 
  - y_jc, binary: micro-batch j has the content c; ``one_content``: sum_c y_jc = 1.
  - ``holds_its_share``: sum_jc w_c y_jc >= W, with w_c the value of the content.
- - F_pj, B_pj <= Z: ``work_in_order``: the recurrence of ``replica_time``, with the exact times of the contents as
+ - F_pj, B_pj <= Z: ``work_in_order``: the recurrence of ``cost_tables``, with the exact times of the contents as
    durations.
 
 The contents are all sets of sequences that fit into a micro-batch. If there are too many, there is one for every
@@ -34,7 +34,7 @@ import numpy as np
 
 from milpplan.errors import SolverError
 from milpplan.lengths import StrategyTables, micro_batch_times, pipeline_ns
-from milpplan.lengths.replica_time import StageTimes
+from milpplan.lengths.cost_tables import StageTimes
 from milpplan.optimize.milp.backends import AUTO, backend, check_infeasible
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits

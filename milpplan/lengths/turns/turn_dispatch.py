@@ -10,7 +10,7 @@ Two dispatchers of ``groups`` do the work. The bound comes from one whose tables
 (``PipelineBound``). The sequences are placed by one whose pipelines resemble the real ones
 (``cost_tables.typical_pipeline``), or by the former if no strategy has stages. On pipelines some numbers of
 micro-batches are tried, and the packing is improved a little (``packing_local_search``). The result is timed
-exactly (``replica_time``), and the order is the best one for these times. Memory is that of these strategies only.
+exactly (``cost_tables``), and the order is the best one for these times. Memory is that of these strategies only.
 
 A dispatcher holds nothing but what follows from its arguments, so threads share it and processes get it pickled;
 equal batches get equal answers.
@@ -44,12 +44,11 @@ from milpplan.groups.bounds.long_sequence import (
     LongSequenceBound,
     MicroBatchCountRange,
 )
-from milpplan.groups.bounds.path_mixtures import Mixture
-from milpplan.groups.bounds.pipeline_bounds import PathBound
+from milpplan.groups.bounds.pipeline_bounds import Mixture, PathBound
 from milpplan.groups.dispatch.dispatcher import Dispatch, Dispatcher
 from milpplan.groups.document import DispatchGroup
+from milpplan.groups.plan import best_tour
 from milpplan.groups.problem import MAX_DISTINCT
-from milpplan.groups.tours import best_tour
 from milpplan.lengths import MAX_QUANTA, LengthsResult, Load, Packed, StrategyTables, Switches, quantum_problem
 from milpplan.lengths.bounds.work_bounds import MOST_STAGES, latencies, ramp, stage_loads
 from milpplan.lengths.candidates import SizedCandidate, candidates, sized

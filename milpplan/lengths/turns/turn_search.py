@@ -47,7 +47,7 @@ import numpy as np
 
 from milpplan.errors import MilpplanError
 from milpplan.groups import GroupedProblem, SwitchTimes, solve_set
-from milpplan.groups.tours import best_tour, least_overhead_ns
+from milpplan.groups.plan import best_tour, least_overhead_ns
 from milpplan.lengths import Packed, Step, StrategyTables, Switches, cutoff_ns
 from milpplan.lengths.steps import AnyStep
 from milpplan.lengths.turns.lagrangian_mixtures import Kind, best_shares

@@ -13,7 +13,7 @@ There are three bounds, of which the largest counts:
 
 Memory enters as in ``lagrangian_memory``: every rank prices its own bytes above its own capacity.
 
-With heterogeneous replicas a step is the longest of its views (``simulation.replica_costs``). Each view is a step
+With heterogeneous replicas a step is the longest of its views (``simulation.mixed_costs``). Each view is a step
 on one node type, whose bounds (``closed_form``) hold for every plan that fits that type. A plan must fit all
 types.
 """
@@ -61,8 +61,14 @@ from milpplan.simulation.bulk import LAYER_KEYS, distinct_layers
 from milpplan.simulation.bulk.cache_keys import distinct
 from milpplan.simulation.layers import ONCE
 from milpplan.simulation.layout_costs import least_layer_ns
-from milpplan.simulation.mixed_costs import AnyTable, ClusterTable, types_of_ranks
-from milpplan.simulation.replica_costs import ReplicaTable, on_one_type, view_columns
+from milpplan.simulation.mixed_costs import (
+    AnyTable,
+    ClusterTable,
+    ReplicaTable,
+    on_one_type,
+    types_of_ranks,
+    view_columns,
+)
 from milpplan.simulation.scenario_costs import ScenarioTable, SearchTable
 
 

@@ -32,8 +32,7 @@ from milpplan.optimize.milp.program import Program, Rows
 from milpplan.problem import Plan
 from milpplan.simulation import FloatArray, IntArray, ascending, durations, plan_stages
 from milpplan.simulation.layers.terms import PAIRED, WORK
-from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_paths
-from milpplan.simulation.pipeline.step_graph import StepGraph, Term
+from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, Term, critical_paths
 
 INWARD = (1.0, 0.5, 0.2)
 """Weights of the relaxation's optimum in the points that are separated; the rest of the weight is on the best

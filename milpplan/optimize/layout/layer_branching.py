@@ -38,8 +38,7 @@ from milpplan.problem import Plan
 from milpplan.simulation import FloatArray, IntArray, durations, plan_stages
 from milpplan.simulation.layers import ONCE
 from milpplan.simulation.layers.terms import PAIRED, WORK
-from milpplan.simulation.pipeline.critical_path import CriticalPath
-from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph
 from milpplan.simulation.stages import StageMemo
 
 CANDIDATES = 24

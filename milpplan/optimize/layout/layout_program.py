@@ -33,9 +33,8 @@ from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, Pr
 from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import Plan, Recompute, VirtualStage
 from milpplan.simulation import BoolArray, FloatArray, IntArray, host_capacity_bytes
-from milpplan.simulation.pipeline.critical_path import CriticalPath
 from milpplan.simulation.pipeline.schedule import held_bytes
-from milpplan.simulation.pipeline.step_graph import Term
+from milpplan.simulation.pipeline.step_graph import CriticalPath, Term
 from milpplan.simulation.scenario_costs import SAME, TimeScale
 
 RESOLUTION = 400_000

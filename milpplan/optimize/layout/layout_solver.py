@@ -37,8 +37,7 @@ from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout, Plan
 from milpplan.simulation.layers.terms import Phase
 from milpplan.simulation.layout_columns import IntArray
-from milpplan.simulation.pipeline.critical_path import CriticalPath
-from milpplan.simulation.pipeline.step_graph import StepGraph
+from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph
 from milpplan.simulation.stages import StageMemo
 
 AIMED_GAP_SHARE = 0.9

@@ -35,10 +35,9 @@ from milpplan.simulation import (
     usable_memory_bytes,
 )
 from milpplan.simulation.layers import ONCE, Phase
-from milpplan.simulation.pipeline.schedule import LiveProfile, live_profiles
+from milpplan.simulation.mixed_costs import ReplicaCosts
+from milpplan.simulation.pipeline.schedule import LiveProfile, chunk_stages, live_profiles
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.pipeline.work_order import chunk_stages
-from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts
 from milpplan.simulation.simulator import fits_in_memory
 from milpplan.simulation.stages import EMBEDDING, HEAD

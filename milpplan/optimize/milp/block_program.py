@@ -71,9 +71,8 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.simulate_many import uniform_plan
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns, column_value, unique_rows
 from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.simulation.mixed_costs import AnyTable, RankCosts, cluster_costs
+from milpplan.simulation.mixed_costs import AnyTable, RankCosts, ReplicaCosts, cluster_costs
 from milpplan.simulation.pipeline.step_graph import StepGraph
-from milpplan.simulation.replica_costs import ReplicaCosts
 from milpplan.simulation.simulator import simulate
 from milpplan.simulation.stages import StageMemo
 

@@ -39,7 +39,7 @@ from milpplan.optimize.space.enumerate_layouts import (
     SHARDING_RULES,
     divisors,
 )
-from milpplan.optimize.space.rule_filter import Rule
+from milpplan.optimize.space.layout_space import Rule
 from milpplan.optimize.space.rules import (
     EXECUTION,
     EXECUTION_RULES,

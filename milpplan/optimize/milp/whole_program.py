@@ -43,9 +43,8 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Plan, Problem
 from milpplan.simulation import IntArray, LayoutColumns, cluster_costs, usable_memory_bytes
 from milpplan.simulation.layers.terms import WORK
-from milpplan.simulation.pipeline.critical_path import CriticalPath, critical_path
-from milpplan.simulation.pipeline.step_graph import StepGraph, Term
-from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.mixed_costs import ReplicaCosts
+from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, Term, critical_path
 
 ROW_MAGNITUDE = 4_000_000
 """Maximum sum of a row's coefficients: below the magnitude at which every solver is reliable."""

@@ -29,8 +29,7 @@ from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.simulate_many import simulate_known, together
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
 from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
-from milpplan.simulation.mixed_costs import RankCosts, cluster_costs
-from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.mixed_costs import RankCosts, ReplicaCosts, cluster_costs
 from milpplan.simulation.scenario_costs import ScenarioCosts, Scenarios, SearchTable, own_tables
 from milpplan.simulation.states import least_held_bytes
 

@@ -38,7 +38,7 @@ from milpplan.optimize.space.plan_space import in_parts
 from milpplan.parallel import WorkerProcess, can_start, usable_cpus
 from milpplan.problem import Layout, Problem
 from milpplan.simulation import IntArray, RankCosts
-from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.mixed_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts
 
 Entry = tuple[float, int, int]

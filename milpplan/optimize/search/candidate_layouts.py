@@ -33,8 +33,7 @@ from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
 from milpplan.optimize.objective import objective_weights
-from milpplan.optimize.space.layout_space import Alike, LayoutSpace, chosen_rows, within
-from milpplan.optimize.space.rule_filter import Stop
+from milpplan.optimize.space.layout_space import Alike, LayoutSpace, Stop, chosen_rows, within
 from milpplan.problem.problem import Problem
 from milpplan.simulation.bulk.cache_keys import LAYER_KEYS
 from milpplan.simulation.layers.cost_models import has_own_times

@@ -24,7 +24,7 @@ from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem.plan import Layout, Plan, VirtualStage
 from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.simulation.replica_costs import ReplicaCosts
+from milpplan.simulation.mixed_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts
 
 PROOF_SHARE: Final = 0.5

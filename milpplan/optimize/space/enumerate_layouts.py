@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.space.layout_space import SHARDING, Choices, LayoutSpace
-from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
-from milpplan.optimize.space.rule_filter import (
+from milpplan.optimize.space.layout_space import (
+    SHARDING,
     STANDS_FOR,
+    Choices,
     Columns,
+    LayoutSpace,
     Rule,
     RuleFilter,
     Stop,
@@ -26,6 +27,7 @@ from milpplan.optimize.space.rule_filter import (
     expand,
     not_forbidden,
 )
+from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
 from milpplan.optimize.space.rules import (
     ALL_REPLICA_RULES,
     CAPACITY_RULES,
@@ -61,8 +63,8 @@ from milpplan.optimize.space.rules import (
 from milpplan.problem import RANK_ORDERS, SCHEDULES, DenseMlp, Layout, MixtureOfExperts, Problem, Space
 from milpplan.simulation import BoolArray, IntArray, LayoutColumns, ascending
 from milpplan.simulation.layout_columns import constant
+from milpplan.simulation.mixed_costs import view_of
 from milpplan.simulation.network import placement
-from milpplan.simulation.replica_costs import view_of
 
 MAX_BLOCKS = 4_000_000
 """Maximum number of blocks (``LayoutSpace``) before rules split them: some 400 bytes each, up to twice as many

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.space.layout_space import Alike, Choices, within
-from milpplan.optimize.space.rule_filter import Columns, Rule, RuleFilter, cross
+from milpplan.optimize.space.layout_space import Alike, Choices, Columns, Rule, RuleFilter, cross, within
 from milpplan.optimize.space.rules import TRANSFER_DOMINANCE
 from milpplan.problem import Problem
 from milpplan.simulation import BoolArray, IntArray, unique_rows

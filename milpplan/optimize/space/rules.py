@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.optimize.space.layout_space import SHARDING, Choices
-from milpplan.optimize.space.rule_filter import (
+from milpplan.optimize.space.layout_space import (
+    SHARDING,
     STANDS_FOR,
+    Choices,
     Columns,
     ProductTable,
     Rule,

@@ -5,7 +5,7 @@ All plans of a batch have the same schedule, ranks P and chunks v; they differ i
 micro-batches. The recursions are those of ``step_graph``, item by item. A schedule is a ramp, equal rounds, and a
 tail; ``repeats`` decides how many rounds are simulated.
 
-Source: the schedules are those of ``work_order``.
+Source: the schedules are those of ``schedule``.
 
 **Jump.** After the ramp the schedule repeats: a *round* is a forward and a backward of every rank (1F1B), or those
 of P micro-batches in all chunks (interleaved). The items after a round depend only on the ends of the last item of

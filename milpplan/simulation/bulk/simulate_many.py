@@ -526,7 +526,7 @@ def _admitted(numbers: IntArray, asked: int | Range) -> BoolArray:
 
 
 def _schedule_rules(problem: Problem, c: LayoutColumns, m: IntArray) -> Iterator[BoolArray]:
-    """Yield the rules of ``work_order.check_schedule``, and that inference fills and drains the pipeline."""
+    """Yield the rules of ``schedule.check_schedule``, and that inference fills and drains the pipeline."""
     interleaved, is_v = c.schedule == _INTERLEAVED, _IS_V[c.schedule]
     yield m >= 1
     yield np.where(is_v, c.vpp == 2, (c.vpp == 1) | interleaved)

@@ -5,7 +5,7 @@ type.
 
 Heterogeneous replicas share their reductions, the norm and the update. A reduction starts when the last replica is
 ready and the previous reduction of its rank is done. The time of such an event is its maximum over the views
-(``replica_costs``), because a maximum passes through sums and maxima.
+(``mixed_costs``), because a maximum passes through sums and maxima.
 
 **Memory** of every pipeline rank over a step, by part. The order of work on a rank is fixed, so memory is a step
 function of time. A forward allocates at its start the bytes that its virtual stage keeps for a micro-batch. A
@@ -38,8 +38,8 @@ from milpplan.simulation import (
     rank_types,
     view_plans,
 )
+from milpplan.simulation.pipeline.schedule import Kind, WorkOrder, work_order
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline, simulate_times
-from milpplan.simulation.pipeline.work_order import Kind, WorkOrder, work_order
 from milpplan.simulation.simulator import check_plan
 from milpplan.units import NS_PER_S
 

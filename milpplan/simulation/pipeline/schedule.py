@@ -1,29 +1,332 @@
 """Consequences of the order of work: live activations, and the structure of the step graph.
 
-Notation as in ``work_order``: P ranks, m micro-batches, v chunks per rank, J = P * v virtual stages.
+A schedule fixes the order of work on every pipeline rank. Notation: P pipeline ranks (``num_stages``), m
+micro-batches, v virtual stages per rank (``vpp``), J = P * v virtual stages. ``rank_stages`` of
+``milpplan.problem.plan`` lists a rank's virtual stages, its chunks. The work items of a rank are the forwards and
+backwards of its v chunks on m micro-batches, n = m * v of each. Where the backward is split, "backward" stands for
+the input gradients, and n items of weight gradients are added.
+
+Most schedules run w warm-up forwards, then a forward and a backward in turn, then the remaining backwards; the
+k-th forward and the k-th backward are the same on all ranks. ``zb-h1`` adds the weight gradients to 1F1B: rank s
+runs the weight gradient of micro-batch k - s after the backward of micro-batch k, and the remaining weight
+gradients after its last backward. So no rank keeps more activations than the first. ``zb-v`` and ``dualpipe-v``
+have their own orders (``_zb_v_rank``, ``_dualpipe_v_rank``).
+
+``dualpipe-v`` has groups of items that run together: a whole backward is a backward and its weight gradients, a
+pair is a forward and a whole backward beside each other. A group starts when all its inputs are ready, and its
+outputs are ready when the whole group is done.
+
+Source: GPipe, Huang et al. 2019 (all forwards, then all backwards); 1F1B is PipeDream-Flush, Narayanan et
+al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", figure 4;
+interleaved order is Megatron-LM ``core/pipeline_parallel/schedules.py`` at d98e8a64 with a micro-batch group
+of P; ZB-H1 is Qi et al. 2023, "Zero bubble pipeline parallelism", figure 3; ZB-V is Qi et al. 2024, "Pipeline
+parallelism with controllable memory", in the order of PyTorch's ``ScheduleZBVZeroBubble``
+(torch/distributed/pipelining/schedules.py); DualPipeV is DeepSeek-V3's DualPipe (DeepSeek-AI 2024, section 3.2)
+cut in half (Qi et al. 2025, "DualPipe could be better without the Dual"), in the order of deepseek-ai/DualPipe,
+dualpipe/dualpipev.py. The papers' post-validation of the optimizer step is not modelled.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem import PAIRED_SCHEDULES, SPLIT_SCHEDULES, Schedule
+from milpplan.problem import PAIRED_SCHEDULES, SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Schedule, rank_stages
 from milpplan.simulation.layers import Term
 from milpplan.simulation.layers.terms import PAIRED, WORK
-from milpplan.simulation.pipeline.work_order import (
-    Int32Array,
-    Int64Array,
-    Kind,
-    WorkOrder,
-    check_schedule,
-    chunk_stages,
-    work_order,
-    work_orders,
-)
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+Numbers = TypeVar("Numbers", int, npt.NDArray[np.float64])
+
+
+class Kind(IntEnum):
+    """Kind of a work item."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    WEIGHT = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkOrder:
+    """Work items of a rank (arrays [T]) or of all ranks ([P, T]) in the order in which they run.
+
+    T = 2 m v, or 3 m v with split backwards.
+    """
+
+    kind: Int32Array
+    """``Kind`` of each item."""
+    chunk: Int32Array
+    micro_batch: Int32Array
+    left: Int32Array
+    """Number of following items in the group of each item. The output of the item is ready when the last item of
+    the group is done."""
+
+    @property
+    def is_paired(self) -> npt.NDArray[np.bool_]:
+        """True for the forward and the backward of a pair."""
+        forward = np.asarray((self.kind == Kind.FORWARD) & (self.left > 0))
+        paired = forward.copy()
+        paired[..., 1:] |= forward[..., :-1]
+        return paired
+
+
+def check_schedule(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> None:
+    """Check that the schedule exists for these numbers.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule {schedule!r} is unknown, expected one of {', '.join(SCHEDULES)}")
+    if min(num_stages, num_micro_batches, vpp) < 1:
+        raise ValueError(
+            f"stages, micro-batches and virtual stages per rank must be at least 1, got {num_stages}, "
+            f"{num_micro_batches} and {vpp}"
+        )
+    if schedule in V_SCHEDULES and vpp != 2:
+        raise ValueError(f"schedule {schedule!r} has two virtual stages per rank, got {vpp}")
+    if vpp > 1 and schedule != "interleaved" and schedule not in V_SCHEDULES:
+        raise ValueError(f"schedule {schedule!r} has one virtual stage per rank, got {vpp}")
+    if schedule in PAIRED_SCHEDULES and num_micro_batches < 2 * num_stages:
+        raise ValueError(
+            f"schedule {schedule!r} needs two micro-batches for every pipeline rank, got {num_micro_batches} for "
+            f"{num_stages}"
+        )
+    if vpp > 1 and num_stages == 1:
+        raise ValueError(f"{vpp} virtual stages per rank need at least 2 pipeline ranks, got 1")
+    if schedule in SPLIT_SCHEDULES and num_stages == 1:
+        raise ValueError(
+            f"schedule {schedule!r} splits the backward, which needs at least 2 pipeline ranks, got 1"
+        )
+    if vpp > 1 and schedule == "interleaved" and num_micro_batches % num_stages:
+        raise ValueError(
+            f"the interleaved schedule needs micro-batches divisible by the pipeline ranks, got "
+            f"{num_micro_batches} and {num_stages}"
+        )
+
+
+@lru_cache(maxsize=256)
+def chunk_stages(schedule: Schedule, num_stages: int, vpp: int) -> Int64Array:
+    """List the virtual stage of every chunk and rank, [v, P].
+
+    Flattened, it is a permutation that is its own inverse.
+    """
+    stages = np.array(rank_stages(schedule, num_stages, vpp), dtype=np.int64).T
+    stages.flags.writeable = False
+    return stages
+
+
+def num_warmup_forwards(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> Int64Array:
+    """Count the forwards that each rank runs before its first forward-backward pair, shape [P].
+
+    w = m (gpipe), min(m, P - 1 - r) (1f1b, zb-h1), min(m v, 2 (P - r - 1) + (v - 1) P) (interleaved). A single
+    rank accumulates gradients without a pipeline, w = 0.
+    """
+    ranks = np.arange(num_stages, dtype=np.int64)
+    if num_stages == 1:
+        return np.zeros_like(ranks)
+    if schedule == "gpipe":
+        return np.full_like(ranks, num_micro_batches)
+    if schedule in ("1f1b", "zb-h1"):
+        return np.minimum(num_micro_batches, num_stages - 1 - ranks)
+    return np.minimum(num_micro_batches * vpp, 2 * (num_stages - ranks - 1) + (vpp - 1) * num_stages)
+
+
+def _sequence(num_stages: int, num_micro_batches: int, vpp: int) -> tuple[Int64Array, Int64Array]:
+    """List (chunk, micro-batch) of the k-th forward, shapes [m * v]; the k-th backward is chunk v - 1 - chunk."""
+    k = np.arange(num_micro_batches * vpp, dtype=np.int64)
+    if vpp == 1:
+        return np.zeros_like(k), k
+    group, index = np.divmod(k, num_stages * vpp)
+    return index // num_stages, group * num_stages + index % num_stages
+
+
+def _positions(warmup: Int64Array, num_items: int) -> tuple[Int64Array, Int64Array]:
+    """Find the positions in a rank's order of its k-th forward and k-th backward, shapes [len(warmup), n].
+
+    Forward k: k, or w + 2 (k - w) after the warm-up; backward k: w + 2 k + 1, or n + k once forwards end.
+    """
+    k = np.arange(num_items, dtype=np.int64)
+    w = warmup[:, None]
+    forward = np.where(k < w, k, 2 * k - w)
+    backward = np.where(k < num_items - w, w + 2 * k + 1, num_items + k)
+    return forward, backward
+
+
+def _with_weights(
+    warmup: Int64Array, forward: Int64Array, backward: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Insert the weight gradients of ``zb-h1`` into the ``_positions`` [P, m].
+
+    Rank s runs weight gradient k - s after backward k. So max(0, k - s) weight gradients precede backward k, and
+    max(0, k - w - s) precede forward k, which follows k - w backwards.
+
+    Returns:
+        Positions of forwards, backwards and weight gradients, each [P, m].
+    """
+    num_items = forward.shape[1]
+    k, rank = np.arange(num_items, dtype=np.int64), np.arange(len(warmup), dtype=np.int64)[:, None]
+    forward = forward + np.maximum(0, k - warmup[:, None] - rank)
+    backward = backward + np.maximum(0, k - rank)
+    after = np.take_along_axis(backward, np.minimum(k + rank, num_items - 1), axis=1) + 1
+    return forward, backward, np.where(k + rank < num_items, after, 2 * num_items + k)
+
+
+def _zb_v_rank(num_stages: int, num_micro_batches: int, rank: int) -> list[tuple[int, int, int, int]]:
+    """List the items (kind, chunk, micro-batch, left) of rank s under ``zb-v``.
+
+    The order is that for M = max(m, 2 P - 1) micro-batches, without the items of micro-batches beyond m:
+
+    - 2 (P - s) - 1 forwards of chunk 0,
+    - s times a forward of chunk 1 and a forward of chunk 0,
+    - P - s times forward, backward and weight gradient of chunk 1,
+    - in turn forward, backward and weight gradient of chunk 0 and of chunk 1, while forwards are left,
+    - s times a backward of chunk 0 and a backward of chunk 1,
+    - P - s times backward and weight gradient of chunk 0,
+    - the remaining weight gradients of chunk 1, then those of chunk 0.
+
+    The items of a kind and chunk are in the order of the micro-batches.
+    """
+    P, F, B, W = num_stages, Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT
+    total = max(num_micro_batches, 2 * P - 1)
+    done = {(kind, chunk): 0 for kind in Kind for chunk in (0, 1)}
+    order: list[tuple[int, int, int]] = []
+
+    def run(times: int, *items: tuple[Kind, int]) -> None:
+        for _ in range(times):
+            for item in items:
+                order.append((*item, done[item]))
+                done[item] += 1
+
+    run(2 * (P - rank) - 1, (F, 0))
+    run(rank, (F, 1), (F, 0))
+    run(P - rank, (F, 1), (B, 1), (W, 1))
+    run(total - done[F, 0], (F, 0), (B, 0), (W, 0), (F, 1), (B, 1), (W, 1))
+    run(total - done[F, 1], (B, 0), (W, 0), (F, 1), (B, 1), (W, 1))
+    run(rank, (B, 0), (B, 1))
+    run(P - rank, (B, 0), (W, 0))
+    run(total - done[W, 1], (W, 1))
+    run(total - done[W, 0], (W, 0))
+    return [(*item, 0) for item in order if item[2] < num_micro_batches]
+
+
+def _dualpipe_v_rank(num_stages: int, num_micro_batches: int, rank: int) -> list[tuple[int, int, int, int]]:
+    """List the items (kind, chunk, micro-batch, left) of rank s under ``dualpipe-v``, m >= 2 P.
+
+    - 2 (P - 1 - s) forwards of chunk 0,
+    - s + 1 times a forward of chunk 0 and a forward of chunk 1,
+    - P - 1 - s times backward and weight gradient of chunk 1 and a forward of chunk 1,
+    - m - 2 P + s + 1 times a pair of chunk 0's forward and chunk 1's backward, and a pair of chunk 1's forward and
+      chunk 0's backward (on the last rank the first pair runs as a forward and a whole backward),
+    - P - 1 - s times a whole backward of chunk 1, and a pair of chunk 1's forward and chunk 0's backward,
+    - s + 1 times a backward of chunk 1 and a backward of chunk 0; the first half of these backwards are whole, the
+      others queue their weight gradients,
+    - P - 1 - s times the first weight gradients of the queue and a backward of chunk 0, which queues its weight
+      gradients,
+    - the rest of the queue.
+    """
+    P, F, B, W = num_stages, Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT
+    done = {(kind, chunk): 0 for kind in Kind for chunk in (0, 1)}
+    order: list[tuple[int, int, int, int]] = []
+    queue: deque[int] = deque()
+
+    def run(*items: tuple[Kind, int]) -> None:
+        for left, item in zip(range(len(items) - 1, -1, -1), items, strict=True):
+            order.append((*item, done[item], left))
+            done[item] += 1
+
+    def pair(forward: int) -> None:
+        run((F, forward), (B, 1 - forward), (W, 1 - forward))
+
+    def backward(chunk: int) -> None:
+        run((B, chunk))
+        queue.append(chunk)
+
+    after = P - 1 - rank
+    for _ in range(2 * after):
+        run((F, 0))
+    for _ in range(rank + 1):
+        run((F, 0))
+        run((F, 1))
+    for _ in range(after):
+        run((B, 1))
+        run((W, 1))
+        run((F, 1))
+    for number in range(num_micro_batches - 2 * P + rank + 1):
+        if number or after:
+            pair(0)
+        else:
+            run((F, 0))
+            run((B, 1), (W, 1))
+        pair(1)
+    for _ in range(after):
+        run((B, 1), (W, 1))
+        pair(1)
+    for number in range(2 * (rank + 1)):
+        chunk = 1 - number % 2
+        if number <= rank:
+            run((B, chunk), (W, chunk))
+        else:
+            backward(chunk)
+    for _ in range(after):
+        run((W, queue.popleft()))
+        backward(0)
+    while queue:
+        run((W, queue.popleft()))
+    return order
+
+
+def num_pairs(num_stages: int, num_micro_batches: Numbers, rank: Numbers) -> tuple[Numbers, Numbers]:
+    """Count the pairs of rank s under ``dualpipe-v``. Broadcasts.
+
+    Returns:
+        Pairs with the forward of chunk 0, m - 2 P + s + 1 (a pair less on the last rank), and pairs with the
+        forward of chunk 1, m - P. The backward of a pair is of the other chunk.
+    """
+    is_last = rank == num_stages - 1
+    return num_micro_batches - 2 * num_stages + rank + 1 - is_last, num_micro_batches - num_stages + 0 * rank
+
+
+_BY_RANK = {"zb-v": _zb_v_rank, "dualpipe-v": _dualpipe_v_rank}
+"""Functions that write out the order of a schedule rank by rank."""
+
+
+@lru_cache(maxsize=16)
+def work_orders(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int) -> WorkOrder:
+    """List the work items of all ranks in the order in which they run, arrays [P, T]."""
+    check_schedule(schedule, num_stages, num_micro_batches, vpp)
+    if schedule in _BY_RANK:
+        ranks = [_BY_RANK[schedule](num_stages, num_micro_batches, rank) for rank in range(num_stages)]
+        return WorkOrder(*np.moveaxis(np.array(ranks, dtype=np.int32), -1, 0))
+    warmup = num_warmup_forwards(schedule, num_stages, num_micro_batches, vpp)
+    chunk_of, micro_batch_of = _sequence(num_stages, num_micro_batches, vpp)
+    positions: tuple[Int64Array, ...] = _positions(warmup, len(chunk_of))
+    if schedule in SPLIT_SCHEDULES:
+        positions = _with_weights(warmup, positions[0], positions[1])
+    shape = (num_stages, len(positions) * len(chunk_of))
+    left = np.broadcast_to(np.int32(0), shape)
+    order = WorkOrder(np.empty(shape, np.int32), np.empty(shape, np.int32), np.empty(shape, np.int32), left)
+    for kind, position in zip(Kind, positions, strict=False):
+        chunks = chunk_of if kind is Kind.FORWARD else vpp - 1 - chunk_of
+        for values, column in ((kind, order.kind), (chunks, order.chunk), (micro_batch_of, order.micro_batch)):
+            rows = np.broadcast_to(np.asarray(values, dtype=np.int32), position.shape)
+            np.put_along_axis(column, position, rows, axis=1)
+    return order
+
+
+def work_order(schedule: Schedule, num_stages: int, num_micro_batches: int, vpp: int, rank: int) -> WorkOrder:
+    """List the work items of one rank in the order in which they run."""
+    orders = work_orders(schedule, num_stages, num_micro_batches, vpp)
+    return WorkOrder(orders.kind[rank], orders.chunk[rank], orders.micro_batch[rank], orders.left[rank])
+
 
 __all__ = [
     "Int32Array",
