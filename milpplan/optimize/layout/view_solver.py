@@ -461,21 +461,36 @@ def _scenario_splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split
 
     A view's bound says that no plan at or below the cutoff has a shorter step there.
     """
+    if not splits:
+        return {}
     bounds: dict[int, SplitBounds] = {}
-    for index, view in enumerate(joint.views):
-        bounds[index] = SplitBounds(view.context, view.graph, tuple(view.pool))
-        least_ns = min(bounds[index].without_memory_ns(split) for split in splits)
-        view.bound_ns = max(view.bound_ns, least_ns)
     # One scenario closes most layouts, so the others wait for it.
-    for index in _most_promising(joint):
+    for index in _slowest_first(joint, splits[0]):
         view = joint.views[index]
         view.take_cutoff()
+        bounds[index] = SplitBounds(view.context, view.graph, tuple(view.pool))
         splits = bounded_splits(view, splits, bounds[index])
         if not _closed(joint, view):
             splits, bounds[index] = simulated_splits(view, splits, bounds[index])
         if _closed(joint, view):
             return {}
     return {split: tuple(bounds[index].min_backward_ns(split) for index in range(len(bounds))) for split in splits}
+
+
+def _slowest_first(joint: Joint, split: Split) -> list[int]:
+    """Return the indices of the scenarios, those first in which a plan of a split has the longest scaled step. The
+    plan counts, and its critical paths join the scenarios' paths."""
+    plan = fitted_plan(joint.views[0].context, np.array(split))
+    if plan is None:
+        return list(range(len(joint.views)))
+    steps_ns = []
+    for view in joint.views:
+        stages = plan_stages(view.context.costs, view.context.problem.model.layer_kinds, plan)
+        paths, steps = view.paths_at(durations(stages)[None])
+        view.pool.append(paths[0])
+        steps_ns.append(view.scale.up(steps[0]))
+    joint.whole.keep(max(steps_ns), plan)
+    return sorted(range(len(steps_ns)), key=lambda index: -steps_ns[index])
 
 
 def _split_by_split(solver: LayoutSolver, joint: Joint, splits: dict[Split, tuple[tuple[int, ...], ...]]) -> Fate:
