@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from milpplan.exports import lazy_exports
+from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.simulation.layout_columns import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     )
     from milpplan.simulation.mixed_costs import (
         RankCosts,
-        ReplicaView,
         cluster_costs,
         costs_of,
         costs_of_replicas,
@@ -42,7 +41,9 @@ if TYPE_CHECKING:
         view_plans,
     )
     from milpplan.simulation.packed_sequences import packed_times, sequence_cores
+    from milpplan.simulation.replica_costs import ReplicaView
     from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
+    from milpplan.simulation.scenario_costs import TimeScale
     from milpplan.simulation.simulator import check_plan_of_model, rank_memory, simulate, step_times_ns
     from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
     from milpplan.simulation.states import LocalParameters, least_held_bytes
