@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from milpplan.simulation.mixed_costs import (
         RankCosts,
+        ReplicaView,
         cluster_costs,
         costs_of,
         costs_of_replicas,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         view_plans,
     )
     from milpplan.simulation.packed_sequences import packed_times, sequence_cores
-    from milpplan.simulation.replica_costs import ReplicaView
     from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
     from milpplan.simulation.scenario_costs import TimeScale
     from milpplan.simulation.simulator import check_plan_of_model, rank_memory, simulate, step_times_ns

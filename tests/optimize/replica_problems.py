@@ -12,8 +12,7 @@ import numpy as np
 from milpplan import Layout
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, Mixing, NodeGroup, Problem, RankOrder, Space
-from milpplan.simulation import costs_of_replicas, joined_plan
-from milpplan.simulation.mixed_costs import ReplicaView
+from milpplan.simulation import ReplicaView, costs_of_replicas, joined_plan
 from tests.optimize.brute_force import Best, Costed, brute_force, costed_plans, num_plans, weight
 from tests.optimize.mixed_problems import with_memories
 from tests.optimize.problems import FAMILIES, RECOMPUTE_SETS, random_hardware, random_model

@@ -8,8 +8,7 @@ import pytest
 from milpplan import Layout, Plan, Recompute, VirtualStage, load_hardware, load_model, simulate
 from milpplan.errors import IllegalPlanError
 from milpplan.problem import Job, NodeGroup, Problem, shares_code, shares_of
-from milpplan.simulation import costs_of_replicas, durations, plan_stages, view_plans
-from milpplan.simulation.mixed_costs import ReplicaView
+from milpplan.simulation import ReplicaView, costs_of_replicas, durations, plan_stages, view_plans
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS, memory_timelines, step_lanes
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline, simulate_times
 
