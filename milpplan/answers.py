@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.result import DEFAULT_GAP, PlanResult
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.optimize import DEFAULT_GAP, PlanResult
+from milpplan.problem import Plan, Problem
 from milpplan.reports.files import check_writable, make_directory, write_all, write_whole
 from milpplan.version import __version__
 
@@ -81,7 +80,8 @@ def export(result: PlanResult, launcher: str, path: str | Path, version: str | N
         IllegalPlanError: the launcher cannot run the plan.
         InvalidInputError: there is no plan, or the files cannot be written.
     """
-    from milpplan.launchers.targets import target_named, version_of
+    from milpplan.launchers import target_named
+    from milpplan.launchers.targets import version_of
 
     plan, target, folder = _plan_of(result), target_named(launcher, "launcher"), Path(path)
     launch = target.export(result.problem, plan, version_of(target.capability, version))

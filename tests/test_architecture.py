@@ -26,7 +26,7 @@ MAX_MODULE_LINES = 700
 MAX_FUNCTION_LINES = 80
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager"}
 
-BASE = ("milpplan.errors", "milpplan.exports", "milpplan.units", "milpplan.plugins")
+BASE = ("milpplan.errors", "milpplan.library", "milpplan.units", "milpplan.plugins")
 SOLVER_ROOM = (
     "milpplan.optimize.milp.program",
     "milpplan.optimize.milp.solution",
@@ -34,7 +34,7 @@ SOLVER_ROOM = (
 )
 ALLOWED = {
     "milpplan.errors": (),
-    "milpplan.exports": (),
+    "milpplan.library": (),
     "milpplan.units": (),
     "milpplan.version": (),
     "milpplan.plugins": ("milpplan.errors",),

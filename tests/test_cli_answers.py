@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milpplan.cli.outcome import beyond_numbers
-from milpplan.reports.answers.hardware_choice import ChoiceDocument, FewestDocument
+from milpplan.reports.answers import ChoiceDocument, FewestDocument
 from tests.test_cli import refused, run
 
 JOB = ["--global-batch", "64", "--space", "uniform"]

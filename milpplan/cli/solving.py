@@ -32,8 +32,7 @@ from milpplan.optimize.result import ProgramAnswer
 from milpplan.optimize.robust import ROBUST_GAP
 from milpplan.optimize.solve import margin_price
 from milpplan.optimize.solve import solve as solve_problem
-from milpplan.problem import Plan, Problem
-from milpplan.problem.catalog import load_scenarios
+from milpplan.problem import Plan, Problem, load_scenarios
 from milpplan.problem.reading import shown
 from milpplan.reports.answers import solve_blocks
 from milpplan.reports.answers.solve import program_fact, program_text

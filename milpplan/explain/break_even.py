@@ -13,17 +13,13 @@ from typing import Final
 import numpy as np
 
 from milpplan.explain.records import BreakEven, BreakEvens
+from milpplan.optimize import DEFAULT_GAP, objective_weights
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.layout.stage_options import fitting_step_ns
-from milpplan.optimize.objective import objective_weights
-from milpplan.optimize.result import DEFAULT_GAP
 from milpplan.optimize.solve import solve
+from milpplan.problem import Plan, Problem, Scenario, default_scenarios, in_scenario, scenario_of
 from milpplan.problem.overlay import constant_of, constant_values
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.problem.scenarios import Scenario, default_scenarios, in_scenario, scenario_of
-from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
-from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.simulation import FloatArray, LayoutColumns, cluster_costs
 
 BISECTIONS: Final = 8
 """Halvings of the interval that holds a break-even."""

@@ -18,16 +18,13 @@ from milpplan.explain.judge.gap import candidates, single_change
 from milpplan.explain.optima import Budget, Yardstick, asked_for, saved_share
 from milpplan.explain.records import BreakEvens, Explanation, Interval, Optimum, SingleChange, WishAnswer, Worth
 from milpplan.explain.why_not import Wish, answer, checked, limits, neighbours, wish_words
+from milpplan.optimize import DEFAULT_GAP, Effort, explain, with_job
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.infeasibility import Effort, explain, with_job
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import DEFAULT_GAP
 from milpplan.optimize.space.enumerate_layouts import broken_rules
-from milpplan.problem.hardware import BusTable, HardwareSpec, ScaleUp
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.report import StepReport
-from milpplan.simulation.simulator import simulate
+from milpplan.problem import BusTable, HardwareSpec, Plan, Problem
+from milpplan.problem.hardware import ScaleUp
+from milpplan.simulation import StepReport, simulate
 from milpplan.units import GIB, seconds_text
 
 MORE: Final = 1.1

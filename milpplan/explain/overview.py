@@ -31,26 +31,19 @@ from milpplan.errors import IllegalPlanError, MilpplanError
 from milpplan.explain.break_even import break_evens
 from milpplan.explain.optima import asked_for
 from milpplan.explain.records import BreakEvens, ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
+from milpplan.optimize import SolveOptions, objective_weights, with_job
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import Deadline
-from milpplan.optimize.infeasibility import with_job
-from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize.layout import LayoutSolver
 from milpplan.optimize.layout.stage_options import settings_of
 from milpplan.optimize.layout.view_solver import resolve_views
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.objective import objective_weights
-from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.model import MixtureOfExperts
-from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.parameters import total_parameters
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.problem import Layout, MixtureOfExperts, Plan, Problem, Recompute, VirtualStage
+from milpplan.simulation import LayoutColumns, StepReport, cluster_costs, simulate
+from milpplan.simulation.layers import total_parameters
 from milpplan.simulation.pipeline.lanes import step_lanes
-from milpplan.simulation.report import StepReport
-from milpplan.simulation.simulator import simulate
 from milpplan.units import NS_PER_S
 from milpplan.version import __version__
 
@@ -420,7 +413,7 @@ def _rule(problem: Problem, plan: Plan) -> RuleOfThumb | Missing:
 
 def _exports(problem: Problem, plan: Plan) -> tuple[ExportTab, ...]:
     # Imported late: launchers load hundreds of arguments, which mere imports of the library do not need.
-    from milpplan.launchers.targets import target_named, target_names
+    from milpplan.launchers import target_named, target_names
 
     return tuple(_export(name, target_named(name, "target"), problem, plan) for name in target_names())
 

@@ -12,11 +12,9 @@ from typing import Literal
 
 from milpplan.communication.records import TrafficReport
 from milpplan.errors import MilpplanError
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.problem.scenarios import Scenario
+from milpplan.problem import Layout, Plan, Problem, Scenario
+from milpplan.simulation import StepReport
 from milpplan.simulation.pipeline.lanes import StepLanes
-from milpplan.simulation.report import StepReport
 from milpplan.units import counted
 
 Unit = Literal["s", "GPU-hours"]

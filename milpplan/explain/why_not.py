@@ -16,20 +16,16 @@ from pydantic import ValidationError
 from milpplan.errors import InvalidInputError
 from milpplan.explain.optima import Yardstick, ratio
 from milpplan.explain.records import Exposed, Interval, Optimum, Outcome, PlanLimits, RuleEffect, WishAnswer
+from milpplan.optimize import fixed, refusing_rules, with_space
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds
-from milpplan.optimize.infeasibility import floor, refusing_rules, with_space
-from milpplan.optimize.solve import fixed
+from milpplan.optimize.infeasibility import floor
 from milpplan.optimize.space.enumerate_layouts import DEGREE_RULES, EXPERT_RULES, SEQUENCE_RULES, layout_space
 from milpplan.optimize.space.layout_space import Rule
 from milpplan.optimize.space.rules import SPLIT_RULES, stage_rules
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem, Space
+from milpplan.problem import Layout, Plan, Problem, Space
 from milpplan.problem.reading import plain_reason
-from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
-from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.simulation.mixed_costs import cluster_costs
-from milpplan.simulation.network.domains import group_place
-from milpplan.simulation.report import StepReport
+from milpplan.simulation import FloatArray, LayoutColumns, StepReport, cluster_costs, usable_memory_bytes
+from milpplan.simulation.network import group_place
 from milpplan.units import NS_PER_S, gib_text
 
 DIVISIBILITY: Final[dict[str, Rule]] = {

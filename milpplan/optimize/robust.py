@@ -45,8 +45,8 @@ from milpplan.optimize.solve import (
     uniform_plans,
 )
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem import Plan, Problem, Scenario, in_scenario
-from milpplan.problem.scenarios import NOMINAL, default_scenarios
+from milpplan.problem import Plan, Problem, Scenario, default_scenarios, in_scenario
+from milpplan.problem.scenarios import NOMINAL
 from milpplan.simulation import LayoutColumns, costs_of, simulate
 from milpplan.simulation.scenario_costs import Scenarios
 from milpplan.units import NS_PER_S

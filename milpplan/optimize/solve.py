@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.context import Deadline, SolveContext
 from milpplan.optimize.fewest import FewestSearch
-from milpplan.optimize.layout.stage_options import LayoutContext
+from milpplan.optimize.layout import LayoutContext
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
@@ -47,16 +47,20 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.optimize.space.rules import EXECUTION
-from milpplan.problem.plan import RANK_ORDERS, Plan
-from milpplan.problem.problem import ANY_SPLIT_LAYERS, NOT_LISTS, Problem, Space
+from milpplan.problem import ANY_SPLIT_LAYERS, RANK_ORDERS, Plan, Problem, Space
+from milpplan.problem.problem import NOT_LISTS
 from milpplan.problem.reading import plain_reason
-from milpplan.simulation.bulk.cache_keys import OFFLOADS
-from milpplan.simulation.layout_columns import DEFAULTS, LayoutColumns
-from milpplan.simulation.layout_costs import capacities_bytes, usable_memory_bytes
-from milpplan.simulation.mixed_costs import costs_of
-from milpplan.simulation.report import StepReport
+from milpplan.simulation import (
+    LayoutColumns,
+    StepReport,
+    capacities_bytes,
+    costs_of,
+    simulate,
+    usable_memory_bytes,
+)
+from milpplan.simulation.bulk import OFFLOADS
+from milpplan.simulation.layout_columns import DEFAULTS
 from milpplan.simulation.scenario_costs import Scenarios
-from milpplan.simulation.simulator import simulate
 
 LOGGER = logging.getLogger("milpplan.search")
 START_GAP = 1e-3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from milpplan.exports import lazy_exports
+from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.problem.catalog import (
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         load_hardware,
         load_model,
         load_overlay,
+        load_scenarios,
         model_names,
         preset_text,
         stack_names,
@@ -80,6 +81,6 @@ if TYPE_CHECKING:
     )
     from milpplan.problem.problem import ANY_SPLIT_LAYERS, Job, Mixing, NodeGroup, Problem, Range, Space
     from milpplan.problem.reading import parse_json, read_bytes, read_text, validated
-    from milpplan.problem.scenarios import Scenario, in_scenario
+    from milpplan.problem.scenarios import Scenario, default_scenarios, in_scenario, scenario_of
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from milpplan.exports import lazy_exports
+from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.simulation.layout_columns import (
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from milpplan.simulation.packed_sequences import packed_times, sequence_cores
     from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
+    from milpplan.simulation.scenario_costs import TimeScale
     from milpplan.simulation.simulator import check_plan_of_model, rank_memory, simulate, step_times_ns
     from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
     from milpplan.simulation.states import LocalParameters, least_held_bytes

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from milpplan import load_hardware
-from milpplan.calibration.sources import write_overlay
+from milpplan.calibration import write_overlay
 from milpplan.cli import interrupts
 from milpplan.cli.commands import calibrate
-from milpplan.problem.overlay import PRIORS, Constants, Factor
+from milpplan.problem import PRIORS, Constants, Factor
 from milpplan.reports.documents.document import ResultDocument, SimulationDocument
 from tests.calibration.cases import Theta, measured_under, steps, varied
 from tests.calibration.test_gemm_table import products

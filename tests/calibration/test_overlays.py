@@ -9,27 +9,28 @@ from typing import Any
 import pytest
 
 from milpplan import load_hardware
-from milpplan.calibration.sources import overlay_text, write_overlay
+from milpplan.calibration import write_overlay
+from milpplan.calibration.sources import overlay_text
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.problem.catalog import load_overlay
-from milpplan.problem.hardware import BusTable, SizeCurve
-from milpplan.problem.overlay import (
+from milpplan.problem import (
     COLLECTIVES,
-    DOUBTED_CONGESTION,
     FACTORS,
-    LEFT_SHARE,
     PRIOR_SIGMA,
+    BusTable,
     Constants,
     Factor,
     Overlay,
     Provenance,
     Seconds,
+    SizeCurve,
     Switch,
     Tables,
     applied,
+    load_overlay,
     moved,
     uncertainty_of,
 )
+from milpplan.problem.overlay import DOUBTED_CONGESTION, LEFT_SHARE
 from milpplan.simulation.network.collectives import all_gather_s
 
 ORIGIN = Provenance(data='a "test"\n', date="2026-01-01", method="by hand", num_measurements=3)

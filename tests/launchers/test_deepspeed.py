@@ -13,8 +13,8 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers import Imported, ImportRequest
 from milpplan.launchers.deepspeed.launcher import DeepSpeed, config_of, imported
-from milpplan.launchers.records import Imported, ImportRequest
 from tests.launchers.cases import legal_layout
 from tests.simulation.cases import (
     even_plan,

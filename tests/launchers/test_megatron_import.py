@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
+from milpplan.launchers import ImportRequest
 from milpplan.launchers.megatron.arguments import Flag, megatron_flags
 from milpplan.launchers.megatron.launcher import Imported, imported, is_quiet
-from milpplan.launchers.records import ImportRequest
 from tests.simulation.cases import shipped_hardware, shipped_model
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"

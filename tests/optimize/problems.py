@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 
 from milpplan import HardwareSpec, Layout, ModelSpec, Plan, Recompute, VirtualStage, load_hardware
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts
-from milpplan.problem.problem import Job, Problem, Range, Space
+from milpplan.problem import (
+    DenseMlp,
+    GroupedQueryAttention,
+    Job,
+    LatentAttention,
+    LayerRun,
+    MixtureOfExperts,
+    Problem,
+    Range,
+    Space,
+)
 from tests.optimize.brute_force import constants, is_even, layer_range, num_plans, time_and_peak
 
 MOST_PLANS = 20_000

@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from milpplan import load_hardware, load_model, simulate_many, solve
+from milpplan.optimize import SolveContext, SolveOptions, objective_weights, with_space
 from milpplan.optimize.bounds.closed_form import SAFETY
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds, uniform_plan
-from milpplan.optimize.context import SolveContext
-from milpplan.optimize.infeasibility import with_space
-from milpplan.optimize.layout.layout_solver import LayoutSolver
+from milpplan.optimize.layout import LayoutSolver
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.objective import objective_weights
-from milpplan.optimize.result import SolveOptions
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.candidate_layouts import (
     FATES,
@@ -30,13 +27,16 @@ from milpplan.optimize.search.candidate_layouts import (
 from milpplan.optimize.solve import decide_layouts
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.problem.plan import RANK_ORDERS, SCHEDULES
-from milpplan.problem.problem import Job, Problem, Space
-from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, distinct_layers
-from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
-from milpplan.simulation.layout_costs import layer_durations_ns, usable_memory_bytes
-from milpplan.simulation.mixed_costs import cluster_costs
-from milpplan.simulation.states import least_held_bytes
+from milpplan.problem import RANK_ORDERS, SCHEDULES, Job, Problem, Space
+from milpplan.simulation import (
+    FloatArray,
+    LayoutColumns,
+    cluster_costs,
+    layer_durations_ns,
+    least_held_bytes,
+    usable_memory_bytes,
+)
+from milpplan.simulation.bulk import LAYER_KEYS, distinct_layers
 from milpplan.units import NS_PER_S
 from tests.amounts import long_but
 from tests.optimize.mixed_problems import mixed_problem, switched_problem

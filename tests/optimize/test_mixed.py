@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
+from milpplan.optimize import ClaimedResult, explain
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds
 from milpplan.optimize.certify import certify
-from milpplan.optimize.infeasibility import explain
-from milpplan.optimize.layout.stage_options import LayoutContext
+from milpplan.optimize.layout import LayoutContext
 from milpplan.optimize.milp.whole_program import solve_monolithic
-from milpplan.optimize.result import ClaimedResult
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.problem import Job, NodeGroup, Problem, Space
-from milpplan.simulation.layout_costs import capacities_bytes
-from milpplan.simulation.mixed_costs import cluster_costs, costs_of, rank_capacities, rank_types
+from milpplan.problem import Job, NodeGroup, Problem, Space
+from milpplan.simulation import capacities_bytes, cluster_costs, costs_of, rank_capacities, rank_types
 from tests.amounts import long_but
 from tests.optimize.brute_force import brute_force, costed_layouts
 from tests.optimize.mixed_problems import mixed_problem, switched_problem, two_types, with_memories

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 
 from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
 from milpplan.errors import InvalidInputError
+from milpplan.optimize import DEFAULT_GAP, ClaimedResult
 from milpplan.optimize.certify import certify
 from milpplan.optimize.milp.whole_program import solve_monolithic
-from milpplan.optimize.result import DEFAULT_GAP, ClaimedResult
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.problem import Problem, Range
+from milpplan.problem import Problem, Range
 from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import few_or_many, long_but
 from tests.optimize.brute_force import (

@@ -9,7 +9,7 @@ import pytest
 from milpplan import Job, Problem, Space, fixed, load_hardware, load_model, simulate, solve
 from milpplan.optimize.bounds.closed_form import layout_bounds
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.plan import RANK_ORDERS
+from milpplan.problem import RANK_ORDERS
 from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.brute_force import brute_force
 from tests.optimize.problems import FAMILIES, random_plan, random_problem, with_memory

@@ -12,16 +12,15 @@ import pytest
 from milpplan import Layout, SolveOptions, fixed, load_model, simulate, solve
 from milpplan.errors import InvalidInputError
 from milpplan.explain.why_not import WORDS
+from milpplan.optimize import ClaimedResult, refusing_rules
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.certify import certify
-from milpplan.optimize.infeasibility import refusing_rules
 from milpplan.optimize.milp.whole_program import solve_monolithic
-from milpplan.optimize.result import ClaimedResult
 from milpplan.optimize.space import rules
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.rules import ALL_REPLICA_RULES, num_shares
-from milpplan.problem.problem import Problem
-from milpplan.simulation.mixed_costs import cluster_costs
+from milpplan.problem import Problem
+from milpplan.simulation import cluster_costs
 from tests.optimize.mixed_problems import two_types
 from tests.optimize.problems import preset
 from tests.optimize.replica_problems import (

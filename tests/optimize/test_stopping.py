@@ -22,13 +22,12 @@ import pytest
 import milpplan.optimize
 from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
+from milpplan.optimize import DEFAULT_GAP, Progress, SolveContext, SolveOptions
 from milpplan.optimize import solve as planner
-from milpplan.optimize.context import SolveContext
 from milpplan.optimize.milp import cbc
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import random_program
-from milpplan.optimize.result import DEFAULT_GAP, Progress, SolveOptions
 from milpplan.optimize.search.candidate_layouts import Budget
 from milpplan.optimize.solve import first_plan
 from milpplan.optimize.space import layout_space as rule_filter

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem import HardwareSpec
+from milpplan.simulation.network import members_per_domain
 from milpplan.simulation.network.collectives import (
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
-    members_per_domain,
     p2p_s,
     reduce_scatter_s,
 )

@@ -6,13 +6,27 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from milpplan.problem.catalog import load_hardware
-from milpplan.problem.model import GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts, ModelSpec
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.kernels import average_keys, batched_gemm_s, memory_bound_s
-from milpplan.simulation.layers.layer_time import Shard, kv_heads_per_rank, layer_seconds
-from milpplan.simulation.layers.parameters import layer_parameters
-from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
+from milpplan.problem import (
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerRun,
+    MixtureOfExperts,
+    ModelSpec,
+    Problem,
+    load_hardware,
+)
+from milpplan.simulation.layers import (
+    EXPOSED,
+    Part,
+    Phase,
+    Shard,
+    average_keys,
+    kv_heads_per_rank,
+    layer_parameters,
+    layer_seconds,
+    memory_bound_s,
+)
+from milpplan.simulation.layers.kernels import batched_gemm_s
 from milpplan.simulation.network import collectives
 from milpplan.simulation.network.collectives import overlap_s
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, ideal_hardware, problem_of, shipped_model

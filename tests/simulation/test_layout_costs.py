@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.terms import EXPOSED, Part, Phase
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.problem import Layout, Problem
+from milpplan.simulation import LayoutColumns, LayoutCosts, usable_memory_bytes
+from milpplan.simulation.layers import EXPOSED, Part, Phase
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network import collectives
 from tests.amounts import long_but
 from tests.simulation.cases import MODEL_HARDWARE, problem_of, random_layout

@@ -7,15 +7,11 @@ import pytest
 
 from milpplan import Layout, Plan, VirtualStage, load_hardware, load_model, simulate
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.hardware import HardwareSpec, HostMemory, SizeCurve
-from milpplan.problem.plan import order_code, order_of
-from milpplan.problem.problem import Job, NodeGroup, Problem
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import layout_costs, step_overhead_ns
-from milpplan.simulation.mixed_costs import costs_of, rank_capacities, rank_types
+from milpplan.problem import HardwareSpec, HostMemory, Job, NodeGroup, Problem, SizeCurve, order_code, order_of
+from milpplan.simulation import LayoutColumns, costs_of, plan_stages, rank_capacities, rank_types, step_overhead_ns
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network.collectives import all_gather_s
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.stages import plan_stages
 
 A100, H100 = load_hardware("dgx-a100-80"), load_hardware("dgx-h100")
 MODEL = load_model("llama3-8b")

@@ -10,16 +10,23 @@ import numpy as np
 import pytest
 
 from milpplan.errors import IllegalPlanError
-from milpplan.problem.plan import Layout, Plan, Recompute, VirtualStage
-from milpplan.problem.problem import Problem, Range
-from milpplan.simulation import mixed_costs
+from milpplan.problem import Layout, Plan, Problem, Range, Recompute, VirtualStage
+from milpplan.simulation import (
+    BREAKDOWN,
+    HIDDEN,
+    CostTable,
+    LayoutColumns,
+    LayoutCosts,
+    StepReport,
+    durations,
+    mixed_costs,
+    plan_stages,
+    usable_memory_bytes,
+)
 from milpplan.simulation import simulator as sut
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import CostTable, LayoutCosts, layout_costs, usable_memory_bytes
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.pipeline.lanes import pipeline_runs
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
-from milpplan.simulation.stages import durations, plan_stages
 from milpplan.units import NS_PER_S
 from tests.amounts import first, long_but
 from tests.simulation import event_simulation as events

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.layers.terms import Phase
-from milpplan.simulation.layout_columns import LayoutColumns
-from milpplan.simulation.layout_costs import LayoutCosts, layout_costs
+from milpplan.problem import Layout, Plan, Problem
+from milpplan.simulation import LayoutColumns, LayoutCosts, StageOptions, durations, plan_stages, stage_options
+from milpplan.simulation.layers import Phase
+from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network.collectives import processor_fraction
 from milpplan.simulation.pipeline.step_graph import Term
-from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
 from tests.amounts import first
 from tests.simulation.cases import problem_of, random_cases, random_layout, random_problem
 

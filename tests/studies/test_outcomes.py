@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from milpplan import load_hardware, load_model
-from milpplan.problem.problem import Job, NodeGroup, Problem
+from milpplan.problem import Job, NodeGroup, Problem
 from milpplan.studies.grid import SolveSettings
 from milpplan.studies.outcomes import settings_options, task_of
 from tests.small import small_problem

@@ -13,16 +13,8 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.overlay import (
-    CONGESTION,
-    FACTORS,
-    PRIOR_SIGMA,
-    SHARES,
-    TIMES,
-    constant_of,
-    with_constants,
-)
+from milpplan.problem import FACTORS, PRIOR_SIGMA, HardwareSpec, with_constants
+from milpplan.problem.overlay import CONGESTION, SHARES, TIMES, constant_of
 
 PRIOR_FACTOR_SIGMA: Final = 0.3
 """One sigma of the prior of a factor's logarithm around 0."""

@@ -22,8 +22,15 @@ from itertools import groupby
 from typing import Any, Literal
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.problem.model import DenseMlp, GroupedQueryAttention, LatentAttention, MixtureOfExperts, ModelSpec
-from milpplan.problem.reading import shown, validated
+from milpplan.problem import (
+    DenseMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    MixtureOfExperts,
+    ModelSpec,
+    validated,
+)
+from milpplan.problem.reading import shown
 
 COMMIT = "d98e8a64"
 """Commit of NVIDIA/Megatron-LM that flags and rules are quoted from."""

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Collection
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.launchers import Imported, ImportRequest, Launch
 from milpplan.launchers.expressible import check_replicas, model_differences
 from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values, checked, megatron_flags, model_of
 from milpplan.launchers.megatron.plan import (
@@ -23,13 +24,11 @@ from milpplan.launchers.megatron.plan import (
     software_of,
 )
 from milpplan.launchers.megatron.rules import MEGATRON, check_environment, check_rules, sizes_of
-from milpplan.launchers.records import Imported, ImportRequest, Launch
 from milpplan.launchers.scripts import arguments_script, slurm_script
+from milpplan.launchers.shell import is_mark, readable, unknown_in
 from milpplan.launchers.shell.launch_text import Given, from_script, from_yaml
-from milpplan.launchers.shell.tree import how_to_decide, is_mark, readable, unknown_in
-from milpplan.problem.model import ModelSpec
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.launchers.shell.tree import how_to_decide
+from milpplan.problem import ModelSpec, Plan, Problem
 from milpplan.problem.reading import shown
 
 QUIET: dict[str, tuple[str, ...]] = {

@@ -32,10 +32,10 @@ from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext, M
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import Plan, Recompute, VirtualStage
-from milpplan.simulation import BoolArray, FloatArray, IntArray, host_capacity_bytes
+from milpplan.simulation import BoolArray, FloatArray, IntArray, TimeScale, host_capacity_bytes
 from milpplan.simulation.pipeline.schedule import held_bytes
 from milpplan.simulation.pipeline.step_graph import CriticalPath, Term
-from milpplan.simulation.scenario_costs import SAME, TimeScale
+from milpplan.simulation.scenario_costs import SAME
 
 RESOLUTION = 400_000
 """Units between the base and the cutoff: fine enough for 1e-5, small enough for every solver."""

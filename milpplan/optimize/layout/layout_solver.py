@@ -20,9 +20,9 @@ from itertools import product
 import numpy as np
 
 from milpplan.errors import SolverError, UnavailableError
+from milpplan.optimize import SolveContext
 from milpplan.optimize.bounds.closed_form import max_layers_on_ranks, path_coefficients
 from milpplan.optimize.bounds.split_bounds import SplitBounds
-from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, trim_pool, try_choice
 from milpplan.optimize.layout.layer_branching import BranchingTree
 from milpplan.optimize.layout.layout_program import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
@@ -34,9 +34,9 @@ from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Backend, Limits, Solution
 from milpplan.optimize.search.candidate_layouts import Fate
 from milpplan.optimize.space.plan_space import even_splits
-from milpplan.problem.plan import SCHEDULES, V_SCHEDULES, Layout, Plan
-from milpplan.simulation.layers.terms import Phase
-from milpplan.simulation.layout_columns import IntArray
+from milpplan.problem import SCHEDULES, V_SCHEDULES, Layout, Plan
+from milpplan.simulation import IntArray
+from milpplan.simulation.layers import Phase
 from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph
 from milpplan.simulation.stages import StageMemo
 

@@ -43,37 +43,46 @@ from typing import Final
 import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
+from milpplan.optimize import Counters, PlanResult, SolveOptions
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.split_bounds import SplitBounds
-from milpplan.optimize.context import Counters
-from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds
-from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS, LayoutProgram
-from milpplan.optimize.layout.layout_solver import COARSE_GAP, QUICK_ROUNDS, max_layers_within, mixture_bound
-from milpplan.optimize.layout.rounding import analytic_paths, fitted_plan
-from milpplan.optimize.layout.stage_options import (
+from milpplan.optimize.layout import (
     LayoutContext,
-    Menu,
-    fitting_step_ns,
-    part_settings,
+    LayoutProgram,
+    LayoutState,
+    analytic_paths,
+    fitted_plan,
+    mixture_bound,
     stage_menu,
 )
+from milpplan.optimize.layout.cutting_planes import compact_rounds
+from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS
+from milpplan.optimize.layout.layout_solver import COARSE_GAP, QUICK_ROUNDS, max_layers_within
+from milpplan.optimize.layout.stage_options import Menu, fitting_step_ns, part_settings
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.degrees import Degrees, candidate_values
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.milp.solution import Backend, Limits
 from milpplan.optimize.milp.whole_program import ROW_MAGNITUDE, LayoutBlock
-from milpplan.optimize.result import PlanResult, ProgramAnswer, SolveOptions
+from milpplan.optimize.result import ProgramAnswer
 from milpplan.optimize.search.candidate_layouts import PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import even_splits, in_parts
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem
-from milpplan.simulation.bulk.simulate_many import uniform_plan
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns, column_value, unique_rows
-from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.simulation.mixed_costs import AnyTable, RankCosts, ReplicaCosts, cluster_costs
+from milpplan.problem import Layout, Plan, Problem
+from milpplan.simulation import (
+    FloatArray,
+    IntArray,
+    LayoutColumns,
+    RankCosts,
+    cluster_costs,
+    column_value,
+    simulate,
+    unique_rows,
+    usable_memory_bytes,
+)
+from milpplan.simulation.bulk import uniform_plan
+from milpplan.simulation.mixed_costs import AnyTable, ReplicaCosts
 from milpplan.simulation.pipeline.step_graph import StepGraph
-from milpplan.simulation.simulator import simulate
 from milpplan.simulation.stages import StageMemo
 
 BLOCK_KEYS: Final = ("tp", "cp", "pp", "dp", "num_gpus", "global_batch_size")

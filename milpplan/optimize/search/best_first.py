@@ -13,25 +13,32 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
+from milpplan.optimize import Progress, SolveContext, objective_weights
 from milpplan.optimize.bounds.closed_form import SAFETY
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.optimize.context import SolveContext
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
-from milpplan.optimize.objective import objective_weights, progress_unit, threshold
-from milpplan.optimize.result import Progress
+from milpplan.optimize.objective import progress_unit, threshold
 from milpplan.optimize.search.candidate_layouts import FATES, ClosedLayouts, PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import in_space
-from milpplan.problem.plan import Plan
-from milpplan.problem.problem import Problem
+from milpplan.problem import Plan, Problem
+from milpplan.simulation import (
+    BoolArray,
+    CostTable,
+    FloatArray,
+    IntArray,
+    LayoutColumns,
+    RankCosts,
+    ascending,
+    cluster_costs,
+    least_held_bytes,
+    usable_memory_bytes,
+)
 from milpplan.simulation.bulk.simulate_many import simulate_known, together
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, ascending
-from milpplan.simulation.layout_costs import CostTable, usable_memory_bytes
-from milpplan.simulation.mixed_costs import RankCosts, ReplicaCosts, cluster_costs
+from milpplan.simulation.mixed_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts, Scenarios, SearchTable, own_tables
-from milpplan.simulation.states import least_held_bytes
 
 BLOCK = 2048
 """Number of layouts whose constants are computed together."""

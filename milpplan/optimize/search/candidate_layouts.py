@@ -29,23 +29,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milpplan.optimize import objective_weights
 from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
-from milpplan.optimize.objective import objective_weights
 from milpplan.optimize.space.layout_space import Alike, LayoutSpace, Stop, chosen_rows, within
-from milpplan.problem.problem import Problem
-from milpplan.simulation.bulk.cache_keys import LAYER_KEYS
+from milpplan.problem import Problem
+from milpplan.simulation import BoolArray, FloatArray, IntArray, least_held_bytes, unique_rows, usable_memory_bytes
+from milpplan.simulation.bulk import LAYER_KEYS
 from milpplan.simulation.layers.cost_models import has_own_times
-from milpplan.simulation.layout_columns import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    constant,
-    unique_rows,
-)
-from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.simulation.states import STATE_OFFLOADS, least_held_bytes
+from milpplan.simulation.layout_columns import constant
+from milpplan.simulation.states import STATE_OFFLOADS
 
 BLOCK_KEYS = (
     *("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size", "global_batch_size", "replica_micro_batches"),

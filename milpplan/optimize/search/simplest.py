@@ -22,8 +22,8 @@ import numpy as np
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.space.plan_space import in_space
-from milpplan.problem.plan import Layout, Plan, VirtualStage
-from milpplan.simulation.layout_costs import usable_memory_bytes
+from milpplan.problem import Layout, Plan, VirtualStage
+from milpplan.simulation import usable_memory_bytes
 from milpplan.simulation.mixed_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts
 
@@ -186,9 +186,9 @@ class _Choice:
 
     def _moved(self, row: int) -> Iterator[Plan]:
         """Yield the plan of a layout that moving the layers of the even split leads to."""
+        from milpplan.optimize.layout import LayoutContext, fitted_plan
         from milpplan.optimize.layout.layer_branching import moved_within
-        from milpplan.optimize.layout.rounding import fitted_plan, rounded_layers
-        from milpplan.optimize.layout.stage_options import LayoutContext
+        from milpplan.optimize.layout.rounding import rounded_layers
 
         search = self.search
         layout = search.explored.space.at(row)

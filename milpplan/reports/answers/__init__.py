@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from milpplan.exports import lazy_exports
+from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.reports.answers.explain import ExplanationDocument

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
+from milpplan.explain import Explanation, Interval, WishAnswer, Worth
 from milpplan.explain.judge.records import layout_words
-from milpplan.explain.records import BreakEven, Explanation, Interval, Outcome, PlanLimits, Unit, WishAnswer, Worth
-from milpplan.problem.plan import Layout
-from milpplan.problem.problem import Problem
+from milpplan.explain.records import BreakEven, Outcome, PlanLimits, Unit
+from milpplan.problem import Layout, Problem
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.answers.step import accuracy_blocks, plan_blocks, would_be_headline
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table

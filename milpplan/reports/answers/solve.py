@@ -13,9 +13,9 @@ from typing import Final
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.records import BreakEvens
-from milpplan.optimize.result import PlanResult, ProgramAnswer
-from milpplan.problem.plan import Layout, Plan, Schedule
-from milpplan.problem.problem import Problem
+from milpplan.optimize import PlanResult
+from milpplan.optimize.result import ProgramAnswer
+from milpplan.problem import Layout, Plan, Problem, Schedule
 from milpplan.reports.answers.step import (
     accuracy_blocks,
     execution_words,
@@ -42,7 +42,7 @@ from milpplan.reports.words.result_words import (
     target_price_text,
     worst_term,
 )
-from milpplan.simulation.report import StepReport
+from milpplan.simulation import StepReport
 from milpplan.units import (
     NS_PER_S,
     counted,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from milpplan.explain.records import Missing, NearBest, Overview
+from milpplan.explain import Missing, NearBest
+from milpplan.explain.records import Overview
 from milpplan.reports.answers.traffic import parallelism_table
 from milpplan.reports.blocks import Table
 from milpplan.reports.documents.certificate import certificate_sentence

@@ -11,11 +11,11 @@ from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.explain.records import BreakEvens
-from milpplan.optimize.result import FastestPlan, PlanResult, Regret, TargetPrice
+from milpplan.optimize import PlanResult
+from milpplan.optimize.result import FastestPlan, Regret, TargetPrice
+from milpplan.problem import PRIORS, Layout, Plan, Problem, Space
 from milpplan.problem.catalog import stack_provenance, stacks_on
-from milpplan.problem.overlay import PRIORS, SHARES
-from milpplan.problem.plan import Layout, Plan
-from milpplan.problem.problem import Problem, Space
+from milpplan.problem.overlay import SHARES
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.blocks import Table
 from milpplan.reports.documents.certificate import digest

@@ -19,23 +19,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from milpplan.problem.model import (
-    Attention,
+from milpplan.problem import (
+    TP_OVERLAPS,
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
     LayerRun,
     MixtureOfExperts,
+    Problem,
 )
-from milpplan.problem.plan import TP_OVERLAPS
-from milpplan.problem.problem import Problem
+from milpplan.problem.model import Attention
+from milpplan.simulation import BoolArray, FloatArray, LayoutColumns
 from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.cost_models import replaced_seconds
 from milpplan.simulation.layers.kernels import Mask, Numbers, average_keys
 from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Tally
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, LayoutColumns
-from milpplan.simulation.network import collectives, placement
-from milpplan.simulation.network.collectives import call_s
+from milpplan.simulation.network import call_s, collectives, placement
 from milpplan.simulation.network.domains import neighbours_share
 
 BF16_BYTES = 2

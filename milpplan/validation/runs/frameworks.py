@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from milpplan.problem.hardware import Software
-from milpplan.problem.model import DenseMlp, ModelSpec
+from milpplan.problem import DenseMlp, ModelSpec, Software
 from milpplan.units import GIB, MIB
 from milpplan.validation.runs.records import Run
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from milpplan.problem.hardware import Accelerator, HardwareSpec, Precision
-from milpplan.problem.overlay import COLLECTIVES, scaled_bus_table, with_constants
+from milpplan.problem import COLLECTIVES, Accelerator, HardwareSpec, Precision, with_constants
+from milpplan.problem.overlay import scaled_bus_table
 from milpplan.units import GIGA, TERA
 
 
