@@ -19,12 +19,12 @@ GB = 1e9
 
 
 def cluster(name: str = "dgx-h100", up: dict[str, Any] | None = None, **out: Any) -> HardwareSpec:
-    """A shipped cluster without trees, so that one formula holds, and with other networks."""
+    """A shipped cluster without trees and congestion, so that one formula holds, and with other networks."""
     base = shipped_hardware(name)
     return base.model_copy(
         update={
             "scale_up": base.scale_up.model_copy(update=up or {}),
-            "scale_out": base.scale_out.model_copy(update={"variants": ()} | out),
+            "scale_out": base.scale_out.model_copy(update={"variants": (), "congestion_s_per_byte": 0.0} | out),
         }
     )
 

@@ -115,9 +115,10 @@ def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
     rails, congestion_s = hardware.scale_out.rails, hardware.scale_out.congestion_s_per_byte
     if rails is not None:
         network = network * np.where(group.one_rail, 1.0, rails.bandwidth_fraction)
+    network = pods.network_bandwidth(hardware, group, np.asarray(network))
     if congestion_s:
         network = 1.0 / (1.0 / network + congestion_s * group.domains)
-    return pods.network_bandwidth(hardware, group, np.asarray(network))
+    return np.asarray(network)
 
 
 def _ring_bandwidth(hardware: HardwareSpec, operation: Operation, group: GroupPlace) -> FloatArray:
