@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import DEFAULT_GAP, PlanResult
 from milpplan.problem import Plan, Problem
-from milpplan.reports.files import check_writable, make_directory, write_all, write_whole
+from milpplan.reports import write_whole
+from milpplan.reports.files import check_writable, make_directory, write_all
 from milpplan.version import __version__
 
 if TYPE_CHECKING:

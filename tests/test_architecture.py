@@ -34,7 +34,6 @@ SOLVER_ROOM = (
 )
 ALLOWED = {
     "milpplan.errors": (),
-    "milpplan.library": (),
     "milpplan.units": (),
     "milpplan.version": (),
     "milpplan.plugins": ("milpplan.errors",),

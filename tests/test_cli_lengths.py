@@ -18,8 +18,8 @@ from milpplan.cli.commands.solve import solve
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.side_by_side.team_dispatch import TeamDispatcher
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
+from milpplan.reports import lengths_in
 from milpplan.reports.answers import LengthsFile
-from milpplan.reports.chrome_trace import lengths_in
 
 BASE = [
     "solve",

@@ -18,8 +18,8 @@ from milpplan.calibration.coverage import Coverage
 from milpplan.calibration.fitting.fit import fit
 from milpplan.problem import with_constants
 from milpplan.simulation import simulate
+from milpplan.validation import compare
 from milpplan.validation.ablation import exercised_terms
-from milpplan.validation.comparison import compare
 from milpplan.validation.runs import Run, RunFile, read_runs
 from milpplan.validation.terms import TERMS
 from tests.validation.cases import exact_record, record, written

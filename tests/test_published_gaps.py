@@ -15,7 +15,7 @@ from benchmarks.published_gaps import (
     summary_table,
     sweep_table,
 )
-from milpplan.explain.judge.gap import Solves
+from milpplan.explain.judge import Solves
 from milpplan.validation.comparison import compare_run
 from tests.validation.cases import run
 

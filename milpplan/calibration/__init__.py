@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from milpplan.calibration.coverage import mean_share
     from milpplan.calibration.efficiency_tables import fit_gemm
     from milpplan.calibration.error_bars import error_bar, joint_end, robustness
+    from milpplan.calibration.fitting.fit import fit
     from milpplan.calibration.fitting.records import Constant, Fit
     from milpplan.calibration.measured import Observation, StepPredictor, observations
     from milpplan.calibration.sources import write_overlay

@@ -10,7 +10,7 @@ from typing import Final
 
 from milpplan.calibration.error_bars import side_s
 from milpplan.problem import Plan, Problem
-from milpplan.validation.comparison import Comparison
+from milpplan.validation import Comparison
 
 MAX_RUNS: Final = 8
 """Runs of a source that are looked at: an error bar takes as long as twenty simulations."""

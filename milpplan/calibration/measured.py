@@ -14,7 +14,7 @@ from milpplan.problem import HardwareSpec, Plan, Problem
 from milpplan.simulation import LayoutColumns, durations, plan_stages, step_times_ns
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.units import NS_PER_S
-from milpplan.validation.comparison import UNSCORED_FLAGS
+from milpplan.validation import UNSCORED_FLAGS
 from milpplan.validation.runs import RunFile, UnstatedError, stack_of, state, step_measure
 
 FloatArray = npt.NDArray[np.float64]

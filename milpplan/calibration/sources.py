@@ -30,7 +30,7 @@ from milpplan.problem import (
     validated,
 )
 from milpplan.problem.overlay import USUAL
-from milpplan.reports.files import write_whole
+from milpplan.reports import write_whole
 from milpplan.simulation import simulate
 from milpplan.units import counted, gib_text, percent_text, seconds_text
 from milpplan.validation.runs import read_runs

@@ -19,8 +19,8 @@ from milpplan.problem import Plan, Problem
 from milpplan.problem.problem import Objective
 from milpplan.simulation import simulate
 from milpplan.units import gap_text, lower_bound_text, rate_text, seconds_text
+from milpplan.validation import Evidence
 from milpplan.validation.ablation import evidence
-from milpplan.validation.evidence import Evidence
 
 INTERRUPTED: Final = InfeasibleError(
     "No plan satisfies the request: proved.",

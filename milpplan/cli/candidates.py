@@ -14,9 +14,10 @@ from milpplan.explain import Candidate, Choice, choose
 from milpplan.optimize import SolveOptions
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem import Problem
+from milpplan.reports import write_whole
 from milpplan.reports.answers.hardware_choice import choice_blocks, choice_document
 from milpplan.reports.documents.document import document_text, result_document
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.files import check_writable
 
 
 def choose_hardware(

@@ -69,7 +69,7 @@ def show(renderable: RenderableType) -> None:
 def show_blocks(blocks: Iterable[Block]) -> None:
     """Print an answer for people on stdout."""
     # Rich takes long to import, and --help does without.
-    from milpplan.reports.terminal import terminal_text
+    from milpplan.reports import terminal_text
 
     show(terminal_text(blocks))
 

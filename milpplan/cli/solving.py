@@ -34,12 +34,13 @@ from milpplan.optimize.solve import margin_price
 from milpplan.optimize.solve import solve as solve_problem
 from milpplan.problem import Plan, Problem, load_scenarios
 from milpplan.problem.reading import shown
+from milpplan.reports import write_whole
 from milpplan.reports.answers import solve_blocks
 from milpplan.reports.answers.solve import program_fact, program_text
 from milpplan.reports.documents.document import document_text, read_plan, result_document
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.files import check_writable
 from milpplan.units import gap_text
-from milpplan.validation.evidence import Evidence
+from milpplan.validation import Evidence
 
 METHODS: Final = ("search", "program")
 MAX_CANDIDATES: Final = 16

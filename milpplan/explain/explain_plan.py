@@ -14,7 +14,8 @@ from typing import Final
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.explain.break_even import break_evens
-from milpplan.explain.judge.gap import candidates, single_change
+from milpplan.explain.judge import candidates
+from milpplan.explain.judge.gap import single_change
 from milpplan.explain.optima import Budget, Yardstick, asked_for, saved_share
 from milpplan.explain.records import BreakEvens, Explanation, Interval, Optimum, SingleChange, WishAnswer, Worth
 from milpplan.explain.why_not import Wish, answer, checked, limits, neighbours, wish_words

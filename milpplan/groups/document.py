@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups.dispatch.dispatcher import Dispatch
+from milpplan.groups.dispatch import Dispatch
 from milpplan.groups.plan import Group, GroupedPlan, Packing, check, simulate
 from milpplan.groups.problem import GroupedProblem, Int64Array, Pipeline, Strategy, SwitchTimes, TabledPipeline
 from milpplan.problem import parse_json, read_text, validated

@@ -64,8 +64,8 @@ from milpplan.groups.assignment_program import (
     ranked_sets,
 )
 from milpplan.groups.bounds import IdleTimeBound, PipelineCuts
+from milpplan.groups.packing import balance, exchange_pairs, first_packings, has_single_micro_batches
 from milpplan.groups.packing.levelled import exchange_in_group, pack_kinds, plan_from_packings, relocate
-from milpplan.groups.packing.local_search import balance, exchange_pairs, first_packings, has_single_micro_batches
 from milpplan.groups.plan import (
     Group,
     GroupedPlan,

@@ -30,7 +30,7 @@ import numpy as np
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups import Degrees, Group, GroupedPlan, Int64Array, Packing, check
 from milpplan.groups.bounds import PipelineCuts
-from milpplan.groups.packing.levelled import pack
+from milpplan.groups.packing import pack
 from milpplan.groups.plan import tour_time_ns
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher

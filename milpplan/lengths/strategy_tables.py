@@ -20,7 +20,7 @@ from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.groups import Kind, Strategy
 from milpplan.groups.bounds import PipelineCuts
 from milpplan.groups.bounds.pipeline_bounds import CountCuts
-from milpplan.groups.packing.levelled import pack
+from milpplan.groups.packing import pack
 from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, exclusive_pipeline_bounds, max_exclusive
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
 from milpplan.lengths.bounds.work_bounds import (

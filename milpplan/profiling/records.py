@@ -30,7 +30,7 @@ from milpplan.problem import (
     validated,
 )
 from milpplan.problem.records import Count, NonNegativeFloat, PositiveInt, Record
-from milpplan.reports.files import write_whole
+from milpplan.reports import write_whole
 
 Text = Annotated[str, Field(max_length=1000)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]

@@ -18,8 +18,8 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem import Problem
+from milpplan.reports import write_whole
 from milpplan.reports.documents.plan_file import PlanFile
-from milpplan.reports.files import write_whole
 from milpplan.studies.grid import GRID_AXES, Cell, Study
 from milpplan.studies.store import PLANS, Sweep
 from milpplan.studies.tables import WHAT_IF, Row, Value, column_types, csv_text, parquet_bytes, what_if_words

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from milpplan.errors import InvalidInputError
 from milpplan.problem import read_text
 from milpplan.problem.reading import shown
-from milpplan.reports.files import TEMPORARY, check_writable, make_directory, unwritable, write_whole
+from milpplan.reports import write_whole
+from milpplan.reports.files import TEMPORARY, check_writable, make_directory, unwritable
 from milpplan.studies.grid import Cell, Study
 from milpplan.studies.outcomes import PROVED, Outcome, Task, impossible, task_of
 

@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from milpplan.reports.files import make_directory, write_whole
+from milpplan.reports import write_whole
+from milpplan.reports.files import make_directory
 from milpplan.units import GIB, gib_text, percent_text, printable, seconds_text, times_text
 from milpplan.validation.comparison import Comparison, Validation
 from milpplan.validation.ranking import competitions

@@ -10,7 +10,8 @@ from milpplan import Layout, Plan, Problem, explain_plan, simulate, solve
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.explain import explain_plan as explaining
 from milpplan.explain import optima
-from milpplan.explain.judge.gap import candidates, loosened
+from milpplan.explain.judge import candidates
+from milpplan.explain.judge.gap import loosened
 from milpplan.explain.why_not import group_shape, tier
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from tests.explain.cases import feasible, holds, truth_s

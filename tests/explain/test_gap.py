@@ -13,18 +13,8 @@ import milpplan
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.explain import Budget
-from milpplan.explain.judge.gap import (
-    WHOLE,
-    Priced,
-    Solves,
-    belongs,
-    best_changes,
-    carried_over,
-    gap,
-    judged,
-    variants,
-    widened,
-)
+from milpplan.explain.judge import Solves, widened
+from milpplan.explain.judge.gap import WHOLE, Priced, belongs, best_changes, carried_over, gap, judged, variants
 from milpplan.optimize import with_space
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.solve import solve

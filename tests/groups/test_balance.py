@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from milpplan.groups import Group, GroupedProblem, Pipeline, Strategy, SwitchTimes, arranged
-from milpplan.groups.packing.local_search import balance, first_packings, has_single_micro_batches
+from milpplan.groups.packing import balance, first_packings, has_single_micro_batches
 from tests.amounts import first
 
 

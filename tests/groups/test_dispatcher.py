@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
 from milpplan.groups import GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, solve_groups
-from milpplan.groups.dispatch.dispatcher import Dispatch, Dispatcher
+from milpplan.groups.dispatch import Dispatch, Dispatcher
 from tests.amounts import long_but
 from tests.groups.brute_force import event_time_ns, least_time_ns, random_problem
 

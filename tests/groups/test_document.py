@@ -21,7 +21,7 @@ from milpplan.groups import (
     restored_plan,
     solve_groups,
 )
-from milpplan.groups.dispatch.dispatcher import Dispatcher
+from milpplan.groups.dispatch import Dispatcher
 from milpplan.problem import validated
 from tests.groups.brute_force import random_problem
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups import Degrees, Group, GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, arranged
 from milpplan.groups.bounds import PipelineCuts
-from milpplan.groups.packing.levelled import pack
+from milpplan.groups.packing import pack
 from milpplan.lengths.hotspa_export import SCRIPT, as_buckets, exported, parallel_config
 from tests.oracles.hotspa_runtime import runtime_packs
 

@@ -7,7 +7,7 @@ import pytest
 
 from examples.adapters import flexsp
 from milpplan.groups import GroupedProblem, Kind, Packing, Pipeline, Strategy, SwitchTimes, solve_groups
-from milpplan.groups.packing.local_search import exchange_pairs, first_packings
+from milpplan.groups.packing import exchange_pairs, first_packings
 from tests.amounts import first
 
 

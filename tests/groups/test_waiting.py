@@ -11,7 +11,8 @@ from benchmarks.length_groups import case_problem
 from examples.adapters import hydraulis
 from milpplan.groups import Int64Array, Kind, Pipeline, pipeline_times_ns, solve_groups
 from milpplan.groups.bounds import CapacityRow, IdleTimeBound, PipelineCuts
-from milpplan.groups.packing.levelled import pack, pack_around
+from milpplan.groups.packing import pack
+from milpplan.groups.packing.levelled import pack_around
 
 LENGTHS = np.array([5, 10, 20, 40, 150, 400])
 COUNTS = np.array([8, 8, 8, 4, 2, 1])

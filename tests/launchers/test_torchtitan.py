@@ -14,12 +14,19 @@ import pytest
 from milpplan import Layout, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import ImportRequest
-from milpplan.launchers.torchtitan.launcher import Torchtitan, imported
 from milpplan.launchers.torchtitan.run import NEWEST, RULES, V022, V030, Run, broken_rules, flavors
 from milpplan.launchers.torchtitan.settings import known
 from milpplan.simulation.layers import total_parameters
 from tests.launchers.cases import legal_layout
-from tests.launchers.torchtitan_cases import NAMED, VERSIONS, qwen_sharded, random_case, round_trip, staged
+from tests.launchers.torchtitan_cases import (
+    NAMED,
+    TORCHTITAN,
+    VERSIONS,
+    qwen_sharded,
+    random_case,
+    round_trip,
+    staged,
+)
 from tests.simulation.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
@@ -72,7 +79,7 @@ enable = false
 
 def read(text: str, source: str = "run.toml", **more: object) -> object:
     """What an import makes of a text."""
-    return imported(ImportRequest(text, source, shipped_hardware("dgx-h100"), **more))  # type: ignore[arg-type]
+    return TORCHTITAN.read(ImportRequest(text, source, shipped_hardware("dgx-h100"), **more))  # type: ignore[arg-type]
 
 
 def test_flavors_have_the_parameters_of_torchtitan() -> None:
@@ -90,7 +97,7 @@ def test_random_plans_come_back(seed: int) -> None:
     assert found.problem.hardware == problem.hardware
     assert found.unknown_flags == ()
     names = {*known(version), "optimizer.name", "optimizer.lr", "lr_scheduler.warmup_steps"}
-    assert set(Torchtitan().export(problem, plan, version).settings) <= names
+    assert set(TORCHTITAN.export(problem, plan, version).settings) <= names
     config, text = next(iter(files.items()))
     assert tomllib.loads(text) if config.endswith(".toml") else ast.parse(text)
 
@@ -144,7 +151,7 @@ def test_all_reasons_come_together_with_the_way_out() -> None:
         tp=2, cp=2, dp=2, global_batch_size=8, sequence_parallel=True, zero_stage=1, overlap_grad_reduce=True
     )
     with pytest.raises(IllegalPlanError) as caught:
-        Torchtitan().export(problem, even_plan(problem, layout), NEWEST)
+        TORCHTITAN.export(problem, even_plan(problem, layout), NEWEST)
     for word in ("fp8", "cp=2", "zero_stage=1", "gather_again=true", "overlap_param_gather=false"):
         assert word in caught.value.seen
     for fix in ("cp=1", "gather_again=false"):
@@ -156,10 +163,10 @@ def test_the_way_out_of_a_refusal_is_expressible() -> None:
     problem = problem_of("llama3-8b", "dgx-h100")
     layout = Layout(pp=2, dp=4, global_batch_size=32, zero_stage=1, overlap_grad_reduce=True)
     with pytest.raises(IllegalPlanError, match="overlap_grad_reduce=true") as caught:
-        Torchtitan().export(problem, even_plan(problem, layout), V030)
+        TORCHTITAN.export(problem, even_plan(problem, layout), V030)
     assert caught.value.do == "Solve again with --fix overlap_grad_reduce=false."
     fixed = Layout.model_validate(layout.model_dump() | {"overlap_grad_reduce": False})
-    settings = Torchtitan().export(problem, even_plan(problem, fixed), V030).settings
+    settings = TORCHTITAN.export(problem, even_plan(problem, fixed), V030).settings
     assert settings["parallelism.data_parallel_shard_degree"] == 4
 
 
@@ -169,7 +176,7 @@ def test_a_model_without_a_flavor_is_refused() -> None:
     plan = even_plan(problem, Layout(dp=8, global_batch_size=8, zero_stage=3, overlap_grad_reduce=True,
                                      overlap_param_gather=True))  # fmt: skip
     with pytest.raises(IllegalPlanError, match="mistral-7b is none of its own"):
-        Torchtitan().export(problem, plan, NEWEST)
+        TORCHTITAN.export(problem, plan, NEWEST)
 
 
 RUN = Run(
@@ -225,7 +232,7 @@ def test_a_recipe_is_read_and_not_run() -> None:
     files, _ = round_trip(problem, plan, NEWEST)
     text = files["torchtitan_plan.py"]
     product = text.replace("max_context_length=4096", "max_context_length=4 * 1024")
-    assert imported(ImportRequest(product, "x.py", problem.hardware)).plan == plan
+    assert TORCHTITAN.read(ImportRequest(product, "x.py", problem.hardware)).plan == plan
     for old, new, word in (
         ("max_context_length=4096", "max_context_length=LENGTH", "not a literal"),
         ("    return Trainer", "    import os\n    return Trainer", "code that only runs"),
@@ -233,7 +240,7 @@ def test_a_recipe_is_read_and_not_run() -> None:
         ("return Trainer.Config(", "return dict(", "0 functions"),
     ):
         with pytest.raises(InvalidInputError, match=word):
-            imported(ImportRequest(text.replace(old, new), "x.py", problem.hardware))
+            TORCHTITAN.read(ImportRequest(text.replace(old, new), "x.py", problem.hardware))
 
 
 @pytest.mark.parametrize(
@@ -365,9 +372,9 @@ def test_calls_inside_calls_are_read() -> None:
         ("    dataloader=", "    checkpoint=CheckpointManager.Config(interval=500), dataloader="),
     ):
         assert old in text
-        assert imported(ImportRequest(text.replace(old, new), "x.py", problem.hardware)).plan == plan
+        assert TORCHTITAN.read(ImportRequest(text.replace(old, new), "x.py", problem.hardware)).plan == plan
     chunked = f"loss=ChunkedLossWrapper.Config({loss.replace('loss=', 'loss_fn=')}, num_chunks=8)"
-    assert imported(ImportRequest(text.replace(loss, chunked), "x.py", problem.hardware)).plan == plan
+    assert TORCHTITAN.read(ImportRequest(text.replace(loss, chunked), "x.py", problem.hardware)).plan == plan
     for old, new, word in (
         (loss, chunked.replace("CrossEntropyLoss", "GRPOLoss"), "loss.loss_fn"),
         (loss, "loss=GRPOLoss.Config()", "loss is"),
@@ -379,7 +386,7 @@ def test_calls_inside_calls_are_read() -> None:
     ):
         assert old in text
         with pytest.raises(InvalidInputError, match=word):
-            imported(ImportRequest(text.replace(old, new), "x.py", problem.hardware))
+            TORCHTITAN.read(ImportRequest(text.replace(old, new), "x.py", problem.hardware))
 
 
 def test_an_empty_stage_inside_is_refused() -> None:
@@ -387,7 +394,7 @@ def test_an_empty_stage_inside_is_refused() -> None:
     problem = problem_of("llama3-8b", "dgx-h100")
     layout = Layout(pp=4, dp=2, global_batch_size=16, zero_stage=1)
     with pytest.raises(IllegalPlanError, match="holds no layer"):
-        Torchtitan().export(problem, staged(layout, [16, 0, 8, 8], False), V030)
+        TORCHTITAN.export(problem, staged(layout, [16, 0, 8, 8], False), V030)
 
 
 def test_defaults_are_those_of_the_releases() -> None:

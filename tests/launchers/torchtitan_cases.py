@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
-from milpplan.launchers import Imported, ImportRequest
-from milpplan.launchers.torchtitan.launcher import Torchtitan, imported
+from milpplan.launchers import TARGETS, Imported, ImportRequest
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
 from tests.simulation.cases import problem_of
 
+TORCHTITAN = TARGETS["torchtitan"]
 VERSIONS = (V022, V030, NEWEST)
 MODELS = ("llama3-8b", "llama3-70b", "qwen3-32b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b")
 
@@ -78,9 +78,9 @@ def random_case(seed: int) -> tuple[Problem, Plan, str]:
 
 def round_trip(problem: Problem, plan: Plan, version: str, **more: Any) -> tuple[dict[str, str], Imported]:
     """The files of a plan, and what is read back from the configuration."""
-    files = Torchtitan().files(Torchtitan().export(problem, plan, version), "0")
+    files = TORCHTITAN.files(TORCHTITAN.export(problem, plan, version), "0")
     name, text = next(iter(files.items()))
-    return files, imported(ImportRequest(text, name, problem.hardware, **more))
+    return files, TORCHTITAN.read(ImportRequest(text, name, problem.hardware, **more))
 
 
 def llama_pipeline() -> tuple[Problem, Plan]:

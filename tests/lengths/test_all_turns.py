@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan import Job, Problem, Space, load_hardware, load_model
+from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengths
 from milpplan.groups import workload_of
 from milpplan.lengths import Step, Switches, micro_batch_times
-from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.turns.set_branch_and_bound import ReplicaInequalities
 from milpplan.lengths.turns.turn_search import Orders, TurnSearch
 from tests.lengths.all_turns import AllTurns

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from milpplan import solve_lengths
 from milpplan.lengths import StrategyTables, Switches, replicas_ns
 from milpplan.lengths.baselines import (
     BOUNDARIES,
@@ -20,7 +21,6 @@ from milpplan.lengths.baselines import (
     packs,
     rounds,
 )
-from milpplan.lengths.solve_lengths import solve_lengths
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
 

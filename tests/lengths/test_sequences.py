@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from milpplan import load_model
+from milpplan import load_model, solve_lengths
 from milpplan.errors import InvalidInputError
 from milpplan.groups import Kind, Pipeline, Workload, workload_of
 from milpplan.lengths import (
@@ -22,7 +22,6 @@ from milpplan.lengths import (
 )
 from milpplan.lengths.side_by_side.sequence_duals import Contents
 from milpplan.lengths.side_by_side.teams import Family
-from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.strategy_tables import pack_padded
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
 from milpplan.problem import Problem

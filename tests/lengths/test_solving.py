@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milpplan import solve_lengths
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.groups import Workload, workload_of
 from milpplan.lengths import MAX_SEQUENCES, LengthsResult, Step
-from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from milpplan import solve_lengths
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.groups import Workload, workload_of
 from milpplan.lengths import LengthsResult, Load, SequenceRules, StrategyTables, micro_batch_times, quantum_problem
@@ -18,7 +19,6 @@ from milpplan.lengths.side_by_side.sequence_duals import shared_work
 from milpplan.lengths.side_by_side.team_quick import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, shortest
 from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns
-from milpplan.lengths.solve_lengths import solve_lengths
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, workload
 from tests.small import small_problem

@@ -13,7 +13,7 @@ import pytest
 from milpplan import LengthsResult, Problem, load_model, solve_lengths
 from milpplan.errors import InvalidInputError
 from milpplan.groups import DispatchFile, plan_file, read_plan, workload_of
-from milpplan.groups.dispatch.dispatcher import Dispatcher
+from milpplan.groups.dispatch import Dispatcher
 from milpplan.lengths import SequenceRules, check_model, quantum_problem
 from milpplan.lengths.candidates import candidates
 from milpplan.lengths.hotspa_export import as_buckets, exported

@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from milpplan import solve_lengths
 from milpplan.errors import InvalidInputError
 from milpplan.groups import Workload, workload_of
 from milpplan.lengths import (
@@ -36,7 +37,6 @@ from milpplan.lengths.heterogeneous.count_program import (
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousBound, HeterogeneousPacker, HeterogeneousSearch
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
-from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
 from milpplan.simulation import IntArray
 from tests.amounts import long_but

@@ -28,9 +28,9 @@ from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import ANY_SPLIT_LAYERS, Problem, Space
+from milpplan.reports import terminal_text
 from milpplan.reports.answers import solve_blocks
 from milpplan.reports.documents.document import result_document
-from milpplan.reports.terminal import terminal_text
 from milpplan.reports.words.plan_words import space_text
 from milpplan.simulation import BoolArray, IntArray, plan_stages, rank_memory, simulate, usable_memory_bytes
 from milpplan.simulation.pipeline.step_graph import StepGraph

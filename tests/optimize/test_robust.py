@@ -11,13 +11,19 @@ import pytest
 
 from milpplan import Problem, solve, solve_robust
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize import PlanResult
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.catalog import load_hardware, load_model, load_scenarios
-from milpplan.problem.overlay import Constants
-from milpplan.problem.scenarios import Scenario, default_scenarios, in_scenario, scenario_of
-from milpplan.simulation.layout_costs import usable_memory_bytes
-from milpplan.simulation.scenario_costs import TimeScale
+from milpplan.problem import (
+    Constants,
+    Scenario,
+    default_scenarios,
+    in_scenario,
+    load_hardware,
+    load_model,
+    load_scenarios,
+    scenario_of,
+)
+from milpplan.simulation import TimeScale, usable_memory_bytes
 from tests.amounts import first
 from tests.optimize.brute_force import costed_layouts, weight
 from tests.optimize.mixed_problems import mixed_problem

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from milpplan import Job, Layout, Plan, Range, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import InfeasibleError, InvalidInputError
+from milpplan.reports import terminal_text, write_whole
 from milpplan.reports.answers import solve_blocks
 from milpplan.reports.documents.document import (
     ResultDocument,
@@ -27,8 +28,6 @@ from milpplan.reports.documents.document import (
     tolerance_text,
 )
 from milpplan.reports.documents.plan_file import PlanDocument, PlanFile, plan_document
-from milpplan.reports.files import write_whole
-from milpplan.reports.terminal import terminal_text
 from tests.refusals import in_three_parts
 from tests.simulation.cases import even_plan, problem_of
 from tests.small import small_problem

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 import milpplan
-from milpplan import Plan, PlanResult, SolveOptions, StepReport, simulate, solve, step_lanes
+from milpplan import Plan, PlanResult, SolveOptions, StepReport, simulate, solve, solve_lengths, step_lanes
 from milpplan.communication.records import TrafficReport
 from milpplan.errors import InvalidInputError
 from milpplan.explain import Candidate, Choice, Explanation, Fewest, choose, fewest_gpus
 from milpplan.groups import workload_of
 from milpplan.lengths import LengthsResult
-from milpplan.lengths.solve_lengths import solve_lengths
 from milpplan.library import DRAWN
 from milpplan.reports.notebook import figures
 from milpplan.reports.notebook.html import notebook_html, result_blocks

@@ -14,8 +14,7 @@ import pytest
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.program import ProgramBuilder
 from milpplan.optimize.milp.write_program import write_lp
-from milpplan.reports import files
-from milpplan.reports.files import write_whole
+from milpplan.reports import files, write_whole
 from milpplan.studies import store
 
 

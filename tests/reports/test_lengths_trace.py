@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.reports.chrome_trace import lengths_in, lengths_trace
+from milpplan.reports import lengths_in, lengths_trace
 
 
 def event(kind: str, strategy: str, start_s: float, end_s: float) -> dict[str, Any]:

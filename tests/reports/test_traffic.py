@@ -16,11 +16,11 @@ from rich.console import Console
 from milpplan import Layout, TrafficReport, traffic
 from milpplan.communication.records import NodeBlock
 from milpplan.errors import InvalidInputError
+from milpplan.reports import terminal_text
 from milpplan.reports.answers import NAMES, traffic_blocks, traffic_document
 from milpplan.reports.html.charts import domain_edges, gpus_per_row, row_of_gpu, row_word
 from milpplan.reports.html.traffic_page import traffic_page
 from milpplan.reports.notebook.figures import traffic_figures
-from milpplan.reports.terminal import terminal_text
 from milpplan.units import percent_text
 from tests.simulation.cases import even_plan, problem_of
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from milpplan.problem import MixtureOfExperts, Software
 from milpplan.simulation.layers import layer_activations
-from milpplan.simulation.layers.activations import LayerActivations
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, problem_of
 
 GPT_FAMILY = ("megatron-22b", "gpt3-175b", "turing-530b", "megatron-1t")
 
 
-def layer(
-    model: str, kind: int = -1, *, job: dict[str, object] | None = None, **fields: object
-) -> LayerActivations:
+def layer(model: str, kind: int = -1, *, job: dict[str, object] | None = None, **fields: object) -> Any:
     """Activations of one layer of a model under one layout."""
     problem = problem_of(model, "dgx-h100", **(job or {}))
     return layer_activations(problem, problem.model.kinds[kind], columns_of(**fields))
@@ -188,7 +187,7 @@ def test_order_of_recompute_modes(case: tuple[str, str, str, str]) -> None:
             assert np.all(found.workspace > 0)
 
 
-def with_software(model: str, layout: dict[str, object], **software: object) -> LayerActivations:
+def with_software(model: str, layout: dict[str, object], **software: object) -> Any:
     """Activations of a layer under a framework's habits."""
     problem = problem_of(model, "dgx-h100")
     spec = problem.hardware.model_copy(update={"software": Software.model_validate(software)})

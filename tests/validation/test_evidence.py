@@ -21,6 +21,7 @@ from milpplan.reports.words.result_words import (
     evidence_text,
     extrapolated_text,
 )
+from milpplan.validation import UNSCORED_FLAGS, Evidence, compare
 from milpplan.validation.ablation import (
     Exercise,
     ExercisedTerms,
@@ -31,8 +32,6 @@ from milpplan.validation.ablation import (
     measures,
     ranges,
 )
-from milpplan.validation.comparison import UNSCORED_FLAGS, compare
-from milpplan.validation.evidence import Evidence
 from milpplan.validation.runs import VARIANTS, Run, Statement, UnstatedError, read_runs, state, step_measure
 from milpplan.validation.terms import BY_NAME, used_terms
 from tests.validation.cases import record, shipped_runs, written

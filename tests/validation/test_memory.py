@@ -9,10 +9,10 @@ import pytest
 
 from milpplan.simulation import simulate
 from milpplan.units import GIB, MIB
-from milpplan.validation.comparison import Comparison, Validation, compare_run
+from milpplan.validation import Comparison, Validation, summarise
+from milpplan.validation.comparison import compare_run
 from milpplan.validation.memory import MemoryMeasure, held_ahead_bytes, memory_measures, predicted_memory
 from milpplan.validation.runs import framework_of, state
-from milpplan.validation.summary import summarise
 from tests.validation.cases import run
 
 RANK_0 = "torch.cuda peak on world rank 0 = first pipeline stage"

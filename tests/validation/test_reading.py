@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.validation.comparison import compare
+from milpplan.validation import compare
 from milpplan.validation.runs import read_runs
 from milpplan.validation.runs import reader as reading
 from tests.amounts import few_or_many

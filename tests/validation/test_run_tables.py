@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from milpplan.validation import tables
-from milpplan.validation.comparison import compare
+from milpplan.validation import compare, report, summarise, tables
 from milpplan.validation.runs import read_runs
-from milpplan.validation.summary import summarise
-from milpplan.validation.tables import document, report
+from milpplan.validation.tables import document
 from tests.validation.cases import exact_record, record, written
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milpplan.validation.comparison import compare
+from milpplan.validation import compare
 from milpplan.validation.runs import read_runs
 from milpplan.validation.runs.reader import respelled
 from tests.validation.cases import record, written

@@ -7,7 +7,8 @@ from statistics import fmean
 import pytest
 
 from milpplan.problem import hardware_names, load_hardware, load_overlay, stack_names
-from milpplan.validation.comparison import UNSCORED_FLAGS, compare_run
+from milpplan.validation import UNSCORED_FLAGS
+from milpplan.validation.comparison import compare_run
 from milpplan.validation.runs import framework_of, stack_of
 from milpplan.validation.runs.frameworks import FRAMEWORKS, PLAIN_STACK, stacks_of
 from tests.validation.cases import shipped_runs

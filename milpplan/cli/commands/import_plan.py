@@ -13,10 +13,11 @@ from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.launchers import Imported, ImportRequest, target_named
 from milpplan.problem import load_hardware, load_model
+from milpplan.reports import write_whole
 from milpplan.reports.answers import simulation_blocks
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import ImportedFile, plan_document
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.files import check_writable
 from milpplan.simulation import simulate
 
 EXAMPLES: Final = (

@@ -13,7 +13,8 @@ from milpplan.cli.outcome import say, say_error
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.problem import load_hardware, load_model
 from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports import write_whole
+from milpplan.reports.files import check_writable
 
 EXAMPLES: Final = (("Answer a few questions; then milpplan solve --job job.toml", "job.toml"),)
 

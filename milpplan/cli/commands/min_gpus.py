@@ -19,9 +19,10 @@ from milpplan.explain import Fewest, fewest_gpus
 from milpplan.optimize import DEFAULT_GAP, SolveOptions
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem import Problem
+from milpplan.reports import write_whole
 from milpplan.reports.answers.hardware_choice import fewest_blocks, fewest_document
 from milpplan.reports.documents.document import document_text
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.files import check_writable
 
 EXAMPLES: Final = (
     ("As few H100 as Llama-3 70B trains on", "llama3-70b dgx-h100 --global-batch 512"),

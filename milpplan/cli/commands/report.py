@@ -15,10 +15,11 @@ from milpplan.errors import InvalidInputError
 from milpplan.explain.overview import plan_overview
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem import Plan, Problem
-from milpplan.reports.chrome_trace import lengths_in, lengths_trace, trace_text
+from milpplan.reports import lengths_in, lengths_trace, write_whole
+from milpplan.reports.chrome_trace import trace_text
 from milpplan.reports.documents.claims import result_in, written_by_another
 from milpplan.reports.documents.document import ResultDocument, read_plan
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.files import check_writable
 from milpplan.reports.html.page_template import require_jinja
 from milpplan.reports.html.plan_page import plan_page
 from milpplan.reports.words.plan_words import cost_model_text

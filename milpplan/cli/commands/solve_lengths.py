@@ -21,8 +21,9 @@ from milpplan.optimize.milp.backends import AUTO, backend_names, load_solvers
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem import ModelSpec, Problem
 from milpplan.problem.problem import MAX_BATCH, MAX_SEQUENCE
+from milpplan.reports import write_whole
 from milpplan.reports.answers.lengths import lengths_blocks, lengths_document
-from milpplan.reports.files import check_writable, make_directory, write_whole
+from milpplan.reports.files import check_writable, make_directory
 from milpplan.units import percent_text
 
 EXAMPLES: Final = (

@@ -14,9 +14,10 @@ from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.problem import Plan, Problem
 from milpplan.problem.reading import shown
+from milpplan.reports import write_whole
 from milpplan.reports.answers.switch import switch_blocks, switch_document
 from milpplan.reports.documents.document import read_plan
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.files import check_writable
 from milpplan.simulation.states import grad_bytes
 from milpplan.switching.ownership import WHATS, ShardRules
 from milpplan.switching.planning import plan_switch

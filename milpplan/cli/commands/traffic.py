@@ -13,9 +13,10 @@ from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.communication.traffic import traffic as count_traffic
 from milpplan.communication.wires import ALGORITHMS
+from milpplan.reports import write_whole
 from milpplan.reports.answers import traffic_blocks, traffic_document
 from milpplan.reports.documents.document import read_plan
-from milpplan.reports.files import check_writable, write_whole
+from milpplan.reports.files import check_writable
 from milpplan.reports.html.page_template import require_jinja
 from milpplan.reports.html.traffic_page import traffic_page
 from milpplan.units import counted

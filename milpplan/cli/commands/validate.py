@@ -16,11 +16,10 @@ from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
 from milpplan.cli.plan_checks import within_range
 from milpplan.reports.files import make_directory
-from milpplan.validation.comparison import Validation, compare
+from milpplan.validation import Validation, compare, report, summarise
 from milpplan.validation.figures import write_figures
 from milpplan.validation.runs import RunFile, read_runs
-from milpplan.validation.summary import summarise
-from milpplan.validation.tables import document_text, report
+from milpplan.validation.tables import document_text
 
 EXAMPLES: Final = (("The simulator against published runs", ""), ("Against your own", "--runs my_runs.json"))
 MAX_TOLD = 20

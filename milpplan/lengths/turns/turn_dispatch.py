@@ -45,7 +45,7 @@ from milpplan.groups.bounds.long_sequence import (
     MicroBatchCountRange,
 )
 from milpplan.groups.bounds.pipeline_bounds import Mixture, PathBound
-from milpplan.groups.dispatch.dispatcher import Dispatch, Dispatcher
+from milpplan.groups.dispatch import Dispatch, Dispatcher
 from milpplan.groups.document import DispatchGroup
 from milpplan.groups.plan import best_tour
 from milpplan.groups.problem import MAX_DISTINCT

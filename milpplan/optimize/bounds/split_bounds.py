@@ -18,10 +18,10 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.layout.stage_options import LayoutContext, Menu, recompute_options, useful_items
-from milpplan.simulation.layout_columns import BoolArray, IntArray, ascending
+from milpplan.optimize.layout import LayoutContext
+from milpplan.optimize.layout.stage_options import Menu, recompute_options, useful_items
+from milpplan.simulation import BoolArray, IntArray, StageOptions, ascending
 from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, Term
-from milpplan.simulation.stages import StageOptions
 
 MAX_CHOICES = 20_000
 """Maximum number of joint choices of a rank's chunks; above it, only the memory at one moment counts."""

@@ -17,7 +17,8 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program
-from milpplan.reports.files import check_writable, unwritable, write_whole
+from milpplan.reports import write_whole
+from milpplan.reports.files import check_writable, unwritable
 
 # PuLP writes LP files with 12 significant digits.
 _MAX_NUMBER: Final = 10**12

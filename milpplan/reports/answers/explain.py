@@ -18,7 +18,7 @@ from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import joined, range_text, scope_text
 from milpplan.reports.words.result_words import EvidenceDocument, break_even_table, evidence_document
 from milpplan.units import counted, gib_text, lower_bound_text, percent_text, printable, rate_text, seconds_text
-from milpplan.validation.evidence import Evidence
+from milpplan.validation import Evidence
 
 
 class OptimumDocument(Record):

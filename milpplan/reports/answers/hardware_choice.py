@@ -18,7 +18,7 @@ from milpplan.reports.documents.fields import Finite, document_of
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import RunDocument
 from milpplan.units import counted, gap_text, money_text, percent_text, printable, rate_text, seconds_text
-from milpplan.validation.evidence import Evidence
+from milpplan.validation import Evidence
 
 UNITS = {"cost": "cost", "gpu_hours": "GPU-hours", "s_per_token": "time a token"}
 

@@ -53,7 +53,7 @@ from milpplan.units import (
     rate_text,
     seconds_text,
 )
-from milpplan.validation.evidence import Evidence
+from milpplan.validation import Evidence
 
 SHOWN_RULES: Final = 3
 """Rules that are named of all that refused layouts."""

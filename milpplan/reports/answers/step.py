@@ -17,7 +17,7 @@ from milpplan.reports.words.plan_words import cluster_text, node_types_text, rep
 from milpplan.reports.words.result_words import error_bar_text, evidence_text
 from milpplan.simulation import StepReport
 from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
-from milpplan.validation.evidence import Evidence
+from milpplan.validation import Evidence
 
 MAX_STAGE_ROWS: Final = 16
 """With more pipeline ranks, equal neighbours share a row."""

@@ -43,7 +43,7 @@ from milpplan.reports.words.result_words import (
 from milpplan.simulation import StepReport
 from milpplan.simulation.report import MemoryVerdict
 from milpplan.units import percent_text
-from milpplan.validation.evidence import Evidence
+from milpplan.validation import Evidence
 
 CLASS_EDGES: Final = (1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0)
 """Edges of the classes of bounds, as multiples of the fastest known plan."""

@@ -33,7 +33,8 @@ from milpplan.units import (
     rate_text,
     seconds_text,
 )
-from milpplan.validation.evidence import Evidence, Outside, TermEvidence
+from milpplan.validation import Evidence
+from milpplan.validation.evidence import Outside, TermEvidence
 
 
 class RunDocument(Record):
