@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from benchmarks.problems import Case, Kind
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import SHARDING_RULES, layout_space
@@ -74,6 +75,12 @@ class Evaluation:
     cost: float
     is_legal: bool = False
     step_time_s: float | None = None
+
+
+def tuned_problem(case: Case, kind: Kind) -> Problem:
+    """The problem of a case with ZeRO in pipelines allowed: tuners choose the stage whatever the degrees."""
+    problem = case.problem(kind)
+    return problem.model_copy(update={"space": problem.space.model_copy(update={"zero_pipeline": True})})
 
 
 class Encoding:

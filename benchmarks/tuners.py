@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.problems import CASES, Case, Kind
 from benchmarks.tables import markdown_table, measured_on, replace_section
-from benchmarks.tuner_encoding import Encoding
+from benchmarks.tuner_encoding import Encoding, tuned_problem
 from benchmarks.tuner_figure import figure
 from benchmarks.tuner_search import TUNERS, Budget, TunerRun, tune
 from milpplan import PlanResult, solve
@@ -53,7 +53,7 @@ def measure(
     case: Case, kind: Kind, setups: Sequence[tuple[str, bool]], seeds: int, budget: Budget
 ) -> dict[str, Any]:
     """The proof, and every run of every tuner, as plain data."""
-    problem = case.problem(kind)
+    problem = tuned_problem(case, kind)
     started_s = time.process_time()
     result = solve(problem, gap=1e-4)
     proof_cpu_s = time.process_time() - started_s

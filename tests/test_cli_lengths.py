@@ -232,6 +232,8 @@ REFUSED = {
     "space": ["--space", "any"],
     "tokens": ["--tokens", "1e9"],
     "witness": ["--no-witness"],
+    "robust": ["--robust"],
+    "scenarios": ["--scenarios", "s.toml"],
     "fastest": ["--fastest"],
     "method": ["--method", "program"],
     "inference": ["--inference"],
@@ -256,7 +258,7 @@ TAKEN = {
     *("backend", "time_limit", "gap", "seed", "workers", "lengths", "max_strategies", "tokens_per_step", "align"),
     *("padding", "mask", "buckets", "bucket_count", "baselines", "side_by_side", "unlike_replicas", "hetu", "out"),
     # Only --target has a price.
-    *("as_json", "price_limit", "ignore", "verbose", "progress"),
+    *("as_json", "price_limit", "ignore", "verbose", "progress", "memory_margin", "stack"),
 }
 """Options that lengths know."""
 

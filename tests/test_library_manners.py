@@ -175,10 +175,10 @@ def taken(problem: Problem, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple
     resolve = LayoutSolver.resolve
 
     def noted(
-        self: LayoutSolver, setting: LayoutContext, cutoff: int, bound: int, effort: int = 1
+        self: LayoutSolver, setting: LayoutContext, cutoff: int, bound: int, effort: int = 1, slack: float = 0.0
     ) -> LayoutOutcome:
-        way.append((setting.layout, cutoff, bound, effort))
-        return resolve(self, setting, cutoff, bound, effort)
+        way.append((setting.layout, cutoff, bound, effort, slack))
+        return resolve(self, setting, cutoff, bound, effort, slack)
 
     def program(one: Program) -> None:
         rows = one.rows

@@ -48,6 +48,7 @@ def planned() -> list[Any]:
     links, workload = mp.Links(2, 2e11, 2.5e10), mp.workload_of([700, 1500, 2000], 512)
     costs = mp.switch_costs(problem.model, [plan, other], links)
     asked = [problem, problem.model, problem.hardware, problem.job, problem.space, mp.Range(minimum=1, maximum=4)]
+    asked.append(mp.Scenario(name="slow", constants={"scale_out_efficiency": {"value": 0.5}}))
     decided = [plan, plan.layout, plan.virtual_stages[0], plan.virtual_stages[0].recompute]
     solved = [result, result.log[0], result.report, mp.SolveOptions(), mp.traffic(problem, plan)]
     bulk = mp.simulate_many(problem, [plan.layout])

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import tuners
 from benchmarks.problems import CASES, Case, Kind
-from benchmarks.tuner_encoding import ILLEGAL, UNFIT, Ask, Encoding, Knob, encode
+from benchmarks.tuner_encoding import ILLEGAL, UNFIT, Ask, Encoding, Knob, encode, tuned_problem
 from benchmarks.tuner_figure import figure, quartiles
 from benchmarks.tuner_search import Budget, TunerRun, tune
 from milpplan import Layout, Plan, PlanResult, Problem, VirtualStage, simulate, solve
@@ -56,7 +56,7 @@ def layout_of(setting: dict[str, object], case: Case) -> Layout | None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_settings_are_legal_exactly_where_the_space_says_so(case: Case, kind: Kind) -> None:
     """A setting gives a plan if and only if the rules of the space admit its layout."""
-    problem = case.problem(kind)
+    problem = tuned_problem(case, kind)
     encoding, illegal_at = Encoding(problem), {"family": 0, "sharding": 0}
     legal = 0
     for seed in range(600):
@@ -82,7 +82,7 @@ def test_plain_settings_are_legal_exactly_where_the_space_says_so(case: Case, ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_guided_settings_are_legal_plans_of_the_space_at_its_cost(count: int, case: Case, kind: Kind) -> None:
     """Every guided setting is a plan of the space, and its cost is that of the simulator."""
-    problem = case.problem(kind)
+    problem = tuned_problem(case, kind)
     encoding = Encoding(problem, is_guided=True)
     for seed in range(count):
         plan = encoding.decode(randomly(seed))
@@ -106,7 +106,7 @@ def splits_like_the_space(problem: Problem, plan: Plan) -> bool:
 @pytest.mark.parametrize(("case", "kind"), [(DENSE, "uniform"), (EXPERTS, "uniform"), (DENSE, "free")])
 def test_the_proved_optimum_can_be_said(case: Case, kind: Kind) -> None:
     """In both encodings the optimum has a setting, and its cost is what the proof says."""
-    problem = case.problem(kind)
+    problem = tuned_problem(case, kind)
     result = solve(problem)
     for is_guided in (False, True):
         says_the_optimum(Encoding(problem, is_guided=is_guided), result)
@@ -131,7 +131,7 @@ def says_the_optimum(encoding: Encoding, result: PlanResult) -> None:
 @pytest.mark.parametrize("split", [(0, 15, 17, 0), (8, 8, 8, 8), (5, 1, 25, 1), (0, 1, 1, 30)])
 def test_any_split_without_interleaving_can_be_said(split: tuple[int, ...]) -> None:
     """Splits of 32 layers, from even ones to the most uneven."""
-    encoding = Encoding(DENSE.problem("free"))
+    encoding = Encoding(tuned_problem(DENSE, "free"))
     layout = Layout(pp=4, tp=4, global_batch_size=16, sequence_parallel=True)
     edges = np.concatenate([[0], np.cumsum(split)]).tolist()
     stages = tuple(VirtualStage(layers=pair) for pair in pairwise(edges))
@@ -142,7 +142,7 @@ def test_any_split_without_interleaving_can_be_said(split: tuple[int, ...]) -> N
 
 def test_a_run_ends_at_its_budget_and_at_its_target() -> None:
     """The budget of evaluations is met exactly; a target that every plan meets ends a run at its first."""
-    encoding = Encoding(DENSE.problem("uniform"), is_guided=True)
+    encoding = Encoding(tuned_problem(DENSE, "uniform"), is_guided=True)
     spent = tune("random", encoding, 1, Budget(40, 100.0))
     assert spent.evaluations == spent.legal == 40
     assert 0 < spent.fitting <= 40
@@ -194,7 +194,7 @@ def test_tiny_benchmark_end_to_end(
 
 def test_a_plan_below_the_bound_stops_the_run() -> None:
     """A tuner that beats the proof is an error, not a result."""
-    result = solve(DENSE.problem("uniform"))
+    result = solve(tuned_problem(DENSE, "uniform"))
     assert result.step_time_s is not None
     run = TunerRun("t", 1, 1, 1, 1, 0.1, ((1, 0.1, 0.9 * result.step_time_s),))
     with pytest.raises(tuners.BoundBrokenError, match="below the bound"):
@@ -217,7 +217,7 @@ def test_tuners_from_elsewhere(tuner: str, package: str, is_guided: bool) -> Non
     """They turn the same knobs; a run is the same with the same seed."""
     pytest.importorskip(package)
     kind: Kind = "free" if tuner in tuners.IN_FREE_SPACE else "uniform"
-    encoding = Encoding(DENSE.problem(kind), is_guided=is_guided)
+    encoding = Encoding(tuned_problem(DENSE, kind), is_guided=is_guided)
     run = tune(tuner, encoding, 3, Budget(8, 100.0))
     assert run.evaluations == 8
     assert run.legal == 8 or not is_guided

@@ -443,6 +443,7 @@ def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
         "--warm-start": words.warm_start,
         "--check-ends": words.check_ends,
         "--robust": words.robust,
+        "--scenarios": words.scenarios,
         "--price-per-gpu-hour": words.price,
         "--target": words.target,
         "--target-version": words.target_version,

@@ -80,10 +80,10 @@ def test_time_that_is_over_leaves_questions_open(monkeypatch: pytest.MonkeyPatch
     plan = solve(problem).plan
     assert plan is not None
     asked: list[str] = []
-    spent = iter([False, False, True])
+    spent = iter([False, False, False, True])
     monkeypatch.setattr(optima.Budget, "is_spent", property(lambda budget: next(spent, True)))
     told = explain_plan(problem, plan, [{"tp": 2}], callback=asked.append)
-    assert asked == ["the proved best", "tp=2", "memory without limit"]
+    assert asked == ["the proved best", "break-even values", "tp=2", "memory without limit"]
     assert [one.words for one in told.wishes] == ["tp=2"]
     assert told.unanswered[0] == "1 GiB more memory"
     assert len(told.unanswered) == 7

@@ -60,7 +60,7 @@ def stopping(
     asked[0] += 1
     if asked[0] == at:
         raise KeyboardInterrupt
-    return planner._solve(own, options, known)
+    return planner.solve_from(own, options, known)
 
 
 @pytest.mark.parametrize("seed", first(3, range(40)))
@@ -96,7 +96,7 @@ def test_what_no_time_was_left_for_is_open(monkeypatch: pytest.MonkeyPatch) -> N
     def interrupted(own: Problem, options: SolveOptions, known: Any = ()) -> PlanResult:
         if own.space.kind == "free" and not known:
             raise KeyboardInterrupt
-        return planner._solve(own, options, known)
+        return planner.solve_from(own, options, known)
 
     monkeypatch.setattr(planner, "FewestSearch", lambda one, options, _: FewestSearch(one, options, interrupted))
     words = ["min-gpus", "llama2-7b", "dgx-a100-80", "--global-batch", "16", "--gpus", "1:8", "--fix", "cp=1"]

@@ -9,7 +9,7 @@ import pytest
 from milpplan import Job, Problem, Space, fixed, load_hardware, load_model, simulate, solve
 from milpplan.optimize.bounds.closed_form import layout_bounds
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem import RANK_ORDERS
+from milpplan.problem import RANK_ORDERS, Software
 from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.brute_force import brute_force
 from tests.optimize.problems import FAMILIES, random_plan, random_problem, with_memory
@@ -55,11 +55,14 @@ def test_bounds_hold_in_every_order(family: str) -> None:
 
 def test_another_order_wins_with_long_sequences() -> None:
     """Llama-3 70B at 131,072 tokens on 128 H100: pipelines of two beside each tensor group, rings across nodes,
-    are 0.6 % faster than everything that the usual order offers; both are proved."""
+    are 0.6 % faster than everything that the usual order offers, where all communication hides and the network is
+    quiet; both are proved."""
     job = Job(num_gpus=128, global_batch_size=8, sequence_length=131_072)
+    hardware = load_hardware("dgx-h100")
+    quiet = hardware.scale_out.model_copy(update={"congestion_s_per_byte": 0.0})
     problem = Problem(
         model=load_model("llama3-70b"),
-        hardware=load_hardware("dgx-h100"),
+        hardware=hardware.model_copy(update={"software": Software(), "scale_out": quiet}),
         job=job,
         space=Space(kind="uniform", memory_margin_fraction=0.0, zero_pipeline=True),
     )

@@ -93,7 +93,9 @@ def test_bounds_without_a_pipeline_are_the_plans() -> None:
     problem = opened("llama2-7b", 16, 2**50, pp=(1,))
     columns = sampled(problem, 3000)
     least_ns, step_ns, least_bytes, peak = bounds_and_plans(problem, columns)
-    assert least_ns == pytest.approx(step_ns, rel=1e-11)
+    # Steps are rounded up to nanoseconds, a few times where communication hides in part.
+    assert (least_ns <= step_ns * (1 + 1e-11)).all()
+    assert least_ns == pytest.approx(step_ns, abs=4, rel=0)
     on_device = ~columns.offload_optimizer.astype(bool)
     assert least_bytes[on_device] == pytest.approx(peak[on_device], rel=1e-11)
 

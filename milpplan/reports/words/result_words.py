@@ -137,8 +137,8 @@ def constants_text(problem: Problem) -> str:
         errors = [fit.error_before for fit in fits.values() if fit.error_before is not None]
         if errors and max(errors) < 1:
             ends = dict.fromkeys(percent_text(1 / (1 - error) - 1, 0) for error in (min(errors), max(errors)))
-            slower = f"frameworks run {' to '.join(ends)} slower (measured)"
-            parts[name] = f"{name} alone: {slower}; fitted: {', '.join(fits)}"
+            example = min(fits, key=lambda stack: fits[stack].error_left_out or 1.0)
+            parts[name] = f"{name} alone: frameworks run {' to '.join(ends)} slower; {example} is fitted"
     return "; ".join(parts.values())
 
 
