@@ -124,16 +124,27 @@ class _RobustSolve:
 
     def run(self) -> PlanResult:
         """Solve every scenario, then search for the plan with the least regret."""
-        for name in self.problems:
-            self._solve_scenario(name)
-            if self.results[name].message:
-                break
-        nominal = self.results[NOMINAL]
-        if nominal.plan is None:
-            return nominal
+        message = ""
+        try:
+            for name in self.problems:
+                self._solve_scenario(name)
+                message = self.results[name].message
+                if message:
+                    break
+        except KeyboardInterrupt:
+            if NOMINAL not in self.results:
+                raise
+            message = self._stopped()
+        if self.results[NOMINAL].plan is None:
+            return self.results[NOMINAL]
         if len(self.results) < len(self.problems):
-            return replace(nominal, status="feasible", layouts=None, regret=self._regret(nominal.plan, None))
+            with undisturbed():
+                return replace(self._unsearched(), message=message)
         return self._minimise_regret()
+
+    def _stopped(self) -> str:
+        """Return the message of a solve that is stopped now: none at the time limit."""
+        return "" if self.deadline.passed else "Interrupted."
 
     def _solve_scenario(self, name: str) -> None:
         """Solve a scenario from the plans known so far, and add its plans."""
@@ -154,64 +165,81 @@ class _RobustSolve:
         chooses = options.simplest and options.gap > 0
         searched = replace(options, gap=searched_gap(options.gap)) if chooses else options
         context = SolveContext(searched, backend(options.backend), witnesses(options), self.deadline.until)
-        best = [self._best(name) for name in self.problems]
-        scenarios = Scenarios.of(list(self.problems.values()), best)
-        first = scenarios.problems[0]
-        space = layout_space(first, options.forbid)
-        search = Search(first, space, context, self.started, tuple(self.plans), scenarios=scenarios)
-        chosen, message = None, ""
+        search, chosen, message, unit = None, None, "", 1.0
         try:
+            best = [self._best(name) for name in self.problems]
+            unit = min(best)
+            scenarios = Scenarios.of(list(self.problems.values()), best)
+            first = scenarios.problems[0]
+            starts = tuple(self.plans)
             if first.space.kind == "free":
-                search.starts = (*search.starts, *uniform_plans(first, context, self.plans, scenarios))
+                starts += tuple(uniform_plans(first, context, starts, scenarios))
+            space = layout_space(first, options.forbid)
+            search = Search(first, space, context, self.started, starts, scenarios=scenarios)
             search.bound()
             decide_layouts(search)
             if chooses:
                 num_untested = answer_function("num_untested_terms")
                 chosen = simplest(search, options.gap, lambda plan: int(num_untested(nominal, plan)))
         except KeyboardInterrupt:
-            message = "" if self.deadline.passed else "Interrupted."
+            message = self._stopped()
         except MemoryError:
             message = NO_MEMORY
         with undisturbed() as signals:
-            result = self._result(search, chosen, min(best))
+            entry = chosen or (None if search is None else search.best)
+            # A search may end before it has evaluated the plans that it starts from.
+            result = self._unsearched() if search is None or entry is None else self._result(search, entry, unit)
         return replace(result, message=message or ("Interrupted." if signals else ""))
 
-    def _result(self, search: Search, chosen: tuple[float, Plan] | None, unit: float) -> PlanResult:
+    def _result(self, search: Search, entry: tuple[float, Plan], unit: float) -> PlanResult:
         """Build the result of the search, whether it was finished or stopped.
 
         Args:
             search: the search.
-            chosen: scaled objective and plan of the result; None: those of the incumbent.
+            entry: scaled objective and plan of the result.
             unit: objective of the best plan found in the first scenario, whose scale is 1.
         """
-        entry = chosen or search.best
-        assert entry is not None, "the search starts from plans that fit"
-        value, plan = entry
-        nominal, problem = self.results[NOMINAL], self.problems[NOMINAL]
-        report, bound = simulate(problem, plan), min(search.global_bound(), search.best_value)
-        regret = self._regret(plan, (bound - self._rounding(plan)) / unit - 1.0)
+        (value, plan), bound = entry, min(search.global_bound(), search.best_value)
         proved = all(result.status == "optimal" for result in self.results.values())
-        status: Status = (
-            "optimal" if proved and value - bound <= self.options.gap * value * (1 + 1e-9) else "feasible"
+        closed = value - bound <= self.options.gap * value * (1 + 1e-9)
+        status: Status = "optimal" if proved and closed else "feasible"
+        details = self.results[NOMINAL].details | {"least_memory_bytes": search.explored.least_memory()}
+        return replace(
+            self._result_of(plan, status, (bound - self._rounding(plan)) / unit - 1.0),
+            layouts=search.prune_record(),
+            log=tuple(search.log),
+            work=solver_work(search.context, status),
+            details=details,
         )
+
+    def _unsearched(self) -> PlanResult:
+        """Build the result of a solve that ended before its last search: the known plan that loses the least."""
+        best = {name: self._best(name) for name in self.problems}
+        plan = min(self.plans, key=lambda known: max(self._value(name, known) / best[name] for name in best))
+        return replace(self._result_of(plan, "feasible", None), layouts=None)
+
+    def _result_of(self, plan: Plan, status: Status, at_least: float | None) -> PlanResult:
+        """Build the nominal result with a robust plan.
+
+        Args:
+            plan: the plan.
+            status: of the robust solve.
+            at_least: proved lower bound of the regret of every plan; None: nothing is proved.
+        """
+        nominal, problem = self.results[NOMINAL], self.problems[NOMINAL]
         objective = self._value(NOMINAL, plan) * printed_unit(problem)[0]
         lower = nominal.objective_bound
-        gap = None if lower is None else max(0.0, 1.0 - lower / objective)
         return replace(
             nominal,
             status=status,
             plan=plan,
-            report=report,
+            report=simulate(problem, plan),
             objective=objective,
-            gap=gap,
-            layouts=search.prune_record(),
-            log=tuple(search.log),
-            work=solver_work(search.context, status),
+            gap=None if lower is None else max(0.0, 1.0 - lower / objective),
             wall_time_s=time.monotonic() - self.started,
             runners_up=(),
-            details=nominal.details | {"least_memory_bytes": search.explored.least_memory()},
             fastest=None,
-            regret=regret,
+            regret=self._regret(plan, at_least),
         )
 
     def _rounding(self, plan: Plan) -> float:
@@ -235,7 +263,7 @@ class _RobustSolve:
         return min(self._value(name, plan) for plan in self.plans)
 
     def _regret(self, plan: Plan, at_least: float | None) -> Regret:
-        """Compare a plan with the best plans found and the bounds proved in the scenarios solved so far.
+        """Compare a plan with the best plans found and the bounds proved in all scenarios, if they were solved.
 
         Args:
             plan: the plan.
@@ -245,9 +273,9 @@ class _RobustSolve:
         to_s = 1.0 / weight / NS_PER_S
         first = self.results[NOMINAL].plan
         scenarios = []
-        for name, result in self.results.items():
-            scale, _ = printed_unit(self.problems[name])
-            bound = None if result.objective_bound is None else result.objective_bound / scale
+        for name, problem in self.problems.items():
+            proved = self.results[name].objective_bound if name in self.results else None
+            bound = None if proved is None else proved / printed_unit(problem)[0]
             value, best = self._value(name, plan), self._best(name)
             lost = 0.0 if first is None else self._value(name, first) / best - 1.0
             scenarios.append(
