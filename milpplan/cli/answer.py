@@ -78,7 +78,7 @@ def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[
     if result.problem.space.target is not None:
         yield f"milpplan export {file} --to {result.problem.space.target} --out launch"
     elif not result.problem.inference and not result.problem.other_hardware:
-        yield "--target megatron (or another launcher) finds the best plan that it can run, to export"
+        yield "--target megatron (or another launcher): the best plan to export"
     yield f"milpplan report {file} --out report.html"
 
 

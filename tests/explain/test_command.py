@@ -67,7 +67,7 @@ def test_the_document_is_one_and_a_plan_file(plan_path: Path, tmp_path: Path) ->
         "--time-limit",
         "600",
         "--why-not",
-        "tp=2",
+        "tp=1",
         "--wish",
         "recompute=full,pp=2",
     )
@@ -75,7 +75,7 @@ def test_the_document_is_one_and_a_plan_file(plan_path: Path, tmp_path: Path) ->
     document = ExplanationDocument.model_validate_json(result.stdout)
     assert document.evidence is not None
     assert document.evidence.generation == "Hopper"
-    assert [one.words for one in document.wishes] == ["tp=2", "pp=2,recompute=full"]
+    assert [one.words for one in document.wishes] == ["tp=1", "pp=2,recompute=full"]
     assert all(one.asked and one.outcome == "priced" for one in document.wishes)
     assert document.wishes[1].price is not None
     assert document.wishes[1].price.low is not None
