@@ -80,7 +80,7 @@ def test_the_constants_are_named_with_their_error() -> None:
     assert "constants dgx-h100+nemo, fitted to 60 runs, left-out error 4.1 %" in said
     bare = " ".join(runner.invoke(app, [*SMALL, "--space", "uniform", "--price-limit", "0"]).output.split())
     assert "constants dgx-h100 alone: frameworks run 12 % to" in bare
-    assert "dgx-h100+nemo" in bare
+    assert "slower; dgx-h100+composer is fitted" in bare
     listed = " ".join(runner.invoke(app, ["list", "hardware"]).output.split())
     for name in stack_names():
         assert name in listed
