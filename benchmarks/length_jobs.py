@@ -118,7 +118,8 @@ class Case:
             model=load_model(self.model),
             hardware=load_hardware(self.hardware),
             job=Job(num_gpus=self.num_gpus, global_batch_size=1, sequence_length=ALIGNMENT),
-            space=Space() if self.context else Space(cp=(1,)),
+            # Without a margin of memory, as the tables that the jobs are compared with.
+            space=Space(cp=None if self.context else (1,), memory_margin_fraction=0.0),
         )
 
     @property

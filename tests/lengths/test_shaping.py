@@ -22,9 +22,7 @@ def test_shapes_hold_every_sequence_and_are_short(case: Case, name: str) -> None
     at most two hundredths longer before any improvement than the packing that knows no shapes and is improved."""
     steps = case.workload
     load = Load(steps.lengths, steps.counts, 128)
-    space = case.problem.space.model_copy(update={"memory_margin_fraction": 0.0})
-    problem = case.problem.model_copy(update={"space": space})
-    found = StrategyTables.of(quantum_problem(problem, 128), load)
+    found = StrategyTables.of(quantum_problem(case.problem, 128), load)
     (member,) = (place for place, one in enumerate(found.members) if one.candidate.name == name)
     grains = found.max_quanta(member, shared_memory=False)
     ways = packings_by_shape(found.work_bound(member, shared_memory=False, exact=True), load, grains)
