@@ -141,6 +141,8 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
     """A pair of which only a pipeline of one replica holds the long sequences: programs raise what is known of it,
     and with random shares of the others, packed, switched and timed exactly, no step is below."""
     problem = small_problem(memory_gib=30).model_copy(update={"model": small_model(8)})
+    space = problem.space.model_copy(update={"memory_margin_fraction": 0.0})
+    problem = problem.model_copy(update={"space": space})
     found = pool_of(problem, workload(long=5, short=100, longest=40_000))
     random = np.random.default_rng(5)
     search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
