@@ -167,19 +167,18 @@ def num_unexercised(problem: Problem, plan: Plan) -> int:
 
 
 def _exercised(term: Term, runs: tuple[Exercise, ...], with_stack: bool, sizes: Mapping[str, int]) -> TermEvidence:
-    """Combine the runs of several number formats: a source counts once per format in the mean of the errors; the
-    number of sources is the maximum over the formats, and a range covers all of them."""
-    weights = [exercise.num_sources for exercise in runs]
-    errors = [exercise.error_with_stacks if with_stack else exercise.error_without_stacks for exercise in runs]
-    mean = sum(weight * error for weight, error in zip(weights, errors, strict=True)) / sum(weights)
+    """Combine the runs of several number formats: the error and the number of sources are the maximum over the
+    formats, and a range covers all of them."""
+    error = max(exercise.error_with_stacks if with_stack else exercise.error_without_stacks for exercise in runs)
     num_runs = sum(exercise.num_runs for exercise in runs)
+    num_sources = max(exercise.num_sources for exercise in runs)
     whole = ranges({name: pair[side] for name, pair in one.ranges.items()} for one in runs for side in (0, 1))
     outside = tuple(
         Outside(name, sizes[name], low if sizes[name] < low else high)
         for name, (low, high) in whole.items()
         if not low <= sizes[name] <= high
     )
-    return TermEvidence(term.name, term.words, num_runs, max(weights), mean, ranges=whole, outside=outside)
+    return TermEvidence(term.name, term.words, num_runs, num_sources, error, ranges=whole, outside=outside)
 
 
 def _unexercised(problem: Problem, plan: Plan, step_time_s: float, term: Term) -> TermEvidence:

@@ -24,7 +24,8 @@ class Outside:
 class TermEvidence:
     """Term of a plan, with the scored runs on its generation of hardware that exercise it.
 
-    ``mean_abs_error`` is that of their step times, with equal weight for every source; None without runs.
+    ``mean_abs_error`` is that of their step times, with equal weight for every source, in the number format where
+    it is largest; None without runs.
     ``share``: the reduction of the step without the term; ``share_doubled``: its increase with the term doubled;
     both are shares of the step, and None for exercised terms. ``ranges``: minimum and maximum of every measure
     over the runs; ``outside``: measures of the plan that are not in them.

@@ -129,6 +129,16 @@ def test_a_table_is_made_of_scored_runs(tmp_path: Path) -> None:
     assert terms["tensor_parallel_inside"].error_without_stacks == pytest.approx(sum(errors) / 2, abs=1e-4)
 
 
+def test_the_error_of_a_term_is_the_largest_over_number_formats() -> None:
+    """Runs in another format that are predicted better do not make the printed error smaller."""
+    problem, plan = case(tp=8)
+    known = table("tensor_parallel_inside", "gradient_reduction_across", "parameter_gather")
+    better = ONE.model_copy(update={"error_without_stacks": 0.01, "num_sources": 9})
+    known.generations["Hopper"].terms["fp8"] = {"tensor_parallel_inside": better}
+    (term,) = [one for one in told(problem, plan, (), known).terms if one.name == "tensor_parallel_inside"]
+    assert (term.mean_abs_error, term.num_sources) == (0.2, 9)
+
+
 def test_hardware_of_ones_own_belongs_to_its_accelerator() -> None:
     """A description under another name is of the generation of its GPU; an unknown GPU is one of its own."""
     own = load_hardware("dgx-h100").model_copy(update={"name": "our cluster"})
