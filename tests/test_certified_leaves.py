@@ -257,6 +257,24 @@ def test_some_changes_of_each_kind_are_found(kind: str, texts: Callable[[str], s
     assert tried > 5
 
 
+def test_order_of_compared_plans_is_certified(texts: Callable[[str], str], tmp_path: Path) -> None:
+    """Compared plans are in the order of their objectives; no other order is certified."""
+    data, path = json.loads(texts("integer programs")), tmp_path / "changed.json"
+    path.write_text(json.dumps(data))
+    original = read_result(path)
+    plans = data["runners_up"]
+    assert len(plans) > 1
+    proofs = SecondProofs.by(SolveOptions(backend=other_backend(original.solver.backend)))
+    assert verdict(with_value(data, ("runners_up",), plans[::-1]), path, proofs, original) == "refused"
+
+
+def test_a_result_read_from_its_file_has_the_same_seal(texts: Callable[[str], str], tmp_path: Path) -> None:
+    """No number of a result, a negative zero for one, reads otherwise than it was sealed."""
+    path = tmp_path / "result.json"
+    path.write_text(texts("uniform, forbidden"))
+    assert sealed(read_result(path)) == read_result(path)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_changes_of_each_kind_are_found(kind: str, texts: Callable[[str], str], tmp_path: Path) -> None:

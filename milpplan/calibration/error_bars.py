@@ -90,8 +90,9 @@ def side_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> flo
 def _parts_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> dict[str, float]:
     """Compute the seconds that each constant, the residual and the spread between clusters add to one side."""
     uncertainty = uncertainty_of(problem.hardware)
+    # Step times are whole nanoseconds. Further digits of a difference are rounding, and so is a negative zero.
     parts = {
-        name: max(sign * (_step_s(at(problem, {name: sign}), plan) - step_time_s), 0.0)
+        name: max(0.0, round(sign * (_step_s(at(problem, {name: sign}), plan) - step_time_s), 9))
         for name in UNCERTAIN
         if getattr(uncertainty, name) > 0
     }

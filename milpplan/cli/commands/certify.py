@@ -481,9 +481,26 @@ def _fastest(
 
 
 def _other_plans(document: ResultDocument, claim: ClaimedResult, source: str) -> tuple[Plan, ...]:
-    """Read the plans that a result compares with."""
+    """Read the plans that a result compares with.
+
+    Raises:
+        InvalidInputError: a plan is not in the space, does not fit or misses the deadline, or they are not in
+            the order of their objectives.
+    """
     plans = tuple(other.plan.restored(source) for other in document.runners_up)
-    return _plans_of_space(document, claim, plans, source) if plans else ()
+    if not plans:
+        return ()
+    _plans_of_space(document, claim, plans, source)
+    problem = document.problem
+    listed = listed_problem(problem, claim.plan)
+    values = [objective_of(listed, plan, simulate(problem, plan)) for plan in plans]
+    if values != sorted(values):
+        raise InvalidInputError(
+            f"{source} compares its plan with others that are not in the order of their objectives.",
+            "Expected the best of them first.",
+            "Take the original file, or solve the problem again.",
+        )
+    return plans
 
 
 def _plans_of_space(
