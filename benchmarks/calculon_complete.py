@@ -25,7 +25,7 @@ from benchmarks.calculon_full import whole_space
 from benchmarks.calculon_side import Checkout, Tree, copy_without_messages, search_problem
 from benchmarks.tables import layout_text
 from milpplan import PlanResult, Problem, solve
-from milpplan.optimize.search.candidate_layouts import FATES
+from milpplan.optimize.search.closed_layouts import FATES
 
 PROBLEMS = {
     "5b-2": ("megatron-5B", 2, 2),

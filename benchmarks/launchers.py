@@ -20,7 +20,7 @@ from milpplan import Job, Plan, Problem, load_hardware, load_model, simulate, so
 from milpplan.errors import MilpplanError
 from milpplan.launchers.records import ImportRequest
 from milpplan.launchers.targets import TARGETS, restrict
-from milpplan.optimize.result import PlanResult
+from milpplan.optimize.records import PlanResult
 from milpplan.problem.problem import SPACES
 from milpplan.version import __version__
 

@@ -26,7 +26,7 @@ from benchmarks.tables import markdown_table, measured_on, replace_section
 from milpplan import solve
 from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.milp.write_program import write_mps
-from milpplan.optimize.result import ProgramAnswer, SolveOptions
+from milpplan.optimize.records import ProgramAnswer, SolveOptions
 
 README: Final = Case("readme", "llama3-70b", "dgx-h100", 512, 512, 8192)
 BACKENDS: Final = ("cpsat", "cbc", "highs")

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.problems import Case, Kind
 from benchmarks.tables import layout_text
 from milpplan import PlanResult, solve
-from milpplan.optimize.search.candidate_layouts import FATES
+from milpplan.optimize.search.closed_layouts import FATES
 
 RU_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of getrusage's ru_maxrss."""

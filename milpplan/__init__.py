@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from milpplan.groups.workload import workload_of as workload_of
     from milpplan.lengths.records import LengthsResult as LengthsResult
     from milpplan.lengths.solve_lengths import solve_lengths as solve_lengths
-    from milpplan.optimize.result import PlanResult as PlanResult
-    from milpplan.optimize.result import Progress as Progress
-    from milpplan.optimize.result import SolveOptions as SolveOptions
+    from milpplan.optimize.records import PlanResult as PlanResult
+    from milpplan.optimize.records import Progress as Progress
+    from milpplan.optimize.records import SolveOptions as SolveOptions
     from milpplan.optimize.robust import solve_robust as solve_robust
     from milpplan.optimize.solve import fixed as fixed
     from milpplan.optimize.solve import solve as solve

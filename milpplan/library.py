@@ -41,7 +41,7 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "milpplan.optimize.robust": ("solve_robust",),
     "milpplan.problem.scenarios": ("Scenario",),
-    "milpplan.optimize.result": (
+    "milpplan.optimize.records": (
         "PlanResult",
         "Progress",
         "SolveOptions",
@@ -83,7 +83,7 @@ NAMES: Final = sorted([*(name for names in HOMES.values() for name in names), "_
 # Records know nothing of reports; who imports the library sees them drawn in a notebook.
 DRAWN: Final[dict[str, dict[str, str]]] = {
     "milpplan.simulation.report": {"StepReport": "milpplan.reports.notebook.html.step_blocks"},
-    "milpplan.optimize.result": {"PlanResult": "milpplan.reports.notebook.html.result_blocks"},
+    "milpplan.optimize.records": {"PlanResult": "milpplan.reports.notebook.html.result_blocks"},
     "milpplan.problem.plan": {"Plan": "milpplan.reports.notebook.html.plan_blocks"},
     "milpplan.communication.records": {"TrafficReport": "milpplan.reports.answers.traffic.traffic_blocks"},
     "milpplan.explain.hardware_choice": {

@@ -17,7 +17,7 @@ from milpplan.units import cleaned, printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from milpplan.optimize.result import Status
+    from milpplan.optimize.records import Status
     from milpplan.reports.blocks import Block
 
 WIDTH = 100

@@ -28,7 +28,7 @@ from milpplan.explain.records import BreakEvens
 from milpplan.optimize import DEFAULT_GAP, Effort, PlanResult, SolveOptions, explain, solve_robust, target_price
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.result import ProgramAnswer
+from milpplan.optimize.records import ProgramAnswer
 from milpplan.optimize.robust import ROBUST_GAP
 from milpplan.optimize.solve import margin_price
 from milpplan.optimize.solve import solve as solve_problem

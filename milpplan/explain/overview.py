@@ -35,7 +35,7 @@ from milpplan.optimize import SolveOptions, objective_weights, with_job
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.layout import LayoutSolver
-from milpplan.optimize.layout.stage_options import settings_of
+from milpplan.optimize.layout.stage_options import contexts_of
 from milpplan.optimize.layout.view_solver import resolve_views
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.search.best_first import Search
@@ -276,7 +276,7 @@ def _settled(
     layout = search.explored.space.at(row)
     if problem.space.kind == "uniform":
         return _uniform(problem, search, row, limit_ns)
-    settings = settings_of(problem, layout, cluster_costs(problem, LayoutColumns.of([layout])).at(0))
+    settings = contexts_of(problem, layout, cluster_costs(problem, LayoutColumns.of([layout])).at(0))
     bound = int(search.explored.bounds_ns[row])
     if layout.replica_micro_batches:
         resolution = resolve_views(prover, layout, settings, (), limit_ns, bound, effort=0)

@@ -194,7 +194,7 @@ def pipeline_times_ns(pipeline: Pipeline, units: Int64Array) -> Int64Array:
         B[p, m] = b_m + max(B[p+1, m] + l, previous)     previous = F[p, m+P-p-1] if that exists, else B[p, m-1]
 
     and the time is B[0, v-1]. Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training" (2021),
-    PipeDream-flush; the order of ``milpplan.simulation.pipeline.schedule`` (tested against it).
+    PipeDream-flush; the order of ``milpplan.simulation.pipeline.work_orders`` (tested against it).
     """
     loads = np.asarray(units, np.int64)
     num_stages, num_micro_batches = pipeline.num_stages, loads.shape[-1]

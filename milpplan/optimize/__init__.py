@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from milpplan.optimize.context import Counters, SolveContext
     from milpplan.optimize.infeasibility import Effort, explain, refusing_rules, with_job, with_space
     from milpplan.optimize.objective import objective_weights
-    from milpplan.optimize.result import (
+    from milpplan.optimize.records import (
         DEFAULT_GAP,
         Certification,
         ClaimedResult,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from milpplan.optimize.objective import objective_weights, on_gpus, printed_unit
-from milpplan.optimize.result import Certification, Check, ClaimedResult, PlanResult, SolveOptions, Verdict
+from milpplan.optimize.records import Certification, Check, ClaimedResult, PlanResult, SolveOptions, Verdict
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from milpplan.errors import UnavailableError
 from milpplan.optimize.milp.solution import Backend, end_if
-from milpplan.optimize.result import SolveOptions
-from milpplan.optimize.search.candidate_layouts import BUDGET, Budget
+from milpplan.optimize.records import SolveOptions
+from milpplan.optimize.search.closed_layouts import BUDGET, Budget
 
 if TYPE_CHECKING:
     from milpplan.optimize.milp.program import Program

@@ -14,7 +14,7 @@ from typing import Final
 
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.objective import on_gpus
-from milpplan.optimize.result import PlanResult, SolveOptions, SolverWork, Status, proof_strength
+from milpplan.optimize.records import PlanResult, SolveOptions, SolverWork, Status, proof_strength
 from milpplan.problem import Plan, Problem
 
 ANY_PLAN: Final = 0.999

@@ -17,7 +17,7 @@ import numpy as np
 
 from milpplan.errors import InfeasibleError
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
-from milpplan.optimize.result import PlanResult, SolveOptions
+from milpplan.optimize.records import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import SHARDING_RULES, divisors, layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace

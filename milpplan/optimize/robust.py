@@ -32,7 +32,7 @@ from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.backends import backend, witnesses
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.objective import objective_weights, printed_unit
-from milpplan.optimize.result import PlanResult, Regret, ScenarioRegret, SolveOptions, Status, answer_function
+from milpplan.optimize.records import PlanResult, Regret, ScenarioRegret, SolveOptions, Status, answer_function
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.solve import (

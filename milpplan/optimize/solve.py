@@ -29,7 +29,7 @@ from milpplan.optimize.objective import (
     printed_unit,
     progress_unit,
 )
-from milpplan.optimize.result import (
+from milpplan.optimize.records import (
     DEFAULT_GAP,
     FastestPlan,
     PlanResult,
@@ -41,7 +41,7 @@ from milpplan.optimize.result import (
     answer_function,
 )
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.candidate_layouts import PruneRecord
+from milpplan.optimize.search.closed_layouts import PruneRecord
 from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import check_forbidden
@@ -307,7 +307,7 @@ def uniform_plans(
         starts: plans known so far.
         scenarios: scenarios whose scaled steps are compared, if any.
     """
-    from milpplan.optimize.layout.layer_branching import moved
+    from milpplan.optimize.layout.layer_branching import local_search
 
     # Switches that are open beside the degrees multiply the space, and hardly change which plan is best.
     plain = {name: (DEFAULTS[name],) for name in EXECUTION if DEFAULTS[name] in getattr(problem.space, name)}
@@ -326,7 +326,7 @@ def uniform_plans(
         layout_context = LayoutContext.of(
             problem, plan.layout, costs_of(problem, plan.layout), usable_memory_bytes(problem)
         )
-        plans.append(moved(layout_context, plan, context.deadline))
+        plans.append(local_search(layout_context, plan, context.deadline))
     return [plan for plan in plans if in_space(problem, plan)]
 
 
@@ -408,7 +408,7 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
 
 def _locally_improved(problem: Problem, first: PlanResult, deadline: float | None) -> list[Plan]:
     """Return the best even plan, then each good interleaved plan after a local search moved its layers."""
-    from milpplan.optimize.layout.layer_branching import moved
+    from milpplan.optimize.layout.layer_branching import local_search
 
     best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
     plans = best[:1]
@@ -416,7 +416,7 @@ def _locally_improved(problem: Problem, first: PlanResult, deadline: float | Non
         if plan.layout.vpp > 1 and not plan.layout.replica_micro_batches:
             costs = costs_of(problem, plan.layout)
             context = LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem))
-            plans.append(moved(context, plan, deadline))
+            plans.append(local_search(context, plan, deadline))
     return plans
 
 

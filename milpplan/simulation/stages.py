@@ -17,8 +17,8 @@ from milpplan.simulation.layers import Phase
 from milpplan.simulation.layout_columns import IntArray, ascending
 from milpplan.simulation.layout_costs import LayoutCosts
 from milpplan.simulation.mixed_costs import RankCosts
-from milpplan.simulation.pipeline.schedule import Kind
 from milpplan.simulation.pipeline.step_graph import Term
+from milpplan.simulation.pipeline.work_orders import Kind
 
 EMBEDDING, HEAD = -2, -1
 """Indices of embedding and head in the arrays that stack layer kinds, embedding and head."""

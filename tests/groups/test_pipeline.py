@@ -8,8 +8,8 @@ import pytest
 from milpplan.groups import Kind, Pipeline, pipeline_times_ns
 from milpplan.groups.bounds import PipelineCuts, best_profile, last_stage_cut
 from milpplan.simulation.layers import Term
-from milpplan.simulation.pipeline.schedule import structure
 from milpplan.simulation.pipeline.step_graph import StepGraph, step_time_ns
+from milpplan.simulation.pipeline.work_orders import structure
 from tests.groups.brute_force import event_time_ns
 
 

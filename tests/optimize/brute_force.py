@@ -36,7 +36,7 @@ from milpplan.simulation import (
     usable_memory_bytes,
 )
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.pipeline.schedule import live_profiles
+from milpplan.simulation.pipeline.work_orders import live_profiles
 
 
 def recompute_choices(modes: Sequence[str], count: int) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds, unifo
 from milpplan.optimize.layout import LayoutSolver
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.candidate_layouts import (
+from milpplan.optimize.search.closed_layouts import (
     FATES,
     BlockClasses,
     Budget,

@@ -28,7 +28,7 @@ from milpplan.optimize.milp import cbc
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import random_program
-from milpplan.optimize.search.candidate_layouts import Budget
+from milpplan.optimize.search.closed_layouts import Budget
 from milpplan.optimize.solve import first_plan
 from milpplan.optimize.space import layout_space as rule_filter
 from milpplan.optimize.space.enumerate_layouts import layout_space
@@ -149,7 +149,7 @@ def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) ->
 
 
 FOLDER = str(Path(milpplan.optimize.__file__).parent)
-WATCHED = ("best_first.py", "candidate_layouts.py", "branch_phase.py")
+WATCHED = ("best_first.py", "closed_layouts.py", "branch_phase.py")
 IN_SOLVE = ("first_plan", "_parts", "_narrowed", "decide_layouts")
 """Functions of ``solve.py`` that the search runs."""
 

@@ -12,7 +12,7 @@ from milpplan.simulation import LayoutColumns
 from milpplan.simulation.bulk import lockstep, uniform_plan
 from milpplan.simulation.bulk import simulate_many as bulk
 from milpplan.simulation.bulk.lockstep import work_ends
-from milpplan.simulation.pipeline.schedule import rank_profile, structure
+from milpplan.simulation.pipeline.work_orders import rank_profile, structure
 from tests.amounts import long_but
 from tests.simulation.cases import problem_of, random_layout, random_problem, shipped_hardware
 

@@ -43,7 +43,7 @@ from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import WRITERS, write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
-from milpplan.optimize.result import Check, FastestPlan, SolverWork, Status, TargetPrice, Verdict
+from milpplan.optimize.records import Check, FastestPlan, SolverWork, Status, TargetPrice, Verdict
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space

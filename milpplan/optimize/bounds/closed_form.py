@@ -18,7 +18,7 @@ D = F + B:
        backward.
     zb-v               sum_{i < s} F_{0,i} + s p + m (F_s + B_s + W_s), each summed over both chunks of rank s:
        the first micro-batch down to rank s, then all work of the rank. It ends on rank s, not on rank 0.
-    dualpipe-v         as zb-v, less the time that the rank's pairs save (``schedule.num_pairs``): at most
+    dualpipe-v         as zb-v, less the time that the rank's pairs save (``work_orders.num_pairs``): at most
        m - P times the difference between a layer's forward and backward alone and in pairs.
 
 Memory enters by Lagrangian relaxation (``lagrangian_memory``): for any multiplier l_s >= 0 of a byte on rank s,

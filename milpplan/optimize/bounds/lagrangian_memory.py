@@ -20,7 +20,7 @@ from milpplan.optimize.space.plan_space import fewest_inner_layers, splits_into
 from milpplan.problem import SCHEDULES, V_SCHEDULES, Problem
 from milpplan.simulation import CostTable, FloatArray, IntArray, LayoutColumns, LayoutCosts, ascending
 from milpplan.simulation.layers import Phase
-from milpplan.simulation.pipeline.schedule import num_pairs
+from milpplan.simulation.pipeline.work_orders import num_pairs
 from milpplan.simulation.stages import EMBEDDING, HEAD
 
 OPTIONAL = ("saved", "late")

@@ -50,12 +50,12 @@ PROMISING = 1.005
 """Multiple of the fastest plan's step up to which moves are tried from a plan."""
 
 
-def moved(context: LayoutContext, plan: Plan, deadline: float | None) -> Plan:
+def local_search(context: LayoutContext, plan: Plan, deadline: float | None) -> Plan:
     """Improve a single plan by moves; returns the plan itself where no move helps."""
-    return moved_within(context, plan, np.inf, deadline)
+    return local_search_if_promising(context, plan, np.inf, deadline)
 
 
-def moved_within(context: LayoutContext, plan: Plan, known_ns: float, deadline: float | None) -> Plan:
+def local_search_if_promising(context: LayoutContext, plan: Plan, known_ns: float, deadline: float | None) -> Plan:
     """Improve a single plan by moves if its step is within ``PROMISING`` of ``known_ns``."""
     costs = context.costs
     graph = StepGraph.of(context.layout, costs.transfer_ns, costs.barrier_ns)

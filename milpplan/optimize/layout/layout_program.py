@@ -33,8 +33,8 @@ from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, Pr
 from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import Plan, Recompute, VirtualStage
 from milpplan.simulation import BoolArray, FloatArray, IntArray, TimeScale, host_capacity_bytes
-from milpplan.simulation.pipeline.schedule import held_bytes
 from milpplan.simulation.pipeline.step_graph import CriticalPath, Term
+from milpplan.simulation.pipeline.work_orders import held_bytes
 from milpplan.simulation.scenario_costs import SAME
 
 RESOLUTION = 400_000

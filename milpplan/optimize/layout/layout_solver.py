@@ -32,7 +32,7 @@ from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import Backend, Limits, Solution
-from milpplan.optimize.search.candidate_layouts import Fate
+from milpplan.optimize.search.closed_layouts import Fate
 from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import SCHEDULES, V_SCHEDULES, Layout, Plan
 from milpplan.simulation import IntArray

@@ -56,8 +56,8 @@ from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.space.plan_space import layers_up_to, place_bounds
 from milpplan.simulation import BoolArray, FloatArray, IntArray, ascending
-from milpplan.simulation.pipeline.schedule import held_bytes
 from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, Term, borders
+from milpplan.simulation.pipeline.work_orders import held_bytes
 from milpplan.simulation.stages import EDGES
 
 FINENESS = 2**28

@@ -20,8 +20,8 @@ from milpplan.problem import PAIRED_SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Lay
 from milpplan.simulation import FloatArray, IntArray, StageOptions
 from milpplan.simulation.layers import Phase
 from milpplan.simulation.layers.terms import PAIRED, WORK
-from milpplan.simulation.pipeline.schedule import LiveProfile, chunk_stages, held_bytes, num_pairs
 from milpplan.simulation.pipeline.step_graph import CriticalPath, Term
+from milpplan.simulation.pipeline.work_orders import LiveProfile, chunk_stages, held_bytes, num_pairs
 from milpplan.simulation.stages import StageMemo
 
 Choice = list[int]

@@ -36,8 +36,8 @@ from milpplan.simulation import (
 )
 from milpplan.simulation.layers import ONCE, Phase
 from milpplan.simulation.mixed_costs import ReplicaCosts
-from milpplan.simulation.pipeline.schedule import LiveProfile, chunk_stages, live_profiles
 from milpplan.simulation.pipeline.step_graph import Term
+from milpplan.simulation.pipeline.work_orders import LiveProfile, chunk_stages, live_profiles
 from milpplan.simulation.scenario_costs import ScenarioCosts
 from milpplan.simulation.simulator import fits_in_memory
 from milpplan.simulation.stages import EMBEDDING, HEAD
@@ -505,15 +505,15 @@ def fitting_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCost
     return int(step_times_ns(plan.layout, costs, durations(stages)))
 
 
-def settings_of(
+def contexts_of(
     problem: Problem, layout: Layout, costs: RankCosts | ReplicaCosts | ScenarioCosts
 ) -> tuple[LayoutContext, ...]:
     """Return the contexts of a layout: one, or one per view for heterogeneous replicas or several scenarios."""
     if isinstance(costs, ScenarioCosts):
-        return tuple(context for view in costs.views for context in settings_of(view.problem, layout, view.costs))
+        return tuple(context for view in costs.views for context in contexts_of(view.problem, layout, view.costs))
     if isinstance(costs, ReplicaCosts):
         return tuple(
-            context for view in costs.views for context in settings_of(view.problem, view.layout, view.costs)
+            context for view in costs.views for context in contexts_of(view.problem, view.layout, view.costs)
         )
     return (LayoutContext.of(problem, layout, costs, usable_memory_bytes(problem)),)
 

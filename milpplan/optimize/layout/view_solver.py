@@ -54,7 +54,7 @@ from milpplan.optimize.layout.layout_solver import (
 from milpplan.optimize.layout.rounding import Choice, fitted_plan
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, UnitCosts, shared_menus
 from milpplan.optimize.milp.program import Program, Rows
-from milpplan.optimize.search.candidate_layouts import Fate
+from milpplan.optimize.search.closed_layouts import Fate
 from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import Layout, Plan
 from milpplan.simulation import FloatArray, IntArray, durations, joined_plan, plan_stages

@@ -64,8 +64,8 @@ from milpplan.optimize.milp.degrees import Degrees, candidate_values
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.milp.solution import Backend, Limits
 from milpplan.optimize.milp.whole_program import ROW_MAGNITUDE, LayoutBlock
-from milpplan.optimize.result import ProgramAnswer
-from milpplan.optimize.search.candidate_layouts import PruneRecord
+from milpplan.optimize.records import ProgramAnswer
+from milpplan.optimize.search.closed_layouts import PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import even_splits, in_parts
 from milpplan.problem import Layout, Plan, Problem

@@ -38,7 +38,7 @@ from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.degrees import Degrees
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.milp.solution import Backend, Limits
-from milpplan.optimize.result import Status
+from milpplan.optimize.records import Status
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Plan, Problem
 from milpplan.simulation import IntArray, LayoutColumns, cluster_costs, usable_memory_bytes

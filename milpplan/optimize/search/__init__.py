@@ -1,1 +1,1 @@
-"""Best-first search over layouts: ``best_first``, ``candidate_layouts``; its second phase ``branch_phase``."""
+"""Best-first search over layouts: ``best_first``, ``closed_layouts``; its second phase ``branch_phase``."""

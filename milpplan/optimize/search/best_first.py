@@ -20,7 +20,7 @@ from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.solution import deferred
 from milpplan.optimize.objective import progress_unit, threshold
-from milpplan.optimize.search.candidate_layouts import FATES, ClosedLayouts, PruneRecord
+from milpplan.optimize.search.closed_layouts import FATES, ClosedLayouts, PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.problem import Plan, Problem
@@ -247,7 +247,7 @@ class Search:
     keep_below: float = -np.inf
     """Objective below which layouts are explored even if they cannot improve the incumbent
     (``explain.near_best``)."""
-    candidates: IntArray = field(default_factory=no_rows)
+    open_rows: IntArray = field(default_factory=no_rows)
     """Layouts that may improve the incumbent. All other layouts of opened groups have objectives of at least
     ``rest_bound``."""
     rest_bound: float = np.inf
@@ -283,7 +283,7 @@ class Search:
         with deferred():
             rows = self.explored.grow(groups)
             fit = rows[self.explored.fates[rows] != FATES.index("does_not_fit")]
-            self.candidates = np.concatenate([self.candidates, fit])
+            self.open_rows = np.concatenate([self.open_rows, fit])
             self.explored.closed.open(groups)
 
     def open_all(self) -> None:
@@ -300,7 +300,7 @@ class Search:
 
     def _any_left(self) -> bool:
         """Return True if layouts without detailed bounds may improve the incumbent."""
-        rows = self.candidates[~self.explored.detailed[self.candidates]]
+        rows = self.open_rows[~self.explored.detailed[self.open_rows]]
         below = (self.explored.values(rows) < self.threshold()).any()
         return bool(below) or self.explored.closed.closed_below(self.threshold()) > 0
 
@@ -308,10 +308,10 @@ class Search:
         """Return the ``size`` layouts with the smallest bounds among those without detailed bounds; open groups
         until there are enough."""
         while True:
-            rows = self.candidates[~self.explored.detailed[self.candidates]]
+            rows = self.open_rows[~self.explored.detailed[self.open_rows]]
             rows = self.by_value(rows, self.explored.values(rows))
-            # Share of explored layouts that fit, to guess how many to open for ``size`` candidates.
-            fit = max(1, len(self.candidates)) / max(1, len(self.explored.rows))
+            # Share of explored layouts that fit, to guess how many to open for ``size`` open rows.
+            fit = max(1, len(self.open_rows)) / max(1, len(self.explored.rows))
             groups = self._groups(int((size - len(rows)) / fit))
             if len(rows) >= size or not len(groups):
                 return rows[:size]
@@ -390,15 +390,15 @@ class Search:
     def global_bound(self) -> float:
         """Return the proved lower bound over all layouts."""
         return min(
-            float(self.explored.values(self.candidates).min(initial=self.rest_bound)), self.explored.closed.bound
+            float(self.explored.values(self.open_rows).min(initial=self.rest_bound)), self.explored.closed.bound
         )
 
     def _narrow(self) -> None:
-        """Drop candidates that cannot improve the incumbent: there may be millions of them."""
-        values = self.explored.values(self.candidates)
+        """Drop open layouts that cannot improve the incumbent: there may be millions of them."""
+        values = self.explored.values(self.open_rows)
         keep = values < self.threshold()
         self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
-        self.candidates = self.candidates[keep]
+        self.open_rows = self.open_rows[keep]
 
     def prune_record(self) -> PruneRecord:
         """Return every layout's bound and what decided it."""
@@ -441,9 +441,9 @@ class Search:
             return
         self.last_log = now
         bound = self.global_bound()
-        # Layouts that are no candidates are decided; ``result`` counts the same number of open layouts.
-        undecided = (self.explored.fates == 0)[self.candidates] & (
-            self.explored.values(self.candidates) < self.threshold()
+        # Layouts outside ``open_rows`` are decided; ``result`` counts the same number of open layouts.
+        undecided = (self.explored.fates == 0)[self.open_rows] & (
+            self.explored.values(self.open_rows) < self.threshold()
         )
         open_layouts = int(undecided.sum()) + self.explored.closed.closed_below(self.threshold())
         scale = progress_unit(self.problem)

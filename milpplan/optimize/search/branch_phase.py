@@ -26,14 +26,14 @@ from milpplan.errors import UnavailableError
 from milpplan.optimize import Counters, SolveOptions
 from milpplan.optimize.layout import LayoutContext, LayoutOutcome, LayoutSolver
 from milpplan.optimize.layout.layout_solver import AIMED_GAP_SHARE, PartBounds, resolve_in_parts
-from milpplan.optimize.layout.stage_options import longest_step_ns, settings_of
+from milpplan.optimize.layout.stage_options import contexts_of, longest_step_ns
 from milpplan.optimize.layout.view_solver import resolve_views
 from milpplan.optimize.milp.backends import backend, witnesses
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import running
 from milpplan.optimize.objective import threshold
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.candidate_layouts import FATES, Fate
+from milpplan.optimize.search.closed_layouts import FATES, Fate
 from milpplan.optimize.space.plan_space import in_parts
 from milpplan.parallel import WorkerProcess, can_start, usable_cpus
 from milpplan.problem import Layout, Problem
@@ -113,7 +113,7 @@ def decide_layout(
 ) -> LayoutResult:
     """Decide one layout against a cutoff in nanoseconds; see ``LayoutSolver.resolve``."""
     layout, bound = task.layout, task.bound_ns
-    contexts = settings_of(problem, layout, task.costs)
+    contexts = contexts_of(problem, layout, task.costs)
     longest_ns = max(map(longest_step_ns, contexts))
     limit_ns = min(cutoff, longest_ns)
     scales = tuple(view.scale for view in task.costs.views) if isinstance(task.costs, ScenarioCosts) else ()
@@ -518,9 +518,9 @@ class BranchPhase:
         return np.asarray(both[np.sort(np.unique(both, return_index=True)[1])])
 
     def _queue(self) -> None:
-        """Fill the search's queue with its candidates, smallest bound first."""
+        """Fill the search's queue with its open layouts, smallest bound first."""
         search = self.search
-        search.queue = search.by_value(search.candidates, search.explored.values(search.candidates))
+        search.queue = search.by_value(search.open_rows, search.explored.values(search.open_rows))
 
     def _value(self, row: int) -> float:
         """Return the lower bound of a layout's objective."""

@@ -187,7 +187,7 @@ class _Choice:
     def _moved(self, row: int) -> Iterator[Plan]:
         """Yield the plan of a layout that moving the layers of the even split leads to."""
         from milpplan.optimize.layout import LayoutContext, fitted_plan
-        from milpplan.optimize.layout.layer_branching import moved_within
+        from milpplan.optimize.layout.layer_branching import local_search_if_promising
         from milpplan.optimize.layout.rounding import rounded_layers
 
         search = self.search
@@ -202,7 +202,7 @@ class _Choice:
         start = fitted_plan(context, rounded_layers(context, np.full(stages, layers / stages)))
         if start is not None:
             limit_ns = self.limit / float(search.explored.weights[row])
-            yield moved_within(context, start, limit_ns, search.context.deadline)
+            yield local_search_if_promising(context, start, limit_ns, search.context.deadline)
 
 
 def _without_recomputation(num_layers: int, layout: Layout) -> Plan:

@@ -12,8 +12,8 @@ from milpplan.errors import MilpplanError
 from milpplan.explain import Interval
 from milpplan.explain.judge.records import Change, Effort, GapReport, SpaceGap, layout_words
 from milpplan.optimize import PlanResult
-from milpplan.optimize.result import Status
-from milpplan.optimize.search.candidate_layouts import FATES
+from milpplan.optimize.records import Status
+from milpplan.optimize.search.closed_layouts import FATES
 from milpplan.problem import Layout, Problem
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.answers.step import plan_blocks, would_be_headline

@@ -14,7 +14,7 @@ from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.records import BreakEvens
 from milpplan.optimize import PlanResult
-from milpplan.optimize.result import ProgramAnswer
+from milpplan.optimize.records import ProgramAnswer
 from milpplan.problem import Layout, Plan, Problem, Schedule
 from milpplan.reports.answers.step import (
     accuracy_blocks,

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from pydantic import BaseModel
 
 from milpplan.optimize import Certification, PlanResult
-from milpplan.optimize.result import Check, Verdict
+from milpplan.optimize.records import Check, Verdict
 from milpplan.problem import Problem
 from milpplan.problem.records import Record
 from milpplan.reports.blocks import Block, Items, Paragraph, Span, Table

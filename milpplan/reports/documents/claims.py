@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.search.candidate_layouts import FATES, PRUNED
+from milpplan.optimize.search.closed_layouts import FATES, PRUNED
 from milpplan.problem import Problem, parse_json, read_text
 from milpplan.problem.reading import shown
 from milpplan.reports.documents.certificate import NOT_CERTIFIED, digest, lacks_constants

@@ -20,8 +20,8 @@ from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize import PlanResult, Progress
-from milpplan.optimize.result import Regret, Status, Strength
-from milpplan.optimize.search.candidate_layouts import FATES, PruneRecord
+from milpplan.optimize.records import Regret, Status, Strength
+from milpplan.optimize.search.closed_layouts import FATES, PruneRecord
 from milpplan.problem import Plan, Problem, parse_json, read_text, validated
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.answers import ExplanationDocument

@@ -12,7 +12,7 @@ from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.explain.records import BreakEvens
 from milpplan.optimize import PlanResult
-from milpplan.optimize.result import FastestPlan, Regret, TargetPrice
+from milpplan.optimize.records import FastestPlan, Regret, TargetPrice
 from milpplan.problem import PRIORS, Layout, Plan, Problem, Space
 from milpplan.problem.catalog import stack_provenance, stacks_on
 from milpplan.problem.overlay import SHARES

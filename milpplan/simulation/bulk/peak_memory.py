@@ -12,7 +12,7 @@ import numpy as np
 from milpplan.problem import Schedule
 from milpplan.simulation import IntArray, StageOptions, ascending
 from milpplan.simulation.bulk.lockstep import repeats
-from milpplan.simulation.pipeline.schedule import LiveProfile, chunk_stages, rank_profile
+from milpplan.simulation.pipeline.work_orders import LiveProfile, chunk_stages, rank_profile
 
 Moment = tuple[int, tuple[int, ...]]
 """(class of the virtual stage in backward, counts by class). The counts are the live micro-batches; with split

@@ -46,7 +46,7 @@ class Term(IntEnum):
 
 
 WORK = (Term.FORWARD, Term.BACKWARD, Term.WEIGHT)
-"""Rows of the durations of work items, in the order of ``milpplan.simulation.pipeline.schedule.Kind``."""
+"""Rows of the durations of work items, in the order of ``milpplan.simulation.pipeline.work_orders.Kind``."""
 PAIRED = (Term.PAIRED_FORWARD, Term.PAIRED_BACKWARD)
 """Rows of the durations of forwards and backwards in pairs, in the order of ``Kind``."""
 
@@ -84,7 +84,7 @@ class Phase(IntEnum):
 
 
 ONCE = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
-"""Phases that every micro-batch passes once, in the order of ``milpplan.simulation.pipeline.schedule.Kind``."""
+"""Phases that every micro-batch passes once, in the order of ``milpplan.simulation.pipeline.work_orders.Kind``."""
 
 REPLAYS = slice(Phase.SELECTIVE, Phase.FULL + 1)
 """Phases of recomputation."""

@@ -38,8 +38,8 @@ from milpplan.simulation import (
     rank_types,
     view_plans,
 )
-from milpplan.simulation.pipeline.schedule import Kind, WorkOrder, work_order
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline, simulate_times
+from milpplan.simulation.pipeline.work_orders import Kind, WorkOrder, work_order
 from milpplan.simulation.simulator import check_plan
 from milpplan.units import NS_PER_S
 

@@ -41,7 +41,7 @@ import numpy.typing as npt
 
 from milpplan.problem import Layout
 from milpplan.simulation.layers import Term
-from milpplan.simulation.pipeline.schedule import Int64Array, Structure, structure
+from milpplan.simulation.pipeline.work_orders import Int64Array, Structure, structure
 
 __all__ = [
     "StepGraph",

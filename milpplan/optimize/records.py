@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.program import Program
-from milpplan.optimize.search.candidate_layouts import PruneRecord
+from milpplan.optimize.search.closed_layouts import PruneRecord
 from milpplan.problem import Plan, Problem, Scenario, Space
 from milpplan.simulation import StepReport
 
