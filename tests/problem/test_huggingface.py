@@ -23,8 +23,9 @@ from milpplan.problem import (
     VirtualStage,
     load_hardware,
 )
-from milpplan.problem.huggingface.config import ALIASES, BUILDERS, model_from_config
-from milpplan.problem.huggingface.defaults import CLASS_DEFAULTS, CLASS_SIZES, without_effect
+from milpplan.problem.huggingface.config import model_from_config
+from milpplan.problem.huggingface.defaults import CLASS_DEFAULTS, CLASS_SIZES, OBSTACLES, UNPRICED, without_effect
+from milpplan.problem.huggingface.families import ALIASES, BUILDERS, RENAMED
 from milpplan.simulation import simulate
 from milpplan.simulation.layers import total_parameters
 from tests.amounts import few_or_many
@@ -52,7 +53,7 @@ def windows(model: ModelSpec) -> list[int | None]:
 def test_hub_config_counts_as_its_class(name: str) -> None:
     """A config as on the Hub has, to the unit, the parameters of the transformers class, which has no layers that
     predict further tokens."""
-    ignored = [key for key in ("num_nextn_predict_layers",) if key in config_of(name)]
+    ignored = [key for key in UNPRICED if key in config_of(name)]
     model = model_from_config(config_of(name), name, ignored)
     assert total_parameters(model) == COUNTS[name]
     assert list(model.ignored_keys) == ignored
@@ -68,6 +69,28 @@ def test_every_switch_of_every_family_counts_as_its_class(index: int) -> None:
 def test_every_family_has_a_checked_case() -> None:
     """No family is supported without a count that transformers confirms, nor without its defaults."""
     assert {case["config"]["model_type"] for case in FAMILY_CASES} == set(BUILDERS) == set(CLASS_DEFAULTS)
+
+
+@pytest.mark.parametrize("family", sorted(RENAMED))
+def test_renamed_family_is_the_other_family(family: str) -> None:
+    """The same sizes under a renamed family make the same model, and a size may not be missing."""
+    config = small(RENAMED[family]) | {"tie_word_embeddings": False}
+    assert model_from_config(config | {"model_type": family}, "small") == model_from_config(config, "small")
+    del config["max_position_embeddings"]
+    with pytest.raises(InvalidInputError, match="max_position_embeddings is missing"):
+        model_from_config(config | {"model_type": family}, "small")
+
+
+@pytest.mark.parametrize("family", sorted(OBSTACLES))
+def test_refused_family_names_its_obstacle_and_a_neighbour(family: str) -> None:
+    """A known family without a builder is refused by the part that is missing."""
+    part, nearest = OBSTACLES[family]
+    assert family not in {*BUILDERS, *RENAMED}
+    assert nearest in BUILDERS
+    with pytest.raises(InvalidInputError) as caught:
+        model_from_config({"model_type": family}, "small")
+    assert part in caught.value.seen
+    assert nearest in caught.value.expected
 
 
 def test_missing_tie_word_embeddings_takes_the_class_default() -> None:
@@ -341,7 +364,7 @@ def test_every_key_of_a_class_is_priced_listed_or_refused(family: str) -> None:
     listed = without_effect(family)
     keys = CLASS_KEYS["base"] | CLASS_KEYS["families"][family]
     configs = [small(family, index) for index in (0, 1, -1)]
-    if "use_sliding_window" in keys:
+    if "use_sliding_window" in keys and "sliding_window" in CLASS_SIZES[family]:
         slides = {"use_sliding_window": True, "sliding_window": 64}
         slides |= {"max_window_layers": 1} if "max_window_layers" in keys else {}
         configs += [config | slides for config in configs]

@@ -19,7 +19,10 @@ carry.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
 
 CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "llama": {"max_position_embeddings": 2048},
@@ -51,196 +54,38 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "cohere": {"max_position_embeddings": 8192, "tie_word_embeddings": True},
     "phi3": {"max_position_embeddings": 4096},
     "olmo2": {"max_position_embeddings": 2048},
+    "olmo3": {"max_position_embeddings": 2048},
+    "olmoe": {"max_position_embeddings": 4096},
+    "smollm3": {"max_position_embeddings": 32768, "tie_word_embeddings": True},
+    "seed_oss": {
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+        "attention_dropout": 0.1,
+        "residual_dropout": 0.1,
+    },
+    "ernie4_5": {"max_position_embeddings": 131072, "tie_word_embeddings": True},
+    "ernie4_5_moe": {"max_position_embeddings": 131072, "tie_word_embeddings": True},
+    "arcee": {"max_position_embeddings": 4096},
+    "nemotron": {"max_position_embeddings": 4096},
+    "ministral": {"max_position_embeddings": 131072},
+    "ministral3": {"max_position_embeddings": 262144},
+    "hunyuan_v1_dense": {"max_position_embeddings": 2048},
+    "stablelm": {"max_position_embeddings": 4096},
+    "phi": {"max_position_embeddings": 2048},
+    "phimoe": {"max_position_embeddings": 131072},
+    "glm": {"max_position_embeddings": 131072, "attention_bias": True},
+    "glm4": {"max_position_embeddings": 131072, "attention_bias": True},
+    "exaone4": {"max_position_embeddings": 2048},
+    "cohere2": {"max_position_embeddings": 8192, "tie_word_embeddings": True},
+    "granitemoe": {"max_position_embeddings": 2048},
+    "dots1": {"max_position_embeddings": 2048},
+    "minimax_m2": {"max_position_embeddings": 196608},
 }
 
-_LLAMA = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-}
-_MISTRAL = {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8}
-_QWEN = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-_LATENT = {
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
-
-CLASS_SIZES: dict[str, dict[str, int]] = {
-    "llama": _LLAMA,
-    "granite": _LLAMA,
-    "mistral": {**_MISTRAL, "sliding_window": 4096},
-    "mixtral": {**_MISTRAL, "num_local_experts": 8, "num_experts_per_tok": 2},
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128},
-    "qwen2_moe": {
-        **_QWEN,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "shared_expert_intermediate_size": 5632,
-        "num_experts": 60,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1408,
-    },
-    "qwen3_moe": {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-    },
-    "deepseek_v2": {
-        **_LLAMA,
-        **_LATENT,
-        "vocab_size": 102400,
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "moe_intermediate_size": 1407,
-        "first_k_dense_replace": 0,
-    },
-    "deepseek_v3": {
-        **_LATENT,
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 2048,
-        "first_k_dense_replace": 3,
-    },
-    "glm4_moe": {
-        "vocab_size": 151552,
-        "hidden_size": 4096,
-        "intermediate_size": 10944,
-        "num_hidden_layers": 46,
-        "num_attention_heads": 96,
-        "num_key_value_heads": 8,
-        "n_routed_experts": 128,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 1408,
-        "first_k_dense_replace": 1,
-    },
-    "gpt_oss": {
-        "vocab_size": 201088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "sliding_window": 128,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-    },
-    "gpt2": {
-        "vocab_size": 50257,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "max_position_embeddings": 1024,
-    },
-    "gpt_neox": {
-        "vocab_size": 50432,
-        "hidden_size": 6144,
-        "intermediate_size": 24576,
-        "num_hidden_layers": 44,
-        "num_attention_heads": 64,
-    },
-    "gptj": {"vocab_size": 50400, "hidden_size": 4096, "num_hidden_layers": 28, "num_attention_heads": 16},
-    "opt": {
-        "vocab_size": 50272,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "ffn_dim": 3072,
-        "max_position_embeddings": 2048,
-    },
-    "gemma": {
-        "vocab_size": 256000,
-        "hidden_size": 3072,
-        "intermediate_size": 24576,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-    },
-    "gemma2": {
-        "vocab_size": 256000,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window": 4096,
-    },
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window": 4096,
-    },
-    "starcoder2": {
-        "vocab_size": 49152,
-        "hidden_size": 3072,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 2,
-    },
-    "falcon": {"vocab_size": 65024, "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71},
-    "cohere": {
-        "vocab_size": 256000,
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-    },
-    "phi3": {
-        "vocab_size": 32064,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-    },
-    "olmo2": {
-        "vocab_size": 50304,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-    },
-}
-
+CLASS_SIZES: dict[str, dict[str, int]] = json.loads(
+    Path(__file__).with_name("class_sizes.json").read_text(encoding="utf-8")
+)
+"""Sizes that the classes assume, by family."""
 
 _REASONS: dict[str, str] = {
     "how the file came about, and how its code and weights are found": (
@@ -271,6 +116,12 @@ _REASONS: dict[str, str] = {
     ),
     "the shape of what a function returns, and old switches of conversion": (
         "return_dict use_return_dict tf_legacy_loss tie_encoder_decoder cross_attention_hidden_size is_decoder"
+    ),
+    "numbers of tokens of other media": (
+        "image_token_id video_token_id audio_token_id vision_start_token_id vision_end_token_id image_token_index "
+        "video_token_index audio_token_index boi_token_id boi_token_index eoi_token_id eoi_token_index "
+        "boa_token_id eoa_token_id boa_token_index eoa_token_index mm_tokens_per_image ignore_index "
+        "media_placeholder_token_id video_placeholder use_unified_vision_chunk"
     ),
     "numerics of tensor-parallel training elsewhere; the plan decides degrees": "pretraining_tp ep_size",
 }
@@ -336,14 +187,26 @@ _FAMILY_REASONS: dict[str, dict[str, str]] = {
     "cohere": {"a factor of the logits, within one kernel": "logit_scale model_max_length"},
     "phi3": {"dropout of the embedding, which the class never applies": "embd_pdrop"},
 }
+_ROUTER = "the router's arithmetic, experts are drawn evenly"
+_FAMILY_REASONS |= {
+    family: {_ROUTER: "output_router_logits router_aux_loss_coef router_jitter_noise " + keys}
+    for family, keys in {
+        "olmoe": "norm_topk_prob",
+        "phimoe": "input_jitter_noise",
+        "dots1": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
+        "minimax_m2": "use_routing_bias scoring_func",
+        "ernie4_5_moe": "moe_norm_min",
+    }.items()
+}
+_FAMILY_REASONS["granitemoe"] = _FAMILY_REASONS["mixtral"] | _FAMILY_REASONS["granite"]
+_FAMILY_REASONS["smollm3"] = {
+    "layers without rotary positions": "no_rope_layers no_rope_layer_interval",
+    "windows, which use_sliding_window turns off": "sliding_window max_window_layers layer_types",
+}
+_FAMILY_REASONS["cohere2"] = _FAMILY_REASONS["cohere"]
+_FAMILY_REASONS["hunyuan_v1_dense"] = {"the number of a token": "eod_token_id"}
 _FAMILY_REASONS["deepseek_v3"] = _FAMILY_REASONS["deepseek_v2"]
 _FAMILY_REASONS["gemma3_text"] = _FAMILY_REASONS["gemma2"]
-
-_MULTIMODAL = (
-    "image_token_id video_token_id audio_token_id vision_start_token_id vision_end_token_id image_token_index "
-    "video_token_index audio_token_index boi_token_id boi_token_index eoi_token_id eoi_token_index boa_token_id "
-    "eoa_token_id boa_token_index eoa_token_index mm_tokens_per_image"
-)
 
 FIXED: dict[str, tuple[object, str]] = {
     "is_encoder_decoder": (False, "a decoder alone is described"),
@@ -369,12 +232,51 @@ UNPRICED: dict[str, str] = {
     "quantization_config": "weights in another format have other bytes, products and states",
     "compression_config": "weights in another format have other bytes, products and states",
     "vision_config": "the image tower is not priced",
+    "use_mtp": "layers that predict further tokens are not priced",
+    "num_mtp_modules": "layers that predict further tokens are not priced",
+    "mtp_transformer_layers": "layers that predict further tokens are not priced",
     "audio_config": "the audio tower is not priced",
     "num_nextn_predict_layers": "layers that predict further tokens are not priced",
     "num_mtp_layers": "layers that predict further tokens are not priced",
     "per_layer_config": "layers that differ in other ways than listed are not priced",
 }
 """Keys of known parts that no description has a field for."""
+
+OBSTACLES: Final = {
+    "qwen3_next": ("layers of gated delta net", "qwen3_moe"),
+    "qwen3_5_text": ("layers of gated delta net and gated attention", "qwen3"),
+    "qwen3_5_moe_text": ("layers of gated delta net and gated attention", "qwen3_moe"),
+    "kimi_linear": ("layers of Kimi delta attention", "deepseek_v3"),
+    "nemotron_h": ("layers of Mamba-2, and layers with one block each", "nemotron"),
+    "falcon_h1": ("Mamba-2 beside attention in every layer", "llama"),
+    "granitemoehybrid": ("layers of Mamba-2", "granitemoe"),
+    "bamba": ("layers of Mamba-2", "llama"),
+    "jamba": ("layers of Mamba", "mixtral"),
+    "mamba2": ("layers of Mamba-2", "llama"),
+    "lfm2": ("short convolutions", "llama"),
+    "minimax": ("layers of lightning attention", "mixtral"),
+    "minimax_m3": ("sparse attention over selected blocks", "minimax_m2"),
+    "deepseek_v32": ("sparse attention with an indexer", "deepseek_v3"),
+    "glm_moe_dsa": ("sparse attention with an indexer", "deepseek_v3"),
+    "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
+    "llama4_text": ("attention in chunks, and experts in some layers with another width", "mixtral"),
+    "llama4": ("attention in chunks, and experts in some layers with another width", "mixtral"),
+    "gemma4_text": ("layers whose head sizes differ, and experts beside a dense block", "gemma3_text"),
+    "nemotron-nas": ("layers that differ one by one, some without attention", "llama"),
+    "mimo_v2_flash": ("values of another width than keys, in layers that differ", "qwen3_moe"),
+    "step3p7": ("layers whose numbers of heads differ", "qwen3_moe"),
+    "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),
+    "mpt": ("a bias of positions in the scores", "gpt_neox"),
+    "apertus": ("an activation with weights of its own", "llama"),
+    "dbrx": ("queries, keys and values that are clipped", "mixtral"),
+    "olmo": ("norms without weights", "llama"),
+    "bert": ("an encoder, whose attention sees both sides", "gpt2"),
+    "roberta": ("an encoder, whose attention sees both sides", "gpt2"),
+    "modernbert": ("an encoder, whose attention sees both sides", "gpt2"),
+    "t5": ("an encoder beside the decoder, and cross attention", "gpt2"),
+}
+"""Known families without a builder: the part that milpplan does not price, and the nearest family that it has."""
+
 
 ZERO_IS_NONE = ("num_nextn_predict_layers", "num_mtp_layers")
 """Unpriced parts whose number may be 0."""
@@ -384,8 +286,3 @@ def without_effect(family: str) -> Mapping[str, str]:
     """List the keys that do not change the cost of a family's models, each with its reason."""
     listed = [*_REASONS.items(), *_FAMILY_REASONS.get(family, {}).items()]
     return {key: reason for reason, keys in listed for key in keys.split()}
-
-
-def outer_without_effect() -> Mapping[str, str]:
-    """Return the same of the keys around a ``text_config``: what numbers tokens of images and sounds have."""
-    return {**without_effect(""), **dict.fromkeys(_MULTIMODAL.split(), "numbers of tokens of other media")}
