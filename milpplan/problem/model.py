@@ -23,12 +23,16 @@ class GroupedQueryAttention(Record):
     head_dim: PositiveInt
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Literal["none", "per_head", "full_width"] = "none"
-    """``per_head``: a weight of head_dim for q and another for k (Qwen3); ``full_width``: weights as wide as all
-    heads (OLMo 2)."""
+    qk_norm: Literal["none", "unweighted", "per_head", "full_width"] = "none"
+    """``unweighted``: no weights (Llama 4); ``per_head``: a weight of head_dim for q and another for k (Qwen3);
+    ``full_width``: weights as wide as all heads (OLMo 2)."""
     sinks: bool = False
     """A learned sink logit per head (gpt-oss)."""
     sliding_window: PositiveInt | None = None
+    """Keys that a query attends to at most, its own position last."""
+    chunked: bool = False
+    """The window does not slide: positions are cut in chunks of ``sliding_window``, and a query attends to the
+    keys of its own chunk (Llama 4)."""
 
     @model_validator(mode="after")
     def _heads_group(self) -> GroupedQueryAttention:
@@ -37,6 +41,8 @@ class GroupedQueryAttention(Record):
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
+        if self.chunked and self.sliding_window is None:
+            raise ValueError("chunked attention needs the size of a chunk, sliding_window")
         return self
 
 

@@ -123,7 +123,7 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> N
             yield f"{name}.bias", _rows(count * width, 1, count)
     if attention.sinks:
         yield "sinks", _rows(heads, 1)
-    if attention.qk_norm != "none":
+    if attention.qk_norm not in ("none", "unweighted"):
         per_head = attention.qk_norm == "per_head"
         yield "q_norm.weight", _vector(width if per_head else heads * width)
         yield "k_norm.weight", _vector(width if per_head else shared * width)

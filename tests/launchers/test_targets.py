@@ -252,3 +252,22 @@ def different_replicas(types: int) -> tuple[Problem, Layout]:
         rank_order="tp-cp-pp-dp", zero_stage=1,
     )  # fmt: skip
     return problem.model_copy(update={"other_hardware": groups}), layout
+
+
+@pytest.mark.parametrize("part", [{"sliding_window": 1024, "chunked": True}, {"qk_norm": "unweighted"}])
+@pytest.mark.parametrize("target", [name for name in COMPLETE if name not in ("accelerate", "automodel")])
+def test_no_target_exports_attention_that_its_models_lack(target: str, part: dict[str, Any]) -> None:
+    """Launchers that build a model from arguments have no attention in chunks and no norms without weights;
+    Accelerate and AutoModel load the model's own class."""
+    whole, known = asked("llama3-8b", num_gpus=8), TARGETS[target]
+    plain = restrict(whole, target)
+    plan = solve(plain, gap=0.1).plan
+    assert plan is not None
+    assert known.export(plain, plan, known.capability.versions[0])
+    (run,) = whole.model.layers
+    changed = run.model_copy(update={"attention": run.attention.model_copy(update=part)})
+    model = whole.model.model_copy(update={"layers": (changed,)})
+    with pytest.raises(IllegalPlanError):
+        known.export(
+            restrict(whole.model_copy(update={"model": model}), target), plan, known.capability.versions[0]
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -157,6 +159,31 @@ def test_average_keys() -> None:
     assert average_keys(4096, 8192) == 2048
     s, w = 100_000, 1_000
     assert average_keys(s, w) == pytest.approx(np.minimum(np.arange(s) + 0.5, w).mean(), rel=1e-9)
+
+
+@pytest.mark.parametrize(("s", "w"), [(100_000, 1_000), (100_500, 1_000), (700, 1_000), (1_000, 1_000)])
+def test_average_keys_of_chunks(s: int, w: int) -> None:
+    """A query sees the keys of its own chunk up to itself; at most those of a sliding window."""
+    chunked = average_keys(s, w, chunked=True)
+    assert chunked == pytest.approx((np.arange(s) % w + 0.5).mean(), rel=1e-9)
+    assert chunked <= average_keys(s, w)
+
+
+def test_chunks_cost_what_their_keys_cost() -> None:
+    """Attention in chunks of the sequence's length is full attention; shorter chunks are faster."""
+
+    def compute_s(**more: Any) -> float:
+        problem = problem_of("llama3-8b", ideal_hardware())
+        (run,) = problem.model.layers
+        attention = run.attention.model_copy(update=more)
+        model = problem.model.model_copy(update={"layers": (run.model_copy(update={"attention": attention}),)})
+        return float(seconds(problem.model_copy(update={"model": model}), dp=8)[Part.COMPUTE].sum())
+
+    length = problem_of("llama3-8b", ideal_hardware()).job.sequence_length
+    assert compute_s(sliding_window=length, chunked=True) == compute_s()
+    half = compute_s(sliding_window=length // 2, chunked=True)
+    assert half < compute_s(sliding_window=length // 2) < compute_s()
+    assert compute_s(qk_norm="unweighted") == compute_s(qk_norm="per_head")
 
 
 def test_key_value_heads_are_never_split() -> None:

@@ -356,6 +356,8 @@ def _attention(model: ModelSpec) -> Pairs:
         pairs |= {"--group-query-attention": (), "--num-query-groups": (str(attention.num_key_value_heads),)}
     if attention.qk_norm == "full_width":
         raise _refuse(f"{model.name} normalises queries over all heads", "norms of single heads (--qk-layernorm)")
+    if attention.qk_norm == "unweighted" or attention.chunked:
+        raise _refuse(f"{model.name} has norms without weights or attention in chunks", "windows that slide")
     if attention.qk_norm == "per_head":
         pairs["--qk-layernorm"] = ()
     if attention.sinks:

@@ -41,9 +41,9 @@ _GENERIC = {
 _REQUIRED = ("layers", "hidden size", "heads", "feed-forward width", "vocabulary")
 _CAUSAL = ("forcausallm", "lmheadmodel")
 _CLASS_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
-_CLASS_NAMES = {"falcon": ("rw",), "gemma3_text": ("gemma3text", "gemma3")}
+_CLASS_NAMES = {"falcon": ("rw",), "gemma3_text": ("gemma3text", "gemma3"), "llama4_text": ("llama4",)}
 """Names of classes, without their suffix, that are not the family's name without its underscores."""
-_TEXT_PART = {"gemma3": "gemma3_text"}
+_TEXT_PART = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Model type of the text part of multimodal configs that do not name it."""
 _TOWER = "vision_config"
 

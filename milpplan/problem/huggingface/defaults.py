@@ -80,6 +80,7 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "granitemoe": {"max_position_embeddings": 2048},
     "dots1": {"max_position_embeddings": 2048},
     "minimax_m2": {"max_position_embeddings": 196608},
+    "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
 }
 
 CLASS_SIZES: dict[str, dict[str, int]] = json.loads(
@@ -196,6 +197,7 @@ _FAMILY_REASONS |= {
         "dots1": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
         "minimax_m2": "use_routing_bias scoring_func",
         "ernie4_5_moe": "moe_norm_min",
+        "llama4_text": "",
     }.items()
 }
 _FAMILY_REASONS["granitemoe"] = _FAMILY_REASONS["mixtral"] | _FAMILY_REASONS["granite"]
@@ -204,6 +206,10 @@ _FAMILY_REASONS["smollm3"] = {
     "windows, which use_sliding_window turns off": "sliding_window max_window_layers layer_types",
 }
 _FAMILY_REASONS["cohere2"] = _FAMILY_REASONS["cohere"]
+_FAMILY_REASONS["llama4_text"] |= {
+    "the scale of queries, within a kernel": "attn_temperature_tuning attn_scale floor_scale",
+    "how an export stores projections": "for_llm_compressor",
+}
 _FAMILY_REASONS["hunyuan_v1_dense"] = {"the number of a token": "eod_token_id"}
 _FAMILY_REASONS["deepseek_v3"] = _FAMILY_REASONS["deepseek_v2"]
 _FAMILY_REASONS["gemma3_text"] = _FAMILY_REASONS["gemma2"]
@@ -259,8 +265,6 @@ OBSTACLES: Final = {
     "deepseek_v32": ("sparse attention with an indexer", "deepseek_v3"),
     "glm_moe_dsa": ("sparse attention with an indexer", "deepseek_v3"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
-    "llama4_text": ("attention in chunks, and experts in some layers with another width", "mixtral"),
-    "llama4": ("attention in chunks, and experts in some layers with another width", "mixtral"),
     "gemma4_text": ("layers whose head sizes differ, and experts beside a dense block", "gemma3_text"),
     "nemotron-nas": ("layers that differ one by one, some without attention", "llama"),
     "mimo_v2_flash": ("values of another width than keys, in layers that differ", "qwen3_moe"),

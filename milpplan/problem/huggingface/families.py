@@ -22,8 +22,9 @@ from milpplan.problem import (
 )
 from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, KEY_VALUE_HEADS, LAYERS, POSITIONS, Fields
 from milpplan.problem.model import Attention, Mlp
+from milpplan.problem.reading import shown
 
-QkNorm = Literal["none", "per_head", "full_width"]
+QkNorm = Literal["none", "unweighted", "per_head", "full_width"]
 
 DEFAULT_SEQUENCE_LENGTH = 4096
 """Default number of tokens of a sequence; the model's context if that is shorter."""
@@ -566,6 +567,29 @@ def _minimax_m2(fields: Fields, name: str) -> ModelSpec:
     return uniform(fields, name, attention_of(fields, qk_norm="full_width"), experts)
 
 
+def _llama4(fields: Fields, name: str) -> ModelSpec:
+    layers = range(fields.num_layers)
+    interval = fields.integer("no_rope_layer_interval")
+    listed = fields.sequence("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in layers]
+    if len(listed) != len(layers) or any(flag not in (0, 1) for flag in listed):
+        raise fields.refuse(f"no_rope_layers is {shown(listed)}.", "Expected 0 or 1 for every layer.")
+    kinds = ["chunked_attention" if has_rope else "full_attention" for has_rope in listed]
+    fields.must_be("layer_types", kinds, "layers with rotary positions attend in chunks")
+    chunk = fields.window("attention_chunk_size")
+    full = biased_attention(fields)
+    norm: QkNorm = "unweighted" if fields.flag("use_qk_norm") else "none"
+    update = {"qk_norm": norm, "sliding_window": chunk, "chunked": chunk is not None}
+    attentions = [full.model_copy(update=update) if has_rope else full for has_rope in listed]
+    width = fields.integer("intermediate_size")
+    experts = experts_of(fields, "num_local_experts", "intermediate_size", shared_intermediate_size=width)
+    step = fields.integer("interleave_moe_layer_step")
+    sparse = fields.sequence("moe_layers")
+    is_expert = [(layer + 1) % step == 0 if sparse is None else layer in sparse for layer in layers]
+    dense = dense_mlp(fields, key="intermediate_size_mlp")
+    mlps: list[Mlp] = [experts if flag else dense for flag in is_expert]
+    return model_of(fields, name, runs(attentions, mlps))
+
+
 BUILDERS: dict[str, Builder] = {
     "llama": _llama,
     "granite": _llama,
@@ -612,6 +636,7 @@ BUILDERS: dict[str, Builder] = {
     "granitemoe": _granite_moe,
     "dots1": _dots1,
     "minimax_m2": _minimax_m2,
+    "llama4_text": _llama4,
 }
 """Families by ``model_type``."""
 

@@ -169,11 +169,11 @@ class Fields:
             )
         return self.hidden_size // heads
 
-    def window(self) -> int | None:
-        """Return ``sliding_window``; the key is required, if only as null, where the class assumes a number."""
-        if "sliding_window" in self.class_sizes and not self.there("sliding_window"):
-            raise self.missing("sliding_window")
-        return self.optional("sliding_window")
+    def window(self, key: str = "sliding_window") -> int | None:
+        """Return the size of a window; the key is required, if only as null, where the class assumes a number."""
+        if key in self.class_sizes and not self.there(key):
+            raise self.missing(key)
+        return self.optional(key)
 
     def expert_layers(self) -> list[bool]:
         """Find the layers with a mixture of experts (``decoder_sparse_step``, ``mlp_only_layers``)."""

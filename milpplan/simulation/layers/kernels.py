@@ -264,16 +264,24 @@ def flash_attention_flops(
     return np.asarray(flops + tails), np.asarray(2.5 * flops + tails)
 
 
-def average_keys(sequence_length: Numbers, window: int | None, mask: Mask = "causal") -> FloatArray:
+def average_keys(
+    sequence_length: Numbers, window: int | None, mask: Mask = "causal", chunked: bool = False
+) -> FloatArray:
     """Average the number of keys that a query attends to.
 
-    Causal mask: w - w^2/(2s) with a window of w keys, at most s, so s/2 without a window. Full mask: s; windows
-    are not supported. Any shape.
+    Causal mask: w - w^2/(2s) with a window of w keys, at most s, so s/2 without a window. Chunks of w keys: the
+    mean of w/2 over n = floor(s/w) whole chunks and of r/2 over the rest r = s - n w, (n w^2 + r^2)/(2s). Full
+    mask: s; windows are not supported. Any shape.
     """
     length = np.asarray(sequence_length, dtype=np.float64)
     if mask == "full":
         assert window is None
         return length
+    if chunked:
+        assert window is not None
+        whole = np.floor(length / window)
+        rest = length - whole * window
+        return np.asarray((whole * window**2 + rest**2) / (2 * length))
     visible = length if window is None else np.minimum(length, window)
     return np.asarray(visible - visible * visible / (2 * length))
 

@@ -231,7 +231,8 @@ def flash_core_s(
     heads, sizes, window = core_shape(attention, shard.tp)
     chunk = np.asarray(sequence_length) / shard.columns.cp
     tiles = (num_kernels, np.minimum(chunk, np.asarray(sequence_length) if window is None else window))
-    keys = average_keys(sequence_length, window, mask)
+    chunked = isinstance(attention, GroupedQueryAttention) and attention.chunked
+    keys = average_keys(sequence_length, window, mask, chunked)
     flops = kernels.flash_attention_flops(gpu, tokens, keys, heads, sum(sizes), tiles)
     forward = kernels.attention_forward_s(gpu, flops[0] / rate, chunk)
     return forward, kernels.attention_backward_s(gpu, flops[1] / rate, chunk)

@@ -77,7 +77,7 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> L
     matrices = hidden * (query + 2 * key_value) + query * hidden
     column_bias = query + 2 * key_value if attention.qkv_bias else 0
     sinks = attention.num_attention_heads if attention.sinks else 0
-    qk_norm = {"none": 0, "per_head": 2 * attention.head_dim, "full_width": query + key_value}
+    qk_norm = {"none": 0, "unweighted": 0, "per_head": 2 * attention.head_dim, "full_width": query + key_value}
     return LayerParameters(
         tensor_parallel=matrices + column_bias + sinks,
         replicated=qk_norm[attention.qk_norm] + (hidden if attention.output_bias else 0),
@@ -226,7 +226,8 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
             keys = float(average_keys(sequence_length, None))
         else:
             width = 2 * heads * run.attention.head_dim
-            keys = float(average_keys(sequence_length, run.attention.sliding_window))
+            dense = run.attention
+            keys = float(average_keys(sequence_length, dense.sliding_window, chunked=dense.chunked))
         attention += run.count * 6 * keys * width
     return 6.0 * matmul + attention
 
