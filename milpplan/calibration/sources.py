@@ -6,39 +6,50 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, Literal
 
-from milpplan.calibration.bus_tables import fit_bus, is_nccl_log, parse_nccl
-from milpplan.calibration.efficiency_tables import fit_gemm, is_gemm_csv, parse_gemm
+from milpplan.calibration.bus_tables import BusFit, fit_bus, is_nccl_log, parse_nccl
+from milpplan.calibration.efficiency_tables import GemmFit, fit_gemm, is_gemm_csv, parse_gemm
+from milpplan.calibration.event_files import event_steps, is_event_file
 from milpplan.calibration.fitting import Fit
 from milpplan.calibration.fitting.fit import fit
+from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.calibration.measured import Observation, observations
+from milpplan.calibration.profiler_traces import MAX_FILE_BYTES as MAX_TRACE_BYTES
+from milpplan.calibration.profiler_traces import is_trace, read_trace, unpacked
 from milpplan.calibration.training_logs import LoggedSteps, logged_steps, program_of
 from milpplan.errors import InvalidInputError
 from milpplan.problem import (
+    Constants,
     HardwareSpec,
     Overlay,
     Plan,
     Problem,
     Provenance,
+    Tables,
     hardware_names,
     load_hardware,
     read_bytes,
     read_text,
     validated,
 )
+from milpplan.problem.hardware import MEMORY_MARGIN
 from milpplan.problem.overlay import USUAL
+from milpplan.problem.problem import MAX_MARGIN
 from milpplan.reports import write_whole
-from milpplan.simulation import simulate
+from milpplan.simulation import StepReport, simulate
 from milpplan.units import counted, gib_text, percent_text, seconds_text
 from milpplan.validation.runs import read_runs
-from milpplan.validation.runs.reader import MAX_FILE_BYTES, is_packed
+from milpplan.validation.runs.reader import is_packed
 
-Kind = Literal["runs", "nccl", "gemm", "logs"]
+Kind = Literal["runs", "nccl", "gemm", "logs", "trace"]
 SINGLE_CONSTANT: Final = "gemm_efficiency"
 """Constant that is fitted alone where the runs identify none of several: products take most of a step."""
+MIN_FOR_SCATTER: Final = 3
+"""Minimum number of logs whose peaks show a scatter."""
 MAX_RUNS: Final = 2000
 """Maximum number of timed runs of a fit."""
 
@@ -55,12 +66,15 @@ class Calibration:
 
 
 def kind_of(path: Path) -> Kind:
-    """Recognise the kind of a file: an output of nccl-tests, a CSV of products, or runs.
+    """Recognise the kind of a file: a profiler's trace, an output of nccl-tests, a CSV of products, or runs.
 
     Raises:
         InvalidInputError: the file cannot be read, or is of none of these kinds.
     """
-    if is_packed(read_bytes(path, max_bytes=MAX_FILE_BYTES)):
+    data = read_bytes(path, max_bytes=MAX_TRACE_BYTES)
+    if is_trace(unpacked(data)):
+        return "trace"
+    if is_packed(data):
         return "runs"
     text = read_text(path)
     if is_nccl_log(text):
@@ -78,7 +92,7 @@ def kind_of(path: Path) -> Kind:
     raise InvalidInputError(
         f"{path} is neither a list of runs nor an output of nccl-tests nor a table of products.",
         "Expected JSON, the table with `# size count type ...`, or a CSV whose first line names m, n and k.",
-        "See docs/calibration.md for the three formats.",
+        "See docs/calibration.md for the formats.",
     )
 
 
@@ -110,6 +124,8 @@ def calibrated(
     words = checked_words(hardware, out, name or _name(path, hardware))
     if kind == "runs":
         return _of_runs(path, spec, words, constants, progress)
+    if kind == "trace":
+        return _of_trace(path, spec, words)
     date = datetime.date.today().isoformat()
     if kind == "nccl":
         bus = fit_bus(parse_nccl(read_text(path), str(path), num_gpus), spec)
@@ -135,6 +151,40 @@ def calibrated(
     )
     overlay = Overlay(**words, provenance=provenance, tables=table.tables, constants=table.constants)
     return Calibration(kind, overlay, spec, table.told)
+
+
+def _of_trace(path: Path, spec: HardwareSpec, words: dict[str, Any]) -> Calibration:
+    """Make the overlay of the products and the collectives of a profiler's trace.
+
+    Raises:
+        InvalidInputError: no trace, or nothing in it that this hardware can use.
+    """
+    products, logs, notes = read_trace(path, spec.scale_up.num_gpus)
+    attempts: list[Callable[[], GemmFit | BusFit]] = []
+    if products:
+        attempts.append(lambda: fit_gemm(products, spec))
+    if logs:
+        attempts.append(lambda: fit_bus(logs, spec))
+    fits: list[GemmFit | BusFit] = []
+    failed: list[InvalidInputError] = []
+    for attempt in attempts:
+        try:
+            fits.append(attempt())
+        except InvalidInputError as error:
+            failed.append(error)
+    if not fits:
+        raise failed[0]
+    tables = {name: table for fit in fits for name, table in fit.tables if table is not None}
+    constants = {name: constant for fit in fits for name, constant in fit.constants if constant is not None}
+    provenance = Provenance(
+        data=f"profiler trace, {path.name}",
+        date=datetime.date.today().isoformat(),
+        method="medians of products by size, shortest collectives by size",
+        num_measurements=sum(fit.num_rows for fit in fits),
+    )
+    overlay = Overlay(**words, provenance=provenance, tables=Tables(**tables), constants=Constants(**constants))
+    told = [note for fit in fits for note in fit.told]
+    return Calibration("trace", overlay, spec, (*notes, *told, *(error.seen for error in failed)))
 
 
 def _of_runs(
@@ -218,18 +268,69 @@ def calibrated_from_logs(
         InvalidInputError: a log cannot be read, or has no step of its script.
     """
     words = checked_words(hardware, out, name or _name(runs[0].log, hardware))
-    measured, notes = [], []
+    measured, notes, scatter, peaks = [], [], 0.0, []
     for run in runs:
-        steps = logged_steps(read_text(run.log), str(run.log), run.problem, run.plan)
-        notes += _log_notes(steps, run)
+        if is_event_file(run.log):
+            steps = event_steps(run.log, run.plan)
+        else:
+            steps = logged_steps(read_text(run.log), str(run.log), run.problem, run.plan)
+        report = simulate(run.problem, run.plan)
+        notes += _log_notes(steps, run, report)
+        if "allocated" in steps.peak_bytes:
+            peaks.append(steps.peak_bytes["allocated"] / report.peak_memory_bytes)
+        scatter = max(scatter, steps.scatter or 0.0)
         measured.append(Observation(run.log.name, run.launcher, run.problem, run.plan, steps.step_s))
     data = f"{counted(len(runs), 'training log')}: {', '.join(run.log.name for run in runs)}"
-    return _fitted("logs", measured, data[:4000], runs[0].problem.hardware, words, constants, notes, progress)
+    spec = runs[0].problem.hardware
+    margin, words_of_memory = peak_margin(peaks, spec)
+    notes += words_of_memory
+    result = _fitted("logs", measured, data[:4000], spec, words, constants, notes, progress)
+    overlay = _with_scatter(result.overlay, scatter)
+    return replace(result, overlay=overlay.model_copy(update={"memory_margin_fraction": margin}))
 
 
-def _log_notes(steps: LoggedSteps, run: LoggedRun) -> list[str]:
+def peak_margin(ratios: Sequence[float], hardware: HardwareSpec) -> tuple[float | None, list[str]]:
+    """Find the margin of memory that measured peaks ask for.
+
+    A plan is safe if its predicted peak p times the median ratio f leaves the default margin m of the memory M:
+    f p <= usable - m M. As a margin of predicted peaks that is usable / M - (usable / M - m) / f. It is never
+    below the description's.
+
+    Args:
+        ratios: measured over predicted peaks, one a log.
+        hardware: the description, with its own margin.
+
+    Returns:
+        The share of the memory to leave, None where the description's suffices or no plan could be safe; notes.
+    """
+    if not ratios:
+        return None, []
+    factor = median(ratios)
+    usable = hardware.usable_bytes / hardware.accelerator.memory_bytes
+    margin = usable - (usable - MEMORY_MARGIN) / factor
+    scatter = MAD_TO_SIGMA * median(abs(ratio / factor - 1.0) for ratio in ratios)
+    spread = "" if len(ratios) < MIN_FOR_SCATTER else f", scatter {percent_text(scatter)}"
+    text = f"allocated peaks are {factor:.2f} times the predicted ones ({counted(len(ratios), 'log')}{spread})"
+    if margin <= hardware.memory_margin_fraction:
+        kept = percent_text(hardware.memory_margin_fraction)
+        return None, [f"{text}: plans leave {kept} of the memory, as in the description"]
+    if margin > MAX_MARGIN:
+        return None, [f"{text}: too far for a margin; the description's stays. Check that script and log agree"]
+    return margin, [
+        f"{text}: plans leave {percent_text(margin)} of the memory (--memory-margin takes another share)"
+    ]
+
+
+def _with_scatter(overlay: Overlay, scatter: float) -> Overlay:
+    """Raise the unexplained one sigma of an overlay to the scatter between steps of a run."""
+    provenance = overlay.provenance
+    residual = max(provenance.residual_fraction or 0.0, scatter)
+    return overlay.model_copy(update={"provenance": provenance.model_copy(update={"residual_fraction": residual})})
+
+
+def _log_notes(steps: LoggedSteps, run: LoggedRun, report: StepReport) -> list[str]:
     """Describe what was read of a log, beside the prediction before the fit."""
-    name, report = run.log.name, simulate(run.problem, run.plan)
+    name = run.log.name
     warm_up = f", {counted(steps.num_warm_up, 'line')} of warm-up left out" if steps.num_warm_up else ""
     scatter = "" if steps.scatter is None else f", scatter {percent_text(steps.scatter)}"
     notes = [
