@@ -166,6 +166,26 @@ def stack_provenance(name: str) -> Provenance | None:
     return None if overlay is None else overlay.provenance
 
 
+def errors_by_stack(hardware: HardwareSpec) -> dict[str, float]:
+    """Return the mean errors of a description on the runs that stacks are fitted to, by stack, as fractions.
+
+    A stack has the error on its own runs where they are left out of the fit. Bare hardware has those on the runs
+    of all its stacks. A description that is not shipped has none.
+    """
+    name = overlaid_name(hardware)
+    own = stack_provenance(name)
+    if own is not None:
+        error = own.error_after if own.error_left_out is None else own.error_left_out
+        return {} if error is None else {name: error}
+    fits = {stack: stack_provenance(stack) for stack in stacks_on(name)}
+    return {stack: fit.error_before for stack, fit in fits.items() if fit and fit.error_before is not None}
+
+
+def overlaid_name(hardware: HardwareSpec) -> str:
+    """Return the name of a description's overlay; its own without one."""
+    return hardware.name if hardware.uncertainty is None else hardware.uncertainty.overlay
+
+
 def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
     data, source = _data("hardware", name_or_path)
     if "base" not in data:

@@ -14,7 +14,7 @@ from milpplan.explain.records import BreakEvens
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import FastestPlan, Regret, TargetPrice
 from milpplan.problem import PRIORS, Layout, Plan, Problem, Space
-from milpplan.problem.catalog import stack_provenance, stacks_on
+from milpplan.problem.catalog import errors_by_stack, overlaid_name, stack_provenance
 from milpplan.problem.overlay import SHARES
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.blocks import Table
@@ -127,19 +127,21 @@ def constants_text(problem: Problem) -> str:
     where no shipped stack is for it."""
     parts = {}
     for hardware in problem.node_types:
-        name = hardware.name if hardware.uncertainty is None else hardware.uncertainty.overlay
+        name, errors = overlaid_name(hardware), errors_by_stack(hardware)
         fit = stack_provenance(name)
         if fit is not None:
-            left_out = "" if fit.error_left_out is None else f", left-out error {percent_text(fit.error_left_out)}"
+            left_out = f", left-out error {percent_text(errors[name])}" if errors else ""
             parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
-            continue
-        fits = {stack: fit for stack in stacks_on(name) if (fit := stack_provenance(stack)) is not None}
-        errors = [fit.error_before for fit in fits.values() if fit.error_before is not None]
-        if errors and max(errors) < 1:
-            ends = dict.fromkeys(percent_text(1 / (1 - error) - 1, 0) for error in (min(errors), max(errors)))
-            example = min(fits, key=lambda stack: fits[stack].error_left_out or 1.0)
-            parts[name] = f"{name} alone: frameworks run {' to '.join(ends)} slower; {example} is fitted"
+        elif errors:
+            ends = dict.fromkeys(percent_text(error, 0) for error in (min(errors.values()), max(errors.values())))
+            example = min(errors, key=_left_out_error)
+            parts[name] = f"{name} alone: mean errors of {' to '.join(ends)} by framework; {example} is fitted"
     return "; ".join(parts.values())
+
+
+def _left_out_error(stack: str) -> float:
+    fit = stack_provenance(stack)
+    return 1.0 if fit is None or fit.error_left_out is None else fit.error_left_out
 
 
 def margin_text(result: PlanResult) -> str:
@@ -379,6 +381,11 @@ class EvidenceDocument(Record):
     num_memory_runs: Computed
     """Number of runs that state whether they fitted in memory."""
     terms: tuple[TermDocument, ...]
+    constants_error: float | None = None
+    """Mean error of the hardware's constants on the runs of a framework: the largest over frameworks for bare
+    hardware, that of runs left out of the fit for a stack; null without a shipped stack."""
+    constants_of: str | None = None
+    """Stack that is fitted to these runs."""
     unexercised: tuple[str, ...]
     """Terms of the plan that no run uses."""
     extrapolated: str | None = None
@@ -414,7 +421,7 @@ def evidence_sentence(evidence: EvidenceDocument) -> str:
         return f"No measured run on {evidence.generation} is known: nothing of this plan is checked against one."
     runs = f"{counted(evidence.num_runs, 'measured run')} on {evidence.generation}"
     beyond = f" The plan is {evidence.extrapolated}." if evidence.extrapolated else ""
-    worst = worst_error(evidence.terms)
+    worst = worst_error(evidence)
     error = "" if worst is None else f", with mean errors of at most {percent_text(worst, 0)}"
     if evidence.unexercised:
         share = f" ({percent_text(evidence.share, 0)} of the step)" if evidence.share else ""
@@ -423,15 +430,21 @@ def evidence_sentence(evidence: EvidenceDocument) -> str:
     return f"The cost model was held to {runs}, which have every part of this plan{error}.{beyond}"
 
 
-def worst_error(terms: Sequence[TermDocument] | Sequence[TermEvidence]) -> float | None:
-    """Find the largest mean error of the runs of any term, as a fraction; None where no run has an error."""
-    return max((term.mean_abs_error for term in terms if term.mean_abs_error is not None), default=None)
+def worst_error(evidence: Evidence | EvidenceDocument) -> float | None:
+    """Find the largest mean error that applies: of the runs of any term, and of the hardware's constants on the
+    runs of a framework; None where no run has an error."""
+    errors = (evidence.constants_error, *(term.mean_abs_error for term in evidence.terms))
+    return max((error for error in errors if error is not None), default=None)
 
 
-def worst_term(terms: Sequence[TermEvidence]) -> TermEvidence | None:
-    """Find the term whose runs have the largest mean error; None where no run has an error."""
-    worst = worst_error(terms)
-    return next((term for term in terms if worst is not None and term.mean_abs_error == worst), None)
+def worst_runs(evidence: Evidence) -> str:
+    """Name the runs that have the largest mean error; empty where no run has an error."""
+    worst = worst_error(evidence)
+    if worst is None:
+        return ""
+    if worst == evidence.constants_error:
+        return f"that {evidence.constants_of} is fitted to"
+    return f"that have {next(term.words for term in evidence.terms if term.mean_abs_error == worst)}"
 
 
 MEASURES: Final = {
@@ -499,9 +512,9 @@ def evidence_text(evidence: Evidence) -> str:
 
 def _terms_text(evidence: Evidence) -> str:
     missing = sorted(evidence.unexercised, key=lambda term: -(term.share or 0.0))
-    worst = worst_term(evidence.terms)
-    error = "" if worst is None else percent_text(worst.mean_abs_error or 0.0, 0)
-    known = f"; mean errors of at most {error} (of the runs that have {worst.words})" if worst else ""
+    worst = worst_error(evidence)
+    known = "" if worst is None else f"; mean errors of at most {percent_text(worst, 0)}"
+    known += "" if worst is None else f" (of the runs {worst_runs(evidence)})"
     if missing:
         terms = ", ".join(f"{term.words} ({share_text(term)})" for term in missing)
         return f"terms that no scored run on {evidence.generation} exercises: {terms}{known}"
