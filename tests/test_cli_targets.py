@@ -97,8 +97,9 @@ def test_every_stack_of_a_target_ships() -> None:
     assert {stack for stacks in STACKS.values() for stack in stacks} <= shipped
 
 
-def test_the_margin_of_memory_is_an_option() -> None:
-    """A plan leaves the margin that is asked for; its price is printed; a share that is none is refused."""
+def test_the_margin_of_memory_is_an_option(tmp_path: Path) -> None:
+    """A plan leaves the margin that is asked for; its price is printed, written and certified; a share that is
+    none is refused."""
     runner, peaks = CliRunner(), {}
     command = [*SMALL, "--fix", "recompute=none", "--space", "uniform"]
     for share in ("0", "0.05", "0.3"):
@@ -110,8 +111,20 @@ def test_the_margin_of_memory_is_an_option() -> None:
         assert peaks[share] <= document["usable_memory_bytes"] - int(float(share) * installed)
     default = json.loads(runner.invoke(app, [*command, "--json"]).stdout)
     assert default["peak_memory_bytes"] == peaks["0.05"]
-    said = " ".join(runner.invoke(app, [*command, "--memory-margin", "0.3"]).output.split())
+    file = tmp_path / "margin.json"
+    written = [*command, "--memory-margin", "0.3", "--out", str(file)]
+    said = " ".join(runner.invoke(app, written).output.split())
     assert "margin 23.9 GiB (" in said
+    price = json.loads(file.read_text())["margin_price"]
+    assert 0 < price["least_fraction"] <= price["most_fraction"]
+    assert price["space"]["memory_margin_fraction"] == 0
+    assert price["objective_bound"] <= price["objective"]
+    certified = runner.invoke(app, ["certify", str(file)])
+    assert certified.exit_code == 0, certified.output
+    assert "price of the memory margin proved again" in " ".join(certified.output.split())
+    assert (
+        json.loads(runner.invoke(app, [*command, "--memory-margin", "0", "--json"]).stdout)["margin_price"] is None
+    )
     assert "slower than without)" in said
     assert "30.0 % of the memory free" in said
     for wrong in ("-0.1", "0.6", "nan"):

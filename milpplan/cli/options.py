@@ -285,7 +285,7 @@ PriceLimit = Annotated[
         "--price-limit",
         metavar="S",
         min=0.0,
-        help="With --target: seconds to prove what the restriction costs; 0: do not ask.",
+        help="Seconds to prove what --target costs, and --memory-margin; 0: do not ask.",
         rich_help_panel=PLANS,
     ),
 ]

@@ -66,11 +66,11 @@ SAME_SHARE = 1e-3
 none."""
 
 
-class TargetPriceDocument(Record):
-    """Price of the restriction to a launcher.
+class PriceDocument(Record):
+    """Price of a restriction of the space: to a launcher's plans, or by the margin of memory.
 
     It holds the best of the whole space and its proved bound, in the objective's unit, and the minimum and maximum
-    share by which the launcher's best exceeds it. ``space`` is the whole space, ``plan`` its best,
+    share by which the best of the restricted space exceeds it. ``space`` is the whole space, ``plan`` its best,
     ``problem_sha256`` the digest of the problem with that space; a price without these cannot be certified.
     """
 
@@ -90,24 +90,27 @@ class TargetDocument(Record):
 
     name: str
     version: str | None
-    price: TargetPriceDocument | None
+    price: PriceDocument | None
+
+
+def price_document(problem: Problem, price: TargetPrice | None) -> PriceDocument | None:
+    """Make the record of the price of a restriction of a problem's space; None without a price."""
+    if price is None:
+        return None
+    whole = problem.model_copy(update={"space": price.space})
+    return document_of(PriceDocument, price, plan=plan_document(price.plan), problem_sha256=digest(whole))
 
 
 def target_document(result: PlanResult) -> TargetDocument | None:
     """Make the record of the launcher that a result is restricted to; None without a launcher."""
-    space, price = result.problem.space, result.target_price
+    space = result.problem.space
     if space.target is None:
         return None
-    priced = None
-    if price is not None:
-        whole = result.problem.model_copy(update={"space": price.space})
-        priced = document_of(
-            TargetPriceDocument, price, plan=plan_document(price.plan), problem_sha256=digest(whole)
-        )
-    return TargetDocument(name=space.target, version=space.target_version, price=priced)
+    price = price_document(result.problem, result.target_price)
+    return TargetDocument(name=space.target, version=space.target_version, price=price)
 
 
-def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument) -> str:
+def target_price_text(problem: Problem, price: TargetPrice | PriceDocument) -> str:
     """Describe the price of the restriction to a launcher, as an interval where the proofs leave one."""
     least, most = price.least_fraction, price.most_fraction
     more = "slower" if problem.job.objective == "step_time_per_token" else f"more {problem.job.objective}"
