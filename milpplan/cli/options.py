@@ -264,8 +264,8 @@ Stack = Annotated[
     bool,
     typer.Option(
         "--stack/--no-stack",
-        help="With the constants fitted to the software of --target, where HARDWARE is a bare name that has them, "
-        "or with those of the hardware alone.",
+        help="With the constants fitted to the launcher's software, where the hardware is a bare name that has "
+        "them, or with those of the hardware alone.",
         rich_help_panel=PLANS,
     ),
 ]

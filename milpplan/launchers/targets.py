@@ -20,7 +20,7 @@ from milpplan.launchers.nanotron.launcher import Nanotron
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
 from milpplan.launchers.torchtitan.launcher import Torchtitan
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
-from milpplan.problem import Plan, Problem, Space, stack_names
+from milpplan.problem import HardwareSpec, Plan, Problem, Space, load_hardware, stack_names
 from milpplan.problem.catalog import STACK_MARK
 from milpplan.problem.reading import shown
 
@@ -87,6 +87,14 @@ def target_stack(target: str | None, hardware: str) -> str | None:
     return next((name for name in names if name in shipped), None)
 
 
+def fitted_hardware(target: str | None, hardware: HardwareSpec) -> HardwareSpec:
+    """Return the shipped stack of a launcher on bare shipped hardware; any other description stays as it is."""
+    stack = target_stack(target, hardware.name)
+    if stack is None or load_hardware(hardware.name) != hardware:
+        return hardware
+    return load_hardware(stack)
+
+
 def target_names() -> tuple[str, ...]:
     """List the built-in launchers, then those of installed plug-ins."""
     return (*TARGETS, *(name for name in plugin_names("exporters") if name not in TARGETS))
@@ -139,7 +147,7 @@ def launch_document(launch: Launch | ConfigLaunch) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def restrict(problem: Problem, target: str, version: str | None = None) -> Problem:
+def restrict(problem: Problem, target: str, version: str | None = None, *, stack: bool = True) -> Problem:
     """Restrict the space of a problem to the plans that a launcher can run.
 
     The restriction covers single fields of the layout, rules on several fields, stage sizes and counts of
@@ -150,6 +158,7 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
         problem: the problem to restrict.
         target: a name in ``TARGETS``.
         version: a version of the launcher; None: its first.
+        stack: give bare hardware the constants fitted to the launcher's software (``fitted_hardware``).
 
     Raises:
         UnknownNameError: the launcher or its version is not known.
@@ -177,8 +186,9 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
         changes["kind"] = "uniform"
     elif problem.space.recompute_counts != "alike":
         changes["recompute_counts"] = capability.recompute_counts
-    software = problem.hardware.software.model_copy(update=dict(capability.program))
-    hardware = problem.hardware.model_copy(update={"software": software})
+    described = fitted_hardware(target, problem.hardware) if stack else problem.hardware
+    software = described.software.model_copy(update=dict(capability.program))
+    hardware = described.model_copy(update={"software": software})
     return problem.model_copy(update={"space": problem.space.model_copy(update=changes), "hardware": hardware})
 
 

@@ -543,7 +543,7 @@ def _target_price(
     launcher, version = problem.space.target, problem.space.target_version
 
     def is_whole(whole: Problem) -> bool:
-        return restrict(whole, launcher, version) == problem
+        return restrict(whole, launcher, version, stack=False) == problem
 
     return _price(target.price, is_whole, (document, result, claim, source))
 

@@ -21,7 +21,7 @@ from milpplan.explain.judge.gap import Solves, widened
 from milpplan.explain.judge.gap import gap as judge
 from milpplan.explain.judge.records import GapReport
 from milpplan.launchers import ImportRequest, restrict, target_named
-from milpplan.launchers.targets import Launcher
+from milpplan.launchers.targets import Launcher, fitted_hardware
 from milpplan.optimize import DEFAULT_GAP
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
@@ -35,6 +35,7 @@ from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.html.gap_page import gap_page
 from milpplan.reports.html.page_template import require_jinja
+from milpplan.reports.words.result_words import constants_text
 from milpplan.units import counted
 
 EXAMPLES: Final = (
@@ -121,6 +122,7 @@ class Source:
     calculon: tuple[Path, Path, Path] | None
     settings: tuple[str, ...] = ()
     arguments: str | None = None
+    stack: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ def gap(
     ignore: o.IgnoreFlag = None,
     settings: o.Settings = None,
     arguments: o.Arguments = None,
+    stack: o.Stack = True,
     space: Whole = "free",
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
@@ -187,6 +190,7 @@ def gap(
         calculon,
         tuple(settings or ()),
         arguments,
+        stack,
     )
     wanted = Wanted(
         space, schedule, tuple(allow or ()), time_limit, tolerance, tokens, price, report, out, as_json
@@ -305,7 +309,9 @@ def _readers(files: Sequence[Path], source: Source) -> Iterator[tuple[str, _Read
     if source.launcher is not None:
         target = target_named(source.launcher, "--from")
         model = None if source.model is None else load_model(source.model)
-        launches = _Launches(target, load_hardware(str(source.hardware)), model, source)
+        hardware = load_hardware(str(source.hardware))
+        hardware = fitted_hardware(source.launcher, hardware) if source.stack else hardware
+        launches = _Launches(target, hardware, model, source)
     for path, name in zip(files, short_names(files), strict=True):
         yield name, _Reader(path, launches, None)
 
@@ -359,6 +365,9 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
             say(f"{name}: {what}: {flag}")
     for note in case.notes:
         say(f"{name}: Note: {note}")
+    constants = constants_text(case.problem, runs_on)
+    if constants:
+        say(f"{name}: Constants: {constants}.")
     check_plan_of_file(case.problem, case.plan)
     if case.plan.layout.replica_micro_batches:
         raise IllegalPlanError(
@@ -375,7 +384,7 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
     runnable = None
     if runs_on is not None:
         # Both spaces are judged on one hardware.
-        restricted = restrict(whole, runs_on).model_copy(update={"hardware": problem.hardware})
+        restricted = restrict(whole, runs_on, stack=False).model_copy(update={"hardware": problem.hardware})
         runnable = f"what {runs_on} can run", restricted
     judgement = judge(
         problem,

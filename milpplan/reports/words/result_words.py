@@ -11,6 +11,7 @@ from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.explain.records import BreakEvens
+from milpplan.launchers.targets import target_stack
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import FastestPlan, Regret, TargetPrice
 from milpplan.problem import PRIORS, Layout, Plan, Problem, Space
@@ -125,9 +126,15 @@ def target_price_text(problem: Problem, price: TargetPrice | PriceDocument) -> s
     return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
 
 
-def constants_text(problem: Problem) -> str:
+def constants_text(problem: Problem, launcher: str | None = None) -> str:
     """Name the fitted constants of each node type with their error, or say what to expect of bare hardware; empty
-    where no shipped stack is for it."""
+    where no shipped stack is for it.
+
+    Args:
+        problem: the problem.
+        launcher: launcher whose stack matters; None: that of the space.
+    """
+    launcher = launcher or problem.space.target
     parts = {}
     for hardware in problem.node_types:
         name, errors = overlaid_name(hardware), errors_by_stack(hardware)
@@ -137,8 +144,9 @@ def constants_text(problem: Problem) -> str:
             parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
         elif errors:
             ends = dict.fromkeys(percent_text(error, 0) for error in (min(errors.values()), max(errors.values())))
-            example = min(errors, key=_left_out_error)
-            parts[name] = f"{name} alone: mean errors of {' to '.join(ends)} by framework; {example} is fitted"
+            stack = target_stack(launcher, name) if launcher else min(errors, key=_left_out_error)
+            fitted = f"{stack} is fitted" if stack else f"no stack is fitted to {launcher}"
+            parts[name] = f"{name} alone: mean errors of {' to '.join(ends)} by framework; {fitted}"
     return "; ".join(parts.values())
 
 
