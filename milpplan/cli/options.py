@@ -399,7 +399,7 @@ CheckEnds = Annotated[
     bool,
     typer.Option(
         "--check-ends",
-        help="Solve again at both ends of the hardware's uncertainty (three solves).",
+        help="Solve again with all uncertain constants one sigma faster together, and slower (three solves).",
         rich_help_panel=PROOF,
     ),
 ]

@@ -330,7 +330,8 @@ def robustness_text(robust: Robustness) -> str:
     looked = f"the {counted(robust.num_plans, 'other plan')} that the search kept"
     remark = " (what bounds excluded was not simulated; --check-ends solves again)"
     if robust.solved:
-        looked, remark = "all plans of the space (solved again at both ends, each with its bound)", ""
+        looked = "all plans of the space (solved again at both ends, each with its bound)"
+        remark = " (all constants moved together; --robust moves one doubt at a time)"
     ends = "; ".join(_end_text(end) for end in robust.ends)
     verdict = "still the best at both ends" if robust.still_best else "not the best at both ends"
     return f"{verdict} among {looked}: {ends}{remark}"
