@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from milpplan.cli.app import app
 from milpplan.cli.solving import SolveWords
 from milpplan.launchers import TARGETS, restrict
-from milpplan.launchers.targets import STACKS, fitted_hardware
 from milpplan.problem import Job, Problem, load_hardware, load_model, stack_names, uncertainty_of
+from milpplan.problem.catalog import LAUNCHER_STACKS, fitted_hardware
 
 SMALL = ["solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "16", "--gap", "1e-3"]
 
@@ -124,9 +124,9 @@ def test_the_constants_are_named_with_their_error() -> None:
 
 def test_every_stack_of_a_target_ships() -> None:
     """The table names launchers that exist, and stacks that lie on some hardware."""
-    assert set(STACKS) <= set(TARGETS)
+    assert set(LAUNCHER_STACKS) <= set(TARGETS)
     shipped = {name.partition("+")[2] for name in stack_names()}
-    assert {stack for stacks in STACKS.values() for stack in stacks} <= shipped
+    assert {stack for stacks in LAUNCHER_STACKS.values() for stack in stacks} <= shipped
 
 
 def test_the_margin_of_memory_is_an_option(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from milpplan.optimize.robust import ROBUST_GAP
 from milpplan.optimize.solve import margin_price
 from milpplan.optimize.solve import solve as solve_problem
 from milpplan.problem import Plan, Problem, load_scenarios, stack_names
+from milpplan.problem.catalog import launcher_stack
 from milpplan.problem.reading import shown
 from milpplan.reports import write_whole
 from milpplan.reports.answers import solve_blocks
@@ -146,12 +147,10 @@ class SolveWords:
     def unfitted(self) -> tuple[str, ...]:
         """Name the kinds of hardware without a stack of ``--target``, where several are compared: stacks on some
         of them would decide the comparison."""
-        from milpplan.launchers.targets import target_stack
-
         names = names_of(self.hardware)
         kinds = names if len(names) > 1 else []
         return tuple(
-            name for name in kinds if name not in stack_names() and target_stack(self.target, name) is None
+            name for name in kinds if name not in stack_names() and launcher_stack(self.target, name) is None
         )
 
     def job(self) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from milpplan.launchers.nanotron.launcher import Nanotron
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
 from milpplan.launchers.torchtitan.launcher import Torchtitan
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
-from milpplan.problem import HardwareSpec, Plan, Problem, Space, load_hardware, stack_names
-from milpplan.problem.catalog import STACK_MARK
+from milpplan.problem import Plan, Problem, Space
+from milpplan.problem.catalog import fitted_hardware
 from milpplan.problem.reading import shown
 
 
@@ -64,35 +64,6 @@ TARGETS: dict[str, Launcher] = {
     "automodel": AutoModel(),
 }
 """Launchers by the name that ``--to``, ``--from`` and ``--target`` take."""
-
-
-STACKS: dict[str, tuple[str, ...]] = {
-    "megatron": ("megatron-core", "nemo"),
-    "megatron-bridge": ("nemo", "megatron-core"),
-    "nanotron": ("nanotron",),
-}
-"""Software stacks whose fitted constants are those of a launcher, best match first. NeMo and Megatron-Bridge train
-with Megatron-Core. Other launchers have none: ``plain`` is fitted to many frameworks at once."""
-
-
-def target_stack(target: str | None, hardware: str) -> str | None:
-    """Find the shipped stack of a launcher on a bare hardware name; None where there is none.
-
-    Args:
-        target: name of the launcher; None: no launcher.
-        hardware: a hardware name, or any other word, which has no stack.
-    """
-    shipped = stack_names()
-    names = (f"{hardware}{STACK_MARK}{stack}" for stack in STACKS.get(target or "", ()))
-    return next((name for name in names if name in shipped), None)
-
-
-def fitted_hardware(target: str | None, hardware: HardwareSpec) -> HardwareSpec:
-    """Return the shipped stack of a launcher on bare shipped hardware; any other description stays as it is."""
-    stack = target_stack(target, hardware.name)
-    if stack is None or load_hardware(hardware.name) != hardware:
-        return hardware
-    return load_hardware(stack)
 
 
 def target_names() -> tuple[str, ...]:

@@ -21,12 +21,13 @@ from milpplan.explain.judge.gap import Solves, widened
 from milpplan.explain.judge.gap import gap as judge
 from milpplan.explain.judge.records import GapReport
 from milpplan.launchers import ImportRequest, restrict, target_named
-from milpplan.launchers.targets import Launcher, fitted_hardware
+from milpplan.launchers.targets import Launcher
 from milpplan.optimize import DEFAULT_GAP
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem import HardwareSpec, ModelSpec, Plan, Problem, load_hardware, load_model
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_run, notes, read_calculon
+from milpplan.problem.catalog import fitted_hardware
 from milpplan.problem.problem import SPACES
 from milpplan.reports.answers import Failed, Judged, gap_document
 from milpplan.reports.answers.gap import gap_blocks, gaps_blocks

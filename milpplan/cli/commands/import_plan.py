@@ -12,8 +12,8 @@ from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.launchers import Imported, ImportRequest, target_named
-from milpplan.launchers.targets import fitted_hardware
 from milpplan.problem import load_hardware, load_model
+from milpplan.problem.catalog import fitted_hardware
 from milpplan.reports import write_whole
 from milpplan.reports.answers import simulation_blocks
 from milpplan.reports.documents.document import document_text

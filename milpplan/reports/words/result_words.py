@@ -11,11 +11,10 @@ from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.explain.judge.records import layout_words
 from milpplan.explain.records import BreakEvens
-from milpplan.launchers.targets import target_stack
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import FastestPlan, Regret, TargetPrice
 from milpplan.problem import PRIORS, Layout, Plan, Problem, Space
-from milpplan.problem.catalog import errors_by_stack, overlaid_name, stack_provenance
+from milpplan.problem.catalog import errors_by_stack, launcher_stack, overlaid_name, stack_provenance
 from milpplan.problem.overlay import SHARES
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.blocks import Table
@@ -144,7 +143,7 @@ def constants_text(problem: Problem, launcher: str | None = None) -> str:
             parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
         elif errors:
             ends = dict.fromkeys(percent_text(error, 0) for error in (min(errors.values()), max(errors.values())))
-            stack = target_stack(launcher, name) if launcher else min(errors, key=_left_out_error)
+            stack = launcher_stack(launcher, name) if launcher else min(errors, key=_left_out_error)
             fitted = f"{stack} is fitted" if stack else f"no stack is fitted to {launcher}"
             parts[name] = f"{name} alone: mean errors of {' to '.join(ends)} by framework; {fitted}"
     return "; ".join(parts.values())
