@@ -61,7 +61,7 @@ def test_a_directory_gets_all_files_and_gives_the_plan_back(plan_path: Path, tmp
     assert written.stdout == ""
     assert "Note: " in written.stderr
     assert sorted(file.name for file in target.iterdir()) == ["megatron.sbatch", "megatron.sh"]
-    words = ("import", str(target / "megatron.sh"), "--from", "megatron", "--hardware", "dgx-h100")
+    words = ("import", str(target / "megatron.sh"), "--from", "megatron", "--hardware", "dgx-h100", "--no-stack")
     read = run(*words, "--model", "llama3-70b", "-o", str(back))
     assert read.exit_code == 0, read.stderr
     times = [json.loads(run("simulate", str(path), "--json").stdout)["step_time_s"] for path in (plan_path, back)]
@@ -100,7 +100,17 @@ def test_a_configuration_comes_back_through_the_command_line(target: str, tmp_pa
     path.write_text(document_text(PlanFile(plan=plan_document(plan), problem=problem)))
     assert run("export", str(path), "--to", target, "-o", str(launch)).exit_code == 0
     assert {file.name for file in launch.iterdir()} == {*names, f"{target}.sbatch", f"{target}.sh"}
-    words = ("import", str(launch / names[0]), "--from", target, "--hardware", "dgx-h100", "-o", str(back))
+    words = (
+        "import",
+        str(launch / names[0]),
+        "--from",
+        target,
+        "--hardware",
+        "dgx-h100",
+        "--no-stack",
+        "-o",
+        str(back),
+    )
     read = run(*words)
     assert read.exit_code == 0, read.stderr
     times = [json.loads(run("simulate", str(file), "--json").stdout)["step_time_s"] for file in (path, back)]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.cli.solving import SolveWords
-from milpplan.launchers import TARGETS
-from milpplan.launchers.targets import STACKS
-from milpplan.problem import stack_names
+from milpplan.launchers import TARGETS, restrict
+from milpplan.problem import Job, Problem, load_hardware, load_model, stack_names, uncertainty_of
+from milpplan.problem.catalog import LAUNCHER_STACKS, fitted_hardware
 
 SMALL = ["solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "16", "--gap", "1e-3"]
 
@@ -37,7 +39,10 @@ def test_solve_export_import(target: str, tmp_path: Path) -> None:
     read = ["import", str(script), "--from", target, "--hardware", "dgx-h100", "--model", "llama3-8b", "--json"]
     found = runner.invoke(app, read)
     assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout)["plan"]["layout"] == document["plan"]["layout"]
+    imported = json.loads(found.stdout)
+    assert imported["plan"]["layout"] == document["plan"]["layout"]
+    constants = [one["problem"]["hardware"]["uncertainty"] for one in (imported, document)]
+    assert constants[0] == constants[1]
 
 
 def test_the_price_is_asked_only_where_there_is_one() -> None:
@@ -53,22 +58,50 @@ def test_the_price_is_asked_only_where_there_is_one() -> None:
     [
         ("dgx-h100", ["--target", "megatron"], "dgx-h100+nemo"),
         ("dgx-b200", ["--target", "megatron-bridge"], "dgx-b200+megatron-core"),
-        ("dgx-h100", ["--target", "megatron", "--no-stack"], None),
+        ("dgx-h100", ["--target", "megatron", "--no-stack"], "none"),
         ("dgx-h100+plain", ["--target", "megatron"], "dgx-h100+plain"),
-        ("dgx-h100", ["--target", "torchtitan"], None),
-        ("dgx-h200", ["--target", "megatron"], None),
-        ("dgx-h100", [], None),
-        ("dgx-h100,dgx-a100-80", ["--target", "megatron"], None),
+        ("dgx-h100", ["--target", "torchtitan"], "none"),
+        ("dgx-h200", ["--target", "megatron"], "none"),
+        ("dgx-h100", [], "none"),
+        ("dgx-h100,dgx-a100-80", ["--target", "megatron"], "none"),
         ("dgx-h100,dgx-b200", ["--target", "megatron"], "dgx-h100+nemo"),
     ],
 )
-def test_a_target_has_the_constants_fitted_to_it(hardware: str, options: list[str], overlay: str | None) -> None:
+def test_a_target_has_the_constants_fitted_to_it(hardware: str, options: list[str], overlay: str) -> None:
     """A bare name gets the stack of the launcher where there is one, for every kind of hardware that is compared;
     a full name and --no-stack are kept."""
-    words = dict.fromkeys(field.name for field in fields(SolveWords)) | {"stack": "--no-stack" not in options}
-    words |= {"hardware": hardware, "target": options[1] if options else None}
-    found = SolveWords(**words).with_stack(hardware.split(",")[0])  # type: ignore[arg-type]
-    assert found == (overlay or hardware.split(",")[0])
+    words: dict[str, Any] = {field.name: None for field in fields(SolveWords)}
+    words |= {"model": "llama3-8b", "gpus": "16", "global_batch": "16", "space": "uniform", "precision": "bf16"}
+    words |= {"attention": "flash", "grad_dtype": "fp32", "inference": False, "hardware": hardware}
+    words |= {"objective": "step_time_per_token", "stack": "--no-stack" not in options}
+    words |= {"target": options[1] if options else None}
+    problem = SolveWords(**words).problem(hardware.split(",")[0])
+    assert uncertainty_of(problem.hardware).overlay == overlay
+
+
+def test_python_and_imports_have_the_constants_fitted_to_the_launcher(tmp_path: Path) -> None:
+    """``restrict``, ``import`` and ``gap`` choose the stack that ``solve`` chooses, and say so; --no-stack keeps
+    bare hardware; a user's description stays as it is."""
+    job = Job(num_gpus=8, global_batch_size=16, sequence_length=8192)
+    whole = Problem(model=load_model("llama3-8b"), hardware=load_hardware("dgx-h100"), job=job)
+    bare, stack = load_hardware("dgx-h100"), load_hardware("dgx-h100+nemo")
+    assert restrict(whole, "megatron").hardware.uncertainty == stack.uncertainty
+    assert restrict(whole, "megatron", stack=False).hardware.uncertainty is None
+    assert restrict(whole, "torchtitan").hardware.uncertainty is None
+    changed = bare.model_copy(update={"software": bare.software.model_copy(update={"message_s": 1e-3})})
+    assert fitted_hardware("megatron", changed) == changed
+    runner, plan, folder = CliRunner(), tmp_path / "plan.json", tmp_path / "launch"
+    solved = runner.invoke(app, [*SMALL, "--space", "uniform", "--target", "megatron", "--out", str(plan)])
+    assert solved.exit_code == 0, solved.output
+    assert runner.invoke(app, ["export", str(plan), "--to", "megatron", "--out", str(folder)]).exit_code == 0
+    script = str(next(path for path in sorted(folder.iterdir()) if path.suffix == ".sh"))
+    read = [script, "--from", "megatron", "--hardware", "dgx-h100"]
+    for options, said in (((), "dgx-h100+nemo, fitted to"), (("--no-stack",), "dgx-h100+nemo is fitted")):
+        for command in (["import"], ["gap", "--time-limit", "5", "--space", "uniform"]):
+            done = runner.invoke(app, [command[0], *read, *command[1:], *options, "--json"])
+            assert done.exit_code in (0, 4), done.output
+            assert f"Constants: dgx-h100{'' if options else '+nemo'}" in done.stderr
+            assert said in " ".join(done.stderr.split())
 
 
 def test_the_constants_are_named_with_their_error() -> None:
@@ -79,8 +112,10 @@ def test_the_constants_are_named_with_their_error() -> None:
     said = " ".join(targeted.output.split())
     assert "constants dgx-h100+nemo, fitted to 60 runs, left-out error 4.1 %" in said
     bare = " ".join(runner.invoke(app, [*SMALL, "--space", "uniform", "--price-limit", "0"]).output.split())
-    assert "constants dgx-h100 alone: frameworks run 12 % to" in bare
-    assert "slower; dgx-h100+composer is fitted" in bare
+    said = re.search(r"constants dgx-h100 alone: mean errors of 11 % to (\d+) % by framework", bare)
+    assert said is not None
+    assert f"mean errors of at most {said[1]} % (of the measured runs that" in bare
+    assert "by framework; dgx-h100+composer is fitted" in bare
     listed = " ".join(runner.invoke(app, ["list", "hardware"]).output.split())
     for name in stack_names():
         assert name in listed
@@ -89,13 +124,14 @@ def test_the_constants_are_named_with_their_error() -> None:
 
 def test_every_stack_of_a_target_ships() -> None:
     """The table names launchers that exist, and stacks that lie on some hardware."""
-    assert set(STACKS) <= set(TARGETS)
+    assert set(LAUNCHER_STACKS) <= set(TARGETS)
     shipped = {name.partition("+")[2] for name in stack_names()}
-    assert {stack for stacks in STACKS.values() for stack in stacks} <= shipped
+    assert {stack for stacks in LAUNCHER_STACKS.values() for stack in stacks} <= shipped
 
 
-def test_the_margin_of_memory_is_an_option() -> None:
-    """A plan leaves the margin that is asked for; its price is printed; a share that is none is refused."""
+def test_the_margin_of_memory_is_an_option(tmp_path: Path) -> None:
+    """A plan leaves the margin that is asked for; its price is printed, written and certified; a share that is
+    none is refused."""
     runner, peaks = CliRunner(), {}
     command = [*SMALL, "--fix", "recompute=none", "--space", "uniform"]
     for share in ("0", "0.05", "0.3"):
@@ -107,8 +143,20 @@ def test_the_margin_of_memory_is_an_option() -> None:
         assert peaks[share] <= document["usable_memory_bytes"] - int(float(share) * installed)
     default = json.loads(runner.invoke(app, [*command, "--json"]).stdout)
     assert default["peak_memory_bytes"] == peaks["0.05"]
-    said = " ".join(runner.invoke(app, [*command, "--memory-margin", "0.3"]).output.split())
+    file = tmp_path / "margin.json"
+    written = [*command, "--memory-margin", "0.3", "--out", str(file)]
+    said = " ".join(runner.invoke(app, written).output.split())
     assert "margin 23.9 GiB (" in said
+    price = json.loads(file.read_text())["margin_price"]
+    assert 0 < price["least_fraction"] <= price["most_fraction"]
+    assert price["space"]["memory_margin_fraction"] == 0
+    assert price["objective_bound"] <= price["objective"]
+    certified = runner.invoke(app, ["certify", str(file)])
+    assert certified.exit_code == 0, certified.output
+    assert "price of the memory margin proved again" in " ".join(certified.output.split())
+    assert (
+        json.loads(runner.invoke(app, [*command, "--memory-margin", "0", "--json"]).stdout)["margin_price"] is None
+    )
     assert "slower than without)" in said
     assert "30.0 % of the memory free" in said
     for wrong in ("-0.1", "0.6", "nan"):

@@ -264,8 +264,8 @@ Stack = Annotated[
     bool,
     typer.Option(
         "--stack/--no-stack",
-        help="With the constants fitted to the software of --target, where HARDWARE is a bare name that has them, "
-        "or with those of the hardware alone.",
+        help="With the constants fitted to the launcher's software, where the hardware is a bare name that has "
+        "them, or with those of the hardware alone.",
         rich_help_panel=PLANS,
     ),
 ]
@@ -285,7 +285,7 @@ PriceLimit = Annotated[
         "--price-limit",
         metavar="S",
         min=0.0,
-        help="With --target: seconds to prove what the restriction costs; 0: do not ask.",
+        help="Seconds to prove what --target costs, and --memory-margin; 0: do not ask.",
         rich_help_panel=PLANS,
     ),
 ]
@@ -399,7 +399,7 @@ CheckEnds = Annotated[
     bool,
     typer.Option(
         "--check-ends",
-        help="Solve again at both ends of the hardware's uncertainty (three solves).",
+        help="Solve again with all uncertain constants one sigma faster together, and slower (three solves).",
         rich_help_panel=PROOF,
     ),
 ]

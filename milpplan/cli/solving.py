@@ -32,7 +32,8 @@ from milpplan.optimize.records import ProgramAnswer
 from milpplan.optimize.robust import ROBUST_GAP
 from milpplan.optimize.solve import margin_price
 from milpplan.optimize.solve import solve as solve_problem
-from milpplan.problem import Plan, Problem, load_scenarios
+from milpplan.problem import Plan, Problem, load_scenarios, stack_names
+from milpplan.problem.catalog import launcher_stack
 from milpplan.problem.reading import shown
 from milpplan.reports import write_whole
 from milpplan.reports.answers import solve_blocks
@@ -125,7 +126,7 @@ class SolveWords:
         if self.target is not None:
             from milpplan.launchers import restrict
 
-            return restrict(whole, self.target, self.target_version)
+            return restrict(whole, self.target, self.target_version, stack=self.stack and not self.unfitted())
         if self.target_version is not None:
             raise InvalidInputError(
                 f"--target-version is {shown(self.target_version)}, without --target.",
@@ -136,7 +137,6 @@ class SolveWords:
 
     def whole(self, hardware: str | None) -> Problem:
         """Build the problem on one kind of hardware, for any launcher."""
-        hardware = self.with_stack(hardware)
         words = self.model, hardware, self.job(), self.space, self.fix or [], self.allow or [], self.schedule
         if self.calculon is None:
             return arguments.problem_of(*words)
@@ -144,14 +144,14 @@ class SolveWords:
 
         return calculon.problem_of(self.calculon, *words)
 
-    def with_stack(self, hardware: str | None) -> str | None:
-        """Return the stack of ``--target`` on a bare hardware name, if all kinds of hardware have one."""
-        if hardware is None or self.target is None or not self.stack:
-            return hardware
-        from milpplan.launchers.targets import target_stack
-
-        stacks = {name: target_stack(self.target, name) for name in names_of(self.hardware)}
-        return hardware if None in stacks.values() else stacks.get(hardware, hardware)
+    def unfitted(self) -> tuple[str, ...]:
+        """Name the kinds of hardware without a stack of ``--target``, where several are compared: stacks on some
+        of them would decide the comparison."""
+        names = names_of(self.hardware)
+        kinds = names if len(names) > 1 else []
+        return tuple(
+            name for name in kinds if name not in stack_names() and launcher_stack(self.target, name) is None
+        )
 
     def job(self) -> dict[str, Any]:
         """Collect the options that describe the job."""
@@ -209,6 +209,12 @@ def run(words: SolveWords, lengths: LengthOptions) -> ExitCode:
     if len(names) > 1:
         from milpplan.cli.candidates import choose_hardware
 
+        unfitted = words.unfitted() if words.target is not None and words.stack else ()
+        if unfitted:
+            say(
+                f"No stack of {words.target} is fitted on {', '.join(unfitted)}: all kinds are compared with the "
+                "constants of their descriptions alone."
+            )
         asked = words.out, words.as_json, words.verbose, words.progress
         return choose_hardware(names, words.problem, price_of, options, *asked)
     priced = words.target is not None and words.price_limit and not words.robust

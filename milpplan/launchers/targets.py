@@ -20,8 +20,8 @@ from milpplan.launchers.nanotron.launcher import Nanotron
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
 from milpplan.launchers.torchtitan.launcher import Torchtitan
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
-from milpplan.problem import Plan, Problem, Space, stack_names
-from milpplan.problem.catalog import STACK_MARK
+from milpplan.problem import Plan, Problem, Space
+from milpplan.problem.catalog import fitted_hardware
 from milpplan.problem.reading import shown
 
 
@@ -64,27 +64,6 @@ TARGETS: dict[str, Launcher] = {
     "automodel": AutoModel(),
 }
 """Launchers by the name that ``--to``, ``--from`` and ``--target`` take."""
-
-
-STACKS: dict[str, tuple[str, ...]] = {
-    "megatron": ("megatron-core", "nemo"),
-    "megatron-bridge": ("nemo", "megatron-core"),
-    "nanotron": ("nanotron",),
-}
-"""Software stacks whose fitted constants are those of a launcher, best match first. NeMo and Megatron-Bridge train
-with Megatron-Core. Other launchers have none: ``plain`` is fitted to many frameworks at once."""
-
-
-def target_stack(target: str | None, hardware: str) -> str | None:
-    """Find the shipped stack of a launcher on a bare hardware name; None where there is none.
-
-    Args:
-        target: name of the launcher; None: no launcher.
-        hardware: a hardware name, or any other word, which has no stack.
-    """
-    shipped = stack_names()
-    names = (f"{hardware}{STACK_MARK}{stack}" for stack in STACKS.get(target or "", ()))
-    return next((name for name in names if name in shipped), None)
 
 
 def target_names() -> tuple[str, ...]:
@@ -139,7 +118,7 @@ def launch_document(launch: Launch | ConfigLaunch) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def restrict(problem: Problem, target: str, version: str | None = None) -> Problem:
+def restrict(problem: Problem, target: str, version: str | None = None, *, stack: bool = True) -> Problem:
     """Restrict the space of a problem to the plans that a launcher can run.
 
     The restriction covers single fields of the layout, rules on several fields, stage sizes and counts of
@@ -150,6 +129,7 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
         problem: the problem to restrict.
         target: a name in ``TARGETS``.
         version: a version of the launcher; None: its first.
+        stack: give bare hardware the constants fitted to the launcher's software (``fitted_hardware``).
 
     Raises:
         UnknownNameError: the launcher or its version is not known.
@@ -177,8 +157,9 @@ def restrict(problem: Problem, target: str, version: str | None = None) -> Probl
         changes["kind"] = "uniform"
     elif problem.space.recompute_counts != "alike":
         changes["recompute_counts"] = capability.recompute_counts
-    software = problem.hardware.software.model_copy(update=dict(capability.program))
-    hardware = problem.hardware.model_copy(update={"software": software})
+    described = fitted_hardware(target, problem.hardware) if stack else problem.hardware
+    software = described.software.model_copy(update=dict(capability.program))
+    hardware = described.model_copy(update={"software": software})
     return problem.model_copy(update={"space": problem.space.model_copy(update=changes), "hardware": hardware})
 
 

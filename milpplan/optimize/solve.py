@@ -151,10 +151,15 @@ def margin_price(result: PlanResult, options: SolveOptions, limit_s: float | Non
         limit_s: time limit of that solve; an open gap widens the interval.
     """
     problem = result.problem
-    whole = problem.model_copy(update={"space": problem.space.model_copy(update={"memory_margin_fraction": 0.0})})
+    whole = without_margin(problem)
     if capacities_bytes(whole) == capacities_bytes(problem) or problem.job.objective == "num_gpus":
         return None
     return target_price(result, whole, options, limit_s)
+
+
+def without_margin(problem: Problem) -> Problem:
+    """Return a problem whose plans need leave no memory."""
+    return problem.model_copy(update={"space": problem.space.model_copy(update={"memory_margin_fraction": 0.0})})
 
 
 def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:

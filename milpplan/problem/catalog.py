@@ -166,6 +166,55 @@ def stack_provenance(name: str) -> Provenance | None:
     return None if overlay is None else overlay.provenance
 
 
+LAUNCHER_STACKS: dict[str, tuple[str, ...]] = {
+    "megatron": ("megatron-core", "nemo"),
+    "megatron-bridge": ("nemo", "megatron-core"),
+    "nanotron": ("nanotron",),
+}
+"""Software stacks whose fitted constants are those of a launcher, best match first. NeMo and Megatron-Bridge train
+with Megatron-Core. Other launchers have none: ``plain`` is fitted to many frameworks at once."""
+
+
+def launcher_stack(launcher: str | None, hardware: str) -> str | None:
+    """Find the shipped stack of a launcher on a bare hardware name; None where there is none.
+
+    Args:
+        launcher: name of the launcher; None: no launcher.
+        hardware: a hardware name, or any other word, which has no stack.
+    """
+    shipped = stack_names()
+    names = (f"{hardware}{STACK_MARK}{stack}" for stack in LAUNCHER_STACKS.get(launcher or "", ()))
+    return next((name for name in names if name in shipped), None)
+
+
+def fitted_hardware(launcher: str | None, hardware: HardwareSpec) -> HardwareSpec:
+    """Return the shipped stack of a launcher on bare shipped hardware; any other description stays as it is."""
+    stack = launcher_stack(launcher, hardware.name)
+    if stack is None or load_hardware(hardware.name) != hardware:
+        return hardware
+    return load_hardware(stack)
+
+
+def errors_by_stack(hardware: HardwareSpec) -> dict[str, float]:
+    """Return the mean errors of a description on the runs that stacks are fitted to, by stack, as fractions.
+
+    A stack has the error on its own runs where they are left out of the fit. Bare hardware has those on the runs
+    of all its stacks. A description that is not shipped has none.
+    """
+    name = overlaid_name(hardware)
+    own = stack_provenance(name)
+    if own is not None:
+        error = own.error_after if own.error_left_out is None else own.error_left_out
+        return {} if error is None else {name: error}
+    fits = {stack: stack_provenance(stack) for stack in stacks_on(name)}
+    return {stack: fit.error_before for stack, fit in fits.items() if fit and fit.error_before is not None}
+
+
+def overlaid_name(hardware: HardwareSpec) -> str:
+    """Return the name of a description's overlay; its own without one."""
+    return hardware.name if hardware.uncertainty is None else hardware.uncertainty.overlay
+
+
 def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
     data, source = _data("hardware", name_or_path)
     if "base" not in data:

@@ -330,9 +330,17 @@ def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
     ``sigmas`` maps names of ``UNCERTAIN`` to this number. Factors move by their logarithms, times and shares stay
     within their ranges. A network without congestion starts from a well-built one's to the slow side.
     """
+    changed = with_constants(hardware, *moved_values(hardware, sigmas))
+    return _with_longer_hops(changed, sigmas.get(HOP, 0.0) * uncertainty_of(hardware).scale_out_hop_s)
+
+
+def moved_values(
+    hardware: HardwareSpec, sigmas: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, object]]:
+    """Compute the factors, and the other values, that ``moved`` gives to ``with_constants``: all but hops."""
     sigma = uncertainty_of(hardware)
     factors = {name: exp(-sigmas[name] * getattr(sigma, name)) for name in FACTORS if name in sigmas}
-    others = {
+    others: dict[str, object] = {
         name: max(constant_of(hardware, name) + sigmas[name] * getattr(sigma, name), 0.0)
         for name in TIMES
         if name in sigmas and name != HOP
@@ -344,8 +352,7 @@ def moved(hardware: HardwareSpec, sigmas: Mapping[str, float]) -> HardwareSpec:
     if CONGESTION in sigmas and sigma.congestion_s_per_byte > 0:
         start = constant_of(hardware, CONGESTION) or (DOUBTED_CONGESTION if sigmas[CONGESTION] > 0 else 0.0)
         others[CONGESTION] = start * exp(sigmas[CONGESTION] * sigma.congestion_s_per_byte)
-    changed = with_constants(hardware, factors, others)
-    return _with_longer_hops(changed, sigmas.get(HOP, 0.0) * sigma.scale_out_hop_s)
+    return factors, others
 
 
 def constant_of(hardware: HardwareSpec, name: str) -> float:

@@ -6,19 +6,20 @@ stands is always a scenario too, the *nominal* one.
 
 from __future__ import annotations
 
-from math import exp
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import (
+    CONGESTION,
     SHARES,
     Constants,
     Name,
     Text,
-    constant_of,
     constant_values,
+    moved_values,
+    uncertainty_of,
     with_constants,
 )
 from milpplan.problem.problem import NodeGroup, Problem
@@ -67,42 +68,25 @@ def scenario_of(name: str, reason: str, **values: float) -> Scenario:
     return Scenario(name=name, reason=reason, constants=Constants.model_validate(constants))
 
 
-DEFAULT_SCENARIOS: Final = (
-    scenario_of(
-        "half hidden",
-        "half of the data-parallel communication beside compute hides: contention, or prefetch that comes late",
-        hidden_gather_fraction=0.5,
-        hidden_reduce_fraction=0.5,
-    ),
-    scenario_of(
-        "nothing hidden",
-        "no data-parallel communication hides: a framework without prefetch, such as DeepSpeed before 0.6",
-        hidden_gather_fraction=0.0,
-        hidden_reduce_fraction=0.0,
-    ),
-    scenario_of(
-        "slow links",
-        "links between nodes at the low end of one sigma: 0.6 of the described rate",
-        scale_out_efficiency=0.6,
-    ),
-    scenario_of(
-        "congested network",
-        "1 ms for a GB and node, which Aleph Alpha's and InternEvo's runs on A100 show",
-        congestion_s_per_byte=1e-12,
-    ),
-    scenario_of(
-        "slow host",
-        "launches as fitted to Nanotron on H100 (1.4 ms), messages as fitted to zero-bubble on A100 (1.2 ms)",
-        layer_launch_s=1.4e-3,
-        message_s=1.2e-3,
-    ),
-    scenario_of(
-        "unbalanced experts",
-        "tokens are not spread evenly over the experts: half the rate (NeMo on H100 is fitted to 0.46)",
-        dispatch_efficiency=0.5,
-    ),
+class Doubt(NamedTuple):
+    """Default scenario before a description gives it values: constants that are slower by a number of sigmas."""
+
+    name: str
+    reason: str
+    constants: tuple[str, ...]
+    sigmas: float = 1.0
+
+
+DOUBTS: Final = (
+    Doubt("less hidden", "contention with compute, or prefetch that comes late", SHARES),
+    Doubt("hardly hidden", "a framework without prefetch, such as DeepSpeed before 0.6", SHARES, 3.0),
+    Doubt("slow links", "links between nodes below the described rate", ("scale_out_efficiency",)),
+    Doubt("congested network", "rings that share links with others", (CONGESTION,)),
+    Doubt("slow host", "launches of layers and messages between stages", ("layer_launch_s", "message_s")),
+    Doubt("unbalanced experts", "tokens that are not spread evenly over the experts", ("dispatch_efficiency",)),
 )
-"""Default scenarios, before ``default_scenarios`` fits them to a problem."""
+"""Doubts of the default scenarios. A sigma is that of the hardware's uncertainty: of the fit where measurements
+identify the constant, else of the prior (``overlay.PRIOR_SIGMA``)."""
 
 
 def in_scenario(problem: Problem, scenario: Scenario) -> Problem:
@@ -119,29 +103,18 @@ def in_scenario(problem: Problem, scenario: Scenario) -> Problem:
 
 
 def default_scenarios(problem: Problem) -> tuple[Scenario, ...]:
-    """Return the default scenarios that change a constant of a problem.
-
-    An efficiency of which the hardware states a standard deviation falls by that instead. No other constant is
-    better than the hardware's own.
-    """
+    """Return the default scenarios that change a constant of a problem: none is better than the hardware's own."""
     experts = any(run.mlp.type == "moe" for run in problem.model.layers)
-    fitted = (_fitted(problem.hardware, scenario) for scenario in DEFAULT_SCENARIOS)
-    return tuple(
-        scenario
-        for scenario in fitted
-        if (experts or scenario.constants.dispatch_efficiency is None)
-        and in_scenario(problem, scenario) != problem
-    )
+    doubts = (doubt for doubt in DOUBTS if experts or doubt.constants != ("dispatch_efficiency",))
+    scenarios = (_valued(problem.hardware, doubt) for doubt in doubts)
+    return tuple(scenario for scenario in scenarios if scenario and in_scenario(problem, scenario) != problem)
 
 
-def _fitted(hardware: HardwareSpec, scenario: Scenario) -> Scenario:
-    """Fit a default scenario to a description."""
-    factors, others = constant_values(scenario.constants)
-    values: dict[str, float] = {}
-    for name, factor in factors.items():
-        sigma = 0.0 if hardware.uncertainty is None else float(getattr(hardware.uncertainty, name))
-        values[name] = exp(-sigma) if sigma > 0 else factor
-    for name, value in others.items():
-        if isinstance(value, float):
-            values[name] = (min if name in SHARES else max)(value, constant_of(hardware, name))
-    return scenario_of(scenario.name, scenario.reason, **values)
+def _valued(hardware: HardwareSpec, doubt: Doubt) -> Scenario | None:
+    """Give a doubt the values of a description; None where its constants are exact."""
+    uncertainty = uncertainty_of(hardware)
+    sigmas = {name: doubt.sigmas for name in doubt.constants if getattr(uncertainty, name) > 0}
+    factors, others = moved_values(hardware, sigmas)
+    values = factors | {name: value for name, value in others.items() if isinstance(value, float)}
+    reason = f"{doubt.reason} ({doubt.sigmas:g} sigma slower)"
+    return scenario_of(doubt.name, reason, **values) if values else None

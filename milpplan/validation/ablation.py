@@ -17,6 +17,7 @@ from milpplan.problem import (
     stack_names,
     validated,
 )
+from milpplan.problem.catalog import errors_by_stack
 from milpplan.problem.records import Count, NonNegativeFloat, Record
 from milpplan.validation.evidence import Ablated, Evidence, Outside, TermEvidence
 from milpplan.validation.runs import generation_of
@@ -134,6 +135,7 @@ def evidence(
     name = generation_name(problem.hardware)
     generation = (table or exercised_terms()).generations.get(name, NOTHING)
     with_stack = problem.hardware.software.name in stack_names()
+    errors = errors_by_stack(problem.hardware)
     own, sizes = used_terms(problem, best), measures(problem, best)
     terms = tuple(
         _exercised(term, generation.of(term.name), with_stack, sizes)
@@ -151,6 +153,8 @@ def evidence(
         num_runs=num_runs,
         num_memory_runs=generation.memory_runs,
         terms=terms,
+        constants_error=max(errors.values(), default=None),
+        constants_of=max(errors, key=errors.__getitem__, default=None),
         elsewhere=tuple(term.words for term in missing if term not in own),
         ablations=_ablations(problem, best, plans, missing) if compared else (),
         num_plans=len(plans) if compared else 0,

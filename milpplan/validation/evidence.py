@@ -70,13 +70,17 @@ class Evidence:
 
     ``num_runs``: scored runs on the generation; ``num_memory_runs``: runs that state whether they fitted.
     ``elsewhere``: words of unexercised terms that only the other plans have. ``ablations``: empty where every term
-    of all plans is exercised, or without scored runs on the generation.
+    of all plans is exercised, or without scored runs on the generation. ``constants_error``: mean error of the
+    hardware's constants on the runs of a framework, the largest over frameworks where none is fitted, and
+    ``constants_of``, the stack fitted to these runs.
     """
 
     generation: str
     num_runs: int
     num_memory_runs: int
     terms: tuple[TermEvidence, ...]
+    constants_error: float | None = None
+    constants_of: str | None = None
     elsewhere: tuple[str, ...] = ()
     ablations: tuple[Ablated, ...] = ()
     num_plans: int = 0

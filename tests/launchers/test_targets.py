@@ -135,7 +135,7 @@ def test_programs_of_transformers_keep_their_own_bytes(target: str) -> None:
     attention = 2 * (2 * h + 2 * kv) + 4 * heads
     assert kept == [tokens * (2 * 8 * h + attention + 8 * f), tokens * (2 * 4 * h + attention + 6 * f)]
     assert [round(32 * each / GIB, 1) for each in kept] == [49.0, 34.0]
-    megatron = restrict(fused, "megatron")
+    megatron = restrict(fused, "megatron", stack=False)
     assert megatron.hardware == fused.hardware
 
 

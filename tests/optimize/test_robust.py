@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from math import exp
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import (
     Constants,
     Scenario,
+    Uncertainty,
     default_scenarios,
     in_scenario,
     load_hardware,
@@ -23,6 +25,7 @@ from milpplan.problem import (
     load_scenarios,
     scenario_of,
 )
+from milpplan.problem.overlay import PRIOR_SIGMA
 from milpplan.simulation import TimeScale, usable_memory_bytes
 from tests.amounts import first
 from tests.optimize.brute_force import costed_layouts, weight
@@ -195,6 +198,28 @@ def test_default_scenarios_are_worse_than_the_hardware_says() -> None:
         software = in_scenario(slow, scenario).hardware.software
         assert software.layer_launch_s >= hardware.software.layer_launch_s
         assert software.hidden_gather_fraction <= hardware.software.hidden_gather_fraction
+
+
+def test_default_scenarios_move_by_the_sigma_of_the_fit_or_of_the_prior() -> None:
+    """NeMo's stack identifies the expert dispatch (its own sigma) and no congestion (the prior's); a description
+    with exact constants has no default scenario."""
+    model, hardware = load_model("mixtral-8x7b"), load_hardware("dgx-h100+nemo")
+    problem = small_problem().model_copy(update={"model": model, "hardware": hardware})
+    values = {entry.name: entry.constants for entry in default_scenarios(problem)}
+    assert hardware.uncertainty is not None
+    sigma = hardware.uncertainty.dispatch_efficiency
+    assert 0 < sigma < PRIOR_SIGMA["dispatch_efficiency"]
+    dispatch, congestion = (
+        values["unbalanced experts"].dispatch_efficiency,
+        values["congested network"].congestion_s_per_byte,
+    )
+    assert dispatch is not None
+    assert dispatch.value == pytest.approx(exp(-sigma))
+    assert congestion is not None
+    expected = hardware.scale_out.congestion_s_per_byte * exp(PRIOR_SIGMA["congestion_s_per_byte"])
+    assert congestion.value == pytest.approx(expected)
+    exact = hardware.model_copy(update={"uncertainty": Uncertainty(overlay="exact")})
+    assert default_scenarios(problem.model_copy(update={"hardware": exact})) == ()
 
 
 @pytest.mark.parametrize("job", [{"objective": "num_gpus"}, {"deadline_s": 1e9, "training_tokens": 1e9}])

@@ -35,8 +35,8 @@ from milpplan.reports.html.plan_page import memory_section, plan_page
 from milpplan.reports.words.plan_words import TIME_PARTS, plan_sentences
 from milpplan.reports.words.result_words import (
     EvidenceDocument,
+    PriceDocument,
     TargetDocument,
-    TargetPriceDocument,
     TermDocument,
     evidence_sentence,
 )
@@ -276,7 +276,7 @@ def test_tabs_say_which_launchers_cannot() -> None:
 
 def test_what_is_proved_says_what_it_rests_on() -> None:
     """The price of a launcher and what measured runs say stand beside the proof, in words of their own."""
-    price = TargetPriceDocument(
+    price = PriceDocument(
         objective=1.0,
         objective_bound=1.0,
         least_fraction=0.05,

@@ -14,12 +14,14 @@ from benchmarks.exercised_terms import counted, table_of
 from milpplan import Plan, Problem, simulate
 from milpplan.cli.app import app
 from milpplan.problem import NodeGroup, Range, load_hardware
+from milpplan.problem.catalog import errors_by_stack, stacks_on
 from milpplan.reports.documents.document import document_text, simulation_document
 from milpplan.reports.words.result_words import (
     evidence_document,
     evidence_sentence,
     evidence_text,
     extrapolated_text,
+    worst_error,
 )
 from milpplan.validation import UNSCORED_FLAGS, Evidence, compare
 from milpplan.validation.ablation import (
@@ -160,7 +162,7 @@ def test_terms_that_runs_exercise_have_their_error() -> None:
     text = evidence_text(found)
     assert "scored runs on Hopper exercise every term" in text
     assert "least tested: tensor parallelism inside a domain (3 runs of 2 sources)" in text
-    assert "mean errors of at most 20 %" in text
+    assert "mean errors of at most 50 % (of the runs that dgx-h100+nanotron is fitted to)" in text
 
 
 def ranged(**ranges: tuple[int, int]) -> ExercisedTerms:
@@ -209,6 +211,8 @@ def test_a_plan_outside_the_range_of_measured_runs_says_so() -> None:
     assert document.extrapolated == text
     assert [one.limit for one in document.terms[0].outside] == [one.limit for one in term.outside]
     assert f"The plan is {text}." in evidence_sentence(document)
+    document = evidence_document(replace(found, constants_error=None), 1.0)
+    assert document is not None
     assert "mean errors of at most 20 %" in evidence_sentence(document)
 
 
@@ -247,7 +251,7 @@ def test_terminal_and_page_name_the_error_of_the_worst_term() -> None:
     )
     errors = {"tensor_parallel_inside": 0.08, "gradient_reduction_across": 0.34}
     terms = tuple(replace(one, mean_abs_error=errors.get(one.name, 0.01)) for one in found.terms)
-    found = replace(found, terms=terms)
+    found = replace(found, terms=terms, constants_error=None)
     text = evidence_text(found)
     assert "least tested: tensor parallelism inside a domain" in text
     worst = next(one.words for one in terms if one.name == "gradient_reduction_across")
@@ -256,6 +260,23 @@ def test_terminal_and_page_name_the_error_of_the_worst_term() -> None:
     document = evidence_document(found, 1.0)
     assert document is not None
     assert "with mean errors of at most 34 %" in evidence_sentence(document)
+    stacked = replace(found, constants_error=0.41, constants_of="dgx-h100+slow")
+    assert "mean errors of at most 41 % (of the runs that dgx-h100+slow is fitted to)" in evidence_text(stacked)
+    document = evidence_document(stacked, 1.0)
+    assert document is not None
+    assert "with mean errors of at most 41 %" in evidence_sentence(document)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-h100+nemo", "dgx-a100-80", "dgx-b200", "mi300x"])
+def test_no_error_of_the_constants_is_above_the_printed_error(name: str) -> None:
+    """The evidence has the largest error of the stacks on bare hardware, and a stack's own on left-out runs."""
+    problem, plan = case(tp=8)
+    hardware = load_hardware(name)
+    errors = errors_by_stack(hardware)
+    found = evidence(problem.model_copy(update={"hardware": hardware}), plan, 1.0)
+    assert found.constants_error == max(errors.values(), default=None)
+    assert all(error <= (worst_error(found) or 0.0) for error in errors.values())
+    assert set(errors) == ({name} if "+" in name else set(stacks_on(name)))
 
 
 def test_a_term_that_no_run_exercises_is_told_with_its_share() -> None:

@@ -7,7 +7,7 @@ else is built again by what ``solve`` builds it with, and compared field by fiel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -44,6 +44,7 @@ from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import WRITERS, write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
 from milpplan.optimize.records import Check, FastestPlan, SolverWork, Status, TargetPrice, Verdict
+from milpplan.optimize.solve import without_margin
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space
@@ -67,6 +68,7 @@ from milpplan.reports.documents.document import (
     with_parts,
 )
 from milpplan.reports.words.plan_words import cost_model_text
+from milpplan.reports.words.result_words import PriceDocument
 from milpplan.simulation import LayoutColumns, StepReport, simulate, usable_memory_bytes
 from milpplan.units import counted
 from milpplan.version import __version__
@@ -440,7 +442,11 @@ def _result_again(document: ResultDocument, claim: ClaimedResult, source: str) -
         details={"usable_memory_bytes": usable},
         fastest=_fastest(document, claim, report, source),
     )
-    return replace(result, target_price=_price(document, result, claim, source))
+    return replace(
+        result,
+        target_price=_target_price(document, result, claim, source),
+        margin_price=_margin_price(document, result, claim, source),
+    )
 
 
 def _status(without: Status, gap: float | None, tolerance: float) -> Status:
@@ -527,11 +533,44 @@ def _plans_of_space(
     return plans
 
 
-def _price(document: ResultDocument, result: PlanResult, claim: ClaimedResult, source: str) -> TargetPrice | None:
-    """Price the restriction to a launcher from the plan and the bound that are claimed without it."""
-    claimed = None if document.target is None else document.target.price
-    target = document.problem.space.target
-    if claimed is None or target is None or result.objective is None or result.objective_bound is None:
+def _target_price(
+    document: ResultDocument, result: PlanResult, claim: ClaimedResult, source: str
+) -> TargetPrice | None:
+    """Price the restriction to a launcher again."""
+    problem, target = document.problem, document.target
+    if target is None or problem.space.target is None:
+        return None
+    launcher, version = problem.space.target, problem.space.target_version
+
+    def is_whole(whole: Problem) -> bool:
+        return restrict(whole, launcher, version, stack=False) == problem
+
+    return _price(target.price, is_whole, (document, result, claim, source))
+
+
+def _margin_price(
+    document: ResultDocument, result: PlanResult, claim: ClaimedResult, source: str
+) -> TargetPrice | None:
+    """Price the margin of memory again."""
+
+    def is_whole(whole: Problem) -> bool:
+        return whole == without_margin(document.problem)
+
+    return _price(document.margin_price, is_whole, (document, result, claim, source))
+
+
+def _price(
+    claimed: PriceDocument | None,
+    is_whole: Callable[[Problem], bool],
+    about: tuple[ResultDocument, PlanResult, ClaimedResult, str],
+) -> TargetPrice | None:
+    """Price a restriction of the space from the plan and the bound that are claimed without it.
+
+    Raises:
+        InvalidInputError: the plan is not of the space without the restriction.
+    """
+    document, result, claim, source = about
+    if claimed is None or result.objective is None or result.objective_bound is None:
         return None
     if claimed.space is None or claimed.plan is None:
         return None
@@ -543,10 +582,10 @@ def _price(document: ResultDocument, result: PlanResult, claim: ClaimedResult, s
         return None
     known = space.find(plan.layout) is not None and in_space(whole, plan)
     known = known and simulate(whole, plan).fits_with_margin
-    if not known or restrict(whole, target, document.problem.space.target_version) != document.problem:
+    if not known or not is_whole(whole):
         raise InvalidInputError(
-            f"{source} compares the plans of {target} with a space that is not theirs without the restriction.",
-            "Expected the space of the problem before --target.",
+            f"{source} prices a restriction of its space with a plan or a space that is not without it.",
+            "Expected the space of the problem before --target, or before --memory-margin, and a plan of it.",
             "Take the original file, or solve the problem again.",
         )
     best = claimed.space, plan, objective_of(whole, plan, simulate(whole, plan)), claimed.objective_bound
@@ -557,12 +596,17 @@ def _price(document: ResultDocument, result: PlanResult, claim: ClaimedResult, s
 def _others_proved(
     document: ResultDocument, claim: ClaimedResult, proofs: SecondProofs
 ) -> Iterator[tuple[Check, Verdict]]:
-    """Prove the claims about other problems: without the launcher, and at the ends of the uncertainty."""
+    """Prove the claims about other problems: without the launcher or the margin of memory, and at the ends of the
+    uncertainty."""
     problem = document.problem
-    price = None if document.target is None else document.target.price
-    if price is not None and price.space is not None:
-        whole = problem.model_copy(update={"space": price.space})
-        yield _bounded("the price of the target", whole, claim, price.objective, price.objective_bound, proofs)
+    prices = {
+        "the price of the target": None if document.target is None else document.target.price,
+        "the price of the memory margin": document.margin_price,
+    }
+    for name, price in prices.items():
+        if price is not None and price.space is not None:
+            whole = problem.model_copy(update={"space": price.space})
+            yield _bounded(name, whole, claim, price.objective, price.objective_bound, proofs)
     for end in () if document.robustness is None else document.robustness.ends:
         if end.lower_bound_s is not None and claim.value is not None and claim.step_time_s is not None:
             unit = claim.value / claim.step_time_s

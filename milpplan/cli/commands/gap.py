@@ -27,6 +27,7 @@ from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem import HardwareSpec, ModelSpec, Plan, Problem, load_hardware, load_model
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_run, notes, read_calculon
+from milpplan.problem.catalog import fitted_hardware
 from milpplan.problem.problem import SPACES
 from milpplan.reports.answers import Failed, Judged, gap_document
 from milpplan.reports.answers.gap import gap_blocks, gaps_blocks
@@ -35,6 +36,7 @@ from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from milpplan.reports.files import check_writable, write_whole
 from milpplan.reports.html.gap_page import gap_page
 from milpplan.reports.html.page_template import require_jinja
+from milpplan.reports.words.result_words import constants_text
 from milpplan.units import counted
 
 EXAMPLES: Final = (
@@ -121,6 +123,7 @@ class Source:
     calculon: tuple[Path, Path, Path] | None
     settings: tuple[str, ...] = ()
     arguments: str | None = None
+    stack: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,7 @@ def gap(
     ignore: o.IgnoreFlag = None,
     settings: o.Settings = None,
     arguments: o.Arguments = None,
+    stack: o.Stack = True,
     space: Whole = "free",
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
@@ -187,6 +191,7 @@ def gap(
         calculon,
         tuple(settings or ()),
         arguments,
+        stack,
     )
     wanted = Wanted(
         space, schedule, tuple(allow or ()), time_limit, tolerance, tokens, price, report, out, as_json
@@ -305,7 +310,9 @@ def _readers(files: Sequence[Path], source: Source) -> Iterator[tuple[str, _Read
     if source.launcher is not None:
         target = target_named(source.launcher, "--from")
         model = None if source.model is None else load_model(source.model)
-        launches = _Launches(target, load_hardware(str(source.hardware)), model, source)
+        hardware = load_hardware(str(source.hardware))
+        hardware = fitted_hardware(source.launcher, hardware) if source.stack else hardware
+        launches = _Launches(target, hardware, model, source)
     for path, name in zip(files, short_names(files), strict=True):
         yield name, _Reader(path, launches, None)
 
@@ -359,6 +366,9 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
             say(f"{name}: {what}: {flag}")
     for note in case.notes:
         say(f"{name}: Note: {note}")
+    constants = constants_text(case.problem, runs_on)
+    if constants:
+        say(f"{name}: Constants: {constants}.")
     check_plan_of_file(case.problem, case.plan)
     if case.plan.layout.replica_micro_batches:
         raise IllegalPlanError(
@@ -375,7 +385,7 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
     runnable = None
     if runs_on is not None:
         # Both spaces are judged on one hardware.
-        restricted = restrict(whole, runs_on).model_copy(update={"hardware": problem.hardware})
+        restricted = restrict(whole, runs_on, stack=False).model_copy(update={"hardware": problem.hardware})
         runnable = f"what {runs_on} can run", restricted
     judgement = judge(
         problem,

@@ -13,11 +13,13 @@ from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.launchers import Imported, ImportRequest, target_named
 from milpplan.problem import load_hardware, load_model
+from milpplan.problem.catalog import fitted_hardware
 from milpplan.reports import write_whole
 from milpplan.reports.answers import simulation_blocks
 from milpplan.reports.documents.document import document_text
 from milpplan.reports.documents.plan_file import ImportedFile, plan_document
 from milpplan.reports.files import check_writable
+from milpplan.reports.words.result_words import constants_text
 from milpplan.simulation import simulate
 
 EXAMPLES: Final = (
@@ -54,6 +56,7 @@ def import_plan(
     ignore: o.IgnoreFlag = None,
     settings: o.Settings = None,
     arguments: o.Arguments = None,
+    stack: o.Stack = True,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="PLAN.json", help="Write the plan file here.")
     ] = None,
@@ -61,12 +64,15 @@ def import_plan(
 ) -> ExitCode:
     """Read the plan from a launcher's files and simulate it. Flags that cannot be priced are refused."""
     target = target_named(source, "--from")
-    cluster = load_hardware(hardware)
+    cluster = fitted_hardware(source, load_hardware(hardware)) if stack else load_hardware(hardware)
     spec = None if model is None else load_model(model)
     if out is not None:
         check_writable(out)
     text, name = launcher_text(file, settings or (), arguments)
     imported = target.read(ImportRequest(text, name, cluster, gpus, spec, vocab_size, ignore or []))
+    constants = constants_text(imported.problem, source)
+    if constants:
+        say(f"Constants: {constants}.")
     _tell(imported, out, as_json)
     return ExitCode.OPTIMAL
 

@@ -40,7 +40,8 @@ from milpplan.reports.words.result_words import (
     run_text,
     share_text,
     target_price_text,
-    worst_term,
+    worst_error,
+    worst_runs,
 )
 from milpplan.simulation import StepReport
 from milpplan.units import (
@@ -241,12 +242,11 @@ def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -
     parts = [seconds_text(result.step_time_s or 0.0)]
     if bar is not None:
         parts.append(f"error bar {bar_range_text(bar)}")
-    worst = None if evidence is None else worst_term(evidence.terms)
+    worst = None if evidence is None else worst_error(evidence)
     if evidence is not None and worst is not None:
-        error, rest = percent_text(worst.mean_abs_error or 0.0, 0), ""
-        if evidence.unexercised:
-            rest = "; none has all that this plan has"
-        parts.append(f"mean errors of at most {error} (of the measured runs that have {worst.words}{rest})")
+        rest = "; none has all that this plan has" if evidence.unexercised else ""
+        runs = f"{worst_runs(evidence)}{rest}"
+        parts.append(f"mean errors of at most {percent_text(worst, 0)} (of the measured runs {runs})")
     elif evidence is not None or result.problem.inference:
         parts.append("not measured")
     beyond = "" if evidence is None else extrapolated_text(evidence, SHOWN_RANGES)

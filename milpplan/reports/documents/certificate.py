@@ -162,7 +162,7 @@ NOTHING: Final = "Nothing."
 
 NOT_CERTIFIED: Final = (
     (
-        ("wall_time_s", "target.price.wall_time_s", "log"),
+        ("wall_time_s", "target.price.wall_time_s", "margin_price.wall_time_s", "log"),
         "how long the run took and how it progressed: another run takes another time",
     ),
     (

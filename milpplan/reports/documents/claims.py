@@ -150,6 +150,8 @@ SHARES: Final = frozenset(
         "fastest.saved_fraction",
         "target.price.least_fraction",
         "target.price.most_fraction",
+        "margin_price.least_fraction",
+        "margin_price.most_fraction",
     )
 )
 NOT_BUILT: Final = frozenset(field for fields, _ in NOT_CERTIFIED for field in fields)

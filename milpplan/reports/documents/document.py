@@ -33,10 +33,12 @@ from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import (
     EvidenceDocument,
     FastestDocument,
+    PriceDocument,
     RunDocument,
     TargetDocument,
     evidence_document,
     fastest_document,
+    price_document,
     regret_text,
     target_document,
 )
@@ -120,6 +122,7 @@ OPTIONAL_PARTS = (
     "run",
     "runners_up",
     "fastest",
+    "margin_price",
 )
 """Parts that a result may lack: they were not requested, the run was interrupted before them, or its plan is the
 fastest."""
@@ -275,6 +278,8 @@ class ResultDocument(Record):
     regret: RegretDocument | None = None
     """Of a robust plan (``solve --robust``); ``status`` and ``proof`` are about it, bound and gap are nominal."""
     target: TargetDocument | None = None
+    margin_price: PriceDocument | None = None
+    """Price of the margin of memory; null without a margin, or where the space without it was not solved."""
     tokens_per_s: float | None
     mfu: float | None
     peak_memory_bytes: Computed | None
@@ -373,6 +378,7 @@ def result_document(
         any_chunks=_any_chunks(result),
         regret=_regret(result.regret),
         target=target_document(result),
+        margin_price=price_document(result.problem, result.margin_price),
         usable_memory_bytes=result.details["usable_memory_bytes"],
         proof=(
             proof_sentence(

@@ -14,7 +14,7 @@ from milpplan.explain.records import BreakEvens
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import FastestPlan, Regret, TargetPrice
 from milpplan.problem import PRIORS, Layout, Plan, Problem, Space
-from milpplan.problem.catalog import stack_provenance, stacks_on
+from milpplan.problem.catalog import errors_by_stack, launcher_stack, overlaid_name, stack_provenance
 from milpplan.problem.overlay import SHARES
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.blocks import Table
@@ -66,11 +66,11 @@ SAME_SHARE = 1e-3
 none."""
 
 
-class TargetPriceDocument(Record):
-    """Price of the restriction to a launcher.
+class PriceDocument(Record):
+    """Price of a restriction of the space: to a launcher's plans, or by the margin of memory.
 
     It holds the best of the whole space and its proved bound, in the objective's unit, and the minimum and maximum
-    share by which the launcher's best exceeds it. ``space`` is the whole space, ``plan`` its best,
+    share by which the best of the restricted space exceeds it. ``space`` is the whole space, ``plan`` its best,
     ``problem_sha256`` the digest of the problem with that space; a price without these cannot be certified.
     """
 
@@ -90,24 +90,27 @@ class TargetDocument(Record):
 
     name: str
     version: str | None
-    price: TargetPriceDocument | None
+    price: PriceDocument | None
+
+
+def price_document(problem: Problem, price: TargetPrice | None) -> PriceDocument | None:
+    """Make the record of the price of a restriction of a problem's space; None without a price."""
+    if price is None:
+        return None
+    whole = problem.model_copy(update={"space": price.space})
+    return document_of(PriceDocument, price, plan=plan_document(price.plan), problem_sha256=digest(whole))
 
 
 def target_document(result: PlanResult) -> TargetDocument | None:
     """Make the record of the launcher that a result is restricted to; None without a launcher."""
-    space, price = result.problem.space, result.target_price
+    space = result.problem.space
     if space.target is None:
         return None
-    priced = None
-    if price is not None:
-        whole = result.problem.model_copy(update={"space": price.space})
-        priced = document_of(
-            TargetPriceDocument, price, plan=plan_document(price.plan), problem_sha256=digest(whole)
-        )
-    return TargetDocument(name=space.target, version=space.target_version, price=priced)
+    price = price_document(result.problem, result.target_price)
+    return TargetDocument(name=space.target, version=space.target_version, price=price)
 
 
-def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument) -> str:
+def target_price_text(problem: Problem, price: TargetPrice | PriceDocument) -> str:
     """Describe the price of the restriction to a launcher, as an interval where the proofs leave one."""
     least, most = price.least_fraction, price.most_fraction
     more = "slower" if problem.job.objective == "step_time_per_token" else f"more {problem.job.objective}"
@@ -122,24 +125,33 @@ def target_price_text(problem: Problem, price: TargetPrice | TargetPriceDocument
     return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
 
 
-def constants_text(problem: Problem) -> str:
+def constants_text(problem: Problem, launcher: str | None = None) -> str:
     """Name the fitted constants of each node type with their error, or say what to expect of bare hardware; empty
-    where no shipped stack is for it."""
+    where no shipped stack is for it.
+
+    Args:
+        problem: the problem.
+        launcher: launcher whose stack matters; None: that of the space.
+    """
+    launcher = launcher or problem.space.target
     parts = {}
     for hardware in problem.node_types:
-        name = hardware.name if hardware.uncertainty is None else hardware.uncertainty.overlay
+        name, errors = overlaid_name(hardware), errors_by_stack(hardware)
         fit = stack_provenance(name)
         if fit is not None:
-            left_out = "" if fit.error_left_out is None else f", left-out error {percent_text(fit.error_left_out)}"
+            left_out = f", left-out error {percent_text(errors[name])}" if errors else ""
             parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
-            continue
-        fits = {stack: fit for stack in stacks_on(name) if (fit := stack_provenance(stack)) is not None}
-        errors = [fit.error_before for fit in fits.values() if fit.error_before is not None]
-        if errors and max(errors) < 1:
-            ends = dict.fromkeys(percent_text(1 / (1 - error) - 1, 0) for error in (min(errors), max(errors)))
-            example = min(fits, key=lambda stack: fits[stack].error_left_out or 1.0)
-            parts[name] = f"{name} alone: frameworks run {' to '.join(ends)} slower; {example} is fitted"
+        elif errors:
+            ends = dict.fromkeys(percent_text(error, 0) for error in (min(errors.values()), max(errors.values())))
+            stack = launcher_stack(launcher, name) if launcher else min(errors, key=_left_out_error)
+            fitted = f"{stack} is fitted" if stack else f"no stack is fitted to {launcher}"
+            parts[name] = f"{name} alone: mean errors of {' to '.join(ends)} by framework; {fitted}"
     return "; ".join(parts.values())
+
+
+def _left_out_error(stack: str) -> float:
+    fit = stack_provenance(stack)
+    return 1.0 if fit is None or fit.error_left_out is None else fit.error_left_out
 
 
 def margin_text(result: PlanResult) -> str:
@@ -317,7 +329,8 @@ def robustness_text(robust: Robustness) -> str:
     looked = f"the {counted(robust.num_plans, 'other plan')} that the search kept"
     remark = " (what bounds excluded was not simulated; --check-ends solves again)"
     if robust.solved:
-        looked, remark = "all plans of the space (solved again at both ends, each with its bound)", ""
+        looked = "all plans of the space (solved again at both ends, each with its bound)"
+        remark = " (all constants moved together; --robust moves one doubt at a time)"
     ends = "; ".join(_end_text(end) for end in robust.ends)
     verdict = "still the best at both ends" if robust.still_best else "not the best at both ends"
     return f"{verdict} among {looked}: {ends}{remark}"
@@ -379,6 +392,11 @@ class EvidenceDocument(Record):
     num_memory_runs: Computed
     """Number of runs that state whether they fitted in memory."""
     terms: tuple[TermDocument, ...]
+    constants_error: float | None = None
+    """Mean error of the hardware's constants on the runs of a framework: the largest over frameworks for bare
+    hardware, that of runs left out of the fit for a stack; null without a shipped stack."""
+    constants_of: str | None = None
+    """Stack that is fitted to these runs."""
     unexercised: tuple[str, ...]
     """Terms of the plan that no run uses."""
     extrapolated: str | None = None
@@ -414,7 +432,7 @@ def evidence_sentence(evidence: EvidenceDocument) -> str:
         return f"No measured run on {evidence.generation} is known: nothing of this plan is checked against one."
     runs = f"{counted(evidence.num_runs, 'measured run')} on {evidence.generation}"
     beyond = f" The plan is {evidence.extrapolated}." if evidence.extrapolated else ""
-    worst = worst_error(evidence.terms)
+    worst = worst_error(evidence)
     error = "" if worst is None else f", with mean errors of at most {percent_text(worst, 0)}"
     if evidence.unexercised:
         share = f" ({percent_text(evidence.share, 0)} of the step)" if evidence.share else ""
@@ -423,15 +441,21 @@ def evidence_sentence(evidence: EvidenceDocument) -> str:
     return f"The cost model was held to {runs}, which have every part of this plan{error}.{beyond}"
 
 
-def worst_error(terms: Sequence[TermDocument] | Sequence[TermEvidence]) -> float | None:
-    """Find the largest mean error of the runs of any term, as a fraction; None where no run has an error."""
-    return max((term.mean_abs_error for term in terms if term.mean_abs_error is not None), default=None)
+def worst_error(evidence: Evidence | EvidenceDocument) -> float | None:
+    """Find the largest mean error that applies: of the runs of any term, and of the hardware's constants on the
+    runs of a framework; None where no run has an error."""
+    errors = (evidence.constants_error, *(term.mean_abs_error for term in evidence.terms))
+    return max((error for error in errors if error is not None), default=None)
 
 
-def worst_term(terms: Sequence[TermEvidence]) -> TermEvidence | None:
-    """Find the term whose runs have the largest mean error; None where no run has an error."""
-    worst = worst_error(terms)
-    return next((term for term in terms if worst is not None and term.mean_abs_error == worst), None)
+def worst_runs(evidence: Evidence) -> str:
+    """Name the runs that have the largest mean error; empty where no run has an error."""
+    worst = worst_error(evidence)
+    if worst is None:
+        return ""
+    if worst == evidence.constants_error:
+        return f"that {evidence.constants_of} is fitted to"
+    return f"that have {next(term.words for term in evidence.terms if term.mean_abs_error == worst)}"
 
 
 MEASURES: Final = {
@@ -499,9 +523,9 @@ def evidence_text(evidence: Evidence) -> str:
 
 def _terms_text(evidence: Evidence) -> str:
     missing = sorted(evidence.unexercised, key=lambda term: -(term.share or 0.0))
-    worst = worst_term(evidence.terms)
-    error = "" if worst is None else percent_text(worst.mean_abs_error or 0.0, 0)
-    known = f"; mean errors of at most {error} (of the runs that have {worst.words})" if worst else ""
+    worst = worst_error(evidence)
+    known = "" if worst is None else f"; mean errors of at most {percent_text(worst, 0)}"
+    known += "" if worst is None else f" (of the runs {worst_runs(evidence)})"
     if missing:
         terms = ", ".join(f"{term.words} ({share_text(term)})" for term in missing)
         return f"terms that no scored run on {evidence.generation} exercises: {terms}{known}"
