@@ -156,6 +156,20 @@ def _without_experts(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
     return problem, kind.model_copy(update={"mlp": DenseMlp(intermediate_size=width, gated=gated)})
 
 
+def _windows(problem: Problem, plan: Plan) -> bool:
+    """Test whether queries of some layers attend to a part of the sequence."""
+    sizes = (getattr(kind.attention, "sliding_window", None) for kind in problem.model.kinds)
+    return any(size is not None and size < problem.job.sequence_length for size in sizes)
+
+
+def _without_windows(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
+    """Reduce the windows of a layer to a single key."""
+    if getattr(kind.attention, "sliding_window", None) is None:
+        return problem, kind
+    attention = kind.attention.model_copy(update={"sliding_window": 1, "chunked": False})
+    return problem, kind.model_copy(update={"attention": attention})
+
+
 def _without_fp8(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
     """Make 8-bit products take only as long as their memory traffic."""
     gpu = problem.hardware.accelerator
@@ -265,6 +279,12 @@ TERMS: Final = (
         "routing and products of experts",
         lambda problem, plan: problem.model.has_experts,
         _compute(_without_experts),
+    ),
+    Term(
+        "attention_windows",
+        "attention in windows or chunks of the sequence",
+        _windows,
+        _compute(_without_windows),
     ),
     Term(
         "fp8_products",
