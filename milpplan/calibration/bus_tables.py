@@ -32,6 +32,7 @@ MAX_RATE: Final = 1e16
 
 _OPERATION = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?:_perf)?\b", re.IGNORECASE)
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\b")
+_NUMBER = re.compile(r"-?\d+(?:\.\d*)?")
 _GPUS = re.compile(r"\bnThread\s+(\d+)\s+nGpus\s+(\d+)\b")
 _COLUMNS = re.compile(r"^#\s+size\s+count\b")
 _TAG = re.compile(r"^\s*(?:\[[^\]\s]*(?: [^\]]*)?\](?:<std(?:out|err)>)?:?|[\w.-]+(?:\[\d+\])?:)(?=[\s#]|$)")
@@ -39,6 +40,10 @@ _TAG = re.compile(r"^\s*(?:\[[^\]\s]*(?: [^\]]*)?\](?:<std(?:out|err)>)?:?|[\w.-
 (srun --label), ``node3:`` (pdsh), or a time in brackets."""
 _RANK_TAG = re.compile(r"\[\d+\]")
 """Tag of a rank within a line, where the program wrote the line in parts."""
+_WRITER = re.compile(r"^\s*(\[(?:\d+,)?\d{1,7}\]|[\w.-]+(?:\[\d+\])?:)")
+"""Tag that names a rank or a host, not a time."""
+_MIN_NUMBERS: Final = 6
+"""Numbers in a line beside which other text cannot be the talk of a program: the line is a row."""
 _DO = "Give the whole output of all_reduce_perf, all_gather_perf, reduce_scatter_perf or alltoall_perf."
 
 
@@ -62,22 +67,38 @@ class _Section:
     ranks: set[int] = field(default_factory=set)
     gpus: int | None = None
     columns: list[str] = field(default_factory=list)
+    writers: frozenset[str] = frozenset()
+    """Ranks and hosts whose tags the rows of the table have."""
 
 
-def untagged(text: str) -> list[str]:
-    """Split a text into lines, without the tags of a launcher if the header of the table has one."""
+def untagged(text: str) -> list[tuple[frozenset[str], str]]:
+    """Split a text into lines without the tags of a launcher, each with the ranks or hosts that its tags name.
+
+    Tags are removed only if the header of the table has one.
+    """
     lines = text.splitlines()
+    plain = [(frozenset[str](), line) for line in lines]
     if any(_COLUMNS.match(line) for line in lines):
-        return lines
-    bare = [_TAG.sub("", line) for line in lines]
-    if not any(_COLUMNS.match(line.lstrip()) for line in bare):
-        return lines
-    return [line if line.lstrip().startswith("#") else _RANK_TAG.sub(" ", line) for line in map(str.strip, bare)]
+        return plain
+    bare = [_TAG.sub("", line).strip() for line in lines]
+    if not any(_COLUMNS.match(line) for line in bare):
+        return plain
+    return [
+        (_writers(line), rest if rest.startswith("#") else _RANK_TAG.sub(" ", rest))
+        for line, rest in zip(lines, bare, strict=True)
+    ]
+
+
+def _writers(line: str) -> frozenset[str]:
+    """Return the tags of ranks and hosts in a line."""
+    first = _WRITER.match(line)
+    inside = _RANK_TAG.findall(line) if first is not None and _RANK_TAG.fullmatch(first[1]) else []
+    return frozenset(inside if first is None else [first[1], *inside])
 
 
 def is_nccl_log(text: str) -> bool:
     """Test whether a text has the header of nccl-tests' table."""
-    return any(_COLUMNS.match(line) for line in untagged(text))
+    return any(_COLUMNS.match(line) for _, line in untagged(text))
 
 
 def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusLog]:
@@ -86,15 +107,17 @@ def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusL
     ``num_gpus`` is the number of ranks where the output does not state it.
 
     Raises:
-        InvalidInputError: no table, an unnamed operation, an unknown number of ranks, or an incomplete line.
+        InvalidInputError: no table, an unnamed operation, an unknown number of ranks, an incomplete line, or rows
+            of several ranks or hosts in one table.
     """
     section = _Section(_operation_of(source.rsplit("/", 1)[-1]))
     rows: dict[tuple[str, int], dict[int, list[float]]] = {}
     pairs: dict[tuple[str, int], list[float]] = {}
-    for number, line in enumerate(untagged(text), start=1):
-        if line.lstrip().startswith("#") or not line.lstrip()[:1].isdigit():
+    for number, (writers, line) in enumerate(untagged(text), start=1):
+        if line.lstrip().startswith("#") or not _is_row(line, section.columns):
             _read_header(line.strip(), section)
         elif section.columns:
+            _check_writers(section, writers, f"{source}:{number}")
             operation, ranks = _named(section, source, num_gpus, line.split())
             size, rate = _row(line, section.columns, PASSES[operation] * (ranks - 1) / ranks, f"{source}:{number}")
             if rate > 0:
@@ -104,6 +127,24 @@ def parse_nccl(text: str, source: str, num_gpus: int | None = None) -> list[BusL
     if not logs:
         raise InvalidInputError(f"{source} has no row of a bandwidth table.", "Expected sizes and times.", _DO)
     return logs
+
+
+def _is_row(line: str, columns: list[str]) -> bool:
+    """Test for a row of a table: it opens with a number, or has so many that it is a torn or tagged row."""
+    if line.lstrip()[:1].isdigit():
+        return True
+    return bool(columns) and sum(_NUMBER.fullmatch(word) is not None for word in line.split()) >= _MIN_NUMBERS
+
+
+def _check_writers(section: _Section, writers: frozenset[str], where: str) -> None:
+    """Require rows of a single rank or host in a table."""
+    section.writers |= writers
+    if len(section.writers) > 1:
+        raise InvalidInputError(
+            f"{where}: rows of {', '.join(sorted(section.writers))} are mixed in one table.",
+            "Expected the table of one run, which a single rank prints.",
+            "Keep the lines of one rank; if every rank printed a table, start one MPI job instead of many.",
+        )
 
 
 def _log(key: tuple[str, int], found: dict[int, list[float]], pairs: list[float]) -> BusLog:
@@ -140,6 +181,7 @@ def _read_header(line: str, section: _Section) -> None:
     elif gpus is not None:
         # A new run starts here, followed by its ranks.
         section.gpus, section.ranks, section.columns = int(gpus[1]) * int(gpus[2]), set(), []
+        section.writers = frozenset()
     elif rank is not None:
         section.ranks.add(int(rank[1]))
     else:
@@ -190,8 +232,8 @@ def _row(line: str, columns: list[str], factor: float, where: str) -> tuple[int,
     finer."""
     words = line.split()
     try:
-        if len(words) > len(columns):
-            raise ValueError("more words than columns")
+        if len(words) != len(columns):
+            raise ValueError("a torn line, or two in one")
         size = int(words[0])
         time_s = float(words[columns.index("time")]) * MICRO
         bus = float(words[columns.index("busbw")]) * GIGA

@@ -184,6 +184,27 @@ def test_a_tag_within_a_line_is_no_number() -> None:
     assert parse_nccl(text, "log.txt") == parse_nccl(log(), "log.txt")
 
 
+@pytest.mark.parametrize(("tag", "other"), [("0: ", "8: "), ("[1,0]<stdout>:", "[1,8]<stdout>:"), ("[0]", "[8]")])
+def test_rows_of_several_ranks_in_one_table_are_refused(tag: str, other: str) -> None:
+    """Two runs whose tables are mixed name both ranks; one after the other they are two tables."""
+    one, two = ([f"{label}{line}" for line in log().splitlines()] for label in (tag, other))
+    mixed = "\n".join(line for pair in zip(one, two, strict=True) for line in pair)
+    with pytest.raises(InvalidInputError, match=r"rows of .*0.*8.* are mixed in one table"):
+        parse_nccl(mixed, "log.txt")
+    assert len(parse_nccl("\n".join(one + two), "log.txt")) == 1
+
+
+@pytest.mark.parametrize("cut", [25, 60, 80, 100])
+@pytest.mark.parametrize("tag", ["", "0: ", "[1,0]<stdout>:"])
+def test_torn_rows_are_refused(tag: str, cut: int) -> None:
+    """A row that was cut, the rest of it on a line of its own, or a torn tag before it: the line is named."""
+    lines = [f"{tag}{line}" for line in log().splitlines()]
+    row = len(lines) - 5
+    for torn in (lines[row][:cut], f"{lines[row][:cut]}\n{lines[row][cut:]}", f"[1,0]<std{lines[row]}"):
+        with pytest.raises(InvalidInputError, match=f"log.txt:{row + 1}\\b"):
+            parse_nccl("\n".join([*lines[:row], torn, *lines[row + 1 :]]), "log.txt")
+
+
 @pytest.mark.parametrize(
     ("redop", "factor", "operation"),
     [("sum", 2 * 7 / 8, "all_reduce"), ("sum", 7 / 8, "reduce_scatter"), ("none", 7 / 8, None)],
