@@ -6,12 +6,13 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from milpplan.calibration.bus_tables import fit_bus, is_nccl_log, parse_nccl
 from milpplan.calibration.efficiency_tables import fit_gemm, is_gemm_csv, parse_gemm
+from milpplan.calibration.event_files import event_steps, is_event_file
 from milpplan.calibration.fitting import Fit
 from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation, observations
@@ -218,13 +219,25 @@ def calibrated_from_logs(
         InvalidInputError: a log cannot be read, or has no step of its script.
     """
     words = checked_words(hardware, out, name or _name(runs[0].log, hardware))
-    measured, notes = [], []
+    measured, notes, scatter = [], [], 0.0
     for run in runs:
-        steps = logged_steps(read_text(run.log), str(run.log), run.problem, run.plan)
+        if is_event_file(run.log):
+            steps = event_steps(run.log, run.plan)
+        else:
+            steps = logged_steps(read_text(run.log), str(run.log), run.problem, run.plan)
         notes += _log_notes(steps, run)
+        scatter = max(scatter, steps.scatter or 0.0)
         measured.append(Observation(run.log.name, run.launcher, run.problem, run.plan, steps.step_s))
     data = f"{counted(len(runs), 'training log')}: {', '.join(run.log.name for run in runs)}"
-    return _fitted("logs", measured, data[:4000], runs[0].problem.hardware, words, constants, notes, progress)
+    result = _fitted("logs", measured, data[:4000], runs[0].problem.hardware, words, constants, notes, progress)
+    return replace(result, overlay=_with_scatter(result.overlay, scatter))
+
+
+def _with_scatter(overlay: Overlay, scatter: float) -> Overlay:
+    """Raise the unexplained one sigma of an overlay to the scatter between steps of a run."""
+    provenance = overlay.provenance
+    residual = max(provenance.residual_fraction or 0.0, scatter)
+    return overlay.model_copy(update={"provenance": provenance.model_copy(update={"residual_fraction": residual})})
 
 
 def _log_notes(steps: LoggedSteps, run: LoggedRun) -> list[str]:

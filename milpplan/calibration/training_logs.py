@@ -75,7 +75,7 @@ class _Format:
     batch: re.Pattern[str] | None = None
 
 
-_TRAINER: Final = "Transformers' Trainer"
+TRAINER: Final = "Transformers' Trainer"
 _FORMATS: Final = (
     _Format(
         "Megatron-LM",
@@ -92,7 +92,7 @@ _FORMATS: Final = (
     _Format("torchtitan", re.compile(rf"\bstep: *\d+ .*?\b(?:tps|wps): *{_NUMBER}"), "tokens/s of a GPU"),
     _Format("DeepSpeed", re.compile(rf"\bCurrSamplesPerSec={_NUMBER}"), "samples/s"),
     _Format("DeepSpeed", re.compile(rf"\bsteps: *\d+ .*?iter time \(s\): *{_NUMBER}"), "s"),
-    _Format(_TRAINER, re.compile(rf"'train_runtime':.*?'train_samples_per_second': *'?{_NUMBER}"), "samples/s"),
+    _Format(TRAINER, re.compile(rf"'train_runtime':.*?'train_samples_per_second': *'?{_NUMBER}"), "samples/s"),
 )
 _MEMORY: Final = (
     ("allocated", re.compile(rf"\bmemory \(MB\) \|.*?max allocated: *{_NUMBER}"), MIB),
@@ -148,15 +148,15 @@ def logged_steps(text: str, source: str, problem: Problem, plan: Plan) -> Logged
             f"Expected steps of the script's global batch, {plan.layout.global_batch_size}.",
             "Give the log of this script.",
         )
-    num_warm_up = 0 if form.program == _TRAINER else _num_warm_up(steps)
-    return LoggedSteps(form.program, tuple(steps[num_warm_up:]), num_warm_up, _peaks(plain))
+    first = 0 if form.program == TRAINER else num_warm_up(steps)
+    return LoggedSteps(form.program, tuple(steps[first:]), first, _peaks(plain))
 
 
 def _value(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def _num_warm_up(steps_s: Sequence[float]) -> int:
+def num_warm_up(steps_s: Sequence[float]) -> int:
     """Count the first lines whose steps are longer than those of the last half; the first line always counts."""
     if len(steps_s) < 3:
         return len(steps_s) - 1
