@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from milpplan.calibration.coverage import mean_share
     from milpplan.calibration.efficiency_tables import fit_gemm
     from milpplan.calibration.error_bars import error_bar, joint_end, robustness
+    from milpplan.calibration.event_files import event_steps
     from milpplan.calibration.fitting.fit import fit
     from milpplan.calibration.fitting.records import Constant, Fit
     from milpplan.calibration.measured import Observation, StepPredictor, observations
+    from milpplan.calibration.profiler_traces import read_trace
     from milpplan.calibration.sources import write_overlay
 else:
     __getattr__ = lazy_exports(__name__, __file__)

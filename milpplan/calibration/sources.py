@@ -10,20 +10,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from milpplan.calibration.bus_tables import fit_bus, is_nccl_log, parse_nccl
-from milpplan.calibration.efficiency_tables import fit_gemm, is_gemm_csv, parse_gemm
+from milpplan.calibration.bus_tables import BusFit, fit_bus, is_nccl_log, parse_nccl
+from milpplan.calibration.efficiency_tables import GemmFit, fit_gemm, is_gemm_csv, parse_gemm
 from milpplan.calibration.event_files import event_steps, is_event_file
 from milpplan.calibration.fitting import Fit
 from milpplan.calibration.fitting.fit import fit
 from milpplan.calibration.measured import Observation, observations
+from milpplan.calibration.profiler_traces import MAX_FILE_BYTES as MAX_TRACE_BYTES
+from milpplan.calibration.profiler_traces import is_trace, read_trace, unpacked
 from milpplan.calibration.training_logs import LoggedSteps, logged_steps, program_of
 from milpplan.errors import InvalidInputError
 from milpplan.problem import (
+    Constants,
     HardwareSpec,
     Overlay,
     Plan,
     Problem,
     Provenance,
+    Tables,
     hardware_names,
     load_hardware,
     read_bytes,
@@ -35,9 +39,9 @@ from milpplan.reports import write_whole
 from milpplan.simulation import simulate
 from milpplan.units import counted, gib_text, percent_text, seconds_text
 from milpplan.validation.runs import read_runs
-from milpplan.validation.runs.reader import MAX_FILE_BYTES, is_packed
+from milpplan.validation.runs.reader import is_packed
 
-Kind = Literal["runs", "nccl", "gemm", "logs"]
+Kind = Literal["runs", "nccl", "gemm", "logs", "trace"]
 SINGLE_CONSTANT: Final = "gemm_efficiency"
 """Constant that is fitted alone where the runs identify none of several: products take most of a step."""
 MAX_RUNS: Final = 2000
@@ -56,12 +60,15 @@ class Calibration:
 
 
 def kind_of(path: Path) -> Kind:
-    """Recognise the kind of a file: an output of nccl-tests, a CSV of products, or runs.
+    """Recognise the kind of a file: a profiler's trace, an output of nccl-tests, a CSV of products, or runs.
 
     Raises:
         InvalidInputError: the file cannot be read, or is of none of these kinds.
     """
-    if is_packed(read_bytes(path, max_bytes=MAX_FILE_BYTES)):
+    data = read_bytes(path, max_bytes=MAX_TRACE_BYTES)
+    if is_trace(unpacked(data)):
+        return "trace"
+    if is_packed(data):
         return "runs"
     text = read_text(path)
     if is_nccl_log(text):
@@ -79,7 +86,7 @@ def kind_of(path: Path) -> Kind:
     raise InvalidInputError(
         f"{path} is neither a list of runs nor an output of nccl-tests nor a table of products.",
         "Expected JSON, the table with `# size count type ...`, or a CSV whose first line names m, n and k.",
-        "See docs/calibration.md for the three formats.",
+        "See docs/calibration.md for the formats.",
     )
 
 
@@ -111,6 +118,8 @@ def calibrated(
     words = checked_words(hardware, out, name or _name(path, hardware))
     if kind == "runs":
         return _of_runs(path, spec, words, constants, progress)
+    if kind == "trace":
+        return _of_trace(path, spec, words)
     date = datetime.date.today().isoformat()
     if kind == "nccl":
         bus = fit_bus(parse_nccl(read_text(path), str(path), num_gpus), spec)
@@ -136,6 +145,40 @@ def calibrated(
     )
     overlay = Overlay(**words, provenance=provenance, tables=table.tables, constants=table.constants)
     return Calibration(kind, overlay, spec, table.told)
+
+
+def _of_trace(path: Path, spec: HardwareSpec, words: dict[str, Any]) -> Calibration:
+    """Make the overlay of the products and the collectives of a profiler's trace.
+
+    Raises:
+        InvalidInputError: no trace, or nothing in it that this hardware can use.
+    """
+    products, logs, notes = read_trace(path, spec.scale_up.num_gpus)
+    attempts: list[Callable[[], GemmFit | BusFit]] = []
+    if products:
+        attempts.append(lambda: fit_gemm(products, spec))
+    if logs:
+        attempts.append(lambda: fit_bus(logs, spec))
+    fits: list[GemmFit | BusFit] = []
+    failed: list[InvalidInputError] = []
+    for attempt in attempts:
+        try:
+            fits.append(attempt())
+        except InvalidInputError as error:
+            failed.append(error)
+    if not fits:
+        raise failed[0]
+    tables = {name: table for fit in fits for name, table in fit.tables if table is not None}
+    constants = {name: constant for fit in fits for name, constant in fit.constants if constant is not None}
+    provenance = Provenance(
+        data=f"profiler trace, {path.name}",
+        date=datetime.date.today().isoformat(),
+        method="medians of products by size, shortest collectives by size",
+        num_measurements=sum(fit.num_rows for fit in fits),
+    )
+    overlay = Overlay(**words, provenance=provenance, tables=Tables(**tables), constants=Constants(**constants))
+    told = [note for fit in fits for note in fit.told]
+    return Calibration("trace", overlay, spec, (*notes, *told, *(error.seen for error in failed)))
 
 
 def _of_runs(

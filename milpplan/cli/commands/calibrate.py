@@ -39,8 +39,8 @@ def calibrate(
         list[Path],
         typer.Argument(
             metavar="SOURCE [LOG]",
-            help="Measured runs (JSON), nccl-tests output, a CSV of products; or launch scripts, each followed by"
-            " the log of its run.",
+            help="Measured runs (JSON), nccl-tests output, a CSV of products, a trace of PyTorch's profiler; or"
+            " launch scripts, each followed by the log or the TensorBoard file of its run.",
         ),
     ],
     hardware: Annotated[
