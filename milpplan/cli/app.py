@@ -83,6 +83,10 @@ COMMANDS: Final = {
         "show": "Print a model or hardware description.",
         "schema": "Print the JSON Schema of a file that milpplan reads or writes.",
         "init": "Ask a few questions and write a job file for `solve --job`.",
+        "mcp": (
+            "Serve the commands as tools of the Model Context Protocol on standard input and output "
+            "(milpplan[mcp])."
+        ),
         "doctor": "Check the installed solvers on small programs that broken solvers have got wrong.",
     },
 }
@@ -91,11 +95,16 @@ FUNCTIONS: Final = {"import": "import_plan", "list": "list_names", "show": "show
 """Functions of commands, and their modules in ``milpplan.cli.commands``, that are not called as the command is."""
 
 
+def function_of(name: str) -> str:
+    """Return the name of a command's function, which is that of its module."""
+    return FUNCTIONS.get(name, name.replace("-", "_"))
+
+
 def load_command(name: str) -> Any:
     """Import a command, and build the click command that reads its words."""
     from milpplan.cli.command import Command
 
-    function = FUNCTIONS.get(name, name.replace("-", "_"))
+    function = function_of(name)
     module = import_module(f"milpplan.cli.commands.{function}")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, cls=Command)(getattr(module, function))
