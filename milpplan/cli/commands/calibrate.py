@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,7 +22,7 @@ from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.launchers import ImportRequest, target_named
-from milpplan.problem import HardwareSpec, load_hardware
+from milpplan.problem import load_hardware, load_model
 from milpplan.problem.overlay import USUAL
 from milpplan.reports.files import check_writable
 
@@ -69,6 +70,14 @@ def calibrate(
         int | None,
         typer.Option("--gpus", metavar="N", min=1, help="Processes of a run.", show_default="the script's"),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="The scripts' model.", show_default="the script's"),
+    ] = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option("--vocab-size", metavar="N", min=1, help="Its vocabulary.", show_default="the script's"),
+    ] = None,
     ignore: o.IgnoreFlag = None,
     settings: o.Settings = None,
     arguments: o.Arguments = None,
@@ -87,8 +96,9 @@ def calibrate(
         if len(sources) == 1:
             result = calibrated(sources[0], hardware, name, out, constant or USUAL, gpus_per_node, callback)
         else:
-            words = (settings or (), arguments)
-            runs = _logged_runs(sources, launcher, load_hardware(hardware), gpus, ignore or [], words)
+            spec = None if model is None else load_model(model)
+            asked = ImportRequest("", "", load_hardware(hardware), gpus, spec, vocab_size, ignore or [])
+            runs = _logged_runs(sources, launcher, asked, settings or (), arguments)
             result = calibrated_from_logs(runs, hardware, name, out, constant or USUAL, callback)
     write_overlay(out, result.overlay)
     if as_json:
@@ -102,12 +112,11 @@ def calibrate(
 def _logged_runs(
     sources: Sequence[Path],
     launcher: str | None,
-    hardware: HardwareSpec,
-    gpus: int | None,
-    ignore: list[str],
-    words: tuple[Sequence[str], str | None],
+    asked: ImportRequest,
+    settings: Sequence[str],
+    arguments: str | None,
 ) -> list[LoggedRun]:
-    """Read pairs of a launch script and a log."""
+    """Read pairs of a launch script and a log; ``asked`` holds what is stated beside the scripts."""
     if launcher is None or len(sources) % 2:
         seen = "--from is missing" if launcher is None else f"{len(sources)} files are given"
         raise InvalidInputError(
@@ -117,8 +126,8 @@ def _logged_runs(
         )
     target, runs = target_named(launcher, "--from"), []
     for script, log in zip(sources[::2], sources[1::2], strict=True):
-        text, name = launcher_text(script, *words)
-        imported = target.read(ImportRequest(text, name, hardware, gpus, None, None, ignore))
+        text, name = launcher_text(script, settings, arguments)
+        imported = target.read(replace(asked, text=text, source=name))
         check_plan_of_file(imported.problem, imported.plan)
         for note in imported.notes:
             say(f"{script.name}: {note}")
