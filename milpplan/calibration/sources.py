@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, Literal
 
 from milpplan.calibration.bus_tables import BusFit, fit_bus, is_nccl_log, parse_nccl
@@ -15,6 +16,7 @@ from milpplan.calibration.efficiency_tables import GemmFit, fit_gemm, is_gemm_cs
 from milpplan.calibration.event_files import event_steps, is_event_file
 from milpplan.calibration.fitting import Fit
 from milpplan.calibration.fitting.fit import fit
+from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
 from milpplan.calibration.measured import Observation, observations
 from milpplan.calibration.profiler_traces import MAX_FILE_BYTES as MAX_TRACE_BYTES
 from milpplan.calibration.profiler_traces import is_trace, read_trace, unpacked
@@ -34,9 +36,11 @@ from milpplan.problem import (
     read_text,
     validated,
 )
+from milpplan.problem.hardware import MEMORY_MARGIN
 from milpplan.problem.overlay import USUAL
+from milpplan.problem.problem import MAX_MARGIN
 from milpplan.reports import write_whole
-from milpplan.simulation import simulate
+from milpplan.simulation import StepReport, simulate
 from milpplan.units import counted, gib_text, percent_text, seconds_text
 from milpplan.validation.runs import read_runs
 from milpplan.validation.runs.reader import is_packed
@@ -44,6 +48,8 @@ from milpplan.validation.runs.reader import is_packed
 Kind = Literal["runs", "nccl", "gemm", "logs", "trace"]
 SINGLE_CONSTANT: Final = "gemm_efficiency"
 """Constant that is fitted alone where the runs identify none of several: products take most of a step."""
+MIN_FOR_SCATTER: Final = 3
+"""Minimum number of logs whose peaks show a scatter."""
 MAX_RUNS: Final = 2000
 """Maximum number of timed runs of a fit."""
 
@@ -262,18 +268,57 @@ def calibrated_from_logs(
         InvalidInputError: a log cannot be read, or has no step of its script.
     """
     words = checked_words(hardware, out, name or _name(runs[0].log, hardware))
-    measured, notes, scatter = [], [], 0.0
+    measured, notes, scatter, peaks = [], [], 0.0, []
     for run in runs:
         if is_event_file(run.log):
             steps = event_steps(run.log, run.plan)
         else:
             steps = logged_steps(read_text(run.log), str(run.log), run.problem, run.plan)
-        notes += _log_notes(steps, run)
+        report = simulate(run.problem, run.plan)
+        notes += _log_notes(steps, run, report)
+        if "allocated" in steps.peak_bytes:
+            peaks.append(steps.peak_bytes["allocated"] / report.peak_memory_bytes)
         scatter = max(scatter, steps.scatter or 0.0)
         measured.append(Observation(run.log.name, run.launcher, run.problem, run.plan, steps.step_s))
     data = f"{counted(len(runs), 'training log')}: {', '.join(run.log.name for run in runs)}"
-    result = _fitted("logs", measured, data[:4000], runs[0].problem.hardware, words, constants, notes, progress)
-    return replace(result, overlay=_with_scatter(result.overlay, scatter))
+    spec = runs[0].problem.hardware
+    margin, words_of_memory = peak_margin(peaks, spec)
+    notes += words_of_memory
+    result = _fitted("logs", measured, data[:4000], spec, words, constants, notes, progress)
+    overlay = _with_scatter(result.overlay, scatter)
+    return replace(result, overlay=overlay.model_copy(update={"memory_margin_fraction": margin}))
+
+
+def peak_margin(ratios: Sequence[float], hardware: HardwareSpec) -> tuple[float | None, list[str]]:
+    """Find the margin of memory that measured peaks ask for.
+
+    A plan is safe if its predicted peak p times the median ratio f leaves the default margin m of the memory M:
+    f p <= usable - m M. As a margin of predicted peaks that is usable / M - (usable / M - m) / f. It is never
+    below the description's.
+
+    Args:
+        ratios: measured over predicted peaks, one a log.
+        hardware: the description, with its own margin.
+
+    Returns:
+        The share of the memory to leave, None where the description's suffices or no plan could be safe; notes.
+    """
+    if not ratios:
+        return None, []
+    factor = median(ratios)
+    usable = hardware.usable_bytes / hardware.accelerator.memory_bytes
+    margin = usable - (usable - MEMORY_MARGIN) / factor
+    scatter = MAD_TO_SIGMA * median(abs(ratio / factor - 1.0) for ratio in ratios)
+    spread = "" if len(ratios) < MIN_FOR_SCATTER else f", scatter {percent_text(scatter)}"
+    text = f"allocated peaks are {factor:.2f} times the predicted ones ({counted(len(ratios), 'log')}{spread})"
+    if margin <= hardware.memory_margin_fraction:
+        kept = percent_text(hardware.memory_margin_fraction)
+        return None, [f"{text}: plans leave {kept} of the memory, as in the description"]
+    if margin > MAX_MARGIN:
+        return None, [f"{text}: too far for a margin; the description's stays. Check that script and log agree"]
+    return margin, [
+        f"{text}: plans leave {percent_text(margin)} of the memory (--memory-margin takes another share)"
+    ]
 
 
 def _with_scatter(overlay: Overlay, scatter: float) -> Overlay:
@@ -283,9 +328,9 @@ def _with_scatter(overlay: Overlay, scatter: float) -> Overlay:
     return overlay.model_copy(update={"provenance": provenance.model_copy(update={"residual_fraction": residual})})
 
 
-def _log_notes(steps: LoggedSteps, run: LoggedRun) -> list[str]:
+def _log_notes(steps: LoggedSteps, run: LoggedRun, report: StepReport) -> list[str]:
     """Describe what was read of a log, beside the prediction before the fit."""
-    name, report = run.log.name, simulate(run.problem, run.plan)
+    name = run.log.name
     warm_up = f", {counted(steps.num_warm_up, 'line')} of warm-up left out" if steps.num_warm_up else ""
     scatter = "" if steps.scatter is None else f", scatter {percent_text(steps.scatter)}"
     notes = [

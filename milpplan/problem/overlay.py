@@ -239,6 +239,8 @@ class Overlay(Record):
     """Plug-in of ``milpplan.cost_models`` that times the layers; absent: that of the base."""
     constants: Constants = Constants()
     tables: Tables = Tables()
+    memory_margin_fraction: Annotated[float | None, Field(ge=0, le=0.5)] = None
+    """Share of the memory that a safe plan leaves, from measured peaks; absent: that of the base."""
 
     @model_validator(mode="after")
     def _not_itself(self) -> Overlay:
@@ -271,7 +273,10 @@ def applied(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
     if overlay.cost_model is not None:
         others["cost_model"] = overlay.cost_model
     changed = with_constants(changed, factors, others | {"name": overlay.name})
-    return changed.model_copy(update={"uncertainty": _uncertainty(uncertainty_of(hardware), overlay)})
+    update: dict[str, object] = {"uncertainty": _uncertainty(uncertainty_of(hardware), overlay)}
+    if overlay.memory_margin_fraction is not None:
+        update["memory_margin_fraction"] = overlay.memory_margin_fraction
+    return changed.model_copy(update=update)
 
 
 def constant_values(constants: Constants) -> tuple[dict[str, float], dict[str, object]]:

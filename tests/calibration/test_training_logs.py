@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from milpplan import Job, Layout, Plan, Problem, VirtualStage, load_hardware, load_model, simulate
+from milpplan.calibration.sources import peak_margin, write_overlay
 from milpplan.calibration.training_logs import LoggedSteps, logged_steps, program_of
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
+from milpplan.problem import Overlay, Provenance
 from milpplan.reports.documents.document import read_plan
 
 MEGATRON = (
@@ -134,6 +137,35 @@ def test_a_script_and_its_log_calibrate(tmp_path: Path) -> None:
     _, ran = read_plan(plan)
     fitted = problem().model_copy(update={"hardware": load_hardware(out)})
     assert simulate(fitted, ran).step_time_s == pytest.approx(4.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "words"),
+    [
+        ((1.1,), r"1.10 times the predicted ones \(1 log\): plans leave"),
+        ((1.1, 1.08, 1.2), r"1.10 times .* \(3 logs, scatter 2.7 %\): plans leave"),
+        ((0.8,), "plans leave 5.0 % of the memory, as in the description"),
+        ((3.0,), "too far for a margin"),
+        ((), ""),
+    ],
+)
+def test_measured_peaks_become_the_margin(ratios: tuple[float, ...], words: str, tmp_path: Path) -> None:
+    """A predicted peak that fills the margin exactly is a measured one that leaves the default margin."""
+    base = load_hardware("dgx-h100")
+    margin, notes = peak_margin(ratios, base)
+    assert bool(notes) == bool(ratios)
+    assert re.search(words, " ".join(notes))
+    if "plans leave" not in words or "as in" in words:
+        assert margin is None
+        return
+    assert margin is not None
+    assert base.capacity_bytes(margin) * 1.1 == pytest.approx(base.capacity_bytes(0.05), rel=1e-9)
+    provenance = Provenance(data="", date="", method="", num_measurements=1)
+    overlay = Overlay(base="dgx-h100", name="mine", provenance=provenance, memory_margin_fraction=margin)
+    write_overlay(tmp_path / "mine.toml", overlay)
+    mine = load_hardware(tmp_path / "mine.toml")
+    assert mine.capacity_bytes() == base.capacity_bytes(margin)
+    assert peak_margin(ratios, mine)[0] is None
 
 
 @pytest.mark.parametrize("words", [(), ("--from", "megatron")])
