@@ -59,23 +59,23 @@ def results(checkout: Path) -> str:
         steps = logged_steps(log.read_text(encoding="utf-8"), log.name, imported.problem, imported.plan)
         runs.append(Observation(script.stem, script.stem, imported.problem, imported.plan, steps.step_s))
         peaks.append((steps.peak_bytes["allocated"], simulate(imported.problem, imported.plan).peak_memory_bytes))
-    found = fit(runs, None, USUAL)
+    result = fit(runs, None, USUAL)
     rows, errors = [], []
     for index, run in enumerate(runs):
         measured, predicted = peaks[index]
-        factor = median(own / other for place, (own, other) in enumerate(peaks) if place != index)
-        times = (found.before_s[index], found.after_s[index], found.left_out_s[index])
+        factor = median(own / other for row, (own, other) in enumerate(peaks) if row != index)
+        times = (result.before_s[index], result.after_s[index], result.left_out_s[index])
         cells = [f"{seconds_text(float(time))} {_error(time / run.step_time_s)}" for time in times]
         memory = [f"{gib_text(peak)} {_error(peak / measured)}" for peak in (predicted, predicted * factor)]
         gpus = run.plan.layout.num_gpus
         rows.append((run.id, gpus, seconds_text(run.step_time_s), *cells, gib_text(measured), *memory))
         errors.append((abs(predicted / measured - 1), abs(predicted * factor / measured - 1)))
     before, after = (percent_text(fmean(part)) for part in zip(*errors, strict=True))
-    left_out = percent_text(found.error_left_out or 0.0)
-    identified = ", ".join(f"`{part.name}` {part.value:.2f}" for part in found.identified)
+    left_out = percent_text(result.error_left_out or 0.0)
+    identified = ", ".join(f"`{part.name}` {part.value:.2f}" for part in result.identified)
     return (
-        f"{markdown_table(HEADER, rows)}\n\nMean absolute error of the steps: {percent_text(found.error_before)}"
-        f" before, {percent_text(found.error_after)} after, {left_out} of logs left out; identified: {identified}."
+        f"{markdown_table(HEADER, rows)}\n\nMean absolute error of the steps: {percent_text(result.error_before)}"
+        f" before, {percent_text(result.error_after)} after, {left_out} of logs left out; identified: {identified}."
         f" Of the peaks: {before} before, {after} with the median ratio of the other logs."
     )
 
