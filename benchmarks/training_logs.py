@@ -75,8 +75,8 @@ def results(checkout: Path) -> str:
     identified = ", ".join(f"`{part.name}` {part.value:.2f}" for part in result.identified)
     return (
         f"{markdown_table(HEADER, rows)}\n\nMean absolute error of the steps: {percent_text(result.error_before)}"
-        f" before, {percent_text(result.error_after)} after, {left_out} of logs left out; fitted: {identified}."
-        f" Of the peaks: {before} before, {after} with the median ratio of the other logs."
+        f" before, {percent_text(result.error_after)} after, {left_out} of logs left out; identified:"
+        f" {identified}. Of the peaks: {before} before, {after} with the median ratio of the other logs."
     )
 
 

@@ -12,6 +12,7 @@ Formats, each read off its source:
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
@@ -173,8 +174,9 @@ def _add_scalars(event: bytes, series: dict[str, list[Scalar]]) -> None:
             parts = {part[:2]: part[2] for part in _fields(bytes(value))}
             if (1, 2) in parts and (2, 5) in parts:
                 tag = bytes(parts[1, 2]).decode("utf-8", "replace")
-                (number_of_tag,) = struct.unpack("<f", parts[2, 5])  # type: ignore[arg-type]
-                series.setdefault(tag, []).append(Scalar(step, clock_s, number_of_tag))
+                (scalar,) = struct.unpack("<f", parts[2, 5])  # type: ignore[arg-type]
+                if math.isfinite(scalar) and math.isfinite(clock_s):
+                    series.setdefault(tag, []).append(Scalar(step, clock_s, scalar))
 
 
 def event_steps(path: Path, plan: Plan) -> LoggedSteps:

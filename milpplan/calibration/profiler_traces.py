@@ -29,6 +29,8 @@ from milpplan.simulation.layers.kernels import GemmPrecision
 from milpplan.units import counted
 
 MAX_FILE_BYTES: Final = 256 * 2**20
+MAX_S: Final = 1e3
+"""Maximum plausible time of a kernel in seconds."""
 MIN_REPEATS: Final = 3
 """Minimum number of kernels of a collective and a size: the shortest stands for their transfer."""
 _GZIP: Final = b"\x1f\x8b"
@@ -87,11 +89,11 @@ def read_trace(path: Path, domain: int) -> tuple[list[Products], list[BusLog], l
     try:
         document = json.loads(data)
         events = [event for event in document["traceEvents"] if isinstance(event.get("args"), dict)]
-        kernels = [event for event in events if event.get("cat") == "kernel" and _duration_s(event) > 0]
+        kernels = [event for event in events if event.get("cat") == "kernel" and 0 < _duration_s(event) < MAX_S]
         notes: list[str] = []
         products = list(_products(events, kernels, notes))
         logs = _bus_logs(kernels, domain, notes)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise InvalidInputError(f"{path} is no trace: {type(error).__name__}: {error}.", _EXPECTED, _DO) from error
     if not products and not logs:
         seen = f"{counted(len(kernels), 'kernel')} of GPUs" + "".join(f"; {note}" for note in notes)

@@ -76,14 +76,15 @@ def kind_of(path: Path) -> Kind:
         return "trace"
     if is_packed(data):
         return "runs"
-    text = read_text(path)
+    program = "TensorBoard" if is_event_file(path) else None
+    text = "" if program else read_text(path)
     if is_nccl_log(text):
         return "nccl"
     if is_gemm_csv(text):
         return "gemm"
-    if (program := program_of(text)) is not None:
+    if program := program or program_of(text):
         raise InvalidInputError(
-            f"{path} is a training log of {program}: what was trained under which degrees it does not say.",
+            f"{path} is a log of {program}: what was trained under which degrees it does not say.",
             "Expected the launch script before its log, or measurements of another kind.",
             f"Give both: milpplan calibrate SCRIPT {path.name} --from LAUNCHER ...",
         )
