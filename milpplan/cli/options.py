@@ -378,7 +378,7 @@ Workers = Annotated[
         "--workers",
         min=1,
         metavar="N",
-        help="Processes that prove, for --space any and several lengths; 1: this one.",
+        help="Processes that search, this one included; not for --space uniform.",
         show_default="CPUs, at most 4",
         rich_help_panel=PROOF,
     ),

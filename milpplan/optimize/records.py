@@ -42,13 +42,14 @@ class SolveOptions:
     ``gap``: relative tolerance of the proof. ``simplest``: of the plans within the tolerance, the result has the
     simplest that was found (``search.simplest``) and keeps the fastest beside it; else it has the fastest. With a
     gap of 0 it always has the fastest. ``time_limit_s``: the solve stops then, with the best plan and its proved
-    gap. ``workers``: processes that branch on layouts with interleaved chunks of any size, this process included;
-    None: the usable CPUs, at most ``branch_phase.MOST_WORKERS``. Other processes are started only where the work
-    outlasts their start. ``witness``: have a second solver confirm every bound that rests on an integer program.
-    ``any_chunks``: bound interleaved chunks of any size as well, where the space has even chunks. ``on_program``:
-    receives every integer program that a bound rests on, stated as "no solution lies below the bound": the program
-    is infeasible. ``cancelled``: asked several times a second, also while a solver runs, e.g.
-    ``threading.Event.is_set``. Once it returns True the solve ends as by Ctrl-C, with the best plan so far.
+    gap. ``workers``: processes that decide layouts of the free space, this process included; None: the usable
+    CPUs, at most ``branch_phase.MOST_WORKERS``. Other processes are started only where the work outlasts their
+    start. Their number does not change the answer, except with interleaved chunks of any size. ``witness``: have a
+    second solver confirm every bound that rests on an integer program. ``any_chunks``: bound interleaved chunks of
+    any size as well, where the space has even chunks. ``on_program``: receives every integer program that a bound
+    rests on, stated as "no solution lies below the bound": the program is infeasible. ``cancelled``: asked several
+    times a second, also while a solver runs, e.g. ``threading.Event.is_set``. Once it returns True the solve ends
+    as by Ctrl-C, with the best plan so far.
     """
 
     backend: str = "auto"

@@ -149,7 +149,7 @@ def test_memory_that_runs_out_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) ->
 
 
 FOLDER = str(Path(milpplan.optimize.__file__).parent)
-WATCHED = ("best_first.py", "closed_layouts.py", "branch_phase.py")
+WATCHED = ("best_first.py", "closed_layouts.py", "branch_phase.py", "layout_tasks.py")
 IN_SOLVE = ("first_plan", "_parts", "_narrowed", "decide_layouts")
 """Functions of ``solve.py`` that the search runs."""
 

@@ -91,7 +91,7 @@ class LayoutSolver(SolveContext):
     """Solver that resolves layouts one after another; holds what they share."""
 
     known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
-    """Critical paths by graph: they hold for every layout with this graph."""
+    """Critical paths by graph (``graph_key``) and scenario: they hold for every layout with this graph."""
     trees: dict[tuple[Layout, PartKey], BranchingTree] = field(default_factory=dict)
     """Branching trees of undecided layouts with free interleaved splits, and of their recompute parts."""
 
@@ -129,8 +129,7 @@ class LayoutSolver(SolveContext):
     def new_state(self, context: LayoutContext, cutoff_ns: int, bound_ns: int, scenario: int = 0) -> LayoutState:
         """Return the initial state of a layout, with the paths known for its graph in a scenario."""
         layout = context.layout
-        shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
-        key = (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather, scenario)
+        key = (*graph_key(layout), scenario)
         return LayoutState(
             context,
             StepGraph.of(layout, context.costs.transfer_ns, context.costs.barrier_ns),
@@ -383,6 +382,12 @@ class LayoutSolver(SolveContext):
                     "Run `milpplan doctor`, and report this problem.",
                 )
         return False
+
+
+def graph_key(layout: Layout) -> tuple[object, ...]:
+    """Return the fields of a layout that its step graph depends on."""
+    shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
+    return (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
 
 
 def _below(program: Program, bound: int) -> Program:

@@ -1,13 +1,15 @@
 """Second phase of a search in the free space: decide the layouts that closed-form bounds leave open.
 
 First the relaxations of all these layouts, then each layout in full, smallest bound first (``LayoutQueue``). Where
-branching takes long, worker processes share the queue (``LayoutWorkers``), this process included. ``solve``
-imports this module where it needs it, because the uniform space solves no programs.
+this takes long, worker processes compute answers ahead of time (``layout_tasks``). ``solve`` imports this module
+where it needs it, because the uniform space solves no programs.
 
-Workers work in rounds. A layout that was begun stays where it is; the others are dealt anew, in the order of their
-bounds. A plan that a process finds counts for that process at once, and for the others from the next round on. The
-size of a round is measured in ``Counters.work_s``, not in time, and rounds are merged in a fixed order. So the
-answer is the same on every machine and in every run, unless the time limit ends it.
+Branching on interleaved chunks of any size takes longer still. There worker processes share the queue
+(``LayoutWorkers``), this process included, and work in rounds. A layout that was begun stays where it is; the
+others are dealt anew, in the order of their bounds. A plan that a process finds counts for that process at once,
+and for the others from the next round on. The size of a round is measured in ``Counters.work_s``, not in time, and
+rounds are merged in a fixed order. So the answer is the same on every machine and in every run, unless the time
+limit ends it.
 """
 
 from __future__ import annotations
@@ -18,58 +20,37 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from typing import Final
 
 import numpy as np
 
 from milpplan.errors import UnavailableError
 from milpplan.optimize import Counters, SolveOptions
-from milpplan.optimize.layout import LayoutContext, LayoutOutcome, LayoutSolver
-from milpplan.optimize.layout.layout_solver import AIMED_GAP_SHARE, PartBounds, resolve_in_parts
-from milpplan.optimize.layout.stage_options import contexts_of, longest_step_ns
-from milpplan.optimize.layout.view_solver import resolve_views
+from milpplan.optimize.layout import LayoutOutcome, LayoutSolver
+from milpplan.optimize.layout.layout_solver import PartBounds
 from milpplan.optimize.milp.backends import backend, witnesses
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import running
 from milpplan.optimize.objective import threshold
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.closed_layouts import FATES, Fate
-from milpplan.optimize.space.plan_space import in_parts
+from milpplan.optimize.search.closed_layouts import FATES
+from milpplan.optimize.search.layout_tasks import (
+    AheadDecider,
+    LayoutResult,
+    LayoutTask,
+    cutoff_ns,
+    decide_layout,
+)
 from milpplan.parallel import WorkerProcess, can_start, usable_cpus
 from milpplan.problem import Layout, Problem
-from milpplan.simulation import IntArray, RankCosts
-from milpplan.simulation.mixed_costs import ReplicaCosts
-from milpplan.simulation.scenario_costs import ScenarioCosts
+from milpplan.simulation import IntArray
 
 Entry = tuple[float, int, int]
 """(lower bound of the objective, position in the queue, row); a bound of -infinity puts the layout first."""
 Begun = tuple[int, Entry]
 """(number of explored nodes, entry) of a layout whose branching has begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutTask:
-    """Task to decide one layout.
-
-    ``row``: in the search. ``costs``: the layout's cost constants. ``bound_ns``: proved lower bound. ``weight``:
-    factor from step time (ns) to objective. ``limit_ns``: longest admissible step.
-    """
-
-    row: int
-    layout: Layout
-    costs: RankCosts | ReplicaCosts | ScenarioCosts
-    bound_ns: int
-    weight: float
-    limit_ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutResult:
-    """Outcome of one layout."""
-
-    row: int
-    outcome: LayoutOutcome
-    fate: Fate
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,38 +84,6 @@ class Reply:
     programs: tuple[Program, ...]
 
 
-def cutoff_ns(best: float, gap: float, weight: float, limit_ns: float) -> int:
-    """Return the longest step of a layout that improves the incumbent by as much as proofs aim at."""
-    return int(min(best * (1.0 - AIMED_GAP_SHARE * gap) / weight, limit_ns, 2.0**53))
-
-
-def decide_layout(
-    problem: Problem, solver: LayoutSolver, part_bounds: PartBounds, task: LayoutTask, cutoff: int, effort: int
-) -> LayoutResult:
-    """Decide one layout against a cutoff in nanoseconds; see ``LayoutSolver.resolve``."""
-    layout, bound = task.layout, task.bound_ns
-    contexts = contexts_of(problem, layout, task.costs)
-    longest_ns = max(map(longest_step_ns, contexts))
-    limit_ns = min(cutoff, longest_ns)
-    scales = tuple(view.scale for view in task.costs.views) if isinstance(task.costs, ScenarioCosts) else ()
-    # Only a cutoff that an incumbent sets may be lowered: no other plan at or below it is worse than the answer.
-    slack = solver.program_slack if cutoff < int(min(task.limit_ns, longest_ns)) else 0.0
-
-    def resolve(parts: Sequence[LayoutContext], limit_ns: int, bound: int, effort: int) -> LayoutOutcome:
-        if len(parts) == 1:
-            return solver.resolve(parts[0], limit_ns, bound, effort, slack)
-        return resolve_views(solver, layout, parts, scales, limit_ns, bound, effort)
-
-    if in_parts(problem) and not layout.replica_micro_batches:
-        gap = solver.options.gap
-        outcome = resolve_in_parts(resolve, gap, part_bounds, contexts, limit_ns, bound, effort)
-    else:
-        outcome = resolve(contexts, limit_ns, bound, effort)
-    # No plan is at or below the cutoff, which no plan's step can exceed: so no plan fits.
-    infeasible = outcome.plan is None and outcome.fate != "open" and longest_ns <= cutoff
-    return LayoutResult(task.row, outcome, "does_not_fit" if infeasible else outcome.fate)
-
-
 @dataclass(slots=True)
 class LayoutQueue:
     """Layouts of one process."""
@@ -143,6 +92,7 @@ class LayoutQueue:
     solver: LayoutSolver
     task_of: Callable[[int], LayoutTask]
     part_bounds: PartBounds = field(default_factory=dict)
+    ahead: AheadDecider | None = None
     best_value: float = np.inf
     keep_below: float = -np.inf
     heap: list[Entry] = field(default_factory=list)
@@ -172,12 +122,24 @@ class LayoutQueue:
                 self._forget(task.layout)
                 continue
             cutoff = cutoff_ns(self.best_value, gap, task.weight, task.limit_ns)
-            result = decide_layout(self.problem, self.solver, self.part_bounds, task, cutoff, 1)
+            if self.ahead is None:
+                result = decide_layout(self.problem, self.solver, self.part_bounds, task, cutoff, 1)
+            else:
+                result = self.ahead.decide(task, cutoff, 1, self._following)
             self._note(task, bound, result.outcome)
             if self.solver.unfinished(task.layout):
                 self.begun_rows.add(row)
                 heapq.heappush(self.heap, (self.bounds[row] * task.weight, position, row))
             yield result
+
+    def _following(self) -> Iterator[tuple[LayoutTask, int]]:
+        """Yield the layouts left and their cutoffs, in the order in which they are decided."""
+        gap = self.solver.options.gap
+        threshold_value = float(threshold(self.best_value, gap, self.keep_below))
+        for _, _, row in sorted(self.heap):
+            task = self.task_of(row)
+            if max(self.bounds.get(row, 0), task.bound_ns) * task.weight < threshold_value:
+                yield task, cutoff_ns(self.best_value, gap, task.weight, task.limit_ns)
 
     def _note(self, task: LayoutTask, bound: int, outcome: LayoutOutcome) -> None:
         """Store the proved bound, and the new objective to beat."""
@@ -480,29 +442,54 @@ class BranchPhase:
         smallest bound.
         """
         search = self.search
-        self._queue()
         any_chunks = search.problem.interleaved_layers == "any"
+        num_others = num_workers(self.solver.options) - 1 if can_start() and not search.first_only else 0
+        ahead = AheadDecider(search.problem, self.solver, self.part_bounds, num_others)
+        with closing(ahead):
+            self._relax(ahead, any_chunks)
+            if search.first_only:
+                return
+            if not any_chunks:
+                self._decide(self._filled_queue(ahead).run())
+                return
+        # Worker processes only where branching takes long enough.
+        self._decide(LayoutWorkers(self._filled_queue(None), lambda: search.best_value).run())
+
+    def _relax(self, ahead: AheadDecider, any_chunks: bool) -> None:
+        """Solve the compact relaxations of all layouts but those that are branched on, smallest bound first."""
+        search = self.search
+        self._queue()
         branched = (search.explored.space.vpp_of(search.queue) > 1) & any_chunks
-        rows = search.queue[~branched]
-        for row in (self._roomiest_too(rows) if search.first_only else rows).tolist():
+        relaxed = search.queue[~branched]
+        rows = (self._roomiest_too(relaxed) if search.first_only else relaxed).tolist()
+        for position, row in enumerate(rows, 1):
             if search.is_over() or (search.first_only and self.solver.counters.work_s > FIRST_PLAN_WORK_S):
                 return
             if self._value(row) < search.threshold():
-                task = self._task(row)
-                cutoff = cutoff_ns(search.best_value, self.solver.options.gap, task.weight, task.limit_ns)
-                self._take(decide_layout(search.problem, self.solver, self.part_bounds, task, cutoff, 0))
+                following = partial(self._following, rows, position)
+                self._take(ahead.decide(*self._task_and_cutoff(row), 0, following))
                 search.note()
-        if search.first_only:
-            return
+
+    def _following(self, rows: Sequence[int], position: int) -> Iterator[tuple[LayoutTask, int]]:
+        """Yield the layouts from a position on that may improve the incumbent, with their cutoffs."""
+        for row in islice(rows, position, None):
+            if self._value(row) < self.search.threshold():
+                yield self._task_and_cutoff(row)
+
+    def _filled_queue(self, ahead: AheadDecider | None) -> LayoutQueue:
+        """Return a queue of the layouts left, in the order of their bounds, but the incumbent's layout first."""
+        search = self.search
         self._queue()
         best, keep = search.best_value, search.keep_below
-        queue = LayoutQueue(search.problem, self.solver, self._task, self.part_bounds, best, keep)
-        # In the order of the bounds, but the incumbent's layout first.
+        queue = LayoutQueue(search.problem, self.solver, self._task, self.part_bounds, ahead, best, keep)
         incumbent_row = search.explored.space.find(search.best[1].layout) if search.best else None
         values = [-np.inf if row == incumbent_row else self._value(row) for row in search.queue.tolist()]
         queue.add(zip(values, range(len(values)), search.queue.tolist(), strict=True))
-        # Worker processes only where branching takes long enough.
-        decided_layouts = LayoutWorkers(queue, lambda: search.best_value).run() if any_chunks else queue.run()
+        return queue
+
+    def _decide(self, decided_layouts: Generator[LayoutResult]) -> None:
+        """Take over the results of decided layouts."""
+        search = self.search
         with closing(decided_layouts) as results:
             for result in results:
                 self._take(result)
@@ -534,6 +521,11 @@ class BranchPhase:
         return LayoutTask(
             row, search.explored.space.at(row), costs, bound, float(search.explored.weights[row]), limit
         )
+
+    def _task_and_cutoff(self, row: int) -> tuple[LayoutTask, int]:
+        """Return the task of deciding a layout, and the cutoff that the incumbent sets."""
+        task = self._task(row)
+        return task, cutoff_ns(self.search.best_value, self.solver.options.gap, task.weight, task.limit_ns)
 
     def _take(self, result: LayoutResult) -> None:
         """Store the result of a layout in the search."""

@@ -1,0 +1,195 @@
+"""Worker processes answer ahead of time: the same answers with any number of them, and ends of all kinds."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from milpplan import Problem, solve, solve_robust
+from milpplan.errors import SolverError, UnavailableError
+from milpplan.optimize import PlanResult
+from milpplan.optimize.milp.program import Program
+from milpplan.optimize.search import layout_tasks
+from milpplan.optimize.search.layout_tasks import AheadInit, Question
+from milpplan.parallel import WorkerProcess
+from tests.amounts import first
+from tests.optimize.mixed_problems import mixed_problem, switched_problem
+from tests.optimize.problems import random_problem
+from tests.optimize.test_crew import facts, is_alive
+from tests.optimize.test_robust import random_scenarios
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
+answered: list[int] = []
+"""The rows of the answers of all processes inside this process."""
+
+
+class Inside:
+    """A worker process inside this process: everything that is sent is pickled."""
+
+    def __init__(self, init: AheadInit, some_answered: threading.Event) -> None:
+        self.worker = pickle.loads(pickle.dumps(init)).worker(threading.Event())
+        self.some_answered, self.answers = some_answered, list[bytes]()
+
+    def send(self, question: Question) -> None:
+        answered.append(question.task.row)
+        self.answers.append(pickle.dumps(self.worker.reply(pickle.loads(pickle.dumps(question)))))
+        self.some_answered.set()
+
+    @property
+    def answered(self) -> bool:
+        return bool(self.answers)
+
+    def answer(self, until: None, cancelled: None) -> Any:
+        return pickle.loads(self.answers.pop(0))
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+    close = stop
+
+
+class Failing(Inside):
+    """A worker process that dies, or has an error, at one of its first answers."""
+
+    def __init__(self, init: AheadInit, some_answered: threading.Event) -> None:
+        super().__init__(init, some_answered)
+        self.lives = random.Random(len(answered)).randrange(3)
+
+    def answer(self, until: None, cancelled: None) -> Any:
+        self.lives -= 1
+        if self.lives < 0:
+            raise random.Random(len(answered)).choice((UnavailableError("It died."), SolverError("It failed.")))
+        return super().answer(until, cancelled)
+
+
+EARLY = {"AHEAD_WORK_S": 0.0, "MIN_FOLLOWING": 1, "WorkerProcess": Inside}
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Processes inside this one take part from the first layout on."""
+    for name, value in EARLY.items():
+        monkeypatch.setattr(layout_tasks, name, value)
+    return monkeypatch
+
+
+def small(seed: int) -> Problem:
+    """A random small problem of four kinds: all schedules, switches, two node types, solved in parts."""
+    kinds = {1: switched_problem, 2: mixed_problem}
+    problem = kinds[seed % 4](seed) if seed % 4 in kinds else random_problem(seed, schedules=SCHEDULES)
+    counts = ("alike", "block")[seed % 8 // 4] if seed % 4 == 3 else "any"
+    changed = {"interleaved_layers": "even", "recompute_counts": counts}
+    return problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
+
+
+def all_facts(result: PlanResult) -> tuple[object, ...]:
+    """Everything of a result but its times and its incumbents' times."""
+    return (*facts(result), result.runners_up, result.fastest, [entry.incumbent for entry in result.log][-1:])
+
+
+@pytest.mark.parametrize("seed", first(12, range(200)))
+@pytest.mark.parametrize("process", [Inside, Failing])
+def test_any_number_of_processes_gives_the_same_answer(
+    process: object, seed: int, early: pytest.MonkeyPatch
+) -> None:
+    """Plan, bounds of all layouts, counts of work and programs, with one, two and three; also where they fail."""
+    early.setattr(layout_tasks, "WorkerProcess", process)
+    answers, programs = [], []
+    for workers in (1, 2, 3):
+        stated: list[Program] = []
+        result = solve(small(seed), workers=workers, gap=0, any_chunks=False, on_program=stated.append)
+        answers.append(all_facts(result))
+        programs.append([(program.name, program.num_rows, program.num_variables) for program in stated])
+    assert answers[0] == answers[1] == answers[2]
+    assert programs[0] == programs[1] == programs[2]
+
+
+@pytest.mark.parametrize("seed", first(2, range(20)))
+def test_scenarios_too(seed: int, early: pytest.MonkeyPatch) -> None:
+    """The plan of the least worst-case regret, with one process and with three."""
+    problem = random_problem(seed, schedules=SCHEDULES)
+    answers = [solve_robust(problem, random_scenarios(seed), gap=1e-5, workers=workers) for workers in (1, 3)]
+    assert all_facts(answers[0]) == all_facts(answers[1])
+
+
+@pytest.fixture(scope="module")
+def shared() -> Problem:
+    """A problem of which processes answer several layouts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in EARLY.items():
+            patch.setattr(layout_tasks, name, value)
+        for seed in range(0, 200, 4):
+            answered.clear()
+            solve(small(seed), workers=2, gap=0, any_chunks=False)
+            if len(answered) > 4:
+                return small(seed)
+    raise AssertionError("no seed gives one")
+
+
+@pytest.fixture
+def pids(early: pytest.MonkeyPatch) -> list[int]:
+    """The processes that are really started."""
+    started: list[int] = []
+
+    def start(init: AheadInit, some_answered: threading.Event) -> WorkerProcess:
+        process = WorkerProcess(init, some_answered)
+        started.append(process.process.pid)
+        return process
+
+    early.setattr(layout_tasks, "WorkerProcess", start)
+    return started
+
+
+def test_real_processes_answer_and_end(shared: Problem, pids: list[int]) -> None:
+    """The answer of one process, and none is left."""
+    alone, together = (solve(shared, workers=workers, gap=0, any_chunks=False) for workers in (1, 3))
+    assert all_facts(alone) == all_facts(together)
+    assert pids
+    assert not any(map(is_alive, pids))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "callback", "time limit"])
+def test_stopping_ends_the_processes(how: str, shared: Problem, pids: list[int]) -> None:
+    """Cancelled, interrupted by a callback or out of time once a process works: the best plan so far with its
+    bound, and no process left."""
+    whole = solve(shared, workers=1, gap=0, any_chunks=False)
+    assert whole.objective is not None
+    limit: dict[str, Any] = {"time limit": {"time_limit_s": 0.05}, "cancelled": {"cancelled": lambda: bool(pids)}}
+
+    def interrupt(progress: object) -> None:
+        if pids:
+            raise KeyboardInterrupt
+
+    stopped = solve(shared, workers=2, gap=0, any_chunks=False, **limit.get(how, {"callback": interrupt}))
+    assert stopped.objective is None or stopped.objective >= whole.objective
+    assert stopped.objective_bound is None or stopped.objective_bound <= whole.objective * (1 + 1e-12)
+    if how == "cancelled":
+        assert (stopped.message, len(pids)) == ("Interrupted.", 1)
+    assert not any(map(is_alive, pids))
+
+
+def test_processes_that_are_killed_change_nothing(shared: Problem, early: pytest.MonkeyPatch) -> None:
+    """The same answer, and it is said how they died."""
+
+    def dead(init: AheadInit, some_answered: threading.Event) -> WorkerProcess:
+        process = WorkerProcess(init, some_answered)
+        process.process.kill()
+        return process
+
+    alone = solve(shared, workers=1, gap=0, any_chunks=False)
+    early.setattr(layout_tasks, "WorkerProcess", dead)
+    together = solve(shared, workers=3, gap=0, any_chunks=False)
+    assert all_facts(alone) == all_facts(together)
+    assert "died (signal 9" in together.details["unavailable"][0]
+
+
+def test_small_problems_start_no_process(shared: Problem, pids: list[int], early: pytest.MonkeyPatch) -> None:
+    """What takes less work than ``AHEAD_WORK_S`` starts none, nor does one worker."""
+    solve(shared, workers=1, any_chunks=False)
+    early.setattr(layout_tasks, "AHEAD_WORK_S", 1e3)
+    solve(shared, workers=2, any_chunks=False)
+    assert not pids
