@@ -19,12 +19,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.launchers import PAIRS, problem_of, same_plan
-from milpplan import Plan, Problem, simulate, solve
+from milpplan import Job, Layout, Plan, Problem, Recompute, VirtualStage, load_hardware, simulate, solve
 from milpplan.errors import IllegalPlanError
-from milpplan.launchers import TARGETS, ConfigLaunch, Launch, restrict
+from milpplan.launchers import TARGETS, ConfigLaunch, ImportRequest, Launch, restrict
 from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.problem.huggingface.config import model_from_config
 from tests.launchers.test_targets import drawn_plan
 
+TINY = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256,
+    "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
 RECORDER = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(os.environ['STARTED'], 'w'))"
 
 
@@ -89,7 +95,7 @@ def exported_case(title: str, target: str, version: str, problem: Problem, plan:
     launch = known.export(problem, plan, version)
     files = known.files(launch, "0")
     name, text = next(iter(files.items()))
-    back = known.read(text, name, problem.hardware, None, problem.model, None, ())
+    back = known.read(ImportRequest(text, name, problem.hardware, model=problem.model))
     assert same_plan(back.plan, plan), title
     assert simulate(back.problem, back.plan).step_time_ns == simulate(problem, plan).step_time_ns, title
     return Case(title, problem, plan, launch, files)
@@ -110,6 +116,45 @@ def started(place: Path, script: str, program: str, **variables: str) -> tuple[l
     subprocess.run(["bash", script], cwd=place, env=environment, check=True, capture_output=True, timeout=60)
     words, seen = json.loads(said.read_text(encoding="utf-8"))
     return words, seen
+
+
+TORCHRUN = ("torchrun", "torch.distributed.run")
+STARTER = """import runpy, sys
+at = next(index for index, word in enumerate(sys.argv) if index and word.endswith(".py"))
+sys.argv.insert(at, {watcher!r})
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+
+
+def stepped(place: Path, script: str, program: tuple[str, str], watcher: str, **variables: str) -> list[Any]:
+    """What each of two processes on this CPU says after its first step: the lines ``STEPPED {...}`` it prints.
+
+    Bash runs the script in its folder with the launcher's own ``program`` (its command and its module), which
+    starts ``watcher`` with the training program and its words; the watcher runs that program as it is.
+    """
+    seat, watching = place / "bin", place / "watcher.py"
+    seat.mkdir(exist_ok=True)
+    command = seat / program[0]
+    text = STARTER.format(watcher=str(watching), module=program[1])
+    command.write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
+    command.chmod(0o755)
+    watching.write_text(watcher, encoding="utf-8")
+    environment = os.environ | {"PATH": f"{seat}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"} | variables
+    run = subprocess.run(["bash", script], cwd=place, env=environment, capture_output=True, text=True, timeout=300)
+    said = [json.loads(line[8:]) for line in run.stdout.splitlines() if line.startswith("STEPPED ")]
+    assert len(said) == 2, run.stdout[-2000:] + run.stderr[-4000:]
+    return said
+
+
+def tiny_case(target: str, version: str, layout: Layout, full: bool = True, **job: Any) -> Case:
+    """A plan for a Llama of two small layers on two GPUs, with its files."""
+    model = model_from_config(TINY, "tiny-llama")
+    hardware = load_hardware("dgx-h100")
+    sizes = {"num_gpus": 2, "global_batch_size": layout.global_batch_size, "sequence_length": 32}
+    problem = Problem(model=model, hardware=hardware, job=Job(**sizes, **job))
+    stage = VirtualStage(layers=(0, 2), recompute=Recompute(full=2 * full))
+    plan = Plan(layout=layout, virtual_stages=(stage,))
+    return exported_case(f"tiny zero {layout.zero_stage}", target, version, problem, plan)
 
 
 def all_full(case: Case) -> bool:

@@ -11,8 +11,19 @@ from typing import Any
 
 import pytest
 
+from milpplan import Layout
 from milpplan.launchers.deepspeed.launcher import DEEPSPEED
-from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, torchrun_words
+from tests.frameworks.jobs import (
+    TORCHRUN,
+    Case,
+    all_cases,
+    all_full,
+    best_cases,
+    differing,
+    stepped,
+    tiny_case,
+    torchrun_words,
+)
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 
@@ -96,6 +107,46 @@ def test_torchrun_starts_the_program(tmp_path: Path) -> None:
         read, _ = torchrun_words(case, place, "deepspeed.sh")
         assert Path(read.training_script) == place / "deepspeed_train.py"
         assert [Path(word) for word in read.training_script_args] == [place / "deepspeed.json"]
+
+
+WATCHER = """import json, os, runpy, sys
+import deepspeed
+step = deepspeed.DeepSpeedEngine.step
+def watched(engine, *words, **more):
+    step(engine, *words, **more)
+    if engine.global_steps == 1:
+        states = engine.optimizer
+        masters = "fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"
+        flat = next((getattr(states, name) for name in masters if getattr(states, name, None)), ())
+        seen = {
+            "stage": engine.zero_optimization_stage(), "dp": engine.dp_world_size, "micro": engine.micro_steps,
+            "shard": sum(part.numel() for part in flat),
+            "weights": sum(getattr(part, "ds_numel", part.numel()) for part in engine.module.parameters()),
+            "cut": all(hasattr(part, "ds_tensor") for part in engine.module.parameters()),
+        }
+        os.write(1, f"STEPPED {json.dumps(seen)}\\n".encode())
+        os._exit(0)
+deepspeed.DeepSpeedEngine.step = watched
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_two_processes_take_a_step(tmp_path: Path, stage: int) -> None:
+    """The script as written trains a tiny model on two processes, sharded and accumulated as the plan says."""
+    overlap = {"overlap_grad_reduce": stage > 0, "overlap_param_gather": stage == 3}
+    layout = Layout(dp=2, micro_batch_size=1, global_batch_size=4, zero_stage=stage, **overlap)
+    case = tiny_case("deepspeed", VERSION, layout, grad_dtype="fp32" if stage > 1 else "bf16")
+    place = case.written(tmp_path)
+    settings = json.loads(case.files["deepspeed.json"])
+    # The fused Adam of a CPU is compiled at its first use; PyTorch's has the states of the same size.
+    settings["optimizer"]["params"]["torch_adam"] = True
+    (place / "deepspeed.json").write_text(json.dumps(settings))
+    for seen in stepped(place, "deepspeed.sh", TORCHRUN, WATCHER, DS_ACCELERATOR="cpu"):
+        assert (seen["stage"], seen["dp"], seen["micro"]) == (stage, layout.dp, layout.num_micro_batches)
+        assert seen["shard"] == (seen["weights"] // 2 if stage else 0)
+        assert seen["cut"] == (stage == 3)
 
 
 def test_it_refuses_batches_that_do_not_multiply() -> None:

@@ -17,7 +17,7 @@ from tests.launchers.cases import NAMED, deepseek, llama_uneven, random_case
 from tests.launchers.test_megatron_round_trip import assert_same
 
 KEPT = Path(__file__).parents[1] / "data" / "launchers"
-VERSION = "0.3.1"
+VERSION = "0.6.0"
 
 
 def script_of(problem: Problem, plan: Plan) -> str:
@@ -127,11 +127,11 @@ def test_settings_have_one_name() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
-        ("--dataset llm-pretrain-mock", "--dataset x --peft_scheme lora", "peft_scheme"),
-        ("--dataset llm-pretrain-mock", "--dataset x --packed_sequence", "packed_sequence"),
-        ("--dataset llm-pretrain-mock", "model.yaml", "model.yaml"),
-        ("--dataset llm-pretrain-mock", "~optimizer.lr", "optimizer.lr"),
-        ("--dataset llm-pretrain-mock", "$MORE", "MORE"),
+        ("--dataset mock", "--dataset x --peft_scheme lora", "peft_scheme"),
+        ("--dataset mock", "--dataset x --packed_sequence", "packed_sequence"),
+        ("--dataset mock", "model.yaml", "model.yaml"),
+        ("--dataset mock", "~optimizer.lr", "optimizer.lr"),
+        ("--dataset mock", "$MORE", "MORE"),
         ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE:-mamba2_130m_pretrain_config", "recipe"),
         ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE:-llama3_8b_finetune_config", "recipe"),
         ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE:-nemotronh_8b_pretrain_config", "recipe"),

@@ -430,6 +430,7 @@ import sys
 
 import deepspeed
 import torch
+import torch._dynamo  # Transformers imports it lazily, which fails inside zero.Init, where tensors are patched.
 from transformers import AutoConfig, AutoModelForCausalLM
 
 STEPS = 100

@@ -32,6 +32,9 @@ from milpplan.problem import Accelerator, HardwareSpec, Job, Layout, ModelSpec, 
 
 NEWEST = MEGATRON.versions[0]
 LACKS: dict[str, tuple[str, ...]] = {
+    "core_v0.19.0": (),
+    "core_v0.18.0": (),
+    "core_v0.17.0": (),
     "core_v0.16.0": (),
     "core_v0.15.0": ("--moe-shared-expert-gate",),
     "core_v0.14.0": (

@@ -615,7 +615,15 @@ MEGATRON_LIMITS = {
 }
 MEGATRON = Capability(
     name="Megatron-LM",
-    versions=("d98e8a64", "core_v0.16.0", "core_v0.15.0", "core_v0.14.0"),
+    versions=(
+        "d98e8a64",
+        "core_v0.19.0",
+        "core_v0.18.0",
+        "core_v0.17.0",
+        "core_v0.16.0",
+        "core_v0.15.0",
+        "core_v0.14.0",
+    ),
     limits=MEGATRON_LIMITS,
     rules=WHOLE_NODES,
     recompute_counts="block",

@@ -71,7 +71,7 @@ NAMES = (
     _key_of_flag("--num-query-groups", "model.num_query_groups", absent="null"),
     _key_of_flag("--kv-channels", "model.kv_channels", absent="null"),
     _key_of_flag("--vocab-size", "model.vocab_size"),
-    _key_of_flag("--seq-length", "model.seq_length", "dataset.sequence_length"),
+    _key_of_flag("--seq-length", "model.seq_length", "dataset.sequence_length", "dataset.seq_length"),
     _key_of_flag("--position-embedding-type", "model.position_embedding_type"),
     _key_of_flag("--normalization", "model.normalization"),
     _key_of_flag("--attention-dropout", "model.attention_dropout"),
@@ -440,10 +440,23 @@ def _read_precision(text: str) -> dict[str, Values]:
     return PRECISIONS[name]
 
 
+MOCK_DATA: Mapping[str, str] = {
+    "0.6.0": " --dataset mock",
+    "0.5.1": " --dataset llm-pretrain-mock",
+    "0.4.2": " --dataset llm-pretrain-mock",
+    "0.3.1": "",
+}
+"""Words that select mock data by version of Megatron-Bridge (scripts/training/run_recipe.py).
+
+In 0.3.1 there is no such argument, and a recipe without a path has mock data. It hands unknown words to Hydra,
+which refuses them.
+"""
+_LENGTH, _NEW_LENGTH = "dataset.sequence_length", "dataset.seq_length"
+"""Length of the data's sequences up to 0.5 and since 0.6, where it overrules the other (training/config.py)."""
 _BRIDGE_TILES = Limit(("none",), "comm_overlap of a recipe switches other overlaps with it")
 BRIDGE = Capability(
     name="Megatron-Bridge",
-    versions=("0.3.1",),
+    versions=tuple(MOCK_DATA),
     limits={**MEGATRON_LIMITS, "tp_overlap": _BRIDGE_TILES},
     rules=WHOLE_NODES,
     recompute_counts="block",
@@ -543,7 +556,7 @@ class MegatronBridge:
             core,
             target=BRIDGE.name,
             version=version,
-            sections=_sections(given, core, latent),
+            sections=_sections(given, core, latent, _LENGTH if version.startswith("0.6") else _NEW_LENGTH),
             notes=tuple(notes),
         )
 
@@ -560,9 +573,9 @@ def _refused(seen: str, expected: str, do: str) -> IllegalPlanError:
     return IllegalPlanError(f"Megatron-Bridge cannot run it: {seen}.", f"Expected {expected}.", do)
 
 
-def _sections(given: Arguments, core: Launch, latent: bool) -> tuple[Section, ...]:
+def _sections(given: Arguments, core: Launch, latent: bool, lacking: str) -> tuple[Section, ...]:
     """Rename the sections of Megatron-LM's launch to Bridge's settings, and fix settings that a recipe must not
-    decide."""
+    decide; ``lacking`` is a setting that the version does not have."""
     experts = given.given("--num-experts")
     has = {"all": True, "experts": experts, "latent": latent}
     of_flag = {flag: part.name for part in core.sections for flag in part.arguments}
@@ -572,7 +585,7 @@ def _sections(given: Arguments, core: Launch, latent: bool) -> tuple[Section, ..
         text = written(name, given.values.get(name.flag)) if has[name.part] else None
         row = rows[of_flag[name.flag]] if name.flag in of_flag else off
         if text is not None:
-            row.update(dict.fromkeys(name.keys, (text,)))
+            row.update(dict.fromkeys((key for key in name.keys if key != lacking), (text,)))
     named = next(name for name, flags in PRECISIONS.items() if flags.keys() == _precision(given).keys())
     rows["KERNEL_ARGS"]["mixed_precision"] = (named,)
     off |= {key: (value,) for key, value in CONSTANT.items()}
@@ -592,7 +605,7 @@ def _script(launch: Launch, version: str) -> str:
         "BRIDGE_DIR=${BRIDGE_DIR:-.}",
         f"RECIPE=${{RECIPE:-{recipe}}}",
     )
-    program = '"$BRIDGE_DIR/scripts/training/run_recipe.py" --recipe "$RECIPE" --dataset llm-pretrain-mock'
+    program = f'"$BRIDGE_DIR/scripts/training/run_recipe.py" --recipe "$RECIPE"{MOCK_DATA[launch.version]}'
     fixed = {"TRAINING_ARGS": {key: (value,) for key, value in TRAINING.items()}}
     return arguments_script(launch, version, before, program, fixed, _written)
 
