@@ -1,11 +1,16 @@
-"""Megatron-Bridge's own code reads what is exported: its recipe, its overrides in Hydra's grammar, its checks of
-the whole configuration, and Megatron-Core's below them. ``.ci/frameworks megatron-bridge`` runs it."""
+"""Megatron-Bridge's own code reads what is exported: the parser of its program, its recipe, its overrides in
+Hydra's grammar, its checks of the whole configuration, and Megatron-Core's below them. ``.ci/frameworks
+megatron-bridge`` runs it."""
 
 from __future__ import annotations
 
+import os
+import runpy
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -16,7 +21,7 @@ from tests.launchers.cases import NAMED
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 
-VERSION = BRIDGE.versions[0]
+VERSION = os.environ.get("FRAMEWORK_VERSION", BRIDGE.versions[-1])
 CORE = "0.16.1"
 SHARDING = {0: "no_shard", 1: "no_shard", 2: "optim_grads", 3: "optim_grads_params"}
 
@@ -33,9 +38,25 @@ def overrides_of(case: Case, folder: Path) -> list[str]:
     """The overrides that the script gives to the recipe."""
     read, _ = torchrun_words(case, case.written(folder), "megatron-bridge.sh")
     assert Path(read.training_script).name == "run_recipe.py"
-    named = ["--recipe", "gpt3_175b_pretrain_config", "--dataset", "llm-pretrain-mock"]
-    assert read.training_script_args[:4] == named
-    return list(read.training_script_args[4:])
+    named, overrides = parsed(read.training_script_args)
+    assert named.recipe == "gpt3_175b_pretrain_config"
+    return overrides
+
+
+def parsed(words: list[str]) -> tuple[Any, list[str]]:
+    """What the parser of Bridge's own ``run_recipe.py`` makes of its words: its arguments, and the overrides.
+
+    The program is that of the sources; the training loops that it imports need Transformer Engine, and are empty.
+    """
+    bridge()
+    loops = ("finetune", "gpt_step", "llava_step", "pretrain", "vlm_step")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in loops:
+            patch.setitem(sys.modules, f"megatron.bridge.training.{name}", MagicMock())
+        patch.setattr(sys, "argv", ["run_recipe.py", *words])
+        program = runpy.run_path(os.environ["RUN_RECIPE"], run_name="run_recipe")
+        named, overrides = program["parse_args"]()
+    return named, list(overrides)
 
 
 def configured(overrides: list[str], processes: int, monkeypatch: pytest.MonkeyPatch) -> Any:
