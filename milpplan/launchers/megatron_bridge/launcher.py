@@ -442,8 +442,6 @@ def _read_precision(text: str) -> dict[str, Values]:
 
 MOCK_DATA: Mapping[str, str] = {
     "0.6.0": " --dataset mock",
-    "0.5.1": " --dataset llm-pretrain-mock",
-    "0.4.2": " --dataset llm-pretrain-mock",
     "0.3.1": "",
 }
 """Words that select mock data by version of Megatron-Bridge (scripts/training/run_recipe.py).
@@ -452,7 +450,7 @@ In 0.3.1 there is no such argument, and a recipe without a path has mock data. I
 which refuses them.
 """
 _LENGTH, _NEW_LENGTH = "dataset.sequence_length", "dataset.seq_length"
-"""Length of the data's sequences up to 0.5 and since 0.6, where it overrules the other (training/config.py)."""
+"""Length of the data's sequences in 0.3 and since 0.6, where it overrules the other (training/config.py)."""
 _BRIDGE_TILES = Limit(("none",), "comm_overlap of a recipe switches other overlaps with it")
 BRIDGE = Capability(
     name="Megatron-Bridge",
