@@ -23,6 +23,7 @@ from milpplan.optimize.search.closed_layouts import (
     ComputeGroups,
     compute_values,
     fitting_blocks,
+    kernel_space,
 )
 from milpplan.optimize.solve import decide_layouts
 from milpplan.optimize.space.enumerate_layouts import layout_space
@@ -109,7 +110,8 @@ def check_groups(problem: Problem, forbidden: tuple[dict[str, int], ...] = ()) -
     fits = fitting_blocks(problem, space)
     assert np.array_equal(groups.bounds_ns[group], own[rows])
     check_too_large(problem, columns.take(np.sort(rows[~fits[groups.block[group]]])))
-    assert np.array_equal(np.bincount(group, minlength=len(groups.block)), groups.sizes)
+    sizes = groups.sizes(np.arange(len(groups.block)))
+    assert np.array_equal(np.bincount(group, minlength=len(groups.block)), sizes)
     assert np.array_equal(groups.interleaved[group], columns.vpp[rows] > 1)
     check_blocks(problem, space, own)
     assert np.array_equal(space.block_of(rows), groups.block[group])
@@ -124,7 +126,7 @@ def check_blocks(problem: Problem, space: LayoutSpace, bounds: FloatArray) -> No
     differ the two are bounds of other kinds, and plans of either are above both)."""
     classes = BlockClasses.of(problem, space)
     assert np.array_equal(np.sort(classes.key[classes.first]), np.arange(len(classes.first)))
-    least = classes.least_ns(problem, space, np.arange(len(classes.first)))
+    least = classes.least_ns(problem, kernel_space(space), np.arange(len(classes.first)))
     of_layout = least[classes.key][space.block_of(np.arange(len(space)))]
     assert (of_layout > 0).all()
     if not problem.other_hardware:

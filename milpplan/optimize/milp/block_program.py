@@ -488,7 +488,7 @@ class _Split:
         minima = np.full(int(keys.max(initial=-1)) + 1, np.inf)
         group_values = closed.state.values.copy()
         group_values[groups] = np.inf
-        group_values[closed.state.groups.sizes == 0] = np.inf
+        group_values[closed.state.groups.sizes(np.arange(len(group_values))) == 0] = np.inf
         np.minimum.at(minima, keys[closed.state.groups.block], group_values)
         np.minimum.at(minima, keys, closed.state.block_values)
         np.minimum.at(minima, keys[space.block_of(opened.rows[~is_open])], values[~is_open])

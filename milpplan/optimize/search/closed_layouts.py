@@ -96,10 +96,11 @@ class ComputeGroups:
             np.concatenate([part.bounds_ns for part in parts]),
         )
 
-    @property
-    def sizes(self) -> IntArray:
-        """Number of layouts of each group, [g]; an upper bound where the space does not keep all of its rows."""
-        return np.asarray(self.alike.counts[self.switch] * self.space.shardings.counts[self.block])
+    def sizes(self, groups: IntArray) -> IntArray:
+        """Return the number of layouts of some groups; an upper bound where the space does not keep all of its
+        rows."""
+        switch, block = self.switch[groups], self.block[groups]
+        return np.asarray(self.alike.counts[switch] * self.space.shardings.counts[block])
 
     @property
     def interleaved(self) -> BoolArray:
@@ -157,18 +158,22 @@ class BlockClasses:
         lists = [factor.lists()[3] for factor in (space.switches, space.stages)]
         return BlockClasses(*unique_rows(*columns, *lists))
 
-    def least_ns(self, problem: Problem, space: LayoutSpace, classes: IntArray) -> FloatArray:
+    def least_ns(self, problem: Problem, kernels: LayoutSpace, classes: IntArray) -> FloatArray:
         """Return lower bounds of the steps of all layouts of some classes, nanoseconds [c], from the layers'
-        kernels alone; infinite where a block has no layouts."""
-        switches, stages = space.switches.alike(LAYER_KEYS).choices, space.stages.alike(("schedule",)).choices
-        compute_space = replace(space, switches=switches, stages=stages)
+        kernels alone; infinite where a block has no layouts. ``kernels``: ``kernel_space`` of the space."""
         blocks = self.first[classes]
-        number, _ = within(compute_space.num_families[blocks])
-        families, placed = compute_space.families_of(blocks), not has_own_times(problem)
+        number, _ = within(kernels.num_families[blocks])
+        families, placed = kernels.families_of(blocks), not has_own_times(problem)
         bounds = cluster_compute_bounds(problem, families, placed)
         minima = np.full(len(classes), np.inf)
         np.minimum.at(minima, number, bounds)
         return minima
+
+
+def kernel_space(space: LayoutSpace) -> LayoutSpace:
+    """Return the space with only those choices that the times of the layers' kernels depend on."""
+    switches, stages = space.switches.alike(LAYER_KEYS).choices, space.stages.alike(("schedule",)).choices
+    return replace(space, switches=switches, stages=stages)
 
 
 def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
@@ -232,14 +237,13 @@ class GroupStates(NamedTuple):
     """State of the groups [g] and blocks [b].
 
     It is replaced as a whole, because Ctrl-C may come between any two lines and no bound may ever leave a layout
-    out. ``opened``: groups whose layouts are explored one by one; their ``values`` are infinite. ``order``: all
-    groups, smallest bound first. ``whole`` and ``block_values``: blocks that are not split, and their bounds.
+    out. ``opened``: groups whose layouts are explored one by one; their ``values`` are infinite. ``whole`` and
+    ``block_values``: blocks that are not split, and their bounds.
     """
 
     groups: ComputeGroups
     opened: BoolArray
     values: FloatArray
-    order: IntArray
     whole: BoolArray
     block_values: FloatArray
 
@@ -299,11 +303,12 @@ class ClosedLayouts:
     def _bound_blocks(self, stop: Stop) -> None:
         """Bound the blocks by their kernel times only."""
         classes = BlockClasses.of(self.problem, self.space)
+        kernels = kernel_space(self.space)
         size, done = self.budget.blocks_at_once, 0
         bounds_ns = np.zeros(len(classes.first))
         while done < len(bounds_ns) and not stop():
             chunk = np.arange(done, min(done + size, len(bounds_ns)))
-            bounds_ns[chunk] = classes.least_ns(self.problem, self.space, chunk)
+            bounds_ns[chunk] = classes.least_ns(self.problem, kernels, chunk)
             done += len(chunk)
         bounds = bounds_ns[classes.key]
         values = np.where(bounds > self.limits_ns, np.inf, bounds * self.weights)
@@ -318,7 +323,7 @@ class ClosedLayouts:
 
     def closed_below(self, threshold: float) -> int:
         """Return the number of closed layouts whose bound is below a value of the objective."""
-        groups = self.state.groups.sizes[self.state.values < threshold].sum()
+        groups = self.state.groups.sizes(np.flatnonzero(self.state.values < threshold)).sum()
         return int(groups + self.space.sizes[self.state.block_values < threshold].sum())
 
     def first(self, threshold: float, layouts: int, stop: Stop) -> IntArray:
@@ -331,7 +336,7 @@ class ClosedLayouts:
             chosen = self._chosen(threshold, layouts)
             last = (
                 float(self.state.values[chosen].max(initial=0.0))
-                if self.state.groups.sizes[chosen].sum() >= layouts
+                if self.state.groups.sizes(chosen).sum() >= layouts
                 else threshold
             )
             blocks = self._next_blocks(np.flatnonzero(self.state.block_values < min(last, threshold)))
@@ -344,9 +349,9 @@ class ClosedLayouts:
     def _chosen(self, threshold: float, layouts: int) -> IntArray:
         """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts``
         layouts."""
-        order = self.state.order
-        order = order[self.state.values[order] < threshold]
-        count = int(np.searchsorted(np.cumsum(self.state.groups.sizes[order]), layouts)) + 1
+        below = np.flatnonzero(self.state.values < threshold)
+        order = below[np.argsort(self.state.values[below], kind="stable")]
+        count = int(np.searchsorted(np.cumsum(self.state.groups.sizes(order)), layouts)) + 1
         return np.sort(order[:count])
 
     def _next_blocks(self, blocks: IntArray) -> IntArray:
@@ -377,11 +382,11 @@ class ClosedLayouts:
     def _group_states(
         self, groups: ComputeGroups, opened: BoolArray, whole: BoolArray, block_values: FloatArray
     ) -> GroupStates:
-        """Return the state with given groups, whose values and order follow from their bounds."""
+        """Return the state with given groups, whose values follow from their bounds."""
         bounds = groups.bounds_ns
         values = np.where(bounds > self.limits_ns[groups.block], np.inf, bounds * self.weights[groups.block])
         values = np.where(opened, np.inf, values)
-        return GroupStates(groups, opened, values, np.argsort(values, kind="stable"), whole, block_values)
+        return GroupStates(groups, opened, values, whole, block_values)
 
     def layouts(self, groups: IntArray) -> OpenedLayouts:
         """Return the layouts of some groups; the groups stay closed until ``open``."""
@@ -398,7 +403,7 @@ class ClosedLayouts:
         """Yield the classes of all closed layouts: first those of groups, then those of whole blocks."""
         closed = np.flatnonzero(~self.state.opened)
         interleaved = self.state.groups.interleaved[closed]
-        sizes, fit = self.state.groups.sizes[closed], np.ones(len(closed), dtype=np.bool_)
+        sizes, fit = self.state.groups.sizes(closed), np.ones(len(closed), dtype=np.bool_)
         yield LayoutClass(self.state.values[closed], sizes, fit, interleaved, ~interleaved)
         whole = np.flatnonzero(self.state.whole)
         chunks = self.space.stages.alike(("vpp",)).choices
