@@ -82,12 +82,15 @@ def export(result: PlanResult, launcher: str, path: str | Path, version: str | N
         InvalidInputError: there is no plan, or the files cannot be written.
     """
     from milpplan.launchers import target_named
+    from milpplan.launchers.scripts import job_files
     from milpplan.launchers.targets import version_of
 
     plan, target, folder = _plan_of(result), target_named(launcher, "launcher"), Path(path)
     launch = target.export(result.problem, plan, version_of(target.capability, version))
     make_directory(folder, "path", parents=False)
-    files = {folder / name: text for name, text in target.files(launch, __version__).items()}
+    texts = target.files(launch, __version__)
+    texts |= job_files("slurm", launch, __version__, texts, result.problem.hardware.name)
+    files = {folder / name: text for name, text in texts.items()}
     write_all(files)
     return list(files)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from milpplan import fixed, solve
@@ -170,3 +173,48 @@ def test_a_fixed_recomputation_is_expressible() -> None:
     assert plan is not None
     assert all(stage.recompute.full == stage.num_layers for stage in plan.virtual_stages)
     assert round_trip(problem, plan)[1].plan == plan
+
+
+def test_job_files_of_every_scheduler(plan_path: Path, tmp_path: Path) -> None:
+    """Each job file parses and has the nodes, the GPUs of a node and the time limit of the launch."""
+    launch = tmp_path / "launch"
+    words = ("export", str(plan_path), "--to", "megatron")
+    document = json.loads(run(*words, "--json").stdout)
+    nodes, gpus = document["num_nodes"], document["gpus_per_node"]
+    for job in ("slurm", "skypilot", "kubeflow", "ray"):
+        written = run(*words, "--job", job, "--job-minutes", "90", "-o", str(launch))
+        assert written.exit_code == 0, written.stderr
+    start = "timeout 90m bash megatron.sh"
+
+    assert subprocess.run(["bash", "-n", str(launch / "megatron.sbatch")], check=False).returncode == 0
+    slurm = (launch / "megatron.sbatch").read_text().splitlines()
+    for line in (f"nodes={nodes}", f"gpus-per-node={gpus}", "time=90"):
+        assert f"#SBATCH --{line}" in slurm
+
+    task = yaml.safe_load((launch / "megatron.sky.yaml").read_text())
+    assert (task["num_nodes"], task["resources"]["accelerators"]) == (nodes, f"H100:{gpus}")
+    assert task["run"].splitlines()[-1] == start
+
+    trainer = yaml.safe_load((launch / "megatron.trainjob.yaml").read_text())["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (nodes, gpus)
+    assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": gpus}
+    # Kubernetes reads $$ as a dollar sign; without the last line the command only writes the files.
+    program, _, last = trainer["args"][0].replace("$$", "$").rstrip().rpartition("\n")
+    assert last == f"exec {start}"
+    variables = {"PATH": "/usr/bin:/bin", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "1"}
+    shell = ["bash", "-uc", f"{program}\ncat megatron.sh"]
+    shown = subprocess.run(shell, check=True, capture_output=True, text=True, env=variables, cwd=tmp_path)
+    assert shown.stdout == (launch / "megatron.sh").read_text()
+
+    driver = ast.parse((launch / "megatron_ray.py").read_text())
+    values = [ast.literal_eval(part.value) for part in driver.body[:2] if isinstance(part, ast.Assign)]
+    assert values == [(nodes, gpus), start.split()]
+
+
+def test_job_files_that_are_refused(plan_path: Path, tmp_path: Path) -> None:
+    """Plain torchrun has no job file and so no time limit; other schedulers do not exist."""
+    words = ("export", str(plan_path), "--to", "megatron")
+    assert run(*words, "--job", "torchrun", "-o", str(tmp_path / "launch")).exit_code == 0
+    assert [file.name for file in (tmp_path / "launch").iterdir()] == ["megatron.sh"]
+    refused(run(*words, "--job", "torchrun", "--job-minutes", "5"), "Leave --job-minutes out")
+    refused(run(*words, "--job", "pbs"), "Expected one of slurm")

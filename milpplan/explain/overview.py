@@ -419,11 +419,14 @@ def _exports(problem: Problem, plan: Plan) -> tuple[ExportTab, ...]:
 
 
 def _export(name: str, target: Launcher, problem: Problem, plan: Plan) -> ExportTab:
+    from milpplan.launchers.scripts import job_files
+
     version = target.capability.versions[0]
     title = target.capability.name
     try:
         launch = target.export(problem, plan, version)
         files = target.files(launch, __version__)
+        files |= job_files("slurm", launch, __version__, files, problem.hardware.name)
     except MilpplanError as error:
         return ExportTab(name, title, version, {}, refusal=Missing.of(error))
     return ExportTab(name, title, version, files, tuple(launch.notes))

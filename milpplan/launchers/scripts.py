@@ -1,13 +1,17 @@
-"""Parts of the shell scripts that all launchers share: comments, node variables, torchrun and the batch script."""
+"""Parts of the shell scripts that all launchers share: comments, node variables, torchrun and job files."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
+from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.launchers.megatron.arguments import Values
 from milpplan.launchers.records import Launch, Started
+from milpplan.problem.reading import shown
 from milpplan.units import counted
 
 WIDTH = 110
@@ -114,22 +118,200 @@ def arguments_script(
     return "\n".join(lines) + "\n"
 
 
-def slurm_script(launch: Started, version: str, torchrun_name: str) -> str:
+JOBS: Final = ("slurm", "skypilot", "kubeflow", "ray", "torchrun")
+"""Schedulers that a job file can be written for; ``torchrun`` needs none."""
+ACCELERATORS: Final = {
+    "dgx-a100-40": "A100",
+    "dgx-a100-80": "A100-80GB",
+    "dgx-b200": "B200",
+    "dgx-h100": "H100",
+    "dgx-h200": "H200",
+    "gb200-nvl72": "GB200",
+    "l40s": "L40S",
+    "mi300x": "MI300X",
+    "rtx4090": "RTX4090",
+}
+"""SkyPilot's names of accelerators by the name of the hardware."""
+
+
+def job_files(
+    job: str, launch: Started, version: str, files: Mapping[str, str], hardware: str, minutes: int | None = None
+) -> dict[str, str]:
+    """Write the job file that starts the torchrun script of a launch once on every node.
+
+    Args:
+        job: a name in ``JOBS``.
+        launch: the launch to start.
+        version: of milpplan.
+        files: files of the launch by name; their shell script is started.
+        hardware: name of the hardware.
+        minutes: limit on the time of the job; None: no limit.
+
+    Returns:
+        The job file by name; nothing for ``torchrun``.
+
+    Raises:
+        UnknownNameError: the scheduler is not known, or SkyPilot's name of the accelerator.
+        InvalidInputError: ``torchrun`` has no time limit.
+    """
+    if job not in JOBS:
+        raise UnknownNameError(
+            f"--job {shown(job)} does not exist.",
+            f"Expected one of {', '.join(JOBS)}.",
+            "Give one of these names.",
+        )
+    if job == "torchrun":
+        if minutes is not None:
+            raise InvalidInputError(
+                f"--job torchrun has a limit of {minutes} minutes.",
+                "Expected none: no job file is written that could hold it.",
+                "Leave --job-minutes out, or name a scheduler.",
+            )
+        return {}
+    script = next((name for name in files if name.endswith(".sh")), next(iter(files)))
+    stem = script.removesuffix(".sh")
+    command = f"{'' if minutes is None else f'timeout {minutes}m '}bash {shlex.quote(script)}"
+    if job == "skypilot":
+        return {f"{stem}.sky.yaml": _skypilot_task(launch, version, command, hardware)}
+    if job == "kubeflow":
+        return {f"{stem}.trainjob.yaml": _train_job(launch, version, command, files, hardware)}
+    if job == "ray":
+        return {f"{stem}_ray.py": _ray_program(launch, version, command, f"{stem}_ray.py")}
+    return {f"{stem}.sbatch": _slurm_script(launch, version, script, minutes)}
+
+
+def _job_name(launch: Started) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", launch.title[0].split(" on ")[0])[:40]
+
+
+def _dns_name(launch: Started) -> str:
+    """Return the job's name as schedulers with DNS names take it: it starts with a letter."""
+    return ("plan-" + re.sub(r"[^a-z0-9]+", "-", _job_name(launch).lower())).strip("-")
+
+
+def _indented(text: str, width: int) -> list[str]:
+    return [" " * width + line if line else "" for line in text.splitlines()]
+
+
+def _skypilot_task(launch: Started, version: str, command: str, hardware: str) -> str:
+    """Write a SkyPilot task; SkyPilot copies the directory to every node and numbers the nodes."""
+    if hardware not in ACCELERATORS:
+        raise UnknownNameError(
+            f"SkyPilot's name for the accelerators of {shown(hardware)} is not known.",
+            f"Expected one of {', '.join(ACCELERATORS)}.",
+            "Write the files for another scheduler: --job slurm.",
+        )
+    lines = [
+        *header(launch, version),
+        "# Start from the directory of this file with sky launch; cloud and setup are yours to add.",
+        f"name: {_dns_name(launch)}",
+        "workdir: .",
+        f"num_nodes: {launch.num_nodes}",
+        "resources:",
+        f"  accelerators: {ACCELERATORS[hardware]}:{launch.gpus_per_node}",
+        "run: |",
+        "  export NODE_RANK=$SKYPILOT_NODE_RANK",
+        '  export MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+        f"  {command}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _train_job(launch: Started, version: str, command: str, files: Mapping[str, str], hardware: str) -> str:
+    """Write a Kubeflow TrainJob, whose shell command first writes the launch files into the working directory."""
+    lines = ["set -e"]
+    for name, text in files.items():
+        lines += [f"cat > {shlex.quote(name)} <<'END_OF_FILE'", *text.splitlines(), "END_OF_FILE"]
+    lines += [
+        "export NODE_RANK=$PET_NODE_RANK MASTER_ADDR=$PET_MASTER_ADDR MASTER_PORT=$PET_MASTER_PORT",
+        f"exec {command}",
+    ]
+    # Kubernetes expands $(NAME) in arguments and reads $$ as a dollar sign.
+    program = re.sub(r"\$(?=[$(])", "$$", "\n".join(lines))
+    resource = "amd.com/gpu" if ACCELERATORS.get(hardware, "").startswith("MI") else "nvidia.com/gpu"
+    document = [
+        *header(launch, version),
+        "# Start with kubectl create -f; image and volumes are yours to add. $$ is a dollar sign to Kubernetes.",
+        "apiVersion: trainer.kubeflow.org/v1alpha1",
+        "kind: TrainJob",
+        "metadata:",
+        f"  name: {_dns_name(launch)}",
+        "spec:",
+        "  runtimeRef:",
+        "    name: torch-distributed",
+        "  trainer:",
+        f"    numNodes: {launch.num_nodes}",
+        f"    numProcPerNode: {launch.gpus_per_node}",
+        "    resourcesPerNode:",
+        "      limits:",
+        f"        {resource}: {launch.gpus_per_node}",
+        '    command: ["bash", "-c"]',
+        "    args:",
+        "      - |",
+        *_indented(program, 8),
+    ]
+    return "\n".join(document) + "\n"
+
+
+def _ray_program(launch: Started, version: str, command: str, name: str) -> str:
+    """Write the driver of a Ray job, which reserves whole nodes and starts the script on each."""
+    lines = [
+        *header(launch, version),
+        f"# Start from the directory of this file: ray job submit --working-dir . -- python {name}",
+        f"NUM_NODES, GPUS_PER_NODE = {launch.num_nodes}, {launch.gpus_per_node}",
+        f"COMMAND = {json.dumps(shlex.split(command))}",
+    ]
+    return "\n".join(lines) + "\n" + RAY_DRIVER
+
+
+RAY_DRIVER: Final = """
+import os
+import subprocess
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+
+@ray.remote(num_cpus=0)
+def address():
+    return ray.util.get_node_ip_address()
+
+
+@ray.remote(num_cpus=1, num_gpus=GPUS_PER_NODE, max_retries=0)
+def start(rank, master):
+    environment = {**os.environ, "NODE_RANK": str(rank), "MASTER_ADDR": master}
+    subprocess.run(COMMAND, env=environment, check=True)
+
+
+ray.init()
+bundles = [{"CPU": 1, "GPU": GPUS_PER_NODE}] * NUM_NODES
+group = placement_group(bundles, strategy="STRICT_SPREAD")
+ray.get(group.ready())
+on = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank) for rank in range(NUM_NODES)]
+master = ray.get(address.options(scheduling_strategy=on[0]).remote())
+ray.get([start.options(scheduling_strategy=on[rank]).remote(rank, master) for rank in range(NUM_NODES)])
+"""
+"""Part of the driver that does not depend on the plan. Ray decides the order of the nodes."""
+
+
+def _slurm_script(launch: Started, version: str, torchrun_name: str, minutes: int | None) -> str:
     """Write the batch script that starts the torchrun script once on every node, in node order.
 
     Args:
         launch: the launch to start.
         version: of milpplan.
         torchrun_name: file name of the torchrun script, in the same directory.
+        minutes: limit on the time of the job; None: the partition's.
     """
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", launch.title[0].split(" on ")[0])[:40]
     lines = [
         "#!/usr/bin/env bash",
-        f"#SBATCH --job-name={name}",
+        f"#SBATCH --job-name={_job_name(launch)}",
         f"#SBATCH --nodes={launch.num_nodes}",
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --gpus-per-node={launch.gpus_per_node}",
         "#SBATCH --exclusive",
+        *([] if minutes is None else [f"#SBATCH --time={minutes}"]),
         *header(launch, version),
         "# Submit from the directory of this file; account, partition and time are yours to add.",
         "set -euo pipefail",

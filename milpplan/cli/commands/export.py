@@ -11,6 +11,7 @@ from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say
 from milpplan.cli.plan_checks import check_plan_of_file
 from milpplan.launchers import target_named
+from milpplan.launchers.scripts import JOBS, job_files
 from milpplan.launchers.targets import launch_document, version_of
 from milpplan.reports.documents.claims import result_in
 from milpplan.reports.documents.document import read_plan
@@ -19,6 +20,7 @@ from milpplan.version import __version__
 
 EXAMPLES: Final = (
     ("Scripts for torchrun and Slurm in the directory launch", "plan.json --to megatron -o launch"),
+    ("A job of Kubeflow instead of Slurm", "plan.json --to megatron --job kubeflow -o launch"),
     ("An older release", "plan.json --to torchtitan --target-version 0.2.2 -o launch"),
 )
 
@@ -39,6 +41,13 @@ def export(
             help="Write the script here; into a directory (a name without suffix) all.",
         ),
     ] = None,
+    job: Annotated[
+        str, typer.Option("--job", metavar="|".join(JOBS), help="Scheduler that the job file is for.")
+    ] = "slurm",
+    job_minutes: Annotated[
+        int | None,
+        typer.Option("--job-minutes", metavar="N", min=1, help="Time limit of the job.", show_default="none"),
+    ] = None,
     as_json: o.AsJson = False,
 ) -> ExitCode:
     """Write the files that start a plan with a launcher, checked against the launcher's own rules."""
@@ -50,6 +59,7 @@ def export(
     result_in(plan)
     launch = target.export(problem, decided, version)
     files = target.files(launch, __version__)
+    files |= job_files(job, launch, __version__, files, problem.hardware.name, job_minutes)
     if out is not None:
         _write(files, out)
     if as_json:

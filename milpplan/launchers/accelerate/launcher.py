@@ -33,7 +33,6 @@ from milpplan.launchers.expressible import (
     word,
 )
 from milpplan.launchers.records import Refusal, check_gpus, described, job_of
-from milpplan.launchers.scripts import slurm_script
 from milpplan.launchers.settings import Settings, admitted, check_priced
 from milpplan.problem import Layout, Plan, Problem
 from milpplan.problem.reading import shown
@@ -246,7 +245,7 @@ def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
     )
 
 
-SCRIPT, CONFIG, BATCH_SCRIPT = "accelerate.sh", "accelerate.yaml", "accelerate.sbatch"
+SCRIPT, CONFIG = "accelerate.sh", "accelerate.yaml"
 
 
 class Accelerate:
@@ -286,7 +285,6 @@ class Accelerate:
         return {
             SCRIPT: script(launch, version),
             CONFIG: yaml_text(configuration(launch)),
-            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
         }
 
     def read(self, request: ImportRequest) -> Imported:

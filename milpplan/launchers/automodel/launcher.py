@@ -42,7 +42,7 @@ from milpplan.launchers.expressible import (
     word,
 )
 from milpplan.launchers.records import Refusal, check_gpus, described, job_of
-from milpplan.launchers.scripts import header, slurm_script, torchrun_script
+from milpplan.launchers.scripts import header, torchrun_script
 from milpplan.launchers.settings import Settings, admitted, check_priced, nested
 from milpplan.launchers.shell.launch_text import load_yaml
 from milpplan.problem import Layout, ModelSpec, Plan, Problem, Recompute, Schedule, VirtualStage, validated
@@ -425,7 +425,7 @@ def _other(name: str, value: object, priced: str) -> InvalidInputError:
     )
 
 
-CONFIG, SCRIPT, BATCH_SCRIPT = "automodel.yaml", "automodel.sh", "automodel.sbatch"
+CONFIG, SCRIPT = "automodel.yaml", "automodel.sh"
 FIXED: Mapping[str, Any] = {
     "recipe": "TrainFinetuneRecipeForNextTokenPrediction",
     "step_scheduler.max_steps": 100,
@@ -477,7 +477,6 @@ class AutoModel:
         return {
             CONFIG: "\n".join([*header(launch, version), *_lines(tables, "")]) + "\n",
             SCRIPT: torchrun_script(launch, version, program),
-            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
         }
 
     def read(self, request: ImportRequest) -> Imported:

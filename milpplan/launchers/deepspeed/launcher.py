@@ -61,7 +61,7 @@ from milpplan.launchers.records import (
     check_vocabulary,
     job_of,
 )
-from milpplan.launchers.scripts import header, slurm_script, torchrun_script
+from milpplan.launchers.scripts import header, torchrun_script
 from milpplan.launchers.settings import (
     Known,
     Settings,
@@ -470,7 +470,7 @@ if __name__ == "__main__":
     main(sys.argv[1])
 '''
 CONFIG, TRAINER = "deepspeed.json", "deepspeed_train.py"
-SCRIPT, BATCH_SCRIPT = "deepspeed.sh", "deepspeed.sbatch"
+SCRIPT = "deepspeed.sh"
 TRAINING: dict[str, Any] = {
     "gradient_clipping": 1.0,
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}},
@@ -527,7 +527,6 @@ class DeepSpeed:
             CONFIG: _config(launch, version),
             TRAINER: f"{comment}\n{PROGRAM}",
             SCRIPT: torchrun_script(launch, version, program, before),
-            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
         }
 
     def read(self, request: ImportRequest) -> Imported:

@@ -24,7 +24,7 @@ from milpplan.launchers.megatron.plan import (
     software_of,
 )
 from milpplan.launchers.megatron.rules import MEGATRON, check_environment, check_rules, sizes_of
-from milpplan.launchers.scripts import arguments_script, slurm_script
+from milpplan.launchers.scripts import arguments_script
 from milpplan.launchers.shell import is_mark, readable, unknown_in
 from milpplan.launchers.shell.launch_text import Given, from_script, from_yaml
 from milpplan.launchers.shell.tree import how_to_decide
@@ -375,7 +375,7 @@ TRAINING = (
     ("--distributed-timeout-minutes", "60"),
 )
 """Training arguments that a run needs and a plan does not decide."""
-SCRIPT, BATCH_SCRIPT = "megatron.sh", "megatron.sbatch"
+SCRIPT = "megatron.sh"
 
 
 class Megatron:
@@ -415,7 +415,6 @@ class Megatron:
         """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
         return {
             SCRIPT: torchrun_script(launch, version),
-            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
         }
 
     def read(self, request: ImportRequest) -> Imported:

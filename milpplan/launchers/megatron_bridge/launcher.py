@@ -29,7 +29,7 @@ from milpplan.launchers.megatron.launcher import Megatron, imported_from
 from milpplan.launchers.megatron.plan import check_problem as check_megatron
 from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
 from milpplan.launchers.records import Section
-from milpplan.launchers.scripts import arguments_script, slurm_script
+from milpplan.launchers.scripts import arguments_script
 from milpplan.launchers.settings import Settings, admitted, check_words
 from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
 from milpplan.launchers.shell.launch_text import Given, program_place, world_of
@@ -464,7 +464,7 @@ BRIDGE = Capability(
 )
 
 
-SCRIPT, BATCH_SCRIPT = "megatron-bridge.sh", "megatron-bridge.sbatch"
+SCRIPT = "megatron-bridge.sh"
 RECIPES = {True: "deepseek_v3_pretrain_config", False: "gpt3_175b_pretrain_config"}
 """Recipes whose model classes have latent attention (True) or not (False); all sizes are overridden."""
 WITHOUT_NAME = {
@@ -560,7 +560,7 @@ class MegatronBridge:
 
     def files(self, launch: Launch, version: str) -> dict[str, str]:
         """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
-        return {SCRIPT: _script(launch, version), BATCH_SCRIPT: slurm_script(launch, version, SCRIPT)}
+        return {SCRIPT: _script(launch, version)}
 
     def read(self, request: ImportRequest) -> Imported:
         """Read a recipe's overrides into a problem and a plan."""

@@ -49,7 +49,7 @@ from milpplan.launchers.expressible import (
     whole_nodes,
 )
 from milpplan.launchers.records import Refusal, job_of
-from milpplan.launchers.scripts import header, slurm_script, torchrun_script
+from milpplan.launchers.scripts import header, torchrun_script
 from milpplan.launchers.settings import Settings, admitted, check_priced, nested
 from milpplan.launchers.shell.launch_text import load_yaml
 from milpplan.problem import DenseMlp, GroupedQueryAttention, Layout, ModelSpec, Plan, Problem, validated
@@ -498,7 +498,7 @@ def _check_formats(settings: Settings, layout: Layout) -> None:
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "none"}
-CONFIG, SCRIPT, BATCH_SCRIPT = "nanotron.yaml", "nanotron.sh", "nanotron.sbatch"
+CONFIG, SCRIPT = "nanotron.yaml", "nanotron.sh"
 WHY = {
     "parallelism": "Degrees, the order of work, and recomputation of all layers or of none.",
     "tokens": "Micro-batches, and how many make a step of a replica.",
@@ -589,7 +589,6 @@ class Nanotron:
         return {
             CONFIG: _config(launch, version),
             SCRIPT: torchrun_script(launch, version, program, before),
-            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
         }
 
     def read(self, request: ImportRequest) -> Imported:

@@ -28,7 +28,7 @@ from milpplan.launchers.expressible import (
     whole_nodes,
 )
 from milpplan.launchers.records import Refusal, check_vocabulary, job_of
-from milpplan.launchers.scripts import header, slurm_script, torchrun_script
+from milpplan.launchers.scripts import header, torchrun_script
 from milpplan.launchers.settings import LARGEST, MAX_DEPTH, Settings, admitted, check_priced
 from milpplan.launchers.torchtitan.run import (
     NEWEST,
@@ -373,7 +373,6 @@ DATA = {
 }
 CLASSES = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
 SCRIPT = "torchtitan.sh"
-BATCH_SCRIPT = "torchtitan.sbatch"
 
 
 class Torchtitan:
@@ -429,7 +428,6 @@ class Torchtitan:
         return {
             config: _config(launch, version),
             SCRIPT: torchrun_script(launch, version, program, tuple(before)),
-            BATCH_SCRIPT: slurm_script(launch, version, SCRIPT),
         }
 
     def read(self, request: ImportRequest) -> Imported:
