@@ -7,7 +7,7 @@ import pytest
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 360,
+    "modules": 362,
     "lines": 100_500,
     "files in the largest folder": 13,
     "import circles": 0,

@@ -217,6 +217,8 @@ def test_logs_and_steps_by_hand_lead_to_the_end(directory: Path) -> None:
     assert document["best_step_time_s"] == pytest.approx(min(nominal_steps), rel=1e-3)
     assert "nominal" in document["scenarios_left"]
     assert (done.exit_code == 0) == document["is_proved"]
+    assert tune(directory, "--max-regret", "0.5").exit_code == 0
+    assert state(directory)["max_regret"] == 0.5
     assert "No trial is pending" in refused(tune(directory, "--failed"))
 
 
@@ -261,6 +263,8 @@ def test_an_interrupted_write_loses_nothing(directory: Path, monkeypatch: pytest
 def test_bad_input_is_refused(directory: Path, tmp_path: Path) -> None:
     """A missing directory, two results at once, a state that somebody has cut, an unknown sweep."""
     assert "no MODEL" in refused(tune(tmp_path / "none"))
+    assert "without MODEL" in refused(tune(directory, "--gpus", "64"))
+    assert "has scenarios" in refused(tune(directory, *WORDS[1:], "--scenarios", "any.toml"))
     assert "several results" in refused(tune(directory, "--step-time", "4", "--failed")).lower()
     refused(tune(directory, "--step-time", "-1"))
     refused(tune(tmp_path / "new", *[word.replace("256", "128:256:64") for word in WORDS[1:]]))

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from milpplan.calibration.training_logs import LoggedSteps, logged_steps
+from milpplan.calibration.sources import LoggedRun, steps_of
+from milpplan.calibration.training_logs import LoggedSteps
 from milpplan.calibration.trials import (
     MEASURED_SIGMA,
     TrialScenario,
@@ -50,6 +51,8 @@ EXAMPLES: Final = (
     ("A published sweep as if it were a cluster", "--play nanotron/8.86B/1nodes"),
 )
 STATE: Final = "tune.json"
+MAX_REGRET: Final = 0.02
+"""Default of the proved regret at which the trials stop."""
 STEPS: Final = 10
 """Number of steps of a trial."""
 _STEPS: Final = re.compile(r"((?:train[-_]iters|train_steps|max_steps|training\.steps)\"?[ =:]+)100\b")
@@ -62,7 +65,9 @@ def tune(
     directory: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="Directory of the trials and their state.")
     ] = None,
-    log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Log of the pending trial.")] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="FILE", help="Log or event file of the pending trial.")
+    ] = None,
     step_time: Annotated[
         float | None, typer.Option("--step-time", metavar="S", help="Measured step of the pending trial.")
     ] = None,
@@ -73,8 +78,9 @@ def tune(
         float, typer.Option("--sigma", metavar="SHARE", help="One sigma of the measured step between runs.")
     ] = MEASURED_SIGMA,
     max_regret: Annotated[
-        float, typer.Option("--max-regret", metavar="SHARE", help="Stop at this proved regret.")
-    ] = 0.02,
+        float | None,
+        typer.Option("--max-regret", metavar="SHARE", help="Stop at this proved regret.", show_default="0.02"),
+    ] = None,
     target: o.Target = None,
     gpus: o.Gpus = None,
     global_batch: o.GlobalBatch = None,
@@ -98,11 +104,13 @@ def tune(
     checks.positive(sigma, "--sigma", "share")
     checks.positive(step_time, "--step-time", "number of seconds")
     if played is not None:
-        return _play(played, max_regret)
+        return _play(played, max_regret or MAX_REGRET)
     if directory is None:
         raise checks.missing("--dir", "Expected the directory of the trials.")
     problem = None
-    if model is not None:
+    if model is None:
+        _check_unused(gpus, global_batch, seq_len, target, fix, allow, memory_margin)
+    else:
         name = (target_stack(target, hardware) if stack and hardware else None) or hardware
         job = _job(gpus, global_batch, seq_len, precision, memory_margin)
         problem = _restricted(problem_of(model, name, job, space, fix or [], allow or [], None), target)
@@ -116,7 +124,15 @@ def tune(
             )
         make_directory(directory, "--dir")
         with within_range():
-            state = _started(problem, scenarios, max_regret, time_limit)
+            state = _started(problem, scenarios, time_limit)
+    elif scenarios is not None:
+        raise InvalidInputError(
+            f"--scenarios is given, and {shown(str(directory / STATE))} has scenarios.",
+            "Expected the scenarios that the trials were started with.",
+            "Leave --scenarios out, or give another --dir.",
+        )
+    if max_regret is not None:
+        state = state.model_copy(update={"max_regret": max_regret})
     state = _measured(state, directory, log, step_time, failed, sigma)
     return _answer(_proposed(state, directory), directory, as_json)
 
@@ -139,6 +155,20 @@ def _job(
         "ignore": None,
         "memory_margin": memory_margin,
     }
+
+
+def _check_unused(*values: object) -> None:
+    """Refuse options of the problem without MODEL: the trials have their problem.
+
+    Raises:
+        InvalidInputError: one is given.
+    """
+    if any(values):
+        raise InvalidInputError(
+            "Options of the problem are given without MODEL.",
+            "Expected MODEL and HARDWARE with them, or --dir and the result of the pending trial alone.",
+            "Add MODEL and HARDWARE, or leave --gpus, --global-batch, --target, --fix and the like out.",
+        )
 
 
 def _restricted(problem: Problem, target: str | None) -> Problem:
@@ -172,7 +202,7 @@ def _state(path: Path, problem: Problem | None) -> TuneState | None:
     return state
 
 
-def _started(problem: Problem, path: Path | None, max_regret: float, time_limit: float | None) -> TuneState:
+def _started(problem: Problem, path: Path | None, time_limit: float | None) -> TuneState:
     """Solve the problem in all scenarios, and start the trials."""
     checks.positive(time_limit, "--time-limit", "number of seconds")
     given = None if path is None else load_scenarios(path)
@@ -199,7 +229,7 @@ def _started(problem: Problem, path: Path | None, max_regret: float, time_limit:
         if bound is not None
     ]
     plans = (result.plan, *(entry.best_plan for entry in regret.scenarios))
-    return first_state(problem, entries, plans, max_regret)
+    return first_state(problem, entries, plans, MAX_REGRET)
 
 
 def _measured(
@@ -225,7 +255,8 @@ def _measured(
         return state.with_trial(step_time, sigma, "by hand")
     if log is None:
         return state
-    steps = logged_steps(read_text(log), str(log), state.problem, state.candidates[state.pending].plan)
+    plan = state.candidates[state.pending].plan
+    steps = steps_of(LoggedRun(log, state.problem.space.target or "", state.problem, plan))
     return state.with_trial(steps.step_s, (sigma**2 + (steps.scatter or 0.0) ** 2) ** 0.5, _source(log, steps))
 
 
