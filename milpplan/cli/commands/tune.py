@@ -27,7 +27,7 @@ from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.launchers import target_named
-from milpplan.launchers.targets import restrict, target_stack
+from milpplan.launchers.targets import restrict
 from milpplan.optimize import SolveOptions, solve_robust
 from milpplan.optimize.robust import ROBUST_GAP
 from milpplan.problem import Problem, load_scenarios, parse_json, read_text, validated
@@ -111,9 +111,8 @@ def tune(
     if model is None:
         _check_unused(gpus, global_batch, seq_len, target, fix, allow, memory_margin)
     else:
-        name = (target_stack(target, hardware) if stack and hardware else None) or hardware
         job = _job(gpus, global_batch, seq_len, precision, memory_margin)
-        problem = _restricted(problem_of(model, name, job, space, fix or [], allow or [], None), target)
+        problem = _restricted(problem_of(model, hardware, job, space, fix or [], allow or [], None), target, stack)
     state = _state(directory / STATE, problem)
     if state is None:
         if problem is None:
@@ -171,7 +170,7 @@ def _check_unused(*values: object) -> None:
         )
 
 
-def _restricted(problem: Problem, target: str | None) -> Problem:
+def _restricted(problem: Problem, target: str | None, stack: bool) -> Problem:
     """Restrict a problem to what its launcher can run; its number of GPUs and its batch must be fixed."""
     if target is None:
         raise checks.missing("--target", "Expected the launcher that runs the trials.")
@@ -181,7 +180,7 @@ def _restricted(problem: Problem, target: str | None) -> Problem:
             "Expected one number of GPUs and one batch: trials are compared by their steps.",
             "Give one value of each.",
         )
-    return restrict(problem, target)
+    return restrict(problem, target, stack=stack)
 
 
 def _state(path: Path, problem: Problem | None) -> TuneState | None:
