@@ -55,7 +55,7 @@ MAX_REGRET: Final = 0.02
 """Default of the proved regret at which the trials stop."""
 STEPS: Final = 10
 """Number of steps of a trial."""
-_STEPS: Final = re.compile(r"((?:train[-_]iters|train_steps|max_steps|training\.steps)\"?[ =:]+)100\b")
+_STEPS: Final = re.compile(r"(\b(?:train[-_]iters|train_steps|max_steps|steps)\"?[ =:]+)100\b")
 """Number of steps in a launch file, with its name."""
 
 
