@@ -150,6 +150,7 @@ ALLOWED = {
         "milpplan.explain.hardware_choice",
         "milpplan.explain.judge.records",
         "milpplan.calibration.error_bars",
+        "milpplan.calibration.trials",
         "milpplan.validation.evidence",
         "milpplan.version",
         "milpplan.reports",

@@ -39,7 +39,7 @@ def test_commands_are_tools_that_only_read() -> None:
 
     tools = {tool.name: tool for tool in talk(words)}
     commands = {name for names in COMMANDS.values() for name in names}
-    assert commands - tools.keys() == {"init", "mcp", "sweep", "report", "calibrate", "profile"}
+    assert commands - tools.keys() == {"init", "mcp", "sweep", "report", "calibrate", "tune", "profile"}
     for name, tool in tools.items():
         assert tool.annotations.read_only_hint
         assert tool.description == load_command(name).help

@@ -21,5 +21,6 @@ if TYPE_CHECKING:
     from milpplan.calibration.measured import Observation, StepPredictor, observations
     from milpplan.calibration.profiler_traces import read_trace
     from milpplan.calibration.sources import write_overlay
+    from milpplan.calibration.trials import Trial, TrialModel, best_trial
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -247,6 +247,17 @@ class LoggedRun:
     plan: Plan
 
 
+def steps_of(run: LoggedRun) -> LoggedSteps:
+    """Read the steps of a run from its log or its event file.
+
+    Raises:
+        InvalidInputError: the log cannot be read, has no step of its run, or prints other degrees.
+    """
+    if is_event_file(run.log):
+        return event_steps(run.log, run.plan)
+    return logged_steps(read_text(run.log), str(run.log), run.problem, run.plan)
+
+
 def calibrated_from_logs(
     runs: Sequence[LoggedRun],
     hardware: str,
@@ -271,10 +282,7 @@ def calibrated_from_logs(
     words = checked_words(hardware, out, name or _name(runs[0].log, hardware))
     measured, notes, scatter, peaks = [], [], 0.0, []
     for run in runs:
-        if is_event_file(run.log):
-            steps = event_steps(run.log, run.plan)
-        else:
-            steps = logged_steps(read_text(run.log), str(run.log), run.problem, run.plan)
+        steps = steps_of(run)
         report = simulate(run.problem, run.plan)
         notes += _log_notes(steps, run, report)
         if "allocated" in steps.peak_bytes:

@@ -101,6 +101,19 @@ _MEMORY: Final = (
     ("allocated", re.compile(rf"\bMaxMemAllocated={_NUMBER}GB"), GIB),
 )
 
+_MEGATRON_DEGREES: Final = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "micro_batch_size": "micro_batch_size",
+    "world_size": "num_gpus",
+}
+"""Fields of a layout by the names in Megatron's list of arguments (``_print_args`` of its arguments.py)."""
+_MEGATRON_ARGUMENT: Final = re.compile(rf"(?<![\w-])({'|'.join(_MEGATRON_DEGREES)}) \.{{3,}} (\d+)\b")
+_TORCHTITAN_MESH: Final = re.compile(r"\bdevice mesh with parallelism: ((?:\w+=\d+(?:, )?)+)")
+_TORCHTITAN_DEGREES: Final = ("tp", "pp", "cp", "ep")
+
 
 def program_of(text: str) -> str | None:
     """Return the program that wrote a log; None for other texts."""
@@ -121,9 +134,11 @@ def logged_steps(text: str, source: str, problem: Problem, plan: Plan) -> Logged
         Steps after the warm-up, and peaks of memory.
 
     Raises:
-        InvalidInputError: no line of a known program, or every line has another global batch.
+        InvalidInputError: no line of a known program, every line has another global batch, or the program prints
+            other degrees.
     """
     plain = _ESCAPES.sub("", text)
+    _check_degrees(plain, source, plan)
     form = next((form for form in _FORMATS if form.pattern.search(plain)), None)
     if form is None:
         raise InvalidInputError(
@@ -150,6 +165,25 @@ def logged_steps(text: str, source: str, problem: Problem, plan: Plan) -> Logged
         )
     first = 0 if form.program == TRAINER else num_warm_up(steps)
     return LoggedSteps(form.program, tuple(steps[first:]), first, _peaks(plain))
+
+
+def _check_degrees(text: str, source: str, plan: Plan) -> None:
+    """Compare the degrees that Megatron-LM and torchtitan print at the start with the plan's.
+
+    Raises:
+        InvalidInputError: a degree differs.
+    """
+    printed = {_MEGATRON_DEGREES[name]: int(value) for name, value in _MEGATRON_ARGUMENT.findall(text)}
+    for mesh in _TORCHTITAN_MESH.findall(text):
+        pairs = dict(pair.split("=") for pair in mesh.split(", ") if pair)
+        printed |= {name: int(pairs[name]) for name in _TORCHTITAN_DEGREES if name in pairs}
+    expected = {name: getattr(plan.layout, name) for name in printed}
+    if others := [name for name in printed if printed[name] != expected[name]]:
+        raise InvalidInputError(
+            f"{source} prints {', '.join(f'{name} {printed[name]}' for name in others)}.",
+            f"Expected the log of a run with {', '.join(f'{name} {expected[name]}' for name in others)}.",
+            "Give the log of this layout.",
+        )
 
 
 def _value(text: str) -> float:

@@ -74,6 +74,10 @@ COMMANDS: Final = {
         "calibrate": (
             "Fit constants of hardware and software to your own measurements, as an overlay on a description."
         ),
+        "tune": (
+            "Choose trial runs one after another: propose a plan with its launch files, take its log, drop the "
+            "scenarios that it refutes, and stop when the regret of the best measured plan is proved small."
+        ),
         "profile": (
             "Measure this machine's GPUs, as an overlay on a description (needs PyTorch: milpplan[profile])."
         ),

@@ -200,15 +200,16 @@ class FastestPlan:
 class ScenarioRegret:
     """A robust plan in one scenario, in seconds of its step.
 
-    ``scenario``: None for the nominal one. ``best_s``: step of the best plan found there. ``lower_bound_s``:
-    proved for all plans; None where nothing is proved. With other batches or numbers of accelerators, both stand
-    for a step of equal objective on the plan's. ``nominal_lost_fraction``: loss of the best nominal plan to the
-    best plan found here.
+    ``scenario``: None for the nominal one. ``best_s``: step of ``best_plan``, the best plan found there.
+    ``lower_bound_s``: proved for all plans; None where nothing is proved. With other batches or numbers of
+    accelerators, both stand for a step of equal objective on the plan's. ``nominal_lost_fraction``: loss of the
+    best nominal plan to the best plan found here.
     """
 
     name: str
     scenario: Scenario | None
     step_time_s: float
+    best_plan: Plan
     best_s: float
     lower_bound_s: float | None
     nominal_lost_fraction: float

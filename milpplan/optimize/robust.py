@@ -260,7 +260,11 @@ class _RobustSolve:
 
     def _best(self, name: str) -> float:
         """Return the best objective of all known plans in a scenario."""
-        return min(self._value(name, plan) for plan in self.plans)
+        return self._value(name, self._best_plan(name))
+
+    def _best_plan(self, name: str) -> Plan:
+        """Return the best of all known plans in a scenario."""
+        return min(self.plans, key=lambda plan: self._value(name, plan))
 
     def _regret(self, plan: Plan, at_least: float | None) -> Regret:
         """Compare a plan with the best plans found and the bounds proved in all scenarios, if they were solved.
@@ -283,6 +287,7 @@ class _RobustSolve:
                     name=name,
                     scenario=self.scenarios.get(name),
                     step_time_s=value * to_s,
+                    best_plan=self._best_plan(name),
                     best_s=best * to_s,
                     lower_bound_s=None if bound is None else min(bound, best) * to_s,
                     nominal_lost_fraction=lost,

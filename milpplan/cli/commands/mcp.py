@@ -30,7 +30,7 @@ EXAMPLES: Final = (
 )
 LEFT_OUT: Final = ("init", "mcp")
 """Commands that are no tools: one asks questions, one is this command."""
-WRITERS: Final = ("sweep", "report", "calibrate", "profile")
+WRITERS: Final = ("sweep", "report", "calibrate", "tune", "profile")
 """Commands that write files even where no parameter asks for it."""
 WRITING: Final = (*WRITTEN, "programs", "job")
 """Parameters that make a command write; a job file may name outputs."""
