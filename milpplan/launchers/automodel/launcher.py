@@ -373,7 +373,8 @@ def imported(request: ImportRequest) -> Imported:
     """
     spec = described(request.model, request.vocab_size, request.source)
     schema = known_settings("automodel_keys.json", AUTOMODEL.versions[0])
-    said = {name: _translated(value) for name, value in flat(load_yaml(request.text, request.source)).items()}
+    stated = flat(load_yaml(request.text, request.source)) | dict(request.given)
+    said = {name: _translated(value) for name, value in stated.items()}
     settings, left_out = admitted(said, schema, request.ignored, "NeMo AutoModel", QUIET)
     notes = _looked_at(settings)
     length = settings.size("dataset.seq_len")

@@ -426,7 +426,7 @@ def imported(request: ImportRequest) -> Imported:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
         IllegalPlanError: nanotron would refuse the configuration.
     """
-    said = flat(load_yaml(request.text, request.source))
+    said = flat(load_yaml(request.text, request.source)) | dict(request.given)
     if said.get("model.model_config.vocab_size") == -1 and request.vocab_size:
         said["model.model_config.vocab_size"] = request.vocab_size
     settings, left_out = admitted(said, known(), request.ignored, "nanotron", QUIET)
