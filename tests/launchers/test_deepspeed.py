@@ -208,6 +208,14 @@ def test_auto_is_filled_in_by_the_caller() -> None:
             read(TEMPLATE, **more | {"given": {key: value for key, value in NUMBERS.items() if key != name}})
 
 
+def test_fp16_is_told_to_be_priced_as_bf16() -> None:
+    """Its bytes are the same; both together are refused, as DeepSpeed refuses them."""
+    more: dict[str, Any] = {"num_gpus": 8, "model": shipped_model("llama3-8b")}
+    found = read(FOREIGN | {"bf16": {"enabled": False}, "fp16": {"enabled": True, "loss_scale": 0}}, **more)
+    assert found.plan == read(FOREIGN, **more).plan
+    assert any(note.startswith("fp16 is priced as bf16") for note in found.notes)
+
+
 def test_zero_3_has_settings_with_and_without_its_prefix() -> None:
     """DeepSpeed takes either name, and both are the same setting."""
     more: dict[str, Any] = {"num_gpus": 8, "model": shipped_model("llama3-8b")}

@@ -146,7 +146,7 @@ def read_files(text: str, source: str) -> Read:
         InvalidInputError: the text is neither, or only a running shell has its values.
     """
     if source.lower().endswith((".yaml", ".yml")):
-        return Read(named(flat(load_yaml(text, source))), None)
+        return Read(named(flat(load_yaml(text, source, "accelerate"))), None)
     started = {launched for c in script_commands(text, source) if (launched := _launched(c.words)) is not None}
     if len(started) != 1:
         raise InvalidInputError(
@@ -158,7 +158,7 @@ def read_files(text: str, source: str) -> Read:
     launch = _flags_of(
         before, {**known_settings(KEYS, "launch"), **_unprefixed(known_settings(KEYS, "config"))}, source
     )
-    values = named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source)))
+    values = named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source, "accelerate")))
     values |= named(launch, flags=True)
     trainer = _flags_of(after, known_settings(KEYS, "trainer"), source)
     return Read(values | {f"{FLAG}{name}": value for name, value in trainer.items()}, program)

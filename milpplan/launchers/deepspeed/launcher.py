@@ -95,7 +95,7 @@ QUIET: Mapping[str, str] = {
     r"zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|use_data_before_expert_parallelism|"
     r"seq_parallel_communication_data_type": "acts with other optimizers, experts, cut sequences: refused",
     r"(bf16|fp16)\.(?!enabled$|bf16_|fp16_|check_grad|immediate).*|amp\.opt_level": (
-        "scales of the loss, which bf16 does not use; fp16 and amp are refused"
+        "scales of the loss; amp is refused"
     ),
     r"comms_logger\.(?!enabled$).*|timers\..*": "acts with comms_logger and timers, which are refused",
     r"activation_checkpointing\.(profile|number_checkpoints|synchronize_checkpoint_boundary)": (
@@ -360,7 +360,7 @@ def imported_settings(values: Mapping[str, Any], request: ImportRequest) -> Impo
     if settings.get("milpplan.world_size") is not None:
         world = settings.degree("milpplan.world_size")
         check_gpus(request.num_gpus, world, f"{request.source} (milpplan.world_size)")
-    _check_formats(settings)
+    notes += _formats(settings)
     grad_dtype = grad_dtype_of(settings)
     layout = layout_of(settings, world)
     stage, overlap = sharding_of(settings)
@@ -462,16 +462,23 @@ def _own(settings: Settings, name: str, otherwise: Any, notes: list[str]) -> Any
     return value
 
 
-def _check_formats(settings: Settings) -> None:
-    """Check for bf16 with AdamW.
+def _formats(settings: Settings) -> list[str]:
+    """Check for a 16-bit format with AdamW, with notes for the user.
 
     Raises:
         InvalidInputError: the number format or the optimizer differs.
     """
-    if not settings.switch("bf16.enabled"):
+    half, notes = settings.switch("bf16.enabled"), []
+    if not half and settings.switch("fp16.enabled"):
+        half = True
+        notes.append("fp16 is priced as bf16: its weights, gradients and messages have the same bytes.")
+    elif half:
+        # Both are refused by DeepSpeed, and by check_priced.
+        settings.looked_at.discard("fp16.enabled")
+    if not half:
         raise InvalidInputError(
-            "bf16.enabled is not true.",
-            "Expected bf16: other formats are not priced.",
+            "Neither bf16.enabled nor fp16.enabled is true.",
+            "Expected one of them: other formats are not priced.",
             "Enable bf16 to compare it as such a run.",
         )
     optimizer = settings.get("optimizer.type")
@@ -481,6 +488,7 @@ def _check_formats(settings: Settings) -> None:
             "Expected Adam or AdamW, whose states and update are priced.",
             "Use AdamW to compare it as such a run.",
         )
+    return notes
 
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
