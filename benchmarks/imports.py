@@ -2,7 +2,7 @@
 
     python -m benchmarks.imports CLONES [--out benchmarks/results/imports.md]
 
-CLONES holds a git clone of every repository of ``data/published_launches.json`` as OWNER/NAME; the files themselves
+CLONES holds git clones of the repositories of ``data/published_launches.json`` as OWNER/NAME; the files themselves
 are not part of this project. Every file is imported at the commit of the list, beside the other files of its
 folder, with the options of the list: they say what the file leaves to its trainer, such as batches and lengths.
 The list also has the judgement of every refusal, which a person made: ``unpriced`` (a key or a model that no plan
