@@ -218,3 +218,30 @@ def test_job_files_that_are_refused(plan_path: Path, tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "launch").iterdir()] == ["megatron.sh"]
     refused(run(*words, "--job", "torchrun", "--job-minutes", "5"), "Leave --job-minutes out")
     refused(run(*words, "--job", "pbs"), "Expected one of slurm")
+
+
+def test_a_template_and_the_numbers_of_its_trainer(tmp_path: Path) -> None:
+    """--micro-batch, --accumulation and --seq-len state what a template leaves out, and --set any setting; where
+    a launcher's files say them, and for words of no script, the options are refused."""
+    template = tmp_path / "ds.json"
+    template.write_text(json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}))
+    words = ["import", str(template), "--from", "deepspeed", "--hardware", "dgx-h100", "--model", "llama3-8b"]
+    numbers = ["--gpus", "8", "--micro-batch", "2", "--accumulation", "4", "--seq-len", "4096", "--json"]
+    result = run(*words, *numbers, "--set", "bf16.enabled=true")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["plan"]["layout"]["global_batch_size"] == 64
+    assert found["problem"]["job"]["sequence_length"] == 4096
+    for more, word in (
+        ([], "--set bf16.enabled=VALUE"),
+        (["--set", "bf16.enabled"], "Expected NAME=VALUE"),
+        (["--set", "bf16.enabled=true", "--args", "x"], "--args is given"),
+        (["--set", "bf16.enabled=yes"], "bf16.enabled is 'yes'"),
+    ):
+        refused = run(*words, *numbers, *more)
+        assert refused.exit_code == 2
+        assert word in refused.stderr
+    script = tmp_path / "run.sh"
+    script.write_text("python pretrain_gpt.py --num-layers 2\n")
+    refused = run("import", str(script), "--from", "megatron", "--hardware", "dgx-h100", "--seq-len", "4096")
+    assert "--seq-len is given, and files of Megatron-LM say it" in refused.stderr

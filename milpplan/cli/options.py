@@ -437,7 +437,9 @@ ShowProgress = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Variable of the script, as make takes it. Repeatable."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Variable of the script, or setting of the configuration. Repeatable."
+    ),
 ]
 Arguments = Annotated[
     str | None,

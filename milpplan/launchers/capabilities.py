@@ -73,6 +73,8 @@ class Capability:
     more_limits: Callable[[Problem], Mapping[str, Limit]] = _no_limits
     program: Mapping[str, object] = field(default_factory=dict)
     """Fields of ``Software`` by which the program that an export starts keeps other bytes than the hardware's."""
+    batch_settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings that ``--micro-batch``, ``--accumulation`` and ``--seq-len`` state where files leave them out."""
     complete: bool = False
     """True if limits and rules cover every refusal of an export, so that a space can be restricted to them."""
 

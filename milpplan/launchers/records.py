@@ -4,7 +4,7 @@ and the request to import a file with the checks that all readers share."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from milpplan.errors import InvalidInputError
@@ -111,6 +111,8 @@ class ImportRequest:
     """Vocabulary, where only a tokenizer knows it."""
     ignored: Collection[str] = ()
     """Keys whose effect on the cost the caller ignores."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a configuration file that the caller states, by name; they win over the file's."""
 
 
 def described(model: ModelSpec | None, vocab_size: int | None, source: str) -> ModelSpec:

@@ -57,6 +57,75 @@ def test_fsdp_without_a_parallelism_config_shards_over_all_processes() -> None:
         read(script(configuration=YAML + sizes.replace("8", "4")))
 
 
+NUMBERS = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "block_size": 8192}
+
+
+def read_yaml(configuration: str, given: dict[str, Any]) -> Imported:
+    """Import a YAML alone, with numbers of the trainer."""
+    model, hardware = shipped_model("llama3-8b"), shipped_hardware("dgx-h100")
+    return imported(ImportRequest(configuration, "fsdp.yaml", hardware, model=model, given=given))
+
+
+def test_a_yaml_alone_takes_the_numbers_of_the_trainer() -> None:
+    """Without them the message asks for the options that state them; they win over a script's flags."""
+    assert read_yaml(YAML, NUMBERS).plan == read(script()).plan
+    with pytest.raises(InvalidInputError, match="--micro-batch, --accumulation and --seq-len"):
+        read_yaml(YAML, {})
+    assert read(script(), given={"gradient_accumulation_steps": 2}).plan.layout.global_batch_size == 16
+
+
+FSDP1 = """distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch: BACKWARD_PRE
+  fsdp_sharding_strategy: FULL_SHARD
+mixed_precision: bf16
+num_processes: 8
+"""
+
+
+def test_fsdp_1_shards_by_its_strategy() -> None:
+    """FULL_SHARD is ZeRO 3 and SHARD_GRAD_OP ZeRO 2, also under the newer name; others are refused by name."""
+    assert read_yaml(FSDP1, NUMBERS).plan.layout.zero_stage == 3
+    two = FSDP1.replace("FULL_SHARD", "SHARD_GRAD_OP")
+    single = NUMBERS | {"gradient_accumulation_steps": 1}
+    assert read_yaml(two, single).plan.layout.zero_stage == 2
+    renamed = two.replace("fsdp_sharding_strategy", "fsdp_reshard_after_forward")
+    assert read_yaml(renamed, single).plan.layout.zero_stage == 2
+    for old, new in (("FULL_SHARD", "HYBRID_SHARD"), ("FULL_SHARD", "true"), ("BACKWARD_PRE", "BACKWARD_POST")):
+        with pytest.raises(InvalidInputError, match="fsdp_config"):
+            read_yaml(FSDP1.replace(old, new), NUMBERS)
+
+
+UNDER = """distributed_type: DEEPSPEED
+deepspeed_config:
+  deepspeed_multinode_launcher: standard
+  gradient_accumulation_steps: 4
+  offload_optimizer_device: none
+  zero3_init_flag: true
+  zero_stage: 3
+mixed_precision: bf16
+num_processes: 8
+"""
+
+
+def test_deepspeed_under_accelerate_is_a_run_of_deepspeed() -> None:
+    """The section gives the stage and the accumulation; offloading, a file elsewhere and a contradiction do not
+    pass."""
+    numbers = {name: value for name, value in NUMBERS.items() if name != "gradient_accumulation_steps"}
+    layout = read_yaml(UNDER, numbers).plan.layout
+    assert (layout.dp, layout.zero_stage, layout.global_batch_size) == (8, 3, 32)
+    for old, new, word in (
+        ("_device: none", "_device: cpu", "offload_optimizer"),
+        ("zero_stage: 3", "deepspeed_config_file: ds.json", "deepspeed_config_file"),
+        ("mixed_precision: bf16", "mixed_precision: fp16", "mixed_precision"),
+    ):
+        with pytest.raises(InvalidInputError, match=word):
+            read_yaml(UNDER.replace(old, new), numbers)
+    with pytest.raises(InvalidInputError, match="trainer has another number"):
+        read(script(COMMAND.replace("_steps 4", "_steps 8"), UNDER))
+
+
 def test_every_flag_of_lora_is_refused_by_name() -> None:
     """LoRA, quantised weights and another length change the cost: all are named, all can be ignored, and the
     answer says which were."""
@@ -223,7 +292,7 @@ def test_the_configuration_is_that_of_the_command() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
-        ("fsdp_version: 2", "fsdp_version: 1", "fsdp_version"),
+        ("fsdp_version: 2", "fsdp_version: 1", "sharding_strategy"),
         ("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "", "auto_wrap_policy"),
         ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "auto_wrap_policy"),
         ("num_processes: 8\n", "", "num_processes"),
@@ -231,7 +300,7 @@ def test_the_configuration_is_that_of_the_command() -> None:
         ("mixed_precision: bf16", "mixed_precision: null", "mixed_precision"),
         ("mixed_precision: bf16", "mixed_precision: bf16\ndynamo_config:\n  dynamo_backend: INDUCTOR", "dynamo"),
         ("mixed_precision: bf16", "mixed_precision: bf16\nfp8_config:\n  backend: TE", "fp8_config"),
-        ("FSDP\n", "DEEPSPEED\n", "distributed_type"),
+        ("FSDP\n", "MEGATRON_LM\n", "distributed_type"),
         ("offload_params: false", "offload_params: true", "offload_params"),
         ("fsdp_version: 2", "fsdp_version: 2\n  fsdp_no_such: 1", "no_such"),
         ("fsdp_version: 2", "fsdp_version: 2\n  no_such: 1", "no_such"),

@@ -177,16 +177,63 @@ def test_somebody_elses_file_is_read() -> None:
     assert read(same, model=shipped_model("llama3-8b")).plan == found.plan
 
 
+TEMPLATE: dict[str, Any] = {
+    "_comment": "for any trainer",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    "zero_optimization": {"stage": 2, "overlap_comm": False, "round_robin_gradients": True},
+}
+"""A file of a trainer that fills ``auto`` in from its flags."""
+NUMBERS = {
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "milpplan.sequence_length": 8192,
+    "bf16.enabled": True,
+}  # fmt: skip
+
+
+def test_auto_is_filled_in_by_the_caller() -> None:
+    """Four numbers of the trainer's flags make a template a run; other autos cost nothing."""
+    more: dict[str, Any] = {"num_gpus": 8, "model": shipped_model("llama3-8b"), "given": NUMBERS}
+    found = read(TEMPLATE, **more)
+    assert (found.plan.layout.global_batch_size, found.plan.layout.zero_stage) == (64, 2)
+    assert any("overlap_comm is false" in note for note in found.notes)
+    with pytest.raises(InvalidInputError, match="train_batch_size 60"):
+        read(TEMPLATE | {"train_batch_size": 60}, **more)
+    for name in ("train_micro_batch_size_per_gpu", "bf16.enabled"):
+        with pytest.raises(InvalidInputError, match=name):
+            read(TEMPLATE, **more | {"given": {key: value for key, value in NUMBERS.items() if key != name}})
+
+
+def test_fp16_is_told_to_be_priced_as_bf16() -> None:
+    """Its bytes are the same; both together are refused, as DeepSpeed refuses them."""
+    more: dict[str, Any] = {"num_gpus": 8, "model": shipped_model("llama3-8b")}
+    found = read(FOREIGN | {"bf16": {"enabled": False}, "fp16": {"enabled": True, "loss_scale": 0}}, **more)
+    assert found.plan == read(FOREIGN, **more).plan
+    assert any(note.startswith("fp16 is priced as bf16") for note in found.notes)
+
+
+def test_zero_3_has_settings_with_and_without_its_prefix() -> None:
+    """DeepSpeed takes either name, and both are the same setting."""
+    more: dict[str, Any] = {"num_gpus": 8, "model": shipped_model("llama3-8b")}
+    short = {"stage": 3, "max_live_parameters": 0, "gather_16bit_weights_on_model_save": True}
+    found = read(FOREIGN | {"zero_optimization": short}, **more)
+    assert found.plan == read(FOREIGN, **more).plan
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
         ({"train_batch_size": 65}, "65 is not 4"),
-        ({"train_batch_size": "auto"}, "auto"),
+        ({"bf16": {"enabled": "auto"}}, "bf16.enabled is auto"),
+        ({"gradient_accumulation_steps": "auto"}, "--accumulation"),
         ({"train_micro_batch_size_per_gpu": 0}, "above zero"),
         ({"bf16": {"enabled": False}}, "bf16"),
-        ({"fp16": {"enabled": True}}, "fp16.enabled"),
         ({"zero_optimization": {"stage": 4}}, "0, 1, 2 or 3"),
-        ({"zero_optimization": {"stage": 2}}, "without overlap_comm"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled"),
         ({"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0}}, "gathers no weights ahead"),
         ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}, "offload_optimizer"),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_hpz_partition_size"),
@@ -195,13 +242,13 @@ def test_somebody_elses_file_is_read() -> None:
         ({"data_types": {"grad_accum_dtype": "fp32"}}, "kept in 'fp32'"),
         ({"optimizer": {"type": "OneBitAdam"}}, "OneBitAdam"),
         ({"milpplan": 3}, "milpplan"),
-        ({"milpplan": {}}, "does not say milpplan.sequence_length"),
+        ({"milpplan": {}}, "--seq-len"),
         ({"milpplan": {"sequence_length": "long"}}, "sequence_length"),
         ({"milpplan": {"sequence_length": 8192, "world_size": "8"}}, "world_size"),
         ({"milpplan": {"sequence_length": 8192, "world_size": 16}}, "world_size. starts 16 processes"),
         ({"milpplan": {"sequence_length": 8192, "attn_implementation": "magic"}}, "magic"),
         ({"milpplan": {"sequence_length": 8192, "model": {"model_type": "llama"}}}, "num_attention_heads"),
-        ({"train_micro_batch_size_per_gpu": None}, "does not say train_micro_batch_size_per_gpu"),
+        ({"train_micro_batch_size_per_gpu": None}, "--micro-batch"),
         ({"comms_logger": {"enabled": True}}, "comms_logger.enabled"),
         ({"curriculum_learning": {"enabled": True}}, "curriculum_learning.enabled"),
         ({"compression_training": {"layer_reduction": {"enabled": True}}}, "compression_training"),

@@ -70,6 +70,57 @@ def test_a_yaml_says_the_same_as_the_script() -> None:
     assert found.problem == script.problem
 
 
+def test_flagscale_sorts_the_arguments_into_tables() -> None:
+    """Last names are arguments, whatever their table; tokenizers of its own and interpolations of what costs
+    nothing are left; the width of a gated block follows from a multiple, by the formula of its parser."""
+    flags = SCRIPT.split('"')[1].replace("$TP", "4").replace("$PP", "2").split("--")[1:]
+    lines = []
+    for flag in flags:
+        name, _, value = flag.strip().partition(" ")
+        lines.append(f"    {name.replace('-', '_')}: {value or 'true'}")
+    half = len(lines) // 2
+    tables = ["system:", "  parallel:", *lines[:half], "  logging:", "    save_interval: ${experiment.steps}"]
+    tables += [
+        "model:",
+        "  optimizer:",
+        *lines[half:],
+        "data:",
+        "  tokenizer:",
+        "    tokenizer_type: SomeTokenizerFS",
+    ]
+    text = "\n".join(tables)
+    found = read(text, "8b.yaml", num_gpus=64)
+    assert (found.plan, found.problem) == (read().plan, read().problem)
+    wide = text.replace("    ffn_hidden_size: 14336", "    multiple_of: 1024\n    hidden_dim_multiplier: 1.3")
+    assert read(wide, "8b.yaml", num_gpus=64).problem.model == read().problem.model
+    with pytest.raises(InvalidInputError, match="hidden-dim-multiplier"):
+        read(wide.replace("    multiple_of: 1024\n", ""), "8b.yaml", num_gpus=64)
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "way"),
+    [
+        ("work_group: a\nworkspace: b\nmodules: {}", "Primus", "is not read"),
+        ("pipe-parallel-size: 1\nnum-layers: 12", "GPT-NeoX", "is not read"),
+        ("stage: sft\nfinetuning_type: full", "LLaMA-Factory", "is not read"),
+        ("base_model: a\ndatasets: []", "axolotl", "is not read"),
+        ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP", "Accelerate", "--from accelerate"),
+        ("step_scheduler: {}\nmodel: {}", "NeMo AutoModel", "--from automodel"),
+        ("parallelism: {}\ntokens: {}", "nanotron", "--from nanotron"),
+    ],
+)
+def test_a_yaml_of_another_program_is_named(text: str, program: str, way: str) -> None:
+    """Its keys are no arguments: the message says whose they are, and who reads them if anybody does."""
+    with pytest.raises(InvalidInputError, match=f"is a configuration of {program}") as caught:
+        read(text, "x.yaml")
+    assert way in caught.value.do
+
+
+def test_a_command_that_is_printed_is_not_started() -> None:
+    """Scripts show their command before they start it."""
+    assert read(SCRIPT.replace("torchrun", "echo pretrain_gpt.py --bf16 --fp16\ntorchrun")).plan == read().plan
+
+
 @pytest.mark.parametrize(
     ("flag", "layers"),
     [

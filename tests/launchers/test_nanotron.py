@@ -261,3 +261,13 @@ def test_no_default_stands_in_for_a_size(name: str) -> None:
 def test_scalars_are_yaml(value: object) -> None:
     """Every value is read back as it is by a parser of YAML 1.1."""
     assert yaml.safe_load(f"x: {scalar(value)}")["x"] == value
+
+
+def test_older_names_of_what_costs_nothing_are_read() -> None:
+    """Before the factory of optimizers its numbers stood beside it, and before stages of data there was one."""
+    problem, plan = llama()
+    files, _ = round_trip(problem, plan)
+    old = "data:\n  seed: 1\n  dataset:\n    text_column_name: text\n"
+    text = files["nanotron.yaml"].replace("optimizer:\n", "optimizer:\n  adam_beta1: 0.9\n", 1) + old
+    found = imported(ImportRequest(text, "x.yaml", problem.hardware, model=problem.model))
+    assert found.plan == plan

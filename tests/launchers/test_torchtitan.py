@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import tomllib
 from dataclasses import replace
@@ -403,3 +404,26 @@ def test_defaults_are_those_of_the_releases() -> None:
     assert known(V030)["parallelism.enable_sequence_parallel"] == (True,)
     assert known(NEWEST)["training.num_tokens_per_microbatch_per_dp_rank"] == (16384,)
     assert all(len(known(version)) > 100 for version in VERSIONS)
+
+
+def test_a_registry_is_read_by_the_name_of_a_function(tmp_path: Path) -> None:
+    """--config names one of its functions, and ``from .`` is the folder that the file lies in."""
+    problem, plan = qwen_sharded()
+    files, _ = round_trip(problem, plan, NEWEST)
+    text = files["torchtitan_plan.py"]
+    registry = re.sub(r"from torchtitan\.models\.\w+ import model_registry", "from . import model_registry", text)
+    other = registry[registry.index("def plan()") :].replace("def plan()", "def other()")
+    source = str(tmp_path / "qwen3" / "config_registry.py")
+
+    def read_function(given: dict[str, object], where: str = source) -> object:
+        request = ImportRequest(f"{registry}\n\n{other}", where, problem.hardware, given=given)
+        return TORCHTITAN.read(request).plan
+
+    assert read_function({"config": "plan"}) == plan
+    for given, word in (({}, "2 functions"), ({"config": "third"}, "0 functions named 'third'")):
+        with pytest.raises(InvalidInputError, match=word):
+            read_function(given)
+    with pytest.raises(InvalidInputError, match="sizes are not known"):
+        read_function({"config": "plan"}, "elsewhere/config_registry.py")
+    with pytest.raises(InvalidInputError, match="not known here"):
+        read_function({"config": "plan", "training.no_such": 1})

@@ -126,8 +126,8 @@ def _logged_runs(
         )
     target, runs = target_named(launcher, "--from"), []
     for script, log in zip(sources[::2], sources[1::2], strict=True):
-        text, name = launcher_text(script, settings, arguments)
-        imported = target.read(replace(asked, text=text, source=name))
+        text, name, given = launcher_text(script, settings, arguments)
+        imported = target.read(replace(asked, text=text, source=name, given=given))
         check_plan_of_file(imported.problem, imported.plan)
         for note in imported.notes:
             say(f"{script.name}: {note}")

@@ -294,8 +294,8 @@ class _Launches:
     def read(self, path: Path) -> Case:
         """Read the plan of a file."""
         options = (self.source.gpus, self.model, self.source.vocab_size, list(self.source.ignore))
-        text, name = launcher_text(path, self.source.settings, self.source.arguments)
-        imported = self.target.read(ImportRequest(text, name, self.hardware, *options))
+        text, name, given = launcher_text(path, self.source.settings, self.source.arguments)
+        imported = self.target.read(ImportRequest(text, name, self.hardware, *options, given))
         return Case(
             imported.problem, imported.plan, imported.unknown_flags, imported.ignored_flags, imported.notes
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from milpplan.cli import options as o
-from milpplan.cli.launcher_text import launcher_text
+from milpplan.cli.launcher_text import batch_settings, launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.launchers import Imported, ImportRequest, target_named
@@ -53,6 +53,18 @@ def import_plan(
         int | None,
         typer.Option("--vocab-size", metavar="N", min=1, help="Its vocabulary.", show_default="the file's"),
     ] = None,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option("--micro-batch", metavar="N", min=1, help="Sequences of a GPU.", show_default="the file's"),
+    ] = None,
+    accumulation: Annotated[
+        int | None,
+        typer.Option("--accumulation", metavar="N", min=1, help="Micro-batches.", show_default="the file's"),
+    ] = None,
+    seq_len: Annotated[
+        int | None,
+        typer.Option("--seq-len", metavar="N", min=1, help="Tokens of a sequence.", show_default="the file's"),
+    ] = None,
     ignore: o.IgnoreFlag = None,
     settings: o.Settings = None,
     arguments: o.Arguments = None,
@@ -68,8 +80,11 @@ def import_plan(
     spec = None if model is None else load_model(model)
     if out is not None:
         check_writable(out)
-    text, name = launcher_text(file, settings or (), arguments)
-    imported = target.read(ImportRequest(text, name, cluster, gpus, spec, vocab_size, ignore or []))
+    text, name, given = launcher_text(file, settings or (), arguments)
+    numbers = {"micro-batch": micro_batch, "accumulation": accumulation, "seq-len": seq_len}
+    given |= batch_settings(target.capability.batch_settings, numbers, target.capability.name)
+    imported = target.read(ImportRequest(text, name, cluster, gpus, spec, vocab_size, ignore or [], given))
+    check_plan_of_file(imported.problem, imported.plan)
     constants = constants_text(imported.problem, source)
     if constants:
         say(f"Constants: {constants}.")
@@ -79,7 +94,6 @@ def import_plan(
 
 def _tell(imported: Imported, out: Path | None, as_json: bool) -> None:
     """Print flags and notes on stderr, the simulated plan or the plan file on stdout, and write the file."""
-    check_plan_of_file(imported.problem, imported.plan)
     for what, flags in (
         ("Not known to the launcher", imported.unknown_flags),
         ("Ignored", imported.ignored_flags),

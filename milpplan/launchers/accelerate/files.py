@@ -146,7 +146,7 @@ def read_files(text: str, source: str) -> Read:
         InvalidInputError: the text is neither, or only a running shell has its values.
     """
     if source.lower().endswith((".yaml", ".yml")):
-        return Read(named(flat(load_yaml(text, source))), None)
+        return Read(named(flat(load_yaml(text, source, "accelerate"))), None)
     started = {launched for c in script_commands(text, source) if (launched := _launched(c.words)) is not None}
     if len(started) != 1:
         raise InvalidInputError(
@@ -158,7 +158,7 @@ def read_files(text: str, source: str) -> Read:
     launch = _flags_of(
         before, {**known_settings(KEYS, "launch"), **_unprefixed(known_settings(KEYS, "config"))}, source
     )
-    values = named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source)))
+    values = named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source, "accelerate")))
     values |= named(launch, flags=True)
     trainer = _flags_of(after, known_settings(KEYS, "trainer"), source)
     return Read(values | {f"{FLAG}{name}": value for name, value in trainer.items()}, program)
@@ -338,7 +338,7 @@ def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
     """
     kind = settings.text("distributed_type")
     if kind not in ("FSDP", "MULTI_GPU", "NO"):
-        raise _strange("distributed_type", kind, "FSDP, MULTI_GPU or NO: nothing else is priced here")
+        raise _strange("distributed_type", kind, "FSDP, MULTI_GPU, DEEPSPEED or NO: nothing else is priced here")
     processes = 1 if kind == "NO" and "num_processes" not in settings.values else settings.size("num_processes")
     sizes = {"dp_replicate": processes, "dp_shard": 1, "cp": 1, "tp": 1}
     stage, full = 0, recomputes
@@ -378,8 +378,6 @@ def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, b
 
     Without a parallelism_config FSDP shards over all processes (accelerator.py, where no device mesh is built).
     """
-    if settings.number(f"{F}version") != 2:
-        raise _strange(f"{F}version", settings.get(f"{F}version"), "2: FSDP 1 is not priced")
     policy = settings.text(f"{F}auto_wrap_policy")
     if policy != "TRANSFORMER_BASED_WRAP":
         raise _strange(
@@ -401,8 +399,37 @@ def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, b
     for name in ("offload_params", "activation_checkpointing_offload"):
         if settings.switch(f"{F}{name}"):
             raise _strange(f"{F}{name}", True, "false: offloading is not priced here")
-    stage = 3 if settings.switch(f"{F}reshard_after_forward") else 2
+    if settings.number(f"{F}version") == 1:
+        stage = _stage_of_fsdp1(settings)
+        if sizes["cp"] * sizes["tp"] > 1:
+            raise _strange(f"{F}version", 1, "2 with tensor or context parallelism")
+    else:
+        stage = 3 if settings.switch(f"{F}reshard_after_forward") else 2
     return sizes, stage, settings.switch(f"{F}activation_checkpointing")
+
+
+STRATEGIES: Mapping[object, int] = {"FULL_SHARD": 3, 1: 3, "1": 3, "SHARD_GRAD_OP": 2, 2: 2, "2": 2}
+"""ZeRO stages by FSDP 1's sharding strategy (utils/constants.py, FSDP_SHARDING_STRATEGY)."""
+
+
+def _stage_of_fsdp1(settings: Settings) -> int:
+    """Return the ZeRO stage of FSDP 1, which gathers a wrapped layer's flat weights and scatters its gradients.
+
+    Raises:
+        InvalidInputError: the strategy is not priced, or the backward waits for its gathers.
+    """
+    both = [f"{F}sharding_strategy", f"{F}reshard_after_forward"]
+    # The newer name holds a strategy in FSDP 1, and counts where the older is not given.
+    stated = next((settings.get(name) for name in both if name in settings.values), "FULL_SHARD")
+    settings.looked_at |= set(both)
+    strategy = stated.upper() if isinstance(stated, str) else stated
+    if isinstance(strategy, bool) or strategy not in STRATEGIES:
+        raise _strange(f"{F}sharding_strategy", strategy, "FULL_SHARD or SHARD_GRAD_OP: others are not priced")
+    names = [f"{F}backward_prefetch", f"{F}backward_prefetch_policy"]
+    prefetch = next((settings.get(name) for name in names if name in settings.values), None)
+    if prefetch != "BACKWARD_PRE":
+        raise _strange(names[0], prefetch, "BACKWARD_PRE: a backward that waits for its gathers is not priced")
+    return STRATEGIES[strategy]
 
 
 def check_sizes(kind: str, sizes: Mapping[str, int], processes: int) -> None:
@@ -461,5 +488,10 @@ ACCELERATE = Capability(
     },
     stages="equal",
     program=TRANSFORMERS,
+    batch_settings={
+        "micro-batch": "per_device_train_batch_size",
+        "accumulation": "gradient_accumulation_steps",
+        "seq-len": "block_size",
+    },
     complete=True,
 )

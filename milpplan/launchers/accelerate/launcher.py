@@ -4,6 +4,8 @@ writing."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, known_settings
@@ -21,6 +23,7 @@ from milpplan.launchers.accelerate.files import (
     settings_of,
     yaml_text,
 )
+from milpplan.launchers.deepspeed.launcher import imported_settings
 from milpplan.launchers.expressible import (
     check_replicas,
     config_launch,
@@ -37,14 +40,19 @@ from milpplan.launchers.settings import Settings, admitted, check_priced
 from milpplan.problem import Layout, Plan, Problem
 from milpplan.problem.reading import shown
 
+_D = "deepspeed_config."
 QUIET: Mapping[str, str] = {
+    r"deepspeed_config\.(deepspeed_(multinode_launcher|hostfile|inclusion_filter|exclusion_filter)|zero3_.*|"
+    r"gradient_clipping|offload_(optimizer|param)_nvme_path)": (
+        "how processes are started, how the model is built and saved, and a number of the update"
+    ),
     r"compute_environment|machine_rank|main_.*|rdzv_.*|same_network|gpu_ids|enable_cpu_affinity|num_machines|"
     r"num_cpu_threads_per_process|log_dir|tee|role|quiet|max_restarts|"
     r"monitor_interval|mpirun_hostfile": "how processes are started: other settings say how many",
     r"downcast_bf16|tpu_.*|command_file|commands": "acts on TPUs, whose distributed_type is refused",
     r"fsdp_config\.fsdp_(state_dict_type|cpu_ram_efficient_loading|sync_module_states)": "works between steps",
     r"fsdp_config\.fsdp_(use_orig_params|backward_prefetch.*|forward_prefetch|min_num_params|sharding_strategy|"
-    r"transformer_layer_cls_to_wrap)": "acts in FSDP 1 or other policies, which are refused; a class",
+    r"transformer_layer_cls_to_wrap)": "looked at with FSDP 1, or acts in refused policies; a class",
     r"parallelism_config\.parallelism_config_(cp_backend|cp_comm_strategy|sp_.+)": "acts above one rank",
     r"dynamo_config\.dynamo_(mode|use_.*)": "acts with a backend, which is refused",
 }
@@ -120,11 +128,27 @@ def imported(request: ImportRequest) -> Imported:
         for name in request.ignored
         if name != read.program
     ]
-    settings, left_out = admitted(read.values, schema, names, "Accelerate and the trainer", ALL_QUIET)
+    stated = _stated(request.given)
+    values = {**read.values, **stated}
+    under = values.get("distributed_type") == "DEEPSPEED"
+    steps = values.get(f"{_D}gradient_accumulation_steps") if under else None
+    if (
+        f"{FLAG}gradient_accumulation_steps" not in stated
+        and steps is not None
+        and values.setdefault(f"{FLAG}gradient_accumulation_steps", steps) != steps
+    ):
+        raise InvalidInputError(
+            f"deepspeed_config.gradient_accumulation_steps is {shown(steps)}, and the trainer has another number.",
+            "Expected the same in both: Transformers compares them.",
+            "Correct one of them.",
+        )
+    settings, left_out = admitted(values, schema, names, "Accelerate and the trainer", ALL_QUIET)
     _check_program(program, request.source)
     _check_trainer(settings, request.source)
     recompute = _recomputes(settings, program)
     _check_formats(settings)
+    if settings.get("distributed_type") == "DEEPSPEED":
+        return _under_deepspeed(settings, recompute, replace(request, model=spec), left_out)
     plan = plan_of(settings, spec, recompute)
     accumulation = _accumulates(settings, plan)
     settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
@@ -137,6 +161,37 @@ def imported(request: ImportRequest) -> Imported:
     if program is None and read.program is not None:
         left_out = (*left_out, f"{read.program} (what it does besides its flags)")
     return Imported(problem, plan, (), left_out, (*note, *accumulation))
+
+
+def _under_deepspeed(
+    settings: Settings, recompute: bool, request: ImportRequest, left_out: tuple[str, ...]
+) -> Imported:
+    """Import a run of DeepSpeed whose configuration Accelerate makes of a few settings.
+
+    Source: accelerate 1.15.0, utils/dataclasses.py, DeepSpeedPlugin.__post_init__.
+
+    Raises:
+        InvalidInputError: settings are missing, or change the cost and are not priced.
+        IllegalPlanError: DeepSpeed would refuse the configuration.
+    """
+    length, note = _length(settings)
+    values = {
+        "zero_optimization.stage": settings.number(f"{_D}zero_stage"),
+        "zero_optimization.offload_optimizer.device": settings.get(f"{_D}offload_optimizer_device"),
+        "zero_optimization.offload_param.device": settings.get(f"{_D}offload_param_device"),
+        "train_micro_batch_size_per_gpu": settings.size(f"{FLAG}per_device_train_batch_size"),
+        "gradient_accumulation_steps": settings.size(f"{FLAG}gradient_accumulation_steps"),
+        "bf16.enabled": True,
+        "milpplan.sequence_length": length,
+        "milpplan.recompute": recompute,
+        "milpplan.world_size": settings.size("num_processes"),
+        "milpplan.attn_implementation": settings.get(f"{FLAG}attn_implementation") or "sdpa",
+    }
+    settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
+    settings.looked_at |= {f"{_D}gradient_accumulation_steps", f"{FLAG}optim"}
+    check_priced(settings, ALL_QUIET)
+    inner = imported_settings(values, replace(request, ignored=(), given={}))
+    return replace(inner, ignored_flags=left_out, notes=(*note, *inner.notes))
 
 
 def _check_program(program: str | None, source: str) -> None:
@@ -166,8 +221,18 @@ def _check_trainer(settings: Settings, source: str) -> None:
         raise InvalidInputError(
             f"{source} does not say {', '.join(missing)}.",
             "Expected the flags of the trainer: Accelerate's YAML has neither micro-batches nor lengths.",
-            "Give the script that starts the trainer, as `milpplan export --to accelerate` writes it.",
+            "Give --micro-batch, --accumulation and --seq-len, or the script that starts the trainer.",
         )
+
+
+def _stated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Name stated settings as the files' are named: the trainer's flags have the prefix ``FLAG``."""
+    flags = known_settings(KEYS, "trainer")
+    stated: dict[str, Any] = {}
+    for name, value in given.items():
+        bare = name.lstrip("-")
+        stated |= {f"{FLAG}{bare}": value} if bare in flags else named({bare: value}, flags=True)
+    return stated
 
 
 def _length(settings: Settings) -> tuple[int, tuple[str, ...]]:

@@ -341,6 +341,8 @@ QUIET: Mapping[str, str] = {
     r"distributed\.(broadcast_buffers|bucket_cap_mb|gradient_as_bucket_view|fsdp2_.*_depth)": (
         "sizes of messages: they are priced as they are best cut"
     ),
+    r"ci(\..*)?": "what the project's own tests do with the file",
+    r"compile\.(?!enabled$).*": "acts with compilation, which is refused",
     r"packed_sequence\.(?!packed_sequence_size$).*": "acts with packing, which is refused",
 }
 """Patterns of settings that have no effect on time and memory or concern features that a plan lacks, with
@@ -373,7 +375,8 @@ def imported(request: ImportRequest) -> Imported:
     """
     spec = described(request.model, request.vocab_size, request.source)
     schema = known_settings("automodel_keys.json", AUTOMODEL.versions[0])
-    said = {name: _translated(value) for name, value in flat(load_yaml(request.text, request.source)).items()}
+    stated = flat(load_yaml(request.text, request.source, "automodel")) | dict(request.given)
+    said = {name: _translated(value) for name, value in stated.items()}
     settings, left_out = admitted(said, schema, request.ignored, "NeMo AutoModel", QUIET)
     notes = _looked_at(settings)
     length = settings.size("dataset.seq_len")

@@ -22,7 +22,7 @@ section ``milpplan``, which the program reads and does not pass on.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -93,9 +93,9 @@ QUIET: Mapping[str, str] = {
     r"scheduler\..*|gradient_clipping|optimizer\.(params\.(?!torch_adam|amsgrad).*|legacy_fusion)|seed|"
     r"dataloader_drop_last|vocabulary_size": "numbers of the update and the data, whose work is the same",
     r"zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|use_data_before_expert_parallelism|"
-    r"seq_parallel_comm_data_type": "acts with other optimizers, experts, cut sequences: refused",
+    r"seq_parallel_communication_data_type": "acts with other optimizers, experts, cut sequences: refused",
     r"(bf16|fp16)\.(?!enabled$|bf16_|fp16_|check_grad|immediate).*|amp\.opt_level": (
-        "scales of the loss, which bf16 does not use; fp16 and amp are refused"
+        "scales of the loss; amp is refused"
     ),
     r"comms_logger\.(?!enabled$).*|timers\..*": "acts with comms_logger and timers, which are refused",
     r"activation_checkpointing\.(profile|number_checkpoints|synchronize_checkpoint_boundary)": (
@@ -105,6 +105,8 @@ QUIET: Mapping[str, str] = {
     r"model_persistence_threshold|max_live_parameters|max_reuse_distance))": (
         "sizes of buckets: messages are priced as they are best cut"
     ),
+    r"zero_optimization\.round_robin_gradients": "an order of copies to the host, which are refused",
+    r"_comment": "a text",
     r"zero_optimization\.(ignore_unused_parameters|log_trace.*|enable_sanity_checks)": "checks and records",
 }
 """Patterns of settings that have no effect on the cost, with reasons."""
@@ -144,7 +146,7 @@ def settings_of(problem: Problem, plan: Plan, config: dict[str, Any]) -> dict[st
     return settings | {f"{_OWN}.model.{name}": value for name, value in config.items()}
 
 
-def losses_of(stage: int, dp: int, grad_dtype: str, overlap: bool) -> list[str]:
+def losses_of(stage: int, dp: int, grad_dtype: str) -> list[str]:
     """List the reasons why no plan expresses DeepSpeed's run."""
     losses = []
     if stage == 0 and grad_dtype == "fp32":
@@ -154,13 +156,13 @@ def losses_of(stage: int, dp: int, grad_dtype: str, overlap: bool) -> list[str]:
             "ZeRO 1 with gradients in fp32 all-reduces them (BF16_Optimizer, runtime/engine.py:2305), and what is "
             "priced scatters them"
         )
-    if stage >= 2 and dp > 1 and not overlap:
-        losses.append(f"ZeRO {stage} without overlap_comm is not priced")
     return losses
 
 
 def layout_of(settings: Settings, world: int | None) -> Layout:
     """Read the layout of the settings on a number of processes.
+
+    Every layout with ZeRO 2 or 3 overlaps its reductions; ``imported_settings`` tells where the run does not.
 
     Args:
         settings: of the file.
@@ -169,7 +171,13 @@ def layout_of(settings: Settings, world: int | None) -> Layout:
     Raises:
         InvalidInputError: the batch sizes contradict each other.
     """
-    size = settings.size("train_micro_batch_size_per_gpu")
+    if settings.get("train_micro_batch_size_per_gpu") is None:
+        raise InvalidInputError(
+            "The sequences of a GPU in a micro-batch are not in the file.",
+            "Expected train_micro_batch_size_per_gpu.",
+            "Give --micro-batch N.",
+        )
+    size = settings.degree("train_micro_batch_size_per_gpu")
     batch, steps = _given(settings, "train_batch_size"), _given(settings, "gradient_accumulation_steps")
     if world is None and batch is not None and steps is not None and batch % (size * steps) == 0:
         world = batch // (size * steps)
@@ -194,7 +202,7 @@ def layout_of(settings: Settings, world: int | None) -> Layout:
         "micro_batch_size": size,
         "global_batch_size": batch,
         "zero_stage": stage if world > 1 else 0,
-        "overlap_grad_reduce": overlap and stage > 0 and world > 1,
+        "overlap_grad_reduce": (overlap or stage >= 2) and stage > 0 and world > 1,
         "overlap_param_gather": stage == 3 and world > 1,
     }
     return validated(Layout, data, "the layout that the settings describe")
@@ -291,12 +299,26 @@ DEEPSPEED = Capability(
     stages="equal",
     more_limits=own_orders,
     program=TRANSFORMERS,
+    batch_settings={
+        "micro-batch": "train_micro_batch_size_per_gpu",
+        "accumulation": "gradient_accumulation_steps",
+        "seq-len": f"{_OWN}.sequence_length",
+    },
     complete=True,
 )
 
 
 AUTO = "auto"
 """Value that transformers replaces at its start from its own arguments."""
+_ALIASES = {
+    f"{_Z}.{name}": f"{_Z}.stage3_{name}"
+    for name in (
+        *("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold"),
+        *("max_live_parameters", "max_reuse_distance", "gather_16bit_weights_on_model_save"),
+        *("module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential"),
+    )
+}
+"""Names that settings of ZeRO 3 also have (runtime/zero/config.py, aliases)."""
 
 
 def imported(request: ImportRequest) -> Imported:
@@ -315,24 +337,39 @@ def imported(request: ImportRequest) -> Imported:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
         IllegalPlanError: DeepSpeed would refuse the configuration.
     """
-    data = parse_json(request.text, request.source)
-    settings, left_out = admitted(flat(data), known(), request.ignored, "DeepSpeed", QUIET)
-    _check_filled_in(settings)
+    return imported_settings(flat(parse_json(request.text, request.source)) | dict(request.given), request)
+
+
+def imported_settings(values: Mapping[str, Any], request: ImportRequest) -> Imported:
+    """Import settings, by ``section.name``, that have already been read from a file.
+
+    Raises:
+        InvalidInputError: settings are missing, or change the cost and are not priced.
+        IllegalPlanError: DeepSpeed would refuse the configuration.
+    """
+    settings, left_out = admitted(
+        _filled_in(values, request.ignored), known(), request.ignored, "DeepSpeed", QUIET
+    )
     _look_at_what_is_off(settings)
-    spec = _model(data, settings, request.model, request.vocab_size, request.source)
+    spec = _model(settings, request.model, request.vocab_size, request.source)
     notes: list[str] = []
-    length = settings.size("milpplan.sequence_length")
+    length = _length(settings)
     whole = _own(settings, "recompute", False, notes)
     kernel = _own(settings, "attn_implementation", "sdpa", notes)
     world = request.num_gpus
     if settings.get("milpplan.world_size") is not None:
         world = settings.degree("milpplan.world_size")
         check_gpus(request.num_gpus, world, f"{request.source} (milpplan.world_size)")
-    _check_formats(settings)
+    notes += _formats(settings)
     grad_dtype = grad_dtype_of(settings)
     layout = layout_of(settings, world)
     stage, overlap = sharding_of(settings)
-    losses = losses_of(stage, layout.dp, grad_dtype, overlap)
+    losses = losses_of(stage, layout.dp, grad_dtype)
+    if stage >= 2 and layout.dp > 1 and not overlap:
+        notes.append(
+            f"overlap_comm is false: ZeRO {stage} reduces in line with the backward, and is priced as reducing "
+            "beside it. The step is a lower bound in this."
+        )
     if stage == 3 and settings.get("zero_optimization.stage3_prefetch_bucket_size") == 0:
         losses.append("ZeRO 3 that gathers no weights ahead (stage3_prefetch_bucket_size 0) is not priced")
     if losses:
@@ -358,22 +395,32 @@ def _look_at_what_is_off(settings: Settings) -> None:
         settings.looked_at |= {name for name in settings.values if name.startswith("zero_optimization.")}
 
 
-def _check_filled_in(settings: Settings) -> None:
-    left = [name for name, value in settings.values.items() if value == AUTO and not is_quiet(name, QUIET)]
+def _filled_in(values: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
+    """Drop ``auto`` where other settings decide it or nothing depends on it, and write aliases as full names.
+
+    The batch of a step follows from its parts, and fp16 is off where bf16 is on (runtime/config.py).
+
+    Raises:
+        InvalidInputError: only what starts the run knows a setting.
+    """
+    full = {_ALIASES.get(name, name): value for name, value in values.items()}
+    decided = {"train_batch_size", *(("fp16.enabled",) if full.get("bf16.enabled") is True else ())}
+    named = [name for name, value in full.items() if value == AUTO]
+    left = [name for name in named if name not in {*decided, *ignored} and not is_quiet(name, QUIET)]
     if left:
+        options = {name: f"--{option} N" for option, name in DEEPSPEED.batch_settings.items()}
+        said = [options.get(name, f"--set {name}=VALUE") for name in left[:6] if name != "fp16.enabled"]
         raise InvalidInputError(
             f"{', '.join(left[:6])} {'are' if len(left) > 1 else 'is'} auto: only what starts the run knows.",
-            "Expected values.",
-            "Write them into the file.",
+            "Expected values: the trainer's flags have them.",
+            f"Give {', '.join(said) or '--set fp16.enabled=false'}.",
         )
+    return {name: value for name, value in full.items() if name not in named or name in ignored}
 
 
-def _model(
-    data: dict[str, Any], settings: Settings, model: ModelSpec | None, vocab_size: int | None, source: str
-) -> ModelSpec:
-    own = data.get("milpplan")
-    said = any(name.startswith("milpplan.model.") for name in settings.values)
-    config = own.get("model") if said and isinstance(own, dict) else None
+def _model(settings: Settings, model: ModelSpec | None, vocab_size: int | None, source: str) -> ModelSpec:
+    own = {name: value for name, value in settings.values.items() if name.startswith("milpplan.model.")}
+    config = nested(own)["milpplan"]["model"] if own else None
     if config is None and model is None:
         raise InvalidInputError(
             f"{source} does not say which model it trains.",
@@ -390,6 +437,21 @@ def _model(
     return model or built
 
 
+def _length(settings: Settings) -> int:
+    """Return the tokens of a sequence.
+
+    Raises:
+        InvalidInputError: nothing states them.
+    """
+    if settings.get("milpplan.sequence_length") is None:
+        raise InvalidInputError(
+            "The tokens of a sequence are not in the file.",
+            "Expected the length that the trainer cuts its data to.",
+            "Give --seq-len N.",
+        )
+    return settings.degree("milpplan.sequence_length")
+
+
 def _own(settings: Settings, name: str, otherwise: Any, notes: list[str]) -> Any:
     """Return a setting of the training program; add a note with its assumed value where the file does not have
     it."""
@@ -400,16 +462,23 @@ def _own(settings: Settings, name: str, otherwise: Any, notes: list[str]) -> Any
     return value
 
 
-def _check_formats(settings: Settings) -> None:
-    """Check for bf16 with AdamW.
+def _formats(settings: Settings) -> list[str]:
+    """Check for a 16-bit format with AdamW, with notes for the user.
 
     Raises:
         InvalidInputError: the number format or the optimizer differs.
     """
-    if not settings.switch("bf16.enabled"):
+    half, notes = settings.switch("bf16.enabled"), []
+    if not half and settings.switch("fp16.enabled"):
+        half = True
+        notes.append("fp16 is priced as bf16: its weights, gradients and messages have the same bytes.")
+    elif half:
+        # Both are refused by DeepSpeed, and by check_priced.
+        settings.looked_at.discard("fp16.enabled")
+    if not half:
         raise InvalidInputError(
-            "bf16.enabled is not true.",
-            "Expected bf16: other formats are not priced.",
+            "Neither bf16.enabled nor fp16.enabled is true.",
+            "Expected one of them: other formats are not priced.",
             "Enable bf16 to compare it as such a run.",
         )
     optimizer = settings.get("optimizer.type")
@@ -419,6 +488,7 @@ def _check_formats(settings: Settings) -> None:
             "Expected Adam or AdamW, whose states and update are priced.",
             "Use AdamW to compare it as such a run.",
         )
+    return notes
 
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -572,7 +642,7 @@ def _plan_refusals(problem: Problem, plan: Plan, config: dict[str, Any], before:
     layout, job = plan.layout, problem.job
     stage = stage_of(layout, job.grad_dtype)
     named = {refusal.why.split("=")[0] for refusal in before}
-    refusals = [Refusal(text) for text in losses_of(stage, layout.dp, job.grad_dtype, layout.overlap_grad_reduce)]
+    refusals = [Refusal(text) for text in losses_of(stage, layout.dp, job.grad_dtype)]
     if layout.num_gpus == layout.dp:
         runs = layout_of(Settings(settings_of(problem, plan, config), known()), layout.dp)
         reasons = {

@@ -99,6 +99,8 @@ OTHERS: dict[str, str] = {
     "pretrain_vision": "a vision model",
     "pretrain_ict": "two encoders that are compared",
     "pretrain_realm": "a retriever",
+    "main_ppo": "a policy by reinforcement learning with verl, with rollouts between its steps",
+    "verl.trainer": "a policy by reinforcement learning with verl, with rollouts between its steps",
     "train_rl": "reinforcement learning, with rollouts between its steps",
     "finetune_retriever": "a retriever",
 }
@@ -271,7 +273,9 @@ def _resolved(read: Given, source: str, ignored: frozenset[str]) -> list[tuple[s
             pairs.append((name, ()))
             stray += values
         elif is_quiet(name) and not unknown_in(written):
-            pairs.append((name, values))
+            # The parser of this reader could not check a number or a choice that only the shell knows.
+            checks = flag is not None and (flag.type != "str" or bool(flag.choices))
+            pairs += [] if checks else [(name, values)]
         else:
             raise InvalidInputError(
                 f"{source}: {readable(written)} is {', '.join(unknown)}, which the file does not decide.",

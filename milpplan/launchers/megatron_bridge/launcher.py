@@ -267,7 +267,8 @@ def _command(text: str, source: str) -> tuple[tuple[str, ...], int | None, str]:
             found[after] = world_of(command.words[: at or 0], text), program
     if len(found) != 1:
         raise InvalidInputError(
-            f"{source} has {len(found) or 'no'} different commands with overrides of a recipe.",
+            f"{source} has {f'{len(found)} commands with different' if found else 'no command with'} overrides "
+            "of a recipe.",
             "Expected a script that starts Python with settings such as model.tensor_model_parallel_size=4.",
             "Give the script that starts training.",
         )

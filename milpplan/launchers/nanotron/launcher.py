@@ -66,9 +66,9 @@ QUIET: Mapping[str, str] = {
         "works between steps, or as a job of its own"
     ),
     r"profiler(\..*)?": "records steps; those that are recorded are no steps that are priced",
-    r"data_stages|data_stages\[\]\.(name|start_training_step|data\..*)": "data, which are not priced",
+    r"data_stages|data_stages\[\]\.(name|start_training_step|data\..*)|data\..*": "data, which are not priced",
     r"tokens\.train_steps|optimizer\.(weight_decay.*|clip_grad|learning_rate_scheduler\..*|"
-    r"optimizer_factory\.(adam_.*|torch_adam_.*))": "numbers of the update, whose work does not depend on them",
+    r"(optimizer_factory\.)?(adam_.*|torch_adam_.*))": "numbers of the update, whose work does not depend on them",
     r"model\.(init_method\.(std|scaling_method|path)|ddp_bucket_cap_mb)": "initial values, and sizes of messages",
     r"model\.model_config\.((bos|eos|pad)_token_id|hidden_act|initializer_range|pretraining_tp|rms_norm_eps|"
     r"rope_.*|interleaved_rotary|use_cache|max_position_embeddings|z_loss_coefficient|no_rope_layer|"
@@ -426,7 +426,7 @@ def imported(request: ImportRequest) -> Imported:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
         IllegalPlanError: nanotron would refuse the configuration.
     """
-    said = flat(load_yaml(request.text, request.source))
+    said = flat(load_yaml(request.text, request.source, "nanotron")) | dict(request.given)
     if said.get("model.model_config.vocab_size") == -1 and request.vocab_size:
         said["model.model_config.vocab_size"] = request.vocab_size
     settings, left_out = admitted(said, known(), request.ignored, "nanotron", QUIET)

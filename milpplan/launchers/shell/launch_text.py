@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from milpplan.launchers.shell.state import Command
 from milpplan.launchers.shell.tree import MARK, how_to_decide, is_mark, marked, readable, unknown_in
 from milpplan.problem.reading import shown
 
+_PRINTS = ("echo", "printf")
+"""Commands that only show the words of another."""
 _COUNT = re.compile(r"[0-9]{1,9}")
 _PROCESSES = {"nnodes": "nodes", "nproc_per_node": "per_node"}
 MAX_YAML_CHARACTERS = 300_000
@@ -50,7 +52,7 @@ def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given
     Raises:
         InvalidInputError: no command has arguments, or several do.
     """
-    commands = script_commands(text, source)
+    commands = [command for command in script_commands(text, source) if command.words[0] not in _PRINTS]
     starts = [(command, started_place(command.words)) for command in commands]
     candidates = [(command, at) for command, at in starts if at is not None and _flags(command.words[at + 1 :])]
     candidates = [
@@ -176,12 +178,16 @@ _BESIDE = ("ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_S
 def from_yaml(text: str, source: str) -> Given:
     """Read a mapping of arguments, at the top level or in a table MODEL_ARGS or arguments.
 
+    FlagScale sorts the arguments into tables of tables (flagscale/runner/utils.py, flatten_dict_to_args).
+
     Names may have dashes. True gives a switch; false and null leave a flag out.
 
     Raises:
         InvalidInputError: the text is not such a mapping, or the parser is not installed.
     """
-    data = load_yaml(text, source)
+    data = load_yaml(text, source, "megatron")
+    if {"system", "model"} <= data.keys():
+        data = _with_width(_leaves({name: data[name] for name in ("system", "model", "data") if name in data}))
     table = next((key for key in ("MODEL_ARGS", "arguments", "args") if isinstance(data.get(key), dict)), None)
     rest: dict[str, Any] = {}
     if table is not None:
@@ -197,11 +203,83 @@ def from_yaml(text: str, source: str) -> Given:
     return Given(tuple((name, values) for name, values in named if values is not None), world, ())
 
 
-def load_yaml(text: str, source: str) -> dict[str, Any]:
+_FLAGSCALE_ALONE = (
+    *("no_shared_fs", "tokenizer_path", "tokenizer_type", "special_tokens_file", "vocab_file", "merge_file"),
+    *("rampup_save_interval", "norm_init_weight"),
+)
+"""Names of files, tokenizers and initial values of FlagScale's own, beside Megatron-LM's."""
+
+
+def _leaves(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect the values of nested tables under their last names."""
+    leaves: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            leaves |= _leaves(value)
+        elif name not in _FLAGSCALE_ALONE:
+            leaves[name] = value
+    return leaves
+
+
+def _with_width(data: dict[str, Any]) -> dict[str, Any]:
+    """Write FlagScale's width of a gated feed-forward block, a multiple of ``multiple_of``, as Megatron-LM's.
+
+    ceil(int(int(2 / 3 * 4 hidden_size) * hidden_dim_multiplier) / multiple_of) * multiple_of.
+
+    Source: FlagOpen/FlagScale at da4935ec, backends/Megatron-LM/megatron/training/arguments.py.patch.
+    """
+    hidden, multiple, factor = (data.get(name) for name in ("hidden_size", "multiple_of", "hidden_dim_multiplier"))
+    whole = all(type(value) is int and 0 < value < 2**31 for value in (hidden, multiple))
+    if not whole or "ffn_hidden_size" in data or data.get("swiglu") is not True:
+        return data
+    assert isinstance(hidden, int)
+    assert isinstance(multiple, int)
+    width = 4 * hidden * 2 // 3
+    if factor is not None:
+        if type(factor) not in (int, float) or not 0 < factor < 1024:
+            return data
+        width = int(width * factor)
+    rest = {name: value for name, value in data.items() if name not in ("multiple_of", "hidden_dim_multiplier")}
+    return rest | {"ffn_hidden_size": -(-width // multiple) * multiple}
+
+
+_FORMATS: Mapping[str, tuple[frozenset[str], str]] = {
+    "Primus": (frozenset(("modules", "workspace")), ""),
+    "GPT-NeoX": (frozenset(("pipe_parallel_size",)), ""),
+    "LLaMA-Factory": (frozenset(("finetuning_type", "stage")), ""),
+    "axolotl": (frozenset(("base_model", "datasets")), ""),
+    "FlagScale": (frozenset(("system", "model")), "megatron"),
+    "Accelerate": (frozenset(("distributed_type", "compute_environment")), "accelerate"),
+    "NeMo AutoModel": (frozenset(("step_scheduler", "model")), "automodel"),
+    "nanotron": (frozenset(("parallelism", "tokens")), "nanotron"),
+}
+"""Programs by the top-level keys of their YAML, and the launcher that reads it."""
+
+
+def _check_format(data: Mapping[str, Any], source: str, launcher: str) -> None:
+    """Refuse a YAML of another program.
+
+    Raises:
+        InvalidInputError: names the program, and the launcher that reads its YAML.
+    """
+    keys = {name.replace("-", "_") for name in data if isinstance(name, str)}
+    for program, (marks, reader) in _FORMATS.items():
+        if marks <= keys and reader != launcher:
+            raise InvalidInputError(
+                f"{source} is a configuration of {program}.",
+                f"Expected one that --from {launcher} reads.",
+                f"Give --from {reader}."
+                if reader
+                else f"{program} is not read: give the arguments or the configuration of what it starts.",
+            )
+
+
+def load_yaml(text: str, source: str, launcher: str) -> dict[str, Any]:
     """Read the mapping of a YAML text.
 
     Raises:
-        InvalidInputError: the text is not a mapping, or PyYAML is not installed.
+        InvalidInputError: the text is not a mapping, is another program's than the launcher's, or PyYAML is not
+            installed.
     """
     try:
         import yaml
@@ -229,6 +307,7 @@ def load_yaml(text: str, source: str) -> dict[str, Any]:
             "Expected a mapping of arguments at its top.",
             "Write name: value lines.",
         )
+    _check_format(data, source, launcher)
     return data
 
 
@@ -247,5 +326,5 @@ def _yaml_values(value: object, name: str) -> Values | None:
         )
     # A shell variable that assembles the arguments.
     return tuple(
-        re.sub(r"\$\{?\w+\}?", lambda match: marked(match[0]), str(word).replace(MARK, "")) for word in words
+        re.sub(r"\$\{[^}]*\}|\$\w+", lambda match: marked(match[0]), str(word).replace(MARK, "")) for word in words
     )

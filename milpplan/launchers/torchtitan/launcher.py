@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 import json
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from milpplan.errors import InvalidInputError
@@ -58,8 +60,13 @@ CONFIGS = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "co
 """Arguments of ``Trainer.Config`` whose own arguments are settings, with their classes."""
 
 
-def recipe_settings(text: str, source: str) -> dict[str, Any]:
+def recipe_settings(text: str, source: str, config: object = None) -> dict[str, Any]:
     """Read settings by ``section.name``; other arguments give the name of their call.
+
+    Args:
+        text: Python, with functions that return ``Trainer.Config(...)``.
+        source: its path; ``from . import model_registry`` names the folder that it lies in.
+        config: the name of the function; None: there is one.
 
     Raises:
         InvalidInputError: the text is not Python, has no or several such functions, or has arguments that only
@@ -76,14 +83,17 @@ def recipe_settings(text: str, source: str) -> dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _wrong(source, f"it is no Python: {error}") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _returned(node) is not None]
+    names = ", ".join(function.name for function in functions[:12]) or "none"
+    if config is not None:
+        functions = [function for function in functions if function.name == config]
     if len(functions) != 1:
-        names = ", ".join(function.name for function in functions[:6]) or "none"
-        raise _wrong(source, f"it has {len(functions)} functions that return Trainer.Config(...): {names}")
+        asked = "" if config is None else f" named {shown(config)}"
+        raise _wrong(source, f"it has {len(functions)} functions{asked} that return Trainer.Config(...): {names}")
     function = functions[0]
     call = _returned(function)
     assert call is not None
     calls = _assigned(function, source)
-    settings: dict[str, Any] = {"model.name": _model_name(tree)}
+    settings: dict[str, Any] = {"model.name": _model_name(tree, source)}
     if call.args:
         raise _wrong(source, f"line {call.lineno} gives Trainer.Config arguments without names")
     for keyword in call.keywords:
@@ -95,7 +105,7 @@ def _wrong(source: str, why: str) -> InvalidInputError:
     return InvalidInputError(
         f"{source} cannot be read as a configuration: {why}.",
         "Expected one function that returns Trainer.Config(...) with literal arguments; it is not run.",
-        "Write the values into the calls, and keep one function in the file.",
+        "Name one function with --set config=NAME, and write values into its calls.",
     )
 
 
@@ -127,10 +137,12 @@ def _assigned(function: ast.FunctionDef, source: str) -> dict[str, ast.expr]:
     return assigned
 
 
-def _model_name(tree: ast.Module) -> str | None:
-    """Return the module that ``model_registry`` is imported from."""
+def _model_name(tree: ast.Module, source: str) -> str | None:
+    """Return the module that ``model_registry`` is imported from; a single dot is the folder of the file."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and any(alias.name == "model_registry" for alias in node.names):
+            if node.level == 1 and node.module is None:
+                return Path(source).absolute().parent.name or None
             return (node.module or "").rpartition(".")[2] or None
     return None
 
@@ -238,7 +250,7 @@ def imported(request: ImportRequest) -> Imported:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
         IllegalPlanError: torchtitan would refuse the configuration.
     """
-    values, version = _read(request.text, request.source)
+    values, version = _read(request.text, request.source, request.given)
     said, left_out = admitted(values, known(version), request.ignored, f"torchtitan {version}", QUIET)
     settings, notes = translated(said)
     flavor = _flavor(settings, request.source)
@@ -254,13 +266,17 @@ def imported(request: ImportRequest) -> Imported:
     return Imported(problem, plan, (), left_out, tuple(told))
 
 
-def _read(text: str, source: str) -> tuple[dict[str, Any], str]:
-    """Read the settings and determine their dialect."""
+def _read(text: str, source: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Read the settings and determine their dialect; ``given`` settings win.
+
+    ``config`` names the function of a registry, as ``--config`` does at torchtitan's start.
+    """
+    stated = {name: value for name, value in given.items() if name != "config"}
     if source.lower().endswith(".py"):
-        values = recipe_settings(text, source)
+        values = recipe_settings(text, source, given.get("config")) | stated
         tokens = any(name in known(NEWEST) and name not in known(V030) for name in values)
         return values, NEWEST if tokens else V030
-    return flat(parse_toml(text, source)), V022
+    return flat(parse_toml(text, source)) | dict(given), V022
 
 
 def _flavor(settings: Settings, source: str) -> Pair:
