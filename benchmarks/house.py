@@ -4,7 +4,7 @@
     python -m benchmarks.house --json
 
 A default solve is traced in a process of its own: every call of a function that is written in the package counts,
-comprehensions and class bodies do not.
+comprehensions and generator expressions too (Python 3.12 inlines most of them, 3.11 none); class bodies do not.
 """
 
 from __future__ import annotations

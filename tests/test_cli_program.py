@@ -49,7 +49,7 @@ def test_certify_states_the_result_as_a_program(tmp_path: Path) -> None:
     assert run(*SOLVE, "--out", str(result)).exit_code == 0
     answer = run("certify", str(result), "--program", str(path))
     assert answer.exit_code == 0, answer.output
-    assert "the answer as one integer program   ok" in answer.stdout
+    assert "the answer as one integer program             ok" in answer.stdout
     assert "one_layout" in path.read_text()
     assert ".mps or .lp" in refused(run("certify", str(result), "--program", str(tmp_path / "plan")))
 

@@ -84,7 +84,7 @@ def kind_of(path: Path) -> Kind:
         return "gemm"
     if program := program or program_of(text):
         raise InvalidInputError(
-            f"{path} is a log of {program}: what was trained under which degrees it does not say.",
+            f"{path} is a training log of {program}: it does not say which layout ran.",
             "Expected the launch script before its log, or measurements of another kind.",
             f"Give both: milpplan calibrate SCRIPT {path.name} --from LAUNCHER ...",
         )

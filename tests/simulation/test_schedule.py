@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan.problem import PAIRED_SCHEDULES, SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, rank_stages
-from milpplan.simulation.pipeline import schedule as sut
+from milpplan.simulation.pipeline import work_orders as sut
 from milpplan.simulation.pipeline.work_orders import Kind, num_pairs
 from tests.simulation import event_simulation as events
 

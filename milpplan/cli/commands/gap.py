@@ -366,9 +366,6 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
             say(f"{name}: {what}: {flag}")
     for note in case.notes:
         say(f"{name}: Note: {note}")
-    constants = constants_text(case.problem, runs_on)
-    if constants:
-        say(f"{name}: Constants: {constants}.")
     check_plan_of_file(case.problem, case.plan)
     if case.plan.layout.replica_micro_batches:
         raise IllegalPlanError(
@@ -376,6 +373,9 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
             "Expected replicas that are alike: single changes of others are not known here.",
             "Ask `milpplan solve --allow replicas --warm-start` for something better.",
         )
+    constants = constants_text(case.problem, runs_on)
+    if constants:
+        say(f"{name}: Constants: {constants}.")
     problem = case.problem
     if wanted.space != DECLARED:
         problem = problem.model_copy(update={"space": SPACES[wanted.space]})
