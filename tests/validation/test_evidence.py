@@ -34,7 +34,7 @@ from milpplan.validation.ablation import (
     measures,
     ranges,
 )
-from milpplan.validation.runs import VARIANTS, Run, Statement, UnstatedError, read_runs, state, step_measure
+from milpplan.validation.runs import Run, Statement, UnstatedError, is_scored, read_runs, state, step_measure
 from milpplan.validation.terms import BY_NAME, used_terms
 from tests.validation.cases import record, shipped_runs, written
 from tests.validation.test_terms import case
@@ -72,7 +72,7 @@ def shipped_scored() -> list[tuple[Run, Statement]]:
             measure = step_measure(run, statement)
         except UnstatedError:
             continue
-        if measure is not None and statement.problem.hardware.name not in VARIANTS:
+        if measure is not None and is_scored(statement.problem.hardware.name):
             scored.append((run, statement))
     return scored
 
