@@ -270,7 +270,7 @@ def _unknown_name(what: str, name: str, known: tuple[str, ...]) -> UnknownNameEr
     close = nearest(name, known, 3)
     meant = f"Did you mean {' or '.join(close)}?" if close else "Give one of these names."
     if _NOT_DESCRIBED.search(name.lower()):
-        meant = "No TPU or Trainium ships: too few public measurements of products and collectives to state an error."
+        meant = "No TPU or Trainium ships: too few public measurements to state an error."
     return UnknownNameError(
         f"There is no {what} named {shown(name)}.",
         f"Known: {', '.join(known) or 'none'}.",
