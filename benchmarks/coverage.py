@@ -33,7 +33,7 @@ from milpplan.simulation.simulator import simulate
 from milpplan.units import percent_text
 from milpplan.validation.runs.clusters import generation_of
 from milpplan.validation.runs.reader import read_runs
-from milpplan.validation.runs.variants import VARIANTS
+from milpplan.validation.runs.variants import is_scored
 
 KINDS: Final = ("without constants", "sweeps kept aside", "sources left out")
 FITTED_TO: Final = 40
@@ -100,7 +100,7 @@ def coverages() -> Iterator[tuple[str, str, Coverage]]:
     found, _ = observations(file)
     groups: dict[tuple[str, str], dict[str, list[Observation]]] = defaultdict(lambda: defaultdict(list))
     for run in found:
-        if run.problem.hardware.name not in VARIANTS:
+        if is_scored(run.problem.hardware.name):
             groups[run.stack or "other", generation_of(run.problem.hardware)][run.group].append(run)
     for (stack, _), by_source in sorted(groups.items()):
         for name, own in sorted(by_source.items()):

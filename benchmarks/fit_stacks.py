@@ -32,7 +32,7 @@ from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import CONGESTION, SHARES, Overlay, applied
 from milpplan.validation.comparison import UNSCORED_FLAGS
 from milpplan.validation.runs.reader import read_runs
-from milpplan.validation.runs.variants import VARIANTS
+from milpplan.validation.runs.variants import is_scored
 
 TARGET = Path(__file__).resolve().parents[1] / "hardware" / "stacks"
 CONSTANTS = (
@@ -170,7 +170,7 @@ def _with_overlays(hardware: HardwareSpec, overlay: Overlay) -> HardwareSpec:
 def leave_sources_out(target: Path | None) -> None:
     """Print the tables of sources left out, on described accelerators; with a document, put them into it."""
     everything, _ = observations(read_runs(None))
-    found = [run for run in everything if run.problem.hardware.name not in VARIANTS]
+    found = [run for run in everything if is_scored(run.problem.hardware.name)]
     rows = []
     for row in left_out(found, lambda stack: CHOSEN.get(stack, CONSTANTS), LEAST_RUNS, MOST_RUNS, SEED):
         print(f"{row.generation}, {row.stack or 'no stack'}: {row.source}", file=sys.stderr, flush=True)

@@ -386,6 +386,11 @@ def test_lists_and_descriptions(tmp_path: Path) -> None:
     for kind, name in (("models", "deepseek-v3"), ("hardware", "mi300x")):
         assert name in run("list", kind).stdout
         assert "schema_version" in run("show", name).stdout
+    lines = [line.split() for line in run("list", "hardware").stdout.splitlines()]
+    rows = {words[0]: words[-1] for words in lines if words}
+    assert (rows["h20"], int(rows["dgx-h100"]) > 0) == ("none", True)
+    assert "Did you mean dgx-b300" in refused(run("show", "b300"))
+    assert "No TPU or Trainium ships" in refused(run("show", "tpu-v5p"))
     path = tmp_path / "mine.toml"
     path.write_text(run("show", "dgx-h100").stdout)
     assert json.loads(run("show", str(path)).stdout)["gpus_per_node"] == 8

@@ -228,7 +228,7 @@ def _train_job(launch: Started, version: str, command: str, files: Mapping[str, 
     ]
     # Kubernetes expands $(NAME) in arguments and reads $$ as a dollar sign.
     program = re.sub(r"\$(?=[$(])", "$$", "\n".join(lines))
-    resource = "amd.com/gpu" if ACCELERATORS.get(hardware, "").startswith("MI") else "nvidia.com/gpu"
+    resource = "amd.com/gpu" if hardware.startswith("mi3") else "nvidia.com/gpu"
     document = [
         *header(launch, version),
         "# Start with kubectl create -f; image and volumes are yours to add. $$ is a dollar sign to Kubernetes.",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.plugins import PluginError, plugin, plugin_names
@@ -261,9 +262,15 @@ def _config_name(path: Path) -> str:
     return path.stem if path.stem != "config" else path.resolve().parent.name or path.stem
 
 
+_NOT_DESCRIBED: Final = re.compile(r"tpu|trainium|\btrn\d")
+"""Accelerators that are refused with the reason."""
+
+
 def _unknown_name(what: str, name: str, known: tuple[str, ...]) -> UnknownNameError:
     close = nearest(name, known, 3)
     meant = f"Did you mean {' or '.join(close)}?" if close else "Give one of these names."
+    if _NOT_DESCRIBED.search(name.lower()):
+        meant = "No TPU or Trainium ships: too few public measurements to state an error."
     return UnknownNameError(
         f"There is no {what} named {shown(name)}.",
         f"Known: {', '.join(known) or 'none'}.",

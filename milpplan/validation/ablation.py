@@ -107,6 +107,11 @@ def _by_accelerator() -> dict[str, str]:
 NOTHING = Generation(runs={}, memory_runs=0, terms={})
 
 
+def scored_runs(hardware: HardwareSpec) -> int:
+    """Count the scored runs on the generation of a description."""
+    return sum(exercised_terms().generations.get(generation_name(hardware), NOTHING).runs.values())
+
+
 def evidence(
     problem: Problem,
     best: Plan,

@@ -9,7 +9,6 @@ from typing import Final
 from milpplan.simulation import StepReport, simulate
 from milpplan.validation.memory import MemoryMeasure, memory_measures, not_compared, predicted_memory
 from milpplan.validation.runs import (
-    VARIANTS,
     Run,
     RunFile,
     Statement,
@@ -17,6 +16,7 @@ from milpplan.validation.runs import (
     UnstatedError,
     framework_of,
     generation_of,
+    is_scored,
     rates,
     state,
     step_measure,
@@ -74,9 +74,9 @@ class Comparison:
 
     @property
     def scored(self) -> bool:
-        """True if the run counts for accuracy: complete, measured, valid, and on an accelerator with its own
-        description."""
-        own = self.statement.problem.hardware.name not in VARIANTS
+        """True if the run counts for accuracy: complete, measured, valid, and on an accelerator with constants
+        of its own."""
+        own = is_scored(self.statement.problem.hardware.name)
         return self.step is not None and self.run.grade == "A" and own and not UNSCORED_FLAGS & set(self.run.flags)
 
     @property

@@ -33,8 +33,10 @@ from milpplan.validation.ablation import (
     generation_name,
     measures,
     ranges,
+    scored_runs,
 )
-from milpplan.validation.runs import VARIANTS, Run, Statement, UnstatedError, read_runs, state, step_measure
+from milpplan.validation.runs import Run, Statement, UnstatedError, is_scored, read_runs, state, step_measure
+from milpplan.validation.runs.variants import SIBLINGS
 from milpplan.validation.terms import BY_NAME, used_terms
 from tests.validation.cases import record, shipped_runs, written
 from tests.validation.test_terms import case
@@ -72,7 +74,7 @@ def shipped_scored() -> list[tuple[Run, Statement]]:
             measure = step_measure(run, statement)
         except UnstatedError:
             continue
-        if measure is not None and statement.problem.hardware.name not in VARIANTS:
+        if measure is not None and is_scored(statement.problem.hardware.name):
             scored.append((run, statement))
     return scored
 
@@ -139,6 +141,17 @@ def test_the_error_of_a_term_is_the_largest_over_number_formats() -> None:
     known.generations["Hopper"].terms["fp8"] = {"tensor_parallel_inside": better}
     (term,) = [one for one in told(problem, plan, (), known).terms if one.name == "tensor_parallel_inside"]
     assert (term.mean_abs_error, term.num_sources) == (0.2, 9)
+
+
+@pytest.mark.parametrize("name", sorted(SIBLINGS))
+def test_hardware_with_constants_of_another_has_no_scored_run(name: str) -> None:
+    """A model is solved on it, and its evidence says that nothing is checked."""
+    options = "--gpus 16 --global-batch 64 --space uniform --fix pp=1 --json"
+    answer = CliRunner().invoke(app, ["solve", "llama3-8b", name, *options.split()])
+    assert answer.exit_code == 0
+    found = json.loads(answer.stdout)["evidence"]
+    assert (found["num_runs"], scored_runs(load_hardware(name))) == (0, 0)
+    assert found["generation"] == generation_name(load_hardware(name))
 
 
 def test_hardware_of_ones_own_belongs_to_its_accelerator() -> None:

@@ -1,4 +1,4 @@
-"""Accelerators without a description: read from a source's words, made from a shipped one, told as such."""
+"""Accelerators without constants of their own: read from a source's words, made from another, told as such."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from milpplan.problem import HardwareSpec, hardware_names, load_hardware
 from milpplan.validation.comparison import compare_run
-from milpplan.validation.runs import VARIANTS, Cluster, Run, UnstatedError, generation_of
+from milpplan.validation.runs import VARIANTS, Cluster, Run, UnstatedError, generation_of, is_scored
 from milpplan.validation.runs.clusters import hardware_of
-from milpplan.validation.runs.variants import described, stack_hardware
+from milpplan.validation.runs.variants import SIBLINGS, described, stack_hardware
 from tests.validation.cases import record, shipped_runs
 
 
@@ -31,7 +31,7 @@ from tests.validation.cases import record, shipped_runs
         ("NVIDIA H20", "h20"),
         ("H200 SXM", "dgx-h200"),
         ("GH200 Grace Hopper", "gh200"),
-        ("GB300 NVL72", "gb300"),
+        ("GB300 NVL72", "gb300-nvl72"),
         ("B200 (power limited)", "dgx-b200"),
         ("NVIDIA L40S", "l40s"),
         ("L4", "l4"),
@@ -64,28 +64,30 @@ def test_a_variant_is_a_valid_description(name: str) -> None:
 
 
 def test_the_link_scales_what_was_measured_inside_a_node() -> None:
-    """H800's NVLink has 200 of H100's 450 GB/s, and its collectives that share of H100's bandwidth."""
-    (h800, _), h100 = hardware_of(Cluster(gpu="H800")), load_hardware("dgx-h100")
-    ours = h800.scale_up.all_reduce.bus_bandwidth_bytes_per_s[0][-1]
-    assert ours / h100.scale_up.all_reduce.bus_bandwidth_bytes_per_s[0][-1] == pytest.approx(200 / 450)
-    assert h800.accelerator.bf16.gemm == h100.accelerator.bf16.gemm
-    assert h800.accelerator.bf16.sustained == 0.75
+    """V100's NVLink has 150 of A100's 300 GB/s, and its collectives that share of A100's bandwidth."""
+    (v100, _), a100 = hardware_of(Cluster(gpu="V100")), load_hardware("dgx-a100-40")
+    ours = v100.scale_up.all_reduce.bus_bandwidth_bytes_per_s[0][-1]
+    assert ours / a100.scale_up.all_reduce.bus_bandwidth_bytes_per_s[0][-1] == pytest.approx(150 / 300)
+    assert v100.accelerator.bf16.gemm == a100.accelerator.bf16.gemm
+    assert v100.accelerator.bf16.sustained == 0.7
 
 
-def test_power_raises_rates_that_it_limits() -> None:
-    """GB300's 1.4 kW in place of 1.2: the sustained rate in 16 bits and the table in 8 grow by a sixth."""
-    (ultra, _), plain = hardware_of(Cluster(gpu="GB300")), load_hardware("gb200-nvl72")
-    assert ultra.accelerator.bf16.sustained == pytest.approx(plain.accelerator.bf16.sustained * 1.4 / 1.2)
-    assert ultra.accelerator.fp8 is not None
-    assert plain.accelerator.fp8 is not None
-    ours, theirs = ultra.accelerator.fp8.gemm.efficiency, plain.accelerator.fp8.gemm.efficiency
-    assert ours[3][3][3] == pytest.approx(theirs[3][3][3] * 1.4 / 1.2)
+@pytest.mark.parametrize(("name", "base"), sorted(SIBLINGS.items()))
+def test_a_description_with_constants_of_a_sibling(name: str, base: str) -> None:
+    """Its runs are read with it, are told as such, and count in no score; the sibling's do."""
+    accelerator = load_hardware(name).accelerator.name
+    spec, told = hardware_of(Cluster(gpu=accelerator))
+    assert spec == load_hardware(name)
+    assert f"{name} has constants of {base}, no scored run" in told
+    assert (is_scored(name), is_scored(base)) == (False, True)
+    assert generation_of(spec) not in (name, generation_of(load_hardware("dgx-h100")))
 
 
 def test_stacks_of_the_same_architecture_serve() -> None:
     """A800 has A100's kernels and so its stacks; V100 has neither."""
     assert stack_hardware("a800") == "dgx-a100-80"
     assert stack_hardware("v100") == "v100"
+    assert stack_hardware("l4") == "l40s"
     data = record(group="llm-foundry", hardware__gpu="A800", parallel__sp=None)
     told = compare_run(Run.model_validate_json(json.dumps(data), strict=True)).statement.assumptions
     assert any("constants dgx-a100-80+composer" in text for text in told)

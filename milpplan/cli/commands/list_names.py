@@ -9,11 +9,14 @@ import typer
 from milpplan.cli.checks import choice
 from milpplan.cli.outcome import show_blocks
 from milpplan.reports.answers.descriptions import hardware_table, model_table, stack_table
+from milpplan.validation.ablation import scored_runs
 
 EXAMPLES: Final = (("Models by name", "models"), ("Hardware by name", "hardware"))
 
 
 def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) -> None:
     """List the models or the hardware that ship with milpplan."""
-    tables = {"models": (model_table,), "hardware": (hardware_table, stack_table)}
-    show_blocks([table() for table in tables[choice(kind, "list", tables)]])
+    if choice(kind, "list", ("models", "hardware")) == "models":
+        show_blocks([model_table()])
+    else:
+        show_blocks([hardware_table(scored_runs), stack_table()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,16 +38,17 @@ def model_table() -> Table:
     return Table("", columns, rows)
 
 
-def hardware_table() -> Table:
-    """List every shipped hardware description."""
+def hardware_table(scored_runs: Callable[[HardwareSpec], int]) -> Table:
+    """List every shipped hardware description; ``scored_runs`` counts the runs on its architecture."""
     rows = []
     for name in hardware_names():
         hardware = load_hardware(name)
         accelerator = hardware.accelerator
         counts = (f"{hardware.gpus_per_node}", f"{hardware.scale_up.num_gpus}")
         fp8 = "yes" if accelerator.fp8 else "no"
-        rows.append((name, accelerator.name, gib_text(accelerator.memory_bytes), *counts, fp8))
-    columns = ("hardware", "accelerator", "memory", "a node", "fast domain", "fp8")
+        runs = f"{scored_runs(hardware) or 'none'}"
+        rows.append((name, accelerator.name, gib_text(accelerator.memory_bytes), *counts, fp8, runs))
+    columns = ("hardware", "accelerator", "memory", "a node", "fast domain", "fp8", "scored runs")
     return Table("", columns, rows)
 
 

@@ -12,6 +12,6 @@ if TYPE_CHECKING:
     from milpplan.validation.runs.reader import RunFile, read_runs
     from milpplan.validation.runs.records import Cluster, Run, UnstatedError
     from milpplan.validation.runs.statement import Statement, StepMeasure, rates, state, step_measure
-    from milpplan.validation.runs.variants import VARIANTS
+    from milpplan.validation.runs.variants import VARIANTS, is_scored
 else:
     __getattr__ = lazy_exports(__name__, __file__)

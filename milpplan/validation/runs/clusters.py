@@ -9,7 +9,7 @@ from typing import Final
 from milpplan.problem import HardwareSpec, load_hardware
 from milpplan.units import GIB, GIGA, TERA
 from milpplan.validation.runs.records import Cluster, UnstatedError
-from milpplan.validation.runs.variants import VARIANTS, described, varied
+from milpplan.validation.runs.variants import SIBLINGS, VARIANTS, described, varied
 
 GENERATIONS: Final = {
     "dgx-a100-40": "Ampere",
@@ -21,7 +21,15 @@ GENERATIONS: Final = {
     "dgx-b200": "Blackwell",
     "gb200-nvl72": "Blackwell",
     "mi300x": "CDNA 3",
+    "mi325x": "CDNA 3",
+    "mi355x": "CDNA 4",
+    "dgx-b300": "Blackwell Ultra",
+    "gb300-nvl72": "Blackwell Ultra",
+    "h800": "Hopper H800",
+    "h20": "Hopper H20",
+    "a800": "Ampere A800",
 }
+"""Architectures by description, for summaries and evidence: a chip with constants of a sibling has its own."""
 OMNI_PATH: Final = ("4x omni-path per node", 4, 100)
 """Words of the source's interconnect, links per node, and Gb/s of each."""
 _GBITS: Final = r"(\d+)\s*(?:Gb/s|Gbps|Gbit/s)"
@@ -31,10 +39,11 @@ _OTHER_LINKS: Final = re.compile(r"storage|management|nvlink|xgmi", re.IGNORECAS
 MEMORIES: Final = (("dgx-h100", "96gb hbm2e", 2.4e12),)
 """Description, words of the source, and bytes/s of the memory that they mean (pytorch/torchtitan@31a17bfd
 benchmarks/llama3_h100_202412_torchtitan.md)."""
-EXACT: Final = frozenset({"a100", "a100-sxm4", "h100", "h100-sxm", "h200", "b200", "gb200", "mi300x", "l40s"}) | {
-    "rtx4090",
-    "rtx 4090",
-}
+EXACT: Final = (
+    frozenset({"a100", "a100-sxm4", "h100", "h100-sxm", "h200", "b200", "gb200", "mi300x", "l40s"})
+    | {"rtx4090", "rtx 4090"}
+    | {"a800", "b300", "gb300", "h20", "h800", "mi325x", "mi355x"}
+)
 """Words for an accelerator that mean exactly a shipped description."""
 MAX_MEMORY_RATIO: Final = 2.5
 """Maximum ratio of memory between products of one name; a larger printed value is a node's."""
@@ -63,6 +72,8 @@ def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
     variant = VARIANTS.get(name)
     if variant is not None:
         notes.append(variant.told(name))
+    if name in SIBLINGS:
+        notes.append(f"{name} has constants of {SIBLINGS[name]}, no scored run")
     spec = _with_capacity(_preset(name), memory, notes)
     spec = _with_memory(spec, cluster.interconnect, notes)
     spec, network = _with_network(spec, cluster.interconnect, cluster.gpus_per_node)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from milpplan.problem import COLLECTIVES, Accelerator, HardwareSpec, Precision, with_constants
+from milpplan.problem import COLLECTIVES, Accelerator, HardwareSpec, Precision
 from milpplan.problem.overlay import scaled_bus_table
 from milpplan.units import GIGA, TERA
 
@@ -20,9 +20,8 @@ class Variant:
     """Differences of an accelerator from ``base``; None: no difference.
 
     ``same_kernels``: constants of software stacks on the base apply, because the architecture is the same.
-    ``fp8_flops_per_s`` 0: no such engine. ``power``: the power limit over the base's. Rates of products follow it
-    where power is the limit: in 8 bits, and in 16 where the sustained rate is below 1. ``sustained``: rate of
-    products in training over that of the base's table, where it was fitted.
+    ``fp8_flops_per_s`` 0: no such engine. ``sustained``: rate of products in training over that of the base's
+    table, where it was fitted.
     """
 
     base: str
@@ -35,7 +34,6 @@ class Variant:
     link_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
     same_kernels: bool = True
-    power: float = 1.0
     sustained: float | None = None
 
     def told(self, name: str) -> str:
@@ -51,21 +49,9 @@ class Variant:
 
 
 VARIANTS: Final = {
-    # Sustained: fitted to 21 runs of kwai-atc24, mean absolute error 18 % without it and 3.2 % with it.
-    "h800": Variant(
-        "dgx-h100",
-        "Hopper",
-        80 * 2**30,
-        3.35e12,
-        "DeepSeek-V3 report, 3.1; products at 0.75 of H100's rate",
-        link_bytes_per_s=200e9,
-        sustained=0.75,
-    ),
-    "h20": Variant("dgx-h100", "Hopper", 96e9, 4.0e12, "H20 data sheet", 148e12, 296e12),
     "h100-pcie": Variant("dgx-h100", "Hopper", 80 * 2**30, 2.0e12, "H100 data sheet", 756.5e12, 1513e12, 63e9),
     "h100-nvl": Variant("dgx-h100", "Hopper", 94e9, 3.9e12, "H100 NVL data sheet", 835.5e12, 1670.5e12, 63e9),
     "gh200": Variant("dgx-h100", "Hopper", 96e9, 4.0e12, "GH200 data sheet"),
-    "a800": Variant("dgx-a100-80", "Ampere", 80 * 2**30, 2.039e12, "A800 data sheet", link_bytes_per_s=200e9),
     "a100-pcie": Variant("dgx-a100-80", "Ampere", 80 * 2**30, 1.935e12, "A100 data sheet", link_bytes_per_s=31e9),
     # Sustained: between bigscience-gpt2 (0.6) and bigscience-tr3m (0.8).
     "v100": Variant(
@@ -80,34 +66,12 @@ VARIANTS: Final = {
         same_kernels=False,
         sustained=0.7,
     ),
-    "b300": Variant(
-        "dgx-b200",
-        "Blackwell Ultra",
-        288e9,
-        8.0e12,
-        "DGX B300 data sheet; 1.1 of B200's power",
-        network_bytes_per_s=100e9,
-        power=1.1,
-    ),
-    "gb300": Variant(
-        "gb200-nvl72",
-        "Blackwell Ultra",
-        288e9,
-        8.0e12,
-        "GB300 NVL72 data sheet; 1.4 kW in place of 1.2",
-        network_bytes_per_s=100e9,
-        power=1.4 / 1.2,
-    ),
     "l4": Variant("l40s", "Ada", 24e9, 0.3e12, "L4 data sheet", 121e12, 242.5e12),
     "l40": Variant("l40s", "Ada", 48e9, 0.864e12, "L40 data sheet", 181e12, 362e12),
     "a10g": Variant(
         "l40s", "Ampere", 24e9, 0.6e12, "A10 data sheet, the same chip", 125e12, 0.0, same_kernels=False
     ),
     "a10": Variant("l40s", "Ampere", 24e9, 0.6e12, "A10 data sheet", 125e12, 0.0, same_kernels=False),
-    "mi325x": Variant("mi300x", "CDNA 3", 256e9, 6.0e12, "MI325X data sheet"),
-    "mi355x": Variant(
-        "mi300x", "CDNA 4", 288e9, 8.0e12, "MI355X data sheet", 2516e12, 5033e12, 537e9, same_kernels=False
-    ),
     "mi250x": Variant(
         "mi300x", "CDNA 2", 64e9, 1.6e12, "MI250X data sheet, one GCD", 191.5e12, 0.0, 175e9, 12.5e9, False
     ),
@@ -116,10 +80,20 @@ VARIANTS: Final = {
     "blackwell": Variant("dgx-b200", "Blackwell", 192265846784, 7.7e12, "the model is not stated"),
 }
 """Accelerators by name; ``source`` names their sources."""
+SIBLINGS: Final = {
+    "a800": "dgx-a100-80",
+    "dgx-b300": "dgx-b200",
+    "gb300-nvl72": "gb200-nvl72",
+    "h20": "dgx-h100",
+    "h800": "dgx-h100",
+    "mi325x": "mi300x",
+    "mi355x": "mi300x",
+}
+"""Shipped descriptions with constants of another, whose software stacks apply; no constant is from scored runs."""
 _WORDS: Final = (
-    ("gb300", "gb300"),
+    ("gb300", "gb300-nvl72"),
     ("gb200", "gb200-nvl72"),
-    ("b300", "b300"),
+    ("b300", "dgx-b300"),
     ("b200", "dgx-b200"),
     ("gh200", "gh200"),
     ("h800", "h800"),
@@ -158,7 +132,14 @@ def described(words: str) -> str | None:
 def stack_hardware(name: str) -> str:
     """Return the description whose software stacks apply to a description or variant."""
     variant = VARIANTS.get(name)
-    return name if variant is None or not variant.same_kernels else variant.base
+    if variant is None:
+        return SIBLINGS.get(name, name)
+    return variant.base if variant.same_kernels else name
+
+
+def is_scored(name: str) -> bool:
+    """Test whether runs on a description or variant count for accuracy: no sibling gives its constants."""
+    return name not in VARIANTS and name not in SIBLINGS
 
 
 def varied(base: HardwareSpec, name: str, variant: Variant) -> HardwareSpec:
@@ -171,8 +152,7 @@ def varied(base: HardwareSpec, name: str, variant: Variant) -> HardwareSpec:
     if variant.network_bytes_per_s is not None:
         out = out.model_copy(update={"bandwidth_bytes_per_s": variant.network_bytes_per_s})
     accelerator = _accelerator(base.accelerator, name, variant)
-    changed = base.model_copy(update={"name": name, "accelerator": accelerator, "scale_up": up, "scale_out": out})
-    return with_constants(changed, {"gemm_fp8_efficiency": variant.power}, {})
+    return base.model_copy(update={"name": name, "accelerator": accelerator, "scale_up": up, "scale_out": out})
 
 
 def _accelerator(accelerator: Accelerator, name: str, variant: Variant) -> Accelerator:
@@ -189,10 +169,9 @@ def _accelerator(accelerator: Accelerator, name: str, variant: Variant) -> Accel
 
 
 def _engine(engine: Precision, peak_flops_per_s: float | None, variant: Variant) -> Precision:
-    sustained = min(engine.sustained * variant.power, 1.0) if engine.sustained < 1.0 else 1.0
     return engine.model_copy(
         update={
             "peak_flops_per_s": engine.peak_flops_per_s if peak_flops_per_s is None else peak_flops_per_s,
-            "sustained": sustained if variant.sustained is None else variant.sustained,
+            "sustained": engine.sustained if variant.sustained is None else variant.sustained,
         }
     )
