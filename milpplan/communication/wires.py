@@ -20,11 +20,12 @@ import numpy as np
 
 from milpplan.communication.records import Pairs, Places, pairs_of
 from milpplan.errors import InvalidInputError
-from milpplan.problem import GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts, Problem
+from milpplan.problem import GroupedQueryAttention, Indexer, LatentAttention, LayerRun, MixtureOfExperts, Problem
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
 from milpplan.simulation.layers import Shard, kv_heads_per_rank, padded_vocab_size
 from milpplan.simulation.layers.embedding_and_head import Endpoint
 from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES
+from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
 from milpplan.simulation.network import all_to_all_bytes, wire_factor
 from milpplan.simulation.network.collectives import PASSES, Operation, copies_sent
 
@@ -101,14 +102,31 @@ def _experts(shard: Shard, moe: MixtureOfExperts) -> list[Message]:
     ]
 
 
+def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer) -> list[Message]:
+    """List the messages of an indexer and of its keys. Source: see ``layer_time._sparse_attention``."""
+    inputs = indexer_input_bytes(attention, shard.hidden, shard.tokens)
+    target = FP32_BYTES * shard.tokens * selected_keys(indexer, shard.problem.job.sequence_length)
+    keys = BF16_BYTES * shard.tokens * shard.columns.cp * gathered_key_width(attention)
+    ones, zeros = np.ones_like(inputs), np.zeros_like(inputs)
+    return [
+        Message("sp", "all_gather", "tensor", inputs, shard.columns.sequence_parallel * ones, zeros),
+        Message("tp", "all_reduce", "tensor", target, zeros, ones),
+        Message("cp", "all_gather", "context", keys, ones, zeros),
+        Message("cp", "reduce_scatter", "context", keys, zeros, ones),
+    ]
+
+
 def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> list[Message]:
     """List the messages of one layer and one micro-batch; full recomputation repeats those of the forward."""
     shard = Shard.of(problem, columns)
-    ring, steps = _ring_bytes(shard, kind.attention), (columns.cp - 1).astype(np.float64)
-    zeros = np.zeros_like(steps)
     messages = _linear_pair(shard)
-    messages += [Message("cp", "send", "context", ring, steps, zeros)]
-    messages += [Message("cp", "send", "context", 2 * ring, zeros, steps)]
+    if isinstance(kind.attention, LatentAttention) and kind.attention.indexer is not None:
+        messages += _sparse_attention(shard, kind.attention, kind.attention.indexer)
+    else:
+        ring, steps = _ring_bytes(shard, kind.attention), (columns.cp - 1).astype(np.float64)
+        zeros = np.zeros_like(steps)
+        messages += [Message("cp", "send", "context", ring, steps, zeros)]
+        messages += [Message("cp", "send", "context", 2 * ring, zeros, steps)]
     if isinstance(kind.mlp, MixtureOfExperts):
         messages += _experts(shard, kind.mlp)
     if _has_dense_part(kind):

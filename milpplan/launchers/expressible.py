@@ -58,8 +58,12 @@ def word(value: object) -> str:
 
 
 def job_refusals(problem: Problem) -> list[Refusal]:
-    """Refuse jobs that need more than one node type."""
+    """Refuse jobs that need more than one node type, and attention that no trainer here has a fused kernel of."""
     refusals = []
+    if problem.model.has_indexers:
+        refusals.append(
+            Refusal(f"{problem.model.name} attends to keys that an indexer selects: it has no kernel that does")
+        )
     if problem.inference:
         refusals.append(Refusal("it is a plan of forwards alone (inference), and this trains"))
     if problem.other_hardware:

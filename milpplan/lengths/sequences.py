@@ -46,9 +46,9 @@ def check_rules(
     if rules.mask not in ("causal", "full"):
         raise InvalidInputError(f"The mask is {rules.mask!r}.", "Expected causal or full.", "Correct the rules.")
     windows = [kind.attention for kind in problem.model.kinds if getattr(kind.attention, "sliding_window", None)]
-    if rules.mask == "full" and windows:
+    if rules.mask == "full" and (windows or problem.model.has_indexers):
         raise InvalidInputError(
-            f"{problem.model.name} has layers with a sliding window, and the mask is full.",
+            f"{problem.model.name} has layers with a sliding window or an indexer, and the mask is full.",
             "Expected layers that attend to whole sequences: a window's keys are those before a query.",
             "Leave the mask causal.",
         )

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from milpplan.problem.model import (
         DenseMlp,
         GroupedQueryAttention,
+        Indexer,
         LatentAttention,
         LayerRun,
         MixtureOfExperts,

@@ -46,8 +46,18 @@ class GroupedQueryAttention(Record):
         return self
 
 
+class Indexer(Record):
+    """Lightning indexer of sparse attention: small heads score all earlier keys, and a query attends to the best
+    (DeepSeek-V3.2)."""
+
+    index_n_heads: PositiveInt
+    index_head_dim: PositiveInt
+    index_topk: PositiveInt
+    """Keys that a query attends to at most."""
+
+
 class LatentAttention(Record):
-    """Multi-head latent attention (DeepSeek-V2/V3)."""
+    """Multi-head latent attention (DeepSeek-V2/V3), over all earlier keys or those that an indexer selects."""
 
     type: Literal["mla"] = "mla"
     num_attention_heads: PositiveInt
@@ -56,6 +66,13 @@ class LatentAttention(Record):
     qk_nope_head_dim: PositiveInt
     qk_rope_head_dim: PositiveInt
     v_head_dim: PositiveInt
+    indexer: Indexer | None = None
+
+    @model_validator(mode="after")
+    def _indexer_has_queries(self) -> LatentAttention:
+        if self.indexer is not None and self.q_lora_rank is None:
+            raise ValueError("an indexer makes its queries of the query of low rank, and q_lora_rank is missing")
+        return self
 
 
 Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="type")]
@@ -151,6 +168,11 @@ class ModelSpec(Record):
     def has_experts(self) -> bool:
         """True if some layers have routed experts."""
         return any(run.mlp.type == "moe" for run in self.layers)
+
+    @property
+    def has_indexers(self) -> bool:
+        """True if queries of some layers attend to keys that an indexer selects."""
+        return any(run.attention.type == "mla" and run.attention.indexer is not None for run in self.layers)
 
     @property
     def kinds(self) -> tuple[LayerRun, ...]:

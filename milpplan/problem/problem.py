@@ -250,6 +250,10 @@ class Problem(Record):
                 f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
                 " learned positions"
             )
+        if self.job.attention_kernel == "unfused" and self.model.has_indexers:
+            raise ValueError(
+                f"{self.model.name} attends to selected keys, unfused kernels to all: use attention_kernel flash"
+            )
         return self
 
     def check_node_types(self) -> None:

@@ -26,11 +26,11 @@ from milpplan.simulation.layers import (
     Phase,
     Shard,
     embedding_endpoint,
+    flash_core_s,
     head_endpoint,
     layer_seconds,
 )
 from milpplan.simulation.layers.kernels import Mask
-from milpplan.simulation.layers.layer_time import flash_core_s
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.network import transfer_s
 from milpplan.units import NS_PER_S

@@ -146,6 +146,14 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> Named:
     yield "kv_norm.weight", _vector(rank)
     yield "kv_up.weight", _rows(heads * (attention.qk_nope_head_dim + attention.v_head_dim), rank, heads)
     yield "o.weight", _columns(hidden, heads * attention.v_head_dim, heads)
+    if (indexer := attention.indexer) is not None:
+        assert attention.q_lora_rank is not None
+        count, width = indexer.index_n_heads, indexer.index_head_dim
+        yield "indexer.q.weight", Shape(count * width, attention.q_lora_rank)
+        yield "indexer.k.weight", Shape(width, hidden)
+        yield "indexer.k_norm.weight", _vector(width)
+        yield "indexer.k_norm.bias", _vector(width)
+        yield "indexer.weights.weight", Shape(count, hidden)
 
 
 def _feed_forward(hidden: int, width: int, gated: bool, bias: bool) -> Named:

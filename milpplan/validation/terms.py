@@ -21,6 +21,8 @@ from milpplan.problem import (
     PAIRED_SCHEDULES,
     SPLIT_SCHEDULES,
     DenseMlp,
+    Indexer,
+    LatentAttention,
     LayerRun,
     Layout,
     MixtureOfExperts,
@@ -170,6 +172,15 @@ def _without_windows(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
     return problem, kind.model_copy(update={"attention": attention})
 
 
+def _without_indexer(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
+    """Reduce an indexer to a single score a key, and its selection to a single key."""
+    attention = kind.attention
+    if not isinstance(attention, LatentAttention) or attention.indexer is None:
+        return problem, kind
+    smallest = Indexer(index_n_heads=1, index_head_dim=1, index_topk=1)
+    return problem, kind.model_copy(update={"attention": attention.model_copy(update={"indexer": smallest})})
+
+
 def _without_fp8(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
     """Make 8-bit products take only as long as their memory traffic."""
     gpu = problem.hardware.accelerator
@@ -285,6 +296,12 @@ TERMS: Final = (
         "attention in windows or chunks of the sequence",
         _windows,
         _compute(_without_windows),
+    ),
+    Term(
+        "sparse_attention",
+        "attention to keys that an indexer selects",
+        lambda problem, plan: problem.model.has_indexers,
+        _compute(_without_indexer),
     ),
     Term(
         "fp8_products",

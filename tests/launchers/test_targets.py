@@ -20,7 +20,7 @@ from milpplan.simulation.layers.activations import layer_activations
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.units import GIB
 from tests.amounts import long_but
-from tests.simulation.cases import problem_of, shipped_hardware
+from tests.simulation.cases import problem_of, shipped_hardware, shipped_model
 
 MODELS = ("llama3-8b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3")
 KEPT = Path(__file__).parents[1] / "data" / "launchers"
@@ -239,6 +239,19 @@ def test_replicas_of_different_make_are_refused_with_the_reason(target: str, typ
         TARGETS[target].export(problem, plan, TARGETS[target].capability.versions[0])
     assert TARGETS[target].capability.name in str(caught.value)
     assert len(layout.replica_micro_batches) == types
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_target_exports_an_indexer(target: str) -> None:
+    """A model whose queries attend to selected keys is refused by every launcher, and never exported without its
+    indexer."""
+    known = TARGETS[target]
+    problem = asked("deepseek-v3", num_gpus=1024, global_batch_size=1024)
+    plan = uniform_plan(problem, Layout(pp=16, ep=64, dp=64, zero_stage=1, global_batch_size=1024), "full")
+    sparse = problem.model_copy(update={"model": shipped_model("deepseek-v3.2")})
+    with pytest.raises(MilpplanError, match=r"selects|latent attention") as caught:
+        known.export(sparse, plan, known.capability.versions[0])
+    assert "deepseek-v3.2" in str(caught.value)
 
 
 def different_replicas(types: int) -> tuple[Problem, Layout]:

@@ -17,6 +17,7 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import (
     DenseMlp,
     GroupedQueryAttention,
+    Indexer,
     Job,
     LatentAttention,
     LayerRun,
@@ -85,11 +86,14 @@ def random_model(rng: random.Random, family: str) -> ModelSpec:
         head_dim=rng.choice((32, 64, 128)),
     )
     dense = DenseMlp(intermediate_size=hidden * rng.choice((2, 4, 6)), gated=rng.random() < 0.7)
-    if family == "mla":
+    if family in ("mla", "sparse"):
         attention = LatentAttention(
             num_attention_heads=heads, q_lora_rank=rng.choice((None, 64)), kv_lora_rank=64,
             qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64,
         )  # fmt: skip
+    if family == "sparse":
+        selecting = Indexer(index_n_heads=rng.choice((2, 8)), index_head_dim=32, index_topk=rng.choice((64, 512)))
+        attention = attention.model_copy(update={"q_lora_rank": 64, "indexer": selecting})
     first = LayerRun(count=rng.randint(2, 7), attention=attention, mlp=dense)
     runs = [first]
     if family in ("moe", "mixed"):

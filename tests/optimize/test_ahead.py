@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from milpplan.errors import SolverError, UnavailableError
 from milpplan.optimize import PlanResult
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.search import layout_tasks
-from milpplan.optimize.search.layout_tasks import AheadInit, Question
+from milpplan.optimize.search.layout_tasks import AheadDecider, AheadInit, Question
 from milpplan.parallel import WorkerProcess
 from tests.amounts import first
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
@@ -106,6 +107,20 @@ def test_any_number_of_processes_gives_the_same_answer(
         programs.append([(program.name, program.num_rows, program.num_variables) for program in stated])
     assert answers[0] == answers[1] == answers[2]
     assert programs[0] == programs[1] == programs[2]
+
+
+def test_a_guess_after_the_answer_of_its_chain_can_be_asked() -> None:
+    """A layout that is guessed once the layout before it in its chain has an answer takes the paths of that
+    answer: nothing else would give it any, and the search would wait for it."""
+    decider = AheadDecider(Any, SimpleNamespace(known_paths={}), {}, 1)  # type: ignore[arg-type]
+    before = decider._add(Any, 1, 1, "chain")  # type: ignore[arg-type]
+    assert before.ready
+    assert not decider._add(Any, 1, 1, "chain").ready  # type: ignore[arg-type]
+    decider.guesses.pop()
+    before.state, before.answer = "answered", SimpleNamespace(paths={"key": []})  # type: ignore[assignment]
+    later = decider._add(Any, 1, 1, "chain")  # type: ignore[arg-type]
+    assert later.ready
+    assert later.paths == {"key": []}
 
 
 @pytest.mark.parametrize("seed", first(2, range(20)))

@@ -81,6 +81,21 @@ def test_optimum_is_that_of_brute_force(backend: str, block: int, count: int) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("count", long_but((2,), (2, 20)))
+def test_optimum_of_sparse_attention_is_that_of_brute_force(backend: str, count: int) -> None:
+    """Of models whose queries attend to selected keys, ``solve`` finds the optimum of brute force, and so does the
+    program of the whole space."""
+    for seed in range(31_000, 31_000 + count):
+        problem = random_problem(seed, kind="free", family="sparse")
+        assert problem.model.has_indexers
+        best = brute_force(problem)
+        assert_optimal(problem, solve(problem, backend=backend, gap=EXACT), best)
+        if len(layout_space(problem)) <= 6:
+            found = solve_monolithic(problem, backend, gap=0.0).step_time_ns
+            assert found == (None if best is None else best.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("share", long_but((0.25,), (0.05, 0.25, 0.5)))
 def test_optimum_with_a_margin_is_that_of_brute_force(backend: str, share: float) -> None:
     """Where plans leave a share of the memory, ``solve`` and the program of the whole space find the best of

@@ -39,8 +39,9 @@ MODEL_HARDWARE = (
     ("qwen3-30b-a3b", "gb200-nvl72", "flash", "fp8"),
     ("gpt-oss-120b", "mi300x", "flash", "bf16"),
     ("deepseek-v3", "dgx-h100", "flash", "fp8"),
+    ("deepseek-v3.2", "dgx-h200", "flash", "bf16"),
 )
-"""One of every kind: dense, MoE, latent attention, sliding window; tied and untied; fused and not; fp8."""
+"""One of every kind: dense, MoE, latent attention, window, indexer; tied and untied; fused and not; fp8."""
 
 ANY = Range(minimum=1, maximum=2**20)
 """As a number of GPUs or a batch: the costs of a layout do not depend on what else a job admits."""

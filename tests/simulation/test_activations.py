@@ -173,6 +173,31 @@ def test_latent_attention_by_hand() -> None:
     assert found.dropped_selective == pytest.approx(tokens * (2 * 2 * h + expanded + 2 * f))
 
 
+def test_sparse_attention_by_hand() -> None:
+    """DeepSeek-V3.2's attention keeps, beside its latents, two forms of the queries, latent and real outputs, the
+    gathered keys, 2,048 positions of four bytes, and the tensors of its indexer's gradients."""
+    heads, tokens, cp = 128, 32768, 4
+    queries = 2 * heads * (192 + 576)
+    outputs = 2 * heads * (512 + 128) + 4 * heads
+    indexer = 2 * (64 * 129 + 128) + 2 * cp * 128 + 4 * 2048
+    sparse = queries + outputs + 2 * cp * 576 + indexer
+    expanded = 2 * heads * (2 * 192 + 2 * 128) + 4 * heads
+
+    def found(model: str, **fields: Any) -> Any:
+        problem = problem_of(model, "dgx-h100", sequence_length=131072)
+        return layer_activations(problem, problem.model.kinds[0], columns_of(**fields))
+
+    whole, dense = found("deepseek-v3.2", cp=cp), found("deepseek-v3", cp=cp)
+    assert whole.kept - dense.kept == pytest.approx(tokens * (sparse - expanded))
+    replayed = queries - 2 * heads * (2 * 192 + 128)
+    assert whole.dropped_selective - dense.dropped_selective == pytest.approx(tokens * replayed)
+    assert whole.workspace - 2 * 7168 * tokens == pytest.approx(3 * 2**30)
+    split = {"tp": 2, "sequence_parallel": True}
+    gathered = found("deepseek-v3.2", **split).kept - found("deepseek-v3", **split).kept
+    alike = found("deepseek-v3.2", tp=2).kept - found("deepseek-v3", tp=2).kept
+    assert gathered - alike == pytest.approx(2 * (7168 + 1536) * 131072)
+
+
 @pytest.mark.parametrize("case", MODEL_HARDWARE, ids=lambda case: case[0])
 def test_order_of_recompute_modes(case: tuple[str, str, str, str]) -> None:
     """No recomputation keeps most, full least, selective lies between; nothing is negative."""

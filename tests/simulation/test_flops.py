@@ -55,6 +55,16 @@ def test_latent_attention_width() -> None:
     assert difference == pytest.approx(61 * 6 * (4096 / 2) * 128 * 320)
 
 
+def test_sparse_attention_is_linear_but_for_the_index_scores() -> None:
+    """Beyond 2,048 tokens DeepSeek-V3.2 adds a token's index scores with the sequence, 2 s/2 * 64 * 128 FLOPs a
+    layer, and what its selection lacks at the start of the sequence."""
+    model = load_model("deepseek-v3.2")
+    difference = model_flops_per_token(model, 131072) - model_flops_per_token(model, 65536)
+    selected = 2048**2 / 2 * (1 / 65536 - 1 / 131072)
+    a_key = 6 * 128 * (576 + 512) + 4 * 64 * 128
+    assert difference == pytest.approx(61 * (2 * 32768 * 64 * 128 + selected * a_key))
+
+
 def test_utilisation_by_hand() -> None:
     """Tokens a second times FLOPs a token over the peak of all accelerators, of the job's precision."""
     bf16 = problem_of("llama3-8b", "dgx-h100", sequence_length=8192)

@@ -10,6 +10,7 @@ import pytest
 
 from milpplan.problem import (
     GroupedQueryAttention,
+    Indexer,
     LatentAttention,
     LayerRun,
     MixtureOfExperts,
@@ -23,6 +24,7 @@ from milpplan.simulation.layers import (
     Phase,
     Shard,
     average_keys,
+    flash_core_s,
     kv_heads_per_rank,
     layer_parameters,
     layer_seconds,
@@ -184,6 +186,38 @@ def test_chunks_cost_what_their_keys_cost() -> None:
     half = compute_s(sliding_window=length // 2, chunked=True)
     assert half < compute_s(sliding_window=length // 2) < compute_s()
     assert compute_s(qk_norm="unweighted") == compute_s(qk_norm="per_head")
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_sparse_attention_flops_by_hand(tp: int) -> None:
+    """On an ideal accelerator: index scores of all earlier keys by every rank, and attention of latent width to at
+    most 2,048 keys by the heads of a rank, padded to 64; backward its loss and the gradients of selected keys."""
+    problem = problem_of("deepseek-v3.2", ideal_hardware(), sequence_length=16384)
+    attention = problem.model.kinds[0].attention
+    shard = Shard.of(problem, columns_of(tp=tp, sequence_parallel=tp > 1, dp=8))
+    forward, backward = flash_core_s(shard, attention, 16384, shard.tokens, 1)
+    selected, heads = np.minimum(np.arange(16384) + 0.5, 2048).sum(), max(128 // tp, 64)
+    scores = 16384 * 16384 / 2 * 2 * 64 * 128
+    core = 2 * selected * heads * (576 + 512)
+    loss = 2 * selected * heads * 576 + 3 * 2 * selected * 64 * 128
+    assert forward[0] * PEAK_FLOPS_PER_S == pytest.approx(scores + core, rel=1e-4)
+    assert backward[0] * PEAK_FLOPS_PER_S == pytest.approx(2.5 * core + loss, rel=1e-4)
+
+
+def test_indexers_are_not_divided_by_tensor_parallelism() -> None:
+    """Every rank of tp=8 runs the whole indexer: its time is that without tensor parallelism."""
+    problem = problem_of("deepseek-v3.2", ideal_hardware(), sequence_length=8192)
+    small = problem.model.kinds[0].attention.model_copy(
+        update={"indexer": Indexer(index_n_heads=1, index_head_dim=1, index_topk=2048)}
+    )
+    kind = problem.model.kinds[0].model_copy(update={"attention": small})
+    added = [
+        (layer_seconds(problem, problem.model.kinds[0], columns) - layer_seconds(problem, kind, columns))[
+            Part.COMPUTE, [Phase.FORWARD, Phase.BACKWARD], 0
+        ]
+        for columns in (columns_of(tp=tp, dp=8, sequence_parallel=tp > 1) for tp in (1, 8))
+    ]
+    assert added[0] == pytest.approx(added[1], rel=1e-9)
 
 
 def test_key_value_heads_are_never_split() -> None:

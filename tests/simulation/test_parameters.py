@@ -34,6 +34,8 @@ PUBLISHED = {
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "deepseek-v3": 671_026_404_352,
+    "deepseek-v3.2": 671_877_929_216,
+    "glm-5": 743_911_199_232,
     "gpt-oss-120b": 116_829_156_672,
     "gemma-7b": 8_537_680_896,
     # Sizes of the published weights on Hugging Face.

@@ -337,6 +337,8 @@ def _attention(model: ModelSpec) -> Pairs:
     attention = model.kinds[0].attention
     pairs: Pairs = {"--num-attention-heads": (str(attention.num_attention_heads),)}
     if isinstance(attention, LatentAttention):
+        if attention.indexer is not None:
+            raise _refuse(f"{model.name} attends to keys that an indexer selects", "attention to all earlier keys")
         pairs |= {
             "--multi-latent-attention": (),
             "--qk-layernorm": (),

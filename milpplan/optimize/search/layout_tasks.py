@@ -328,9 +328,14 @@ class AheadDecider:
             return guess
 
     def _add(self, task: LayoutTask, cutoff: int, effort: int, chain: Chain) -> Guess:
-        """Add a guess. It can be asked at once if it is the first of its chain."""
-        is_first = all(guess.chain != chain for guess in self.guesses)
-        guess = Guess(task, cutoff, effort, chain, self._known_paths(chain) if is_first else None)
+        """Add a guess. It can be asked at once if it is the first of its chain, or if the guess before it in its
+        chain has its answer already."""
+        before = next((guess for guess in reversed(self.guesses) if guess.chain == chain), None)
+        if before is None:
+            paths: PathsByKey | None = self._known_paths(chain)
+        else:
+            paths = None if before.answer is None else before.answer.paths
+        guess = Guess(task, cutoff, effort, chain, paths)
         self.guesses.append(guess)
         return guess
 

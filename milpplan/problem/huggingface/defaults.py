@@ -35,6 +35,8 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "qwen3_moe": {"max_position_embeddings": 32768},
     "deepseek_v2": {"max_position_embeddings": 2048},
     "deepseek_v3": {"max_position_embeddings": 4096},
+    "deepseek_v32": {"max_position_embeddings": 163840},
+    "glm_moe_dsa": {"max_position_embeddings": 202752},
     "glm4_moe": {"max_position_embeddings": 131072},
     "gpt_oss": {"max_position_embeddings": 131072, "attention_bias": True},
     "gpt2": {"tie_word_embeddings": True, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1},
@@ -212,6 +214,10 @@ _FAMILY_REASONS["llama4_text"] |= {
 }
 _FAMILY_REASONS["hunyuan_v1_dense"] = {"the number of a token": "eod_token_id"}
 _FAMILY_REASONS["deepseek_v3"] = _FAMILY_REASONS["deepseek_v2"]
+_FAMILY_REASONS["deepseek_v32"] = _FAMILY_REASONS["deepseek_v2"]
+_FAMILY_REASONS["glm_moe_dsa"] = _FAMILY_REASONS["deepseek_v2"] | {
+    "angles of rotary positions, within the same kernel": "indexer_rope_interleave",
+}
 _FAMILY_REASONS["gemma3_text"] = _FAMILY_REASONS["gemma2"]
 
 FIXED: dict[str, tuple[object, str]] = {
@@ -262,8 +268,6 @@ OBSTACLES: Final = {
     "lfm2": ("short convolutions", "llama"),
     "minimax": ("layers of lightning attention", "mixtral"),
     "minimax_m3": ("sparse attention over selected blocks", "minimax_m2"),
-    "deepseek_v32": ("sparse attention with an indexer", "deepseek_v3"),
-    "glm_moe_dsa": ("sparse attention with an indexer", "deepseek_v3"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
     "gemma4_text": ("layers whose head sizes differ, and experts beside a dense block", "gemma3_text"),
     "nemotron-nas": ("layers that differ one by one, some without attention", "llama"),

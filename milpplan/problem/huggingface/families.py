@@ -8,155 +8,33 @@ those that change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import groupby
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Final
 
 from milpplan.problem import (
-    DenseMlp,
     GroupedQueryAttention,
+    Indexer,
     LatentAttention,
-    LayerRun,
     MixtureOfExperts,
     ModelSpec,
 )
+from milpplan.problem.huggingface.parts import (
+    QkNorm,
+    attention_of,
+    biased_attention,
+    dense_mlp,
+    expert_mlps,
+    experts_of,
+    masks,
+    model_of,
+    plain_attention,
+    runs,
+    uniform,
+    windowed,
+)
 from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, KEY_VALUE_HEADS, LAYERS, POSITIONS, Fields
-from milpplan.problem.model import Attention, Mlp
+from milpplan.problem.model import Mlp
 from milpplan.problem.reading import shown
-
-QkNorm = Literal["none", "unweighted", "per_head", "full_width"]
-
-DEFAULT_SEQUENCE_LENGTH = 4096
-"""Default number of tokens of a sequence; the model's context if that is shorter."""
-
-
-def attention_of(
-    fields: Fields,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    qk_norm: QkNorm = "none",
-    sinks: bool = False,
-    num_key_value_heads: int | None = None,
-    head_dim: int | None = None,
-) -> GroupedQueryAttention:
-    """Build grouped-query attention; ``num_key_value_heads`` and ``head_dim`` are given only where a family fixes
-    them."""
-    return GroupedQueryAttention(
-        num_attention_heads=fields.integer(HEADS),
-        num_key_value_heads=num_key_value_heads or fields.num_key_value_heads,
-        head_dim=head_dim or fields.head_dim,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        qk_norm=qk_norm,
-        sinks=sinks,
-    )
-
-
-def plain_attention(fields: Fields, qkv_bias: bool = False, output_bias: bool = False) -> GroupedQueryAttention:
-    """Build multi-head attention of classes that read neither ``num_key_value_heads`` nor ``head_dim``."""
-    heads, width = fields.integer(HEADS), fields.divided_head_dim
-    return attention_of(fields, qkv_bias, output_bias, num_key_value_heads=heads, head_dim=width)
-
-
-def dense_mlp(
-    fields: Fields,
-    gated: bool = True,
-    bias: bool = False,
-    key: str = "intermediate_size",
-    default: int | None = None,
-) -> DenseMlp:
-    """Build a dense feed-forward block; ``default`` is its width where the class derives one."""
-    return DenseMlp(intermediate_size=fields.integer(key, default=default), gated=gated, bias=bias)
-
-
-def experts_of(fields: Fields, number_key: str, size_key: str, **more: Any) -> MixtureOfExperts:
-    """Build routed experts of the width under ``size_key``; ``more`` are fields that the family fixes."""
-    return MixtureOfExperts(
-        num_experts=fields.integer(number_key),
-        num_experts_per_tok=fields.integer("num_experts_per_tok"),
-        intermediate_size=fields.integer(size_key),
-        **more,
-    )
-
-
-def windowed(
-    fields: Fields, attention: GroupedQueryAttention, slides: list[bool] | None = None
-) -> list[GroupedQueryAttention]:
-    """Repeat ``attention`` for every layer, with ``sliding_window`` where it slides (by default everywhere)."""
-    slides = [True] * fields.num_layers if slides is None else slides
-    if not any(slides):
-        fields.unused("sliding_window")
-        return [attention] * len(slides)
-    sliding = attention.model_copy(update={"sliding_window": fields.window()})
-    return [sliding if slide else attention for slide in slides]
-
-
-def runs(attentions: Iterable[Attention], mlps: Iterable[Mlp], num_norms: int = 2) -> tuple[LayerRun, ...]:
-    """Collect consecutive identical layers in runs."""
-    return tuple(
-        LayerRun(count=len(list(same)), attention=attention, mlp=mlp, num_norms=num_norms)
-        for (attention, mlp), same in groupby(zip(attentions, mlps, strict=True))
-    )
-
-
-def model_of(
-    fields: Fields,
-    name: str,
-    layers: tuple[LayerRun, ...],
-    max_position_embeddings: int | None = None,
-    **more: Any,
-) -> ModelSpec:
-    """Build the parts that all families share; ``more`` are fields of ``ModelSpec`` that the family fixes."""
-    positions = max_position_embeddings or fields.integer(POSITIONS)
-    if "dropout" not in more and fields.drops("attention_dropout"):
-        more["attention_dropout"] = True
-    return ModelSpec(
-        name=name,
-        hidden_size=fields.integer(HIDDEN),
-        vocab_size=fields.integer("vocab_size"),
-        max_position_embeddings=positions,
-        layers=layers,
-        tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        default_sequence_length=min(positions, DEFAULT_SEQUENCE_LENGTH),
-        **more,
-    )
-
-
-def masks(fields: Fields, residual: str, embedding: str | None, attention: str) -> dict[str, bool]:
-    """Return the fields of ``ModelSpec`` about dropout masks.
-
-    The arguments are the keys of the three probabilities; without a key, the embedding has no mask.
-    """
-    dropped = fields.drops(residual)
-    parts = {
-        "embedding_dropout": embedding is not None and fields.drops(embedding),
-        "attention_dropout": fields.drops(attention),
-    }
-    return {"dropout": dropped, **{name: value for name, value in parts.items() if value != dropped}}
-
-
-def uniform(
-    fields: Fields, name: str, attention: Attention, mlp: Mlp, num_norms: int = 2, **more: Any
-) -> ModelSpec:
-    """Build a model whose layers are all equal."""
-    run = LayerRun(count=fields.num_layers, attention=attention, mlp=mlp, num_norms=num_norms)
-    return model_of(fields, name, (run,), **more)
-
-
-def biased_attention(fields: Fields, qk_norm: QkNorm = "none") -> GroupedQueryAttention:
-    """Build attention whose four projections have a bias if ``attention_bias`` is true."""
-    bias = fields.flag("attention_bias")
-    return attention_of(fields, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm)
-
-
-def expert_mlps(fields: Fields, experts: MixtureOfExperts, is_expert: list[bool]) -> list[Mlp]:
-    """Build runs of layers with ``experts`` where a flag is true, and with a dense block elsewhere."""
-    if all(is_expert):
-        fields.unused("intermediate_size")
-        return [experts] * len(is_expert)
-    dense = dense_mlp(fields)
-    return [experts if flag else dense for flag in is_expert]
-
 
 Builder = Callable[[Fields, str], ModelSpec]
 
@@ -244,6 +122,17 @@ def _leading_dense(fields: Fields) -> list[bool]:
     return [layer >= dense for layer in range(fields.num_layers)]
 
 
+def _listed_experts(fields: Fields) -> list[bool]:
+    """Build experts in the layers that ``mlp_layer_types`` calls sparse, else in all but the leading ones."""
+    listed = fields.sequence("mlp_layer_types")
+    if listed is None:
+        return _leading_dense(fields)
+    fields.unused("first_k_dense_replace", "moe_layer_freq")
+    if len(listed) != fields.num_layers or any(kind not in ("dense", "sparse") for kind in listed):
+        raise fields.refuse(f"mlp_layer_types is {shown(listed)}.", "Expected dense or sparse for every layer.")
+    return [kind == "sparse" for kind in listed]
+
+
 def _shared_experts(fields: Fields) -> MixtureOfExperts:
     # A null stands for none in DeepSeek's own files.
     none = 0 if fields.there("n_shared_experts") else None
@@ -259,10 +148,10 @@ def _query_rank(fields: Fields) -> int | None:
     return fields.optional("q_lora_rank")
 
 
-def _deepseek(fields: Fields, name: str) -> ModelSpec:
+def _latent_attention(fields: Fields) -> LatentAttention:
     fields.must_be("attention_bias", False, "latent attention is described without biases")
     fields.must_be("mlp_bias", False, "DeepSeek's experts are described without biases")
-    attention = LatentAttention(
+    return LatentAttention(
         num_attention_heads=fields.integer(HEADS),
         q_lora_rank=_query_rank(fields),
         kv_lora_rank=fields.integer("kv_lora_rank"),
@@ -270,8 +159,31 @@ def _deepseek(fields: Fields, name: str) -> ModelSpec:
         qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
         v_head_dim=fields.integer("v_head_dim"),
     )
+
+
+def _deepseek(fields: Fields, name: str) -> ModelSpec:
     mlps = expert_mlps(fields, _shared_experts(fields), _leading_dense(fields))
+    return model_of(fields, name, runs([_latent_attention(fields)] * len(mlps), mlps))
+
+
+def _deepseek_v32(fields: Fields, name: str) -> ModelSpec:
+    every = ["indexed_attention"] * fields.num_layers
+    fields.must_be("layer_types", every, "an indexer selects keys in every layer")
+    sizes = {key: fields.integer(key) for key in ("index_n_heads", "index_head_dim", "index_topk")}
+    attention = _latent_attention(fields).model_copy(update={"indexer": Indexer(**sizes)})
+    mlps = expert_mlps(fields, _shared_experts(fields), _listed_experts(fields))
     return model_of(fields, name, runs([attention] * len(mlps), mlps))
+
+
+def _glm_moe_dsa(fields: Fields, name: str) -> ModelSpec:
+    # Layers that take the selection of a layer before them must be in its stage, which no space says.
+    reason = "no layer takes the keys that another layer selects"
+    fields.must_be("indexer_types", ["full"] * fields.num_layers, reason)
+    fields.must_be("index_topk_pattern", "F" * fields.num_layers, reason)
+    if fields.value("indexer_types") is None and fields.value("index_topk_pattern") is None:
+        fields.must_be("index_topk_freq", 1, reason)
+    fields.unused("index_topk_freq", "index_skip_topk_offset", "index_share_for_mtp_iteration")
+    return _deepseek_v32(fields, name)
 
 
 def _glm4_moe(fields: Fields, name: str) -> ModelSpec:
@@ -601,6 +513,8 @@ BUILDERS: dict[str, Builder] = {
     "qwen3_moe": _qwen3_moe,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek_v32,
+    "glm_moe_dsa": _glm_moe_dsa,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
     "gpt2": _gpt2,
@@ -668,6 +582,8 @@ ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     "qwen3_moe": {"num_experts": ("num_local_experts",)},
     "deepseek_v2": {"n_routed_experts": ("num_experts",)},
     "deepseek_v3": {"n_routed_experts": ("num_local_experts",)},
+    "deepseek_v32": {"n_routed_experts": ("num_local_experts", "num_experts")},
+    "glm_moe_dsa": {"n_routed_experts": ("num_local_experts", "num_experts")},
     "glm4_moe": {"n_routed_experts": ("num_local_experts",)},
     "gemma3_text": {"sliding_window_pattern": ("_sliding_window_pattern",)},
     "dots1": {"n_routed_experts": ("num_local_experts",)},

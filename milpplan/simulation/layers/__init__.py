@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         interpolate_table,
         memory_bound_s,
     )
-    from milpplan.simulation.layers.layer_time import Shard, kv_heads_per_rank, layer_seconds
+    from milpplan.simulation.layers.layer_time import Shard, flash_core_s, kv_heads_per_rank, layer_seconds
     from milpplan.simulation.layers.paired_layers import least_paired_ns
     from milpplan.simulation.layers.parameters import (
         active_parameters,

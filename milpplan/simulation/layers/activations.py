@@ -33,6 +33,12 @@ from milpplan.simulation.layers.layer_time import (
     routed_rows,
 )
 from milpplan.simulation.layers.parameters import padded_vocab_size
+from milpplan.simulation.layers.sparse_attention import (
+    indexer_input_bytes,
+    indexer_output_width,
+    kept_bytes,
+    workspace_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     linear_input = _input_bytes(problem) * shard.tokens * shard.hidden / shard.sequence_tp
     attention_kept, attention_dropped = _attention(shard, kind)
     mlp_kept, mlp_dropped, workspace = _mlp(shard, kind)
+    if isinstance(kind.attention, LatentAttention) and kind.attention.indexer is not None:
+        workspace = np.maximum(workspace, workspace_bytes(shard.tokens, problem.job.sequence_length))
     masks = 2 * shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
     norms = _norm_copies(shard, kind) + _input_copies(shard, kind)
     # Two residual-stream inputs of the norms, and the norm outputs that feed the two matrix products.
@@ -141,6 +149,10 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
     if isinstance(attention, LatentAttention):
         qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
         latent = (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim
+        if attention.indexer is not None:
+            inputs, cp = (shard.hidden, shard.sequence_tp), shard.columns.cp
+            sparse, dropped = kept_bytes(attention, tokens, heads, job.sequence_length, cp, inputs)
+            return BF16_BYTES * tokens * latent / shard.sequence_tp * 2 + sparse, dropped
         expanded = BF16_BYTES * tokens * heads * (2 * qk_dim + attention.v_head_dim)
         out = BF16_BYTES * tokens * heads * attention.v_head_dim
         kept = BF16_BYTES * tokens * latent / shard.sequence_tp * 2 + expanded + out
@@ -258,6 +270,14 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
     latent = (attention.q_lora_rank or 0) + attention.kv_lora_rank
     # Inputs of the up projections, and gradients of the outputs of the down projections.
     inner = BF16_BYTES * latent + element * (latent + attention.qk_rope_head_dim)
+    if attention.indexer is not None:
+        # Inputs of the absorbed products and gradients of their outputs, and those of the indexer's products.
+        absorbed = attention.qk_nope_head_dim + 2 * attention.kv_lora_rank + attention.v_head_dim
+        own = BF16_BYTES * (heads * absorbed + indexer_output_width(attention.indexer))
+        gathered = indexer_input_bytes(attention, shard.hidden, tokens)
+        ends = ends + tokens * own + np.where(shard.sequence_tp > 1, gathered, 0.0)
+        out = heads * (element * qk_dim + BF16_BYTES * attention.v_head_dim)
+        return ends + tokens * (inner / shard.sequence_tp + out)
     up = element * heads * (qk_dim + attention.qk_nope_head_dim + attention.v_head_dim)
     out = BF16_BYTES * heads * attention.v_head_dim
     return ends + tokens * (inner / shard.sequence_tp + up + out)

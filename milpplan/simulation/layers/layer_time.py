@@ -8,7 +8,8 @@ micro-batch that a GPU works on. Operators follow Megatron-LM's layer.
 
 Sources: Shoeybi et al. 2019 section 3 for tensor parallelism; Korthikanti et al. 2022 section 4 for sequence
 parallelism; Liu et al. 2023, Ring Attention, for context parallelism; Shazeer et al. 2017 and Megatron-LM
-core/transformer/moe for experts; DeepSeek-V2 section 2.1 for latent attention.
+core/transformer/moe for experts; DeepSeek-V2 section 2.1 for latent attention; for an indexer, see
+``milpplan.simulation.layers.sparse_attention``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from milpplan.problem import (
     TP_OVERLAPS,
     DenseMlp,
     GroupedQueryAttention,
+    Indexer,
     LatentAttention,
     LayerRun,
     MixtureOfExperts,
@@ -33,6 +35,12 @@ from milpplan.simulation import BoolArray, FloatArray, LayoutColumns
 from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.cost_models import replaced_seconds
 from milpplan.simulation.layers.kernels import Mask, Numbers, average_keys
+from milpplan.simulation.layers.sparse_attention import (
+    gathered_key_width,
+    indexer_input_bytes,
+    selected_keys,
+    sparse_core_s,
+)
 from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Tally
 from milpplan.simulation.network import call_s, collectives, placement
 from milpplan.simulation.network.domains import neighbours_share
@@ -230,6 +238,9 @@ def flash_core_s(
     gpu, rate = shard.problem.hardware.accelerator, shard.problem.hardware.software.attention_efficiency
     heads, sizes, window = core_shape(attention, shard.tp)
     chunk = np.asarray(sequence_length) / shard.columns.cp
+    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+        assert mask == "causal"
+        return sparse_core_s(gpu, rate, attention, heads, (sequence_length, chunk), tokens, num_kernels)
     tiles = (num_kernels, np.minimum(chunk, np.asarray(sequence_length) if window is None else window))
     chunked = isinstance(attention, GroupedQueryAttention) and attention.chunked
     keys = average_keys(sequence_length, window, mask, chunked)
@@ -308,7 +319,8 @@ def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
 def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) -> None:
     """Add the down and up projections, rotary positions and attention of a latent attention.
 
-    With flash attention, selective recomputation replays the up projections.
+    With flash attention, selective recomputation replays the up projections, with an indexer those of queries and
+    keys.
     """
     tokens, heads = shard.tokens, attention.num_attention_heads / shard.tp
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
@@ -321,21 +333,71 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
         q_down = shard.gemm(local, attention.q_lora_rank, shard.hidden)
         q_up = shard.gemm(tokens, heads * qk_dim, attention.q_lora_rank)
     kv_down = shard.gemm(local, attention.kv_lora_rank + attention.qk_rope_head_dim, shard.hidden)
-    kv_width = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-    kv_up = shard.gemm(tokens, kv_width, attention.kv_lora_rank)
     out = shard.gemm(tokens, shard.hidden, heads * attention.v_head_dim)
-    rope = shard.memory_bound(2 * BF16_BYTES * tokens * heads * qk_dim * 2)
+    sparse = attention.indexer is not None
+    rotated = attention.kv_lora_rank + attention.qk_rope_head_dim if sparse else 2 * qk_dim
+    rope = shard.memory_bound(2 * BF16_BYTES * tokens * heads * rotated)
     tally.compute(
         q_down.forward + kv_down.forward + out.forward + rope,
         q_down.dgrad + q_down.wgrad + kv_down.dgrad + kv_down.wgrad + out.dgrad + out.wgrad + rope,
         q_down.wgrad + kv_down.wgrad + out.wgrad,
     )
+    if attention.indexer is not None:
+        _linear_pair(shard, tally, (q_up,), out)
+        tally.compute(q_up.forward, q_up.dgrad + q_up.wgrad, q_up.wgrad, selective=True)
+        _sparse_attention(shard, attention, attention.indexer, tally)
+        return
+    kv_width = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+    kv_up = shard.gemm(tokens, kv_width, attention.kv_lora_rank)
     flash = shard.problem.job.attention_kernel == "flash"
     up_backward = q_up.dgrad + q_up.wgrad + kv_up.dgrad + kv_up.wgrad
     tally.compute(q_up.forward + kv_up.forward, up_backward, q_up.wgrad + kv_up.wgrad, selective=flash)
     _linear_pair(shard, tally, (q_up, kv_up), out)
     ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
     _core_attention(shard, tally, attention, ring_bytes)
+
+
+def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer, tally: Tally) -> None:
+    """Add the absorbed up projections, the indexer and the attention to the keys that it selects.
+
+    Every tensor-parallel rank runs the whole indexer, whose inputs need no gradient. Exposed are the gathers of
+    the indexer's inputs (sequence parallelism) and of all keys (context parallelism), the reductions of the keys'
+    gradients, and the sum of the loss's target over the heads of all ranks. The mean of the indexer's gradients
+    over tensor-parallel ranks, once a step, is left out: a lower bound.
+
+    Source: see ``milpplan.simulation.layers.sparse_attention``.
+    """
+    problem, tokens, hidden = shard.problem, shard.tokens, shard.hidden
+    hardware, gpu, columns = problem.hardware, problem.hardware.accelerator, shard.columns
+    heads, rank = attention.num_attention_heads / shard.tp, attention.kv_lora_rank
+    for width, inner, selective in ((rank, attention.qk_nope_head_dim, True), (attention.v_head_dim, rank, False)):
+        forward = kernels.batched_gemm_s(gpu, "bf16", tokens, width, inner, heads)
+        dgrad = kernels.batched_gemm_s(gpu, "bf16", tokens, inner, width, heads)
+        sums = shard.grad_bytes, shard.fused_sums
+        wgrad = kernels.weight_gradient_s(gpu, "bf16", width, inner, tokens, heads, *sums)
+        tally.compute(forward, dgrad + wgrad, wgrad, selective=selective)
+    size, count = float(indexer.index_head_dim), float(indexer.index_n_heads)
+    products = [
+        shard.gemm(tokens, width, inner)
+        for width, inner in ((count * size, attention.q_lora_rank or 0), (size, hidden), (count, hidden))
+    ]
+    # Rotary positions, and the Hadamard rotation of queries and keys.
+    passes = shard.memory_bound(4 * BF16_BYTES * tokens * (count + 1) * size)
+    weight = np.sum([product.wgrad for product in products], axis=0)
+    tally.compute(np.sum([product.forward for product in products], axis=0) + passes, weight + passes, weight)
+    length = problem.job.sequence_length
+    tally.compute(*(shard.core or flash_core_s(shard, attention, length, tokens, 1)))
+    tensor, context = placement.tensor(columns), placement.context(columns)
+    inputs = collectives.all_gather_s(hardware, indexer_input_bytes(attention, hidden, tokens), *tensor)
+    target = collectives.all_reduce_s(hardware, FP32_BYTES * tokens * selected_keys(indexer, length), *tensor)
+    keys = BF16_BYTES * tokens * columns.cp * gathered_key_width(attention)
+    sp = columns.sequence_parallel
+    tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, inputs, 0.0))
+    tally.exposed(Part.TP, Phase.BACKWARD, target)
+    tally.exposed(Part.CP, Phase.FORWARD, collectives.all_gather_s(hardware, keys, *context))
+    tally.exposed(Part.CP, Phase.BACKWARD, collectives.reduce_scatter_s(hardware, keys, *context))
+    tally.calls(np.where(sp, 2, 0), 1, call_s(hardware, *tensor))
+    tally.calls(2, 2, call_s(hardware, *context))
 
 
 def _core_attention(shard: Shard, tally: Tally, attention: Attention, ring_bytes: FloatArray) -> None:

@@ -30,6 +30,7 @@ from milpplan.problem import (
     Problem,
 )
 from milpplan.simulation.layers.kernels import average_keys
+from milpplan.simulation.layers.sparse_attention import indexer_matrix_parameters
 
 IntOrArray = int | NDArray[np.integer[Any]]
 
@@ -89,7 +90,8 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> LayerParameter
 
     Replicated ``h*rq + rq + h*(rkv + rope) + rkv``; divided ``rq*a*(nope + rope) + rkv*a*(nope + v) + a*v*h``
     (without a query rank rq the query is ``h*a*(nope + rope)``, divided). Source: transformers 5.23.0,
-    ``DeepseekV3Attention``; DeepSeek-V2 (arXiv 2405.04434) section 2.1.
+    ``DeepseekV3Attention``; DeepSeek-V2 (arXiv 2405.04434) section 2.1. An indexer is replicated: its products,
+    and weight and bias of the norm of its keys (``DeepseekV32Indexer``; Megatron-LM's ``DSAIndexer``).
     """
     heads = attention.num_attention_heads
     query_width = heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
@@ -97,6 +99,8 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> LayerParameter
     divided = kv_rank * heads * (attention.qk_nope_head_dim + attention.v_head_dim)
     divided += heads * attention.v_head_dim * hidden
     copied = hidden * (kv_rank + attention.qk_rope_head_dim) + kv_rank
+    if attention.indexer is not None:
+        copied += indexer_matrix_parameters(hidden, attention) + 2 * attention.indexer.index_head_dim
     if attention.q_lora_rank is None:
         return LayerParameters(tensor_parallel=divided + hidden * query_width, replicated=copied)
     return LayerParameters(
@@ -213,6 +217,9 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     6 * (active parameters without look-ups: positions, and an untied embedding) + 6 * keys * (qk + v width) per
     layer, with the mean number of keys under the causal mask (half of Megatron's older count, which uses s).
     Recomputation does not count. Source: Chowdhery et al. 2022 (PaLM), appendix B, with the causal half.
+
+    An indexer has no gradient of its inputs, scores all keys forward and has gradients of the selected keys alone;
+    the attention to these keys is that of latent keys and values (``sparse_attention``).
     """
     matmul = active_parameters(model) - position_parameters(model)
     if not model.tie_word_embeddings:
@@ -224,6 +231,12 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
             dims = run.attention
             width = heads * (dims.qk_nope_head_dim + dims.qk_rope_head_dim + dims.v_head_dim)
             keys = float(average_keys(sequence_length, None))
+            if (indexer := dims.indexer) is not None:
+                scores = indexer.index_n_heads * indexer.index_head_dim
+                indexed = 2 * keys * scores - 2 * indexer_matrix_parameters(model.hidden_size, dims)
+                width = heads * (2 * dims.kv_lora_rank + dims.qk_rope_head_dim)
+                keys = float(average_keys(sequence_length, indexer.index_topk))
+                attention += run.count * (indexed + 4 * keys * scores)
         else:
             width = 2 * heads * run.attention.head_dim
             dense = run.attention

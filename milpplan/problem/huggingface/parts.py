@@ -1,0 +1,144 @@
+"""Parts of a ``ModelSpec`` from the fields of a Hugging Face config, which the builders of families share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, Literal
+
+from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
+from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, POSITIONS, Fields
+from milpplan.problem.model import Attention, Mlp
+
+QkNorm = Literal["none", "unweighted", "per_head", "full_width"]
+
+DEFAULT_SEQUENCE_LENGTH = 4096
+"""Default number of tokens of a sequence; the model's context if that is shorter."""
+
+
+def attention_of(
+    fields: Fields,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: QkNorm = "none",
+    sinks: bool = False,
+    num_key_value_heads: int | None = None,
+    head_dim: int | None = None,
+) -> GroupedQueryAttention:
+    """Build grouped-query attention; ``num_key_value_heads`` and ``head_dim`` are given only where a family fixes
+    them."""
+    return GroupedQueryAttention(
+        num_attention_heads=fields.integer(HEADS),
+        num_key_value_heads=num_key_value_heads or fields.num_key_value_heads,
+        head_dim=head_dim or fields.head_dim,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        qk_norm=qk_norm,
+        sinks=sinks,
+    )
+
+
+def plain_attention(fields: Fields, qkv_bias: bool = False, output_bias: bool = False) -> GroupedQueryAttention:
+    """Build multi-head attention of classes that read neither ``num_key_value_heads`` nor ``head_dim``."""
+    heads, width = fields.integer(HEADS), fields.divided_head_dim
+    return attention_of(fields, qkv_bias, output_bias, num_key_value_heads=heads, head_dim=width)
+
+
+def dense_mlp(
+    fields: Fields,
+    gated: bool = True,
+    bias: bool = False,
+    key: str = "intermediate_size",
+    default: int | None = None,
+) -> DenseMlp:
+    """Build a dense feed-forward block; ``default`` is its width where the class derives one."""
+    return DenseMlp(intermediate_size=fields.integer(key, default=default), gated=gated, bias=bias)
+
+
+def experts_of(fields: Fields, number_key: str, size_key: str, **more: Any) -> MixtureOfExperts:
+    """Build routed experts of the width under ``size_key``; ``more`` are fields that the family fixes."""
+    return MixtureOfExperts(
+        num_experts=fields.integer(number_key),
+        num_experts_per_tok=fields.integer("num_experts_per_tok"),
+        intermediate_size=fields.integer(size_key),
+        **more,
+    )
+
+
+def windowed(
+    fields: Fields, attention: GroupedQueryAttention, slides: list[bool] | None = None
+) -> list[GroupedQueryAttention]:
+    """Repeat ``attention`` for every layer, with ``sliding_window`` where it slides (by default everywhere)."""
+    slides = [True] * fields.num_layers if slides is None else slides
+    if not any(slides):
+        fields.unused("sliding_window")
+        return [attention] * len(slides)
+    sliding = attention.model_copy(update={"sliding_window": fields.window()})
+    return [sliding if slide else attention for slide in slides]
+
+
+def runs(attentions: Iterable[Attention], mlps: Iterable[Mlp], num_norms: int = 2) -> tuple[LayerRun, ...]:
+    """Collect consecutive identical layers in runs."""
+    return tuple(
+        LayerRun(count=len(list(same)), attention=attention, mlp=mlp, num_norms=num_norms)
+        for (attention, mlp), same in groupby(zip(attentions, mlps, strict=True))
+    )
+
+
+def model_of(
+    fields: Fields,
+    name: str,
+    layers: tuple[LayerRun, ...],
+    max_position_embeddings: int | None = None,
+    **more: Any,
+) -> ModelSpec:
+    """Build the parts that all families share; ``more`` are fields of ``ModelSpec`` that the family fixes."""
+    positions = max_position_embeddings or fields.integer(POSITIONS)
+    if "dropout" not in more and fields.drops("attention_dropout"):
+        more["attention_dropout"] = True
+    return ModelSpec(
+        name=name,
+        hidden_size=fields.integer(HIDDEN),
+        vocab_size=fields.integer("vocab_size"),
+        max_position_embeddings=positions,
+        layers=layers,
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        default_sequence_length=min(positions, DEFAULT_SEQUENCE_LENGTH),
+        **more,
+    )
+
+
+def masks(fields: Fields, residual: str, embedding: str | None, attention: str) -> dict[str, bool]:
+    """Return the fields of ``ModelSpec`` about dropout masks.
+
+    The arguments are the keys of the three probabilities; without a key, the embedding has no mask.
+    """
+    dropped = fields.drops(residual)
+    parts = {
+        "embedding_dropout": embedding is not None and fields.drops(embedding),
+        "attention_dropout": fields.drops(attention),
+    }
+    return {"dropout": dropped, **{name: value for name, value in parts.items() if value != dropped}}
+
+
+def uniform(
+    fields: Fields, name: str, attention: Attention, mlp: Mlp, num_norms: int = 2, **more: Any
+) -> ModelSpec:
+    """Build a model whose layers are all equal."""
+    run = LayerRun(count=fields.num_layers, attention=attention, mlp=mlp, num_norms=num_norms)
+    return model_of(fields, name, (run,), **more)
+
+
+def biased_attention(fields: Fields, qk_norm: QkNorm = "none") -> GroupedQueryAttention:
+    """Build attention whose four projections have a bias if ``attention_bias`` is true."""
+    bias = fields.flag("attention_bias")
+    return attention_of(fields, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm)
+
+
+def expert_mlps(fields: Fields, experts: MixtureOfExperts, is_expert: list[bool]) -> list[Mlp]:
+    """Build runs of layers with ``experts`` where a flag is true, and with a dense block elsewhere."""
+    if all(is_expert):
+        fields.unused("intermediate_size")
+        return [experts] * len(is_expert)
+    dense = dense_mlp(fields)
+    return [experts if flag else dense for flag in is_expert]
