@@ -7,6 +7,7 @@ Field names follow Hugging Face ``config.json``. The formulas stand elsewhere: p
 from __future__ import annotations
 
 from functools import lru_cache
+from math import gcd
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -151,6 +152,14 @@ class ModelSpec(Record):
     def has_experts(self) -> bool:
         """True if some layers have routed experts."""
         return any(run.mlp.type == "moe" for run in self.layers)
+
+    @property
+    def common_heads(self) -> int:
+        """Greatest common divisor of the heads of queries, and of keys and values, of all layers."""
+        return gcd(
+            *(kind.attention.num_attention_heads for kind in self.kinds),
+            *(kind.attention.num_key_value_heads for kind in self.kinds if kind.attention.type == "gqa"),
+        )
 
     @property
     def kinds(self) -> tuple[LayerRun, ...]:

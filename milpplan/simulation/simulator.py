@@ -257,7 +257,16 @@ def _check_forwards(problem: Problem, plan: Plan) -> None:
 def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
     """List the rules on degrees and on the hardware: whole tokens on every rank, a host memory to offload to."""
     length = problem.job.sequence_length
-    rules = [(length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length")]
+    heads, ulysses = problem.model.common_heads, layout.ulysses
+    rules = [
+        (length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length"),
+        (layout.cp % ulysses == 0, f"ulysses={ulysses} with cp={layout.cp}", "ulysses divides cp"),
+        (
+            ulysses == 1 or heads % (layout.tp * ulysses) == 0,
+            f"tp x ulysses = {layout.tp * ulysses}",
+            f"with ulysses, tp x ulysses divides the heads of queries, keys and values (all multiples of {heads})",
+        ),
+    ]
     rules += [
         (
             hardware.host_memory is not None or not layout.offloads,

@@ -93,7 +93,7 @@ def test_every_assumption_is_told(changes: dict[str, Any], word: str) -> None:
         ({"kind": "lora"}, "lora"),
         ({"flags": ["heterogeneous_stages"]}, "stages differ"),
         ({"flags": ["layout_unknown"]}, "layout"),
-        ({"parallel__extra": {"cp_comm_type": "a2a"}}, "Ulysses"),
+        ({"parallel__extra": {"cp_comm_type": "a2a+p2p"}}, "group sizes"),
         ({"measured": {"status": "error"}}, "error"),
         ({"parallel__tp": 16, "parallel__pp": 1, "model__heads": 24}, "heads"),
     ],
