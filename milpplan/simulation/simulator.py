@@ -260,11 +260,10 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
     heads, ulysses = problem.model.common_heads, layout.ulysses
     rules = [
         (length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length"),
-        (layout.cp % ulysses == 0, f"ulysses={ulysses} with cp={layout.cp}", "ulysses divides cp"),
         (
-            ulysses == 1 or heads % (layout.tp * ulysses) == 0,
-            f"tp x ulysses = {layout.tp * ulysses}",
-            f"with ulysses, tp x ulysses divides the heads of queries, keys and values (all multiples of {heads})",
+            ulysses == 1 or (layout.cp % ulysses == 0 and heads % (layout.tp * ulysses) == 0),
+            f"ulysses={ulysses} with cp={layout.cp} and tp={layout.tp}",
+            f"ulysses divides cp, and tp x ulysses the heads of queries, keys and values (multiples of {heads})",
         ),
     ]
     rules += [

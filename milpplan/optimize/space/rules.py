@@ -165,9 +165,9 @@ EXECUTION_RULES: dict[str, Rule] = {
     "scatter_gather_needs_whole_activations": lambda p, c: (
         (c["pp_scatter_gather"] == 0) | ((c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0))
     ),
-    "ulysses_divides_cp": lambda p, c: c["cp"] % c["ulysses"] == 0,
-    "heads_divisible_by_tp_ulysses": lambda p, c: (
-        (c["ulysses"] == 1) | (p.model.common_heads % (c["tp"] * c["ulysses"]) == 0)
+    "ulysses_divides_cp_and_heads": lambda p, c: (
+        (c["ulysses"] == 1)
+        | ((c["cp"] % c["ulysses"] == 0) & (p.model.common_heads % (c["tp"] * c["ulysses"]) == 0))
     ),
     "ulysses_needs_flash_attention": lambda p, c: (c["ulysses"] == 1) | (p.job.attention_kernel == "flash"),
     "windows_need_one_exchange": _windows_exchange,

@@ -308,8 +308,9 @@ def narrowings(space: Space) -> list[str]:
         if name in NOT_LISTS:
             continue
         value = getattr(space, name)
-        if name == "rank_order" and set(value) == set(RANK_ORDERS):
-            narrowed.append("any rank_order")
+        is_free = value is None and getattr(default, name) is not None
+        if is_free or (name == "rank_order" and set(value) == set(RANK_ORDERS)):
+            narrowed.append(f"any {name}")
         elif value is not None and value != getattr(default, name):
             narrowed.append(f"{name} {', '.join(str(item) for item in value)}")
     return narrowed
